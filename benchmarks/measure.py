@@ -1,0 +1,78 @@
+"""Fair timing on a busy machine: CPU seconds of one thread, sides interleaved, medians with their intervals."""
+
+from __future__ import annotations
+
+import gc
+import math
+import platform
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from statistics import median
+
+import torch
+
+
+def interleaved(sides: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
+    """CPU seconds of each side, `pairs` times, in the order A B C C B A ..., after one run of each that does not count."""
+    names = list(sides)
+    for run in sides.values():
+        run()
+    seconds: dict[str, list[float]] = {name: [] for name in names}
+    for k in range(pairs):
+        for name in names if k % 2 == 0 else reversed(names):
+            gc.collect()
+            start = time.process_time()
+            sides[name]()
+            seconds[name].append(time.process_time() - start)
+    return seconds
+
+
+def interval(values: Sequence[float]) -> tuple[float, float]:
+    """The narrowest order-statistic interval that holds the median with 95 % or more; all of it for 5 values or fewer."""
+    n = len(values)
+    ordered = sorted(values)
+    drop, tail = 0, 0.5**n  # chance that the median lies below the lowest value
+    while 2 * (tail + math.comb(n, drop + 1) * 0.5**n) <= 0.05:
+        drop += 1
+        tail += math.comb(n, drop) * 0.5**n
+    return ordered[drop], ordered[n - 1 - drop]
+
+
+def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
+    """Median of the paired ratios, and its interval."""
+    ratios = [a / b for a, b in zip(ours, theirs, strict=True)]
+    return median(ratios), *interval(ratios)
+
+
+def resident_mib() -> float:
+    """Memory of this process now (Linux)."""
+    return _status("VmRSS")
+
+
+class PeakMemory:
+    """Peak memory of this process since `reset`, beyond what it held then, in MiB (Linux)."""
+
+    def reset(self) -> None:
+        gc.collect()
+        Path("/proc/self/clear_refs").write_text("5")
+        self._before = _status("VmRSS")
+
+    def extra_mib(self) -> float:
+        return _status("VmHWM") - self._before
+
+
+def _status(field: str) -> float:
+    lines = Path("/proc/self/status").read_text().splitlines()
+    return next(int(line.split()[1]) for line in lines if line.startswith(f"{field}:")) / 1024
+
+
+def machine() -> str:
+    """CPU, threads in use, versions."""
+    cpu = platform.processor() or platform.machine()
+    info = Path("/proc/cpuinfo")
+    if info.exists():
+        lines = dict(line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines())
+        fields = {key.strip(): value.strip() for key, value in lines.items()}
+        cpu = f"{fields['model name']} (family {fields.get('cpu family')}, model {fields.get('model')})"
+    return f"{cpu}, {torch.get_num_threads()} thread, torch {torch.__version__}, Python {platform.python_version()}"

@@ -1,0 +1,84 @@
+"""What may watch or change a round: payload hooks (they may change what travels) and round observers.
+
+A callback keeps nothing that matters on itself. What must survive a round it declares as named tensors of the client
+or server state (`client_fields`, `server_fields`): those move between ranks, are saved and are resumed.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy as np
+    from torch import Tensor
+
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
+
+
+@dataclass
+class RelationView:
+    """The cohort's part of the relation cube, ready to be drawn: who heard whom in a round, layer by layer.
+
+    `rows[a, l, b]` is the weight of client `sources[b]`'s layer `layers[l]` in what client `receivers[a]` hears.
+    """
+
+    rows: np.ndarray
+    receivers: list[int]
+    layers: list[str]
+    sources: list[int]
+
+
+@dataclass
+class RoundRecord:
+    """One round, as every rank sees it after the exchange of results. Observers may add images."""
+
+    round: int
+    cohort: list[int]
+    metrics: dict[str, float]
+    """The row of `metrics.csv`, without `round`; a value not measured in this round is absent."""
+    clients: list[dict[str, float]]
+    """The rows of `clients.csv` in the order of client numbers, each with `client`."""
+    relation: RelationView
+    images: dict[str, np.ndarray] = field(default_factory=dict)
+    """Pictures by name, uint8 arrays of shape (height, width, 3); loggers pass them on. Rank 0 only."""
+
+
+class Callback:
+    """Base of everything that hangs on the round loop. Hooks run in the order in which callbacks are configured.
+
+    Payload hooks run on the client's home rank only; all other hooks run on every rank (`fed.is_main` is rank 0).
+    """
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Everything is set up (`fed.resumed_from` is the last finished round, 0 on a fresh start)."""
+
+    def client_fields(self, fed: Federation) -> dict[str, Tensor]:
+        """Tensors that every client keeps between rounds for this callback, with their first values."""
+        return {}
+
+    def server_fields(self, fed: Federation) -> dict[str, Tensor]:
+        """Small tensors that the server keeps between rounds, equal on every rank, with their first values."""
+        return {}
+
+    def on_round_start(self, fed: Federation, round: int, cohort: list[int]) -> None:
+        """The cohort is drawn; nothing has been sent."""
+
+    def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
+        """`payload` is about to reach `client`; it may be changed in place."""
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """`payload` is about to leave `client`; it may be changed in place."""
+
+    def on_client_end(self, fed: Federation, client: int) -> None:
+        """`client` has finished its turn in this round (home rank only)."""
+
+    def on_round_end(self, fed: Federation, record: RoundRecord) -> None:
+        """The round is complete and judged."""
+
+    def on_fit_end(self, fed: Federation, summary: dict[str, Any]) -> None:
+        """The last round is over; `summary` is what `summary.json` will hold, and may be added to."""
+
+    def on_close(self, fed: Federation) -> None:
+        """Runs last, whether the run ended well or not: let go of files and bars."""

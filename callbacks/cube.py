@@ -1,0 +1,204 @@
+"""The learned relation cube R[client, layer, client] of KAPC, and the small problem that each of its rows solves.
+
+For fixed models, row r of client i in one layer minimises
+
+    lam ||r W - w_i||^2 + (beta / 2) ||r - p||^2        (KAPC, Eq. 10, with prior p = 1/N)
+
+Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.centred` is C below.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.relations import Hearing, Relation
+from fl_lightning.errors import RunFailed
+from fl_lightning.mixing import Gram
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+
+
+def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float, places: Tensor) -> Tensor:
+    """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC, Eq. 12).
+
+    Args:
+        R: rows (L, m, n).
+        gram: of the n sources.
+        prior: p, (n,).
+        lam: weight of the pull.
+        beta: weight of the prior.
+        places: which source each of the m rows belongs to, (m,).
+
+    Returns:
+        Shape (L, m, n), float64.
+    """
+    own = torch.nn.functional.one_hot(places, R.shape[-1]).to(R.dtype)
+    D = R - own
+    excess = D.sum(-1, keepdim=True)  # 0 while rows sum to 1
+    shift = (D @ gram.offset[:, :, None]) + gram.mean_square[:, None, None] * excess
+    return 2 * lam * (D @ gram.centred + excess * gram.offset[:, None, :] + shift) + beta * (R - prior)
+
+
+def to_simplex(R: Tensor) -> Tensor:
+    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last dimension."""
+    u = R.sort(dim=-1, descending=True).values
+    k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
+    threshold = (u.cumsum(-1) - 1) / k
+    last = (u > threshold).sum(-1, keepdim=True) - 1
+    return (R - threshold.gather(-1, last)).clamp_min(0.0)
+
+
+def normalised(R: Tensor, projection: str) -> Tensor:
+    """Rows brought back after a step: `simplex`, `clamp` (negatives to 0, then divided), `divide` or `none`."""
+    if projection == "simplex":
+        return to_simplex(R)
+    if projection == "clamp":
+        R = R.clamp_min(0.0)
+    return R if projection == "none" else R / R.sum(-1, keepdim=True)
+
+
+def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
+    """The rows that solve min ||r W - w_i||^2 + rho ||r - p||^2 with sum r = 1 and r >= 0 exactly.
+
+    Without r >= 0 the answer is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative entries go on with
+    block principal pivoting over the set of free entries.
+
+    Args:
+        C: centred Gram matrices (L, n, n).
+        prior: p, (n,), summing to 1.
+        rho: beta / (2 lam) of each layer, (L,); 0 gives the identity, infinity the prior.
+        places: which rows are wanted, (m,).
+
+    Returns:
+        Rows (L, m, n), float64.
+    """
+    L, n = C.shape[0], C.shape[-1]
+    eye = torch.eye(n, dtype=C.dtype)
+    R = torch.empty(L, len(places), n, dtype=C.dtype)
+    for layer in range(L):
+        strength = float(rho[layer])
+        if strength == 0:
+            R[layer] = eye[places]
+        elif strength == float("inf"):
+            R[layer] = prior
+        else:
+            H = C[layer] + strength * eye
+            closed = eye - strength * torch.linalg.solve(H, (eye - prior).T).T  # (I - 1 p^T) H^-1, H symmetric
+            R[layer] = closed[places]
+            bad = (R[layer] < 0).any(-1)
+            if bad.any():
+                R[layer, bad] = _pivoted(H, C[layer][places[bad]] + strength * prior)
+    return R
+
+
+def _pivoted(H: Tensor, Q: Tensor) -> Tensor:
+    """Rows r that minimise r H r / 2 - r q over the simplex, for each row q of `Q` (k, n); H positive definite."""
+    k, n = Q.shape
+    scale = float(H.diagonal().max())
+    tolerance = 1e-11 * scale
+    free = torch.ones(k, n, dtype=torch.bool)
+    r = torch.zeros_like(Q)
+    for attempt in range(200):
+        pair = free[:, :, None] & free[:, None, :]
+        K = torch.zeros(k, n + 1, n + 1, dtype=H.dtype)
+        K[:, :n, :n] = torch.where(pair, H, torch.zeros_like(H)) + torch.diag_embed((~free).to(H.dtype) * scale)
+        K[:, :n, n] = K[:, n, :n] = free.to(H.dtype) * scale
+        right = torch.cat([torch.where(free, Q, torch.zeros_like(Q)), torch.full((k, 1), scale, dtype=H.dtype)], 1)
+        solution = torch.linalg.solve(K, right)
+        r, multiplier = solution[:, :n], solution[:, n:] * scale
+        slack = r @ H - Q + multiplier  # must be >= 0 where r = 0
+        leave, enter = free & (r < -1e-13), ~free & (slack < -tolerance)
+        if not (leave | enter).any():
+            break
+        change = leave | enter
+        if attempt >= 20:  # one index at a time cannot cycle
+            first = change.to(torch.int8).argmax(-1, keepdim=True)
+            change &= torch.zeros_like(change).scatter(1, first, True)
+        free = free ^ change
+        free |= (~free.any(-1, keepdim=True)) & (Q.max(-1, keepdim=True).values == Q)
+    r = r.clamp_min(0.0)
+    return r / r.sum(-1, keepdim=True)
+
+
+@dataclass
+class LearnedCube(Relation):
+    """KAPC's relation: a row per client and layer, stepped or solved each round on the cohort's last-known models.
+
+    With a cohort smaller than the federation the cohort's slice of a row is brought to sum 1, updated, and written back
+    scaled to the mass it had (`preserve`), or written back and the whole row divided by its sum (`literal`, the
+    journal's Alg. 5, which moves weight to oneself without any gradient).
+
+    Args: as in `fl_lightning.methods.kapc.KAPC`.
+    """
+
+    per_layer = True
+
+    lam: float
+    beta: float
+    eta_r: float
+    relation_steps: int
+    projection: Literal["simplex", "clamp", "divide", "none"]
+    solver: Literal["step", "exact"]
+    prior: Literal["uniform", "samples"]
+    rho_units: Literal["absolute", "spread"]
+    partial: Literal["preserve", "literal"]
+
+    def server_fields(self, fed: Federation) -> dict[str, Tensor]:
+        """`relation`: the cube (N, L, N), float64, all 1/N. (From the identity the stepped form would never move.)"""
+        n = fed.clients
+        return {"relation": torch.full((n, len(fed.layer_names), n), 1.0 / n, dtype=torch.float64)}
+
+    @property
+    def rho(self) -> float:
+        """beta / (2 lam): the prior's strength in the exact problem."""
+        return self.beta / (2 * self.lam) if self.lam > 0 else float("inf")
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """The updated rows of the cohort, (L, m, n); the cube in the server's fields is updated with them.
+
+        Raises:
+            RunFailed: the rows left the finite numbers (an unstable step without a projection).
+        """
+        cube = hearing.fields["relation"]
+        receivers, sources = torch.tensor(hearing.receivers), torch.tensor(hearing.sources)
+        part = cube[receivers][:, :, sources].transpose(0, 1)  # (L, m, n)
+        mass = part.sum(-1, keepdim=True)
+        n = len(sources)
+        prior = torch.full((n,), 1.0 / n, dtype=torch.float64)
+        if self.prior == "samples":
+            prior = hearing.samples / hearing.samples.sum()
+        R = torch.where(mass > 1e-12, part / mass.clamp_min(1e-12), prior)
+        gram = hearing.gram()
+        if self.solver == "exact":
+            rho = torch.full((hearing.layers,), self.rho, dtype=torch.float64)
+            if self.rho_units == "spread":  # in units of the layer's mean squared distance from the mean model
+                spread = gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
+                rho = torch.where(spread > 0, rho * spread, torch.full_like(rho, float("inf")))
+            R = exact(gram.centred, prior, rho, hearing.places)
+        else:
+            for _ in range(self.relation_steps):
+                step = gradient(R, gram, prior, self.lam, self.beta, hearing.places)
+                R = normalised(R - self.eta_r * step, self.projection)
+        if not R.isfinite().all():
+            raise RunFailed(
+                f"the relation left the finite numbers: a step of eta_r = {self.eta_r} with projection = "
+                f"{self.projection!r} is unstable; use projection simplex, or a smaller eta_r"
+            )
+        self._write_back(cube, R, mass, receivers, sources)
+        return R
+
+    def _write_back(self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor) -> None:
+        rows = cube[receivers]
+        if self.partial == "literal":
+            rows[:, :, sources] = R.transpose(0, 1)
+            rows /= rows.sum(-1, keepdim=True)
+        else:
+            fair = len(sources) / cube.shape[0]  # for a slice whose weight had gone to 0
+            rows = torch.where(mass.transpose(0, 1) > 1e-12, rows, rows * (1 - fair))
+            rows[:, :, sources] = (R * torch.where(mass > 1e-12, mass, fair)).transpose(0, 1)
+        cube[receivers] = rows

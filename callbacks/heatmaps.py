@@ -1,0 +1,79 @@
+"""Pictures of the relation cube: how each client weighs the others' layers, and who hears whom."""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from fl_lightning.callbacks.base import Callback, RelationView, RoundRecord
+from fl_lightning.config import check
+from fl_lightning.drawing import heatmap, save_png
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+
+
+class Heatmaps(Callback):
+    """Draw layers × clients for chosen receivers (as figure 2 of KAPC does), and receivers × sources over all layers.
+
+    Colours run from 0 to the greatest weight, or to 1.5 times the greatest weight given to *another* client where that
+    is less: a client's own weight is often so much greater that, with it on the scale, the rest would be one colour.
+    """
+
+    def __init__(self, every: int = 1, clients: list[int] | None = None, png: bool = True) -> None:
+        """`every`: rounds between pictures (the last round always has them). `clients`: whose rows to draw; None: 0, 1
+        and 2 where they take part, else the first three of the cohort. `png`: also write `figures/` in the run folder.
+        """
+        check("callbacks.heatmaps.every", every, every >= 1, "it must be at least 1")
+        self.every, self.clients, self.png = every, clients, png
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` for a client that does not exist."""
+        for client in self.clients or []:
+            known = 0 <= client < fed.clients
+            check("callbacks.heatmaps.clients", client, known, f"clients are numbered 0 to {fed.clients - 1}")
+
+    def on_round_end(self, fed: Federation, record: RoundRecord) -> None:
+        """Add the pictures to `record.images`, and write them."""
+        due = record.round % self.every == 0 or record.round == fed.rounds
+        if not fed.is_main or not due or record.relation.rows.size == 0:
+            return
+        pictures = {
+            f"client-{client:03d}": draw_client(record.relation, client, record.round)
+            for client in self._chosen(record.relation.receivers)
+        }
+        pictures["overview"] = draw_overview(record.relation, record.round)
+        for name, picture in pictures.items():
+            record.images[f"relation/{name}"] = picture
+            if self.png:
+                save_png(picture, fed.folder / "figures" / f"round-{record.round:04d}-{name}.png")
+
+    def _chosen(self, receivers: list[int]) -> list[int]:
+        if self.clients is not None:
+            return [client for client in self.clients if client in receivers]
+        return [0, 1, 2] if {0, 1, 2} <= set(receivers) else receivers[:3]
+
+
+def draw_client(view: RelationView, client: int, round: int) -> np.ndarray:
+    """Layers × sources: what `client` hears, layer by layer; uint8 (height, width, 3)."""
+    values = view.rows[view.receivers.index(client)]
+    own = np.broadcast_to(np.array(view.sources) == client, values.shape)
+    title = f"Round {round}: how much client {client} hears of each client's layers"
+    return heatmap(values, view.layers, view.sources, title, "source client", "layer", high=_top(values, own))
+
+
+def draw_overview(view: RelationView, round: int) -> np.ndarray:
+    """Receivers × sources, mean over the layers; uint8 (height, width, 3)."""
+    values = view.rows.mean(axis=1)
+    own = np.array(view.receivers)[:, None] == np.array(view.sources)
+    layers = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
+    title = f"Round {round}: who hears whom ({layers})"
+    labels = ("source client", "receiving client")
+    return heatmap(values, view.receivers, view.sources, title, *labels, high=_top(values, own))
+
+
+def _top(values: np.ndarray, own: np.ndarray) -> float | None:
+    """Where the colours end; None: at the greatest value."""
+    others = values[~own & np.isfinite(values)].max(initial=0.0)
+    return float(1.5 * others) if 0 < 1.5 * others < values.max() else None

@@ -1,0 +1,157 @@
+"""What a person at the terminal sees: a bar while the rounds go by, a table and the way to everything at the end."""
+
+from __future__ import annotations
+
+import math
+from typing import TYPE_CHECKING, Any
+
+from rich.console import Console
+from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
+from rich.progress import Progress as Bar
+from rich.table import Table
+
+from fl_lightning.callbacks.base import Callback, RoundRecord
+from fl_lightning.runfolder import Row, RunFolder, best
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+
+_MODELS = {
+    "before": "before local training",
+    "after": "after local training",
+    "global": "global model",
+    "finetuned": "after fine-tuning",
+}
+_MIB = 2**20
+
+
+class Progress(Callback):
+    """A progress bar (one line a round where there is no terminal), and a table at the end."""
+
+    def __init__(self) -> None:
+        self._rows: list[Row] = []
+        self._summary: dict[str, Any] | None = None
+        self._console = Console(stderr=True)
+        self._bar: Bar | None = None
+        self._task = TaskID(0)
+        self._share = self._turns = 0  # clients of this rank in the round, and how many of them are done
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Show the bar, with what a resumed run has reached so far."""
+        if not fed.is_main:
+            return
+        if fed.resumed_from:
+            self._rows = [row for row in RunFolder(fed.folder).read_metrics() if row["round"] <= fed.resumed_from]
+        if self._console.is_terminal:
+            note, left = TextColumn("{task.fields[note]}"), TimeRemainingColumn()
+            line = (TextColumn("{task.description}"), BarColumn(bar_width=None), note, left)
+            self._bar = Bar(*line, console=self._console, expand=True)
+            self._task = self._bar.add_task("", total=fed.rounds, completed=fed.resumed_from, note=_so_far(self._rows))
+            self._bar.start()
+
+    def on_round_start(self, fed: Federation, round: int, cohort: list[int]) -> None:
+        """Say which round it is."""
+        self._share, self._turns = math.ceil(len(cohort) / fed.world_size), 0
+        if self._bar is not None:
+            self._bar.update(self._task, description=f"round {round}/{fed.rounds}", completed=round - 1)
+
+    def on_client_end(self, fed: Federation, client: int) -> None:
+        """Move on within the round, as far as rank 0 can tell."""
+        self._turns += 1
+        if self._bar is not None:
+            self._bar.advance(self._task, 1 / self._share if self._turns <= self._share else 0)
+
+    def on_round_end(self, fed: Federation, record: RoundRecord) -> None:
+        """Show what the round brought."""
+        if not fed.is_main:
+            return
+        self._rows.append({"round": record.round, **record.metrics})
+        if self._bar is not None:
+            self._bar.update(self._task, completed=record.round, note=_so_far(self._rows))
+        else:
+            accuracy = _so_far(self._rows) if "mean_accuracy" in record.metrics else "not judged"
+            loss, seconds = record.metrics["train_loss"], record.metrics["seconds"]
+            line = f"round {record.round}/{fed.rounds}: {accuracy}, loss {loss:.4f}, {seconds:.1f} s"
+            self._print(self._console, line)
+
+    def on_fit_end(self, fed: Federation, summary: dict[str, Any]) -> None:
+        """Keep the summary, which others may still add to."""
+        self._summary = summary
+
+    def on_close(self, fed: Federation) -> None:
+        """Take the bar away; print the table if the run has ended well."""
+        if self._bar is not None:
+            self._bar.stop()
+            self._bar = None
+        if fed.is_main and self._summary is not None:
+            out = Console()
+            out.print(_table(fed, self._rows, self._summary))
+            for line in _closing_lines(fed, self._rows, self._summary):
+                self._print(out, line)
+
+    @staticmethod
+    def _print(console: Console, line: str) -> None:
+        """One line as it is: not wrapped, so that paths can be copied."""
+        console.print(line, soft_wrap=True, markup=False, highlight=False)
+
+
+def _table(fed: Federation, rows: list[Row], summary: dict[str, Any]) -> Table:
+    """Accuracies of each model that was judged, and how the clients differ."""
+    names = f"{type(fed.method).__name__}, {fed.clients} clients, {fed.rounds} rounds"
+    table = Table(title=f"{fed.folder.name}: {names}", title_justify="left", caption_justify="left")
+    table.add_column("accuracy, mean of the round's clients")
+    for column in ("best", "round", "last"):
+        table.add_column(column, justify="right")
+    for kind, label in _MODELS.items():
+        values = [row[f"accuracy_{kind}"] for row in rows if f"accuracy_{kind}" in row]
+        if values:
+            accuracy, round = best(rows, f"accuracy_{kind}")
+            judge = kind == fed.judge
+            cells = (label + " *" * judge, f"{accuracy:.4f}", str(round), f"{values[-1]:.4f}")
+            table.add_row(*cells, style="bold" if judge else None)
+    judged = {int(row["round"]): row for row in rows if "mean_accuracy" in row}
+    _, round = best(rows)
+    for name, label in (("worst_accuracy", "* worst 10 % of clients"), ("std_accuracy", "* spread over clients (std)")):
+        if judged:
+            cells = (label, f"{judged[round][name]:.4f}", str(round), f"{judged[max(judged)][name]:.4f}")
+            table.add_row(*cells)
+    if "final_mean_accuracy" in summary:
+        table.add_row("all clients at the end", "", "", f"{summary['final_mean_accuracy']:.4f}", end_section=True)
+    table.caption = "* the judge: what mean_accuracy stands for"
+    return table
+
+
+def _closing_lines(fed: Federation, rows: list[Row], summary: dict[str, Any]) -> list[str]:
+    """What travelled, how long it took, and where everything is."""
+    total = {name: sum(row.get(name, 0.0) for row in rows) for name in {key for row in rows for key in row}}
+    up, down = (
+        f"{total[f'{way}_bytes'] / _MIB:.1f} MiB {word} ({total[f'{way}_parameter_bytes'] / _MIB:.1f} parameters)"
+        for way, word in (("upload", "up"), ("download", "down"))
+    )
+    phases = ", ".join(
+        f"{phase} {total.get(f'seconds_{phase}', 0.0):.1f}" for phase in ("client", "server", "evaluation")
+    )
+    accuracy, round = best(rows)
+    lines = [
+        f"{up}, {down}",
+        f"{total['seconds']:.1f} s in rounds ({phases}), "
+        f"at most {max(row.get('memory_mib', 0.0) for row in rows):.0f} MiB of memory",
+        f"{type(fed.method).__name__}: best mean accuracy {accuracy:.4f} in round {round}; run folder: {fed.folder}",
+        "The best round is chosen on test data, so it is optimistic; the last round is not.",
+    ]
+    if (fed.folder / "figures").is_dir():
+        lines.append(f"figures: {fed.folder / 'figures'}")
+    if (fed.folder / "tensorboard").is_dir():
+        lines.append(f"TensorBoard: tensorboard --logdir {fed.folder / 'tensorboard'}")
+    if "wandb" in summary:
+        lines.append(f"W&B: {summary['wandb']}")
+    return lines
+
+
+def _so_far(rows: list[Row]) -> str:
+    """Mean accuracy of the last judged round, and the best so far; empty if there is none."""
+    judged = [row["mean_accuracy"] for row in rows if "mean_accuracy" in row]
+    if not judged:
+        return ""
+    accuracy, round = best(rows)
+    return f"mean accuracy {judged[-1]:.4f} (best {accuracy:.4f} in round {round})"

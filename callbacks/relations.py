@@ -1,0 +1,112 @@
+"""Relations: who hears whom. A method brings exactly one; the engine asks it for rows and mixes.
+
+`Alone`, `SampleCounts` and `Attention` are computed on demand; the learned cube is in `cube.py`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import BadInput
+from fl_lightning.mixing import Gram
+
+
+@dataclass
+class Hearing:
+    """What a relation may look at when the server composes what a round's receivers hear."""
+
+    receivers: list[int]
+    """Clients that will hear (m), among the sources."""
+    sources: list[int]
+    """Clients whose last-known models are mixed (n), ascending."""
+    samples: Tensor
+    """Training samples of each source, float64 (n,)."""
+    layers: int
+    """Layers the relation tells apart (1 where it does not)."""
+    clients: int
+    """Clients in the federation, N."""
+    fields: dict[str, Tensor]
+    """The server's named tensors: a relation that learns keeps its cube there."""
+    gram: Callable[[], Gram]
+    """Inner products of the sources' last-known layers, computed when asked for."""
+
+    @property
+    def places(self) -> Tensor:
+        """Where each receiver stands among the sources, int64 (m,)."""
+        where = {c: k for k, c in enumerate(self.sources)}
+        return torch.tensor([where[c] for c in self.receivers])
+
+
+class Relation(Callback):
+    """Base of all relations. Rows are non-negative and sum to 1."""
+
+    shared: ClassVar[bool] = False
+    """Everybody hears the same: one row, mixed when the round's uploads are in; it is the global model."""
+    per_layer: ClassVar[bool] = False
+    """Every layer has weights of its own."""
+    mixes: Literal["cohort", "known"] = "cohort"
+    """Whose last-known models are mixed: the cohort's, or those of all clients heard so far and the cohort's."""
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """Weights of shape (layers or 1, m, n), float64; with `shared`, m is 1."""
+        raise NotImplementedError
+
+
+class Alone(Relation):
+    """Everybody hears only themselves."""
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """The identity, (1, m, n)."""
+        return torch.eye(len(hearing.sources), dtype=torch.float64)[hearing.places][None]
+
+
+class SampleCounts(Relation):
+    """Everybody hears the mean of the cohort, weighted by training samples (McMahan et al., AISTATS 2017)."""
+
+    shared = True
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """n_j / sum n, (1, 1, n)."""
+        return (hearing.samples / hearing.samples.sum())[None, None]
+
+
+@dataclass
+class Attention(Relation):
+    """FedAMP's message passing: similar models attract (Huang et al., AAAI 2021, Eq. 4 with A(x) = 1 - exp(-x/sigma)).
+
+    For j other than i the weight is (alpha/sigma) exp(-||w_i - w_j||^2 / sigma); the rest is one's own.
+
+    Args:
+        alpha: step size of the message passing; with `sigma` None in units of sigma.
+        sigma: scale of squared distances; None: the mean squared distance between different sources in this round.
+        mixes: `known` as in the paper, where the server keeps everyone's model; or `cohort`.
+    """
+
+    alpha: float
+    sigma: float | None
+    mixes: Literal["cohort", "known"] = "known"
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """Attention weights, (1, m, n).
+
+        Raises:
+            BadInput: own weights would turn negative (alpha too large for so many sources).
+        """
+        n = len(hearing.sources)
+        step = self.alpha if self.sigma is None else self.alpha / self.sigma
+        if step * (n - 1) > 1:
+            allowed = f"with {n} models alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
+            raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")
+        distance = hearing.gram().total().distances[0]
+        pairs = max(n * (n - 1), 1)
+        sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma
+        weight = step * torch.exp(-distance / sigma) if sigma > 0 else torch.full_like(distance, step)
+        weight.fill_diagonal_(0.0)
+        weight += torch.diag(1 - weight.sum(1))
+        return weight[hearing.places][None]

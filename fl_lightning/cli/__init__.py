@@ -1,0 +1,80 @@
+"""The command line `fl-train`. Nothing here or below imports torch before the input is known to be good."""
+
+from __future__ import annotations
+
+import contextlib
+import signal
+import sys
+import traceback
+from collections.abc import Iterator, Sequence
+from types import FrameType
+
+from fl_lightning.errors import BadInput, RunFailed
+
+HELP = """usage: fl-train COMMAND [--key value ...]
+
+Personalised federated learning: who learned what from whom.
+
+  fit      train a federation            fl-train fit --config kapc_digits.yaml
+  test     judge a finished run again    fl-train test --run runs/kapc_digits-001
+  export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out model.safetensors
+  list     what can be chosen by name    fl-train list methods
+
+All keys of a command: fl-train COMMAND --help
+"""
+
+BUG = 70  # neither a named failure (1) nor bad input (2)
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
+    try:
+        with _terminable():
+            _dispatch(list(sys.argv[1:] if argv is None else argv))
+    except (BadInput, RunFailed) as error:
+        print("fl-train: error:", " ".join(str(error).split()), file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        return 130
+    except _Terminated:
+        return 143
+    except Exception:
+        traceback.print_exc()
+        return BUG
+    return 0
+
+
+def _dispatch(argv: list[str]) -> None:
+    if not argv or argv[0] in ("-h", "--help"):
+        print(HELP, end="")
+        return
+    from fl_lightning.catalogue import did_you_mean
+    from fl_lightning.cli import commands
+
+    known = {"fit": commands.fit, "test": commands.test, "export": commands.export, "list": commands.list_names}
+    name, *rest = argv
+    if name not in known:
+        raise BadInput("command", name, f"no such command{did_you_mean(name, known)}; commands: {', '.join(known)}")
+    known[name](rest)
+
+
+class _Terminated(BaseException):
+    """SIGTERM arrived."""
+
+
+@contextlib.contextmanager
+def _terminable() -> Iterator[None]:
+    """Let SIGTERM unwind the stack as Ctrl-C does, so that what must be closed is closed."""
+
+    def stop(signum: int, frame: FrameType | None) -> None:
+        raise _Terminated
+
+    try:
+        before = signal.signal(signal.SIGTERM, stop)
+    except ValueError:  # not the main thread: whoever started us handles signals
+        yield
+        return
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, before)

@@ -1,0 +1,157 @@
+"""What `fl-train fit`, `test`, `list` and `export` do. The engine is imported last: bad input is answered at once."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning import catalogue
+from fl_lightning.cli import folder as runs
+from fl_lightning.cli.parser import export_parser, fit_parser, keys, test_parser, typed
+from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
+from fl_lightning.cli.settings import Layer, Settings, read_config, read_flags
+from fl_lightning.errors import BadInput
+
+if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
+    from fl_lightning.config import Config
+
+
+def fit(argv: list[str]) -> None:
+    """Train, in a new run folder or (`--resume`) in the named one."""
+    parser = fit_parser()
+    if _asks_help(argv, parser):
+        return
+    layers = read_flags(argv, keys(parser))
+    start = start_of(layers)
+    first_config = _first_config(argv)
+    saved = _saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
+    # Resumed without a config, a run continues as it was, save for what the flags say.
+    config = plan([saved, *layers] if saved and not first_config else layers)
+    if not start.print_config:
+        runs.check_name(start)
+    config = complete(config)
+    if start.print_config:
+        print(to_yaml(config), end="")
+        return
+    if saved:
+        _check_resumed(saved, config, Path(start.out) / str(start.name))
+    method = config.method.class_path.rpartition(".")[2].lower()
+    folder = runs.make(start, Path(first_config).stem if first_config else method)
+    runs.write_config(folder, config)
+    from fl_lightning.run import fit as engine
+
+    engine(config, folder, start.resume)
+
+
+def test(argv: list[str]) -> None:
+    """Judge the models of a finished run again and print their scores."""
+    parser = test_parser()
+    if _asks_help(argv, parser):
+        return
+    folder, flags = _run_and_flags(argv, parser)
+    config = load(folder, flags)
+    from fl_lightning.run import test as engine
+
+    scores = engine(config, folder)
+    if runs.outer_rank() > 0:
+        return
+    for name, value in scores.items():
+        if not isinstance(value, list):  # one number for each client is no table to read
+            print(f"{name:28s} {value}")
+
+
+def export(argv: list[str]) -> None:
+    """Write one client's model as safetensors, and beside it (and on the screen) the lines that load it."""
+    parser = export_parser()
+    if _asks_help(argv, parser):
+        return
+    values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+    folder, out = Path(values.run), Path(values.out)
+    config = load(folder)
+    if not out.parent.is_dir():
+        raise BadInput("out", values.out, f"there is no folder {out.parent}")
+    from fl_lightning.run import export as engine
+
+    facts = engine(config, folder, values.client, out)
+    text = _snippet(config, folder, values.client, out, facts)
+    out.with_suffix(".py").write_text(text, encoding="utf-8")
+    print(text, end="")
+
+
+def list_names(argv: list[str]) -> None:
+    """Print what can be chosen by name, one line each."""
+    if argv and argv[0] in ("-h", "--help"):
+        print(f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]")
+        return
+    for word in argv:
+        if word not in catalogue.KINDS:
+            near = catalogue.did_you_mean(word, catalogue.KINDS)
+            raise BadInput("list", word, f"no such kind{near}; kinds: {', '.join(catalogue.KINDS)}")
+    for kind in argv or catalogue.KINDS:
+        if len(argv) != 1:
+            print(kind)
+        for entry in catalogue.table(kind).values():
+            print(f"{'' if len(argv) == 1 else '  '}{entry.name:20s} {entry.summary}")
+
+
+def load(folder: Path, flags: list[Layer] | None = None) -> Config:
+    """The resolved config of the run in `folder`, with `flags` over it."""
+    saved = _saved_layer(folder)
+    if saved is None:
+        raise BadInput("run", str(folder), f"there is no run: {runs.CONFIG} is missing")
+    return complete(plan([saved, *(flags or [])]))
+
+
+def _asks_help(argv: list[str], parser: ArgumentParser) -> bool:
+    asks = "-h" in argv or "--help" in argv
+    if asks:
+        parser.print_help()
+    return asks
+
+
+def _first_config(argv: list[str]) -> str | None:
+    """The first `--config` on the command line: it names the run."""
+    for i, word in enumerate(argv):
+        if word == "--config":
+            return argv[i + 1]
+        if word.startswith("--config="):
+            return word.partition("=")[2]
+    return None
+
+
+def _saved_layer(folder: Path) -> Layer | None:
+    file = folder / runs.CONFIG
+    return read_config(str(file), keys(fit_parser())) if file.is_file() else None
+
+
+def _check_resumed(saved: Layer, config: Config, folder: Path) -> None:
+    from fl_lightning.runfolder import RunFolder
+
+    rounds_done = max((int(row["round"]) for row in RunFolder(folder).read_metrics()), default=0)
+    runs.check_resumed(complete(plan([saved])), config, rounds_done)
+
+
+def _run_and_flags(argv: list[str], parser: ArgumentParser) -> tuple[Path, list[Layer]]:
+    """`--run`, and the layers of the other flags."""
+    layers = read_flags(argv, keys(parser))
+    values = typed(parser, Settings.merged(layers).plain)
+    return Path(values.run), [layer for layer in layers if "run" not in layer]
+
+
+def _snippet(config: Config, folder: Path, client: int, out: Path, facts: dict[str, Any]) -> str:
+    """Python that loads the exported model."""
+    component = config.models[0].component
+    module, _, name = component.class_path.rpartition(".")
+    entry = catalogue.lookup("models", component.class_path)
+    filled = {key: facts[key] for key in ("input_shape", "num_classes") if entry} | component.init_args
+    arguments = ", ".join(f"{key}={value!r}" for key, value in filled.items())
+    return (
+        f"# {facts['kind'].capitalize()} model of client {client} after round {facts['round']} of {folder}.\n"
+        "from safetensors.torch import load_file\n\n"
+        f"from {module} import {name}\n\n"
+        f"model = {name}({arguments})\n"
+        f'model.load_state_dict(load_file("{out.name}"))\n'
+        "model.eval()\n"
+    )

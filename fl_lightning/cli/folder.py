@@ -1,0 +1,109 @@
+"""The run folder OUT/NAME: which one, what may change when it is resumed, and its config.yaml."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from itertools import count
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.cli.resolve import Start, to_yaml
+from fl_lightning.config import Config
+from fl_lightning.errors import BadInput
+
+CONFIG = "config.yaml"
+
+# What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
+MAY_CHANGE = ("federation.rounds", "fabric", "loggers", "callbacks.progress", "callbacks.heatmaps", "data.root",
+              "data.download", "data.resident")  # fmt: skip
+
+
+def outer_rank() -> int:
+    """This process's rank if torchrun or SLURM started several; 0 if it was started by hand."""
+    if "TORCHELASTIC_RUN_ID" in os.environ:
+        return int(os.environ["RANK"])
+    interactive = os.environ.get("SLURM_JOB_NAME") in ("bash", "interactive")  # as Lightning sees it
+    return 0 if interactive else int(os.environ.get("SLURM_PROCID", 0))
+
+
+def check_name(start: Start) -> None:
+    """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that exists already."""
+    if start.name is None:
+        if start.resume:
+            raise BadInput("resume", True, "it needs --name: which run to continue")
+        return
+    if start.name in ("", ".", "..") or Path(start.name).name != start.name:
+        raise BadInput("name", start.name, "it must be the name of a folder, without slashes; its parent is --out")
+    if not start.resume and outer_rank() == 0 and (Path(start.out) / start.name).exists():
+        there = Path(start.out) / start.name
+        raise BadInput("name", start.name, f"{there} exists; continue it with --resume, or choose another name")
+
+
+def make(start: Start, stem: str) -> Path:
+    """Make the run folder (rank 0 only; other ranks learn from it which one it is) and return it."""
+    out = Path(start.out)
+    if outer_rank() > 0:
+        return out / (start.name or stem)
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        if start.name is None:
+            return _first_free(out, stem)
+        folder = out / start.name
+        folder.mkdir(exist_ok=start.resume)
+        return folder
+    except OSError as error:
+        raise BadInput("out", start.out, f"no run folder can be made in it: {error}") from None
+
+
+def write_config(folder: Path, config: Config) -> None:
+    """Write config.yaml, whole or not at all."""
+    if outer_rank() > 0:
+        return
+    aside = folder / f".{CONFIG}"
+    aside.write_text(to_yaml(config), encoding="utf-8")
+    os.replace(aside, folder / CONFIG)
+
+
+def check_resumed(saved: Config, new: Config, rounds_done: int) -> None:
+    """Raise `BadInput` for the first key of `new` that may not differ from `saved`."""
+    before, after = (dict(_flat(yaml.safe_load(to_yaml(config)))) for config in (saved, new))
+    for key in dict.fromkeys([*before, *after]):
+        free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
+        old, value = before.get(key), after.get(key)
+        if not free and old != value:
+            allowed = f"the run began with {old!r}; on resume only {', '.join(MAY_CHANGE)} may change"
+            raise BadInput(_spoken(key), value, allowed)
+    rounds = new.federation.rounds
+    if rounds < rounds_done:
+        raise BadInput("federation.rounds", rounds, f"the run has done {rounds_done} already")
+
+
+def _first_free(out: Path, stem: str) -> Path:
+    for number in count(1):
+        folder = out / f"{stem}-{number:03d}"
+        try:
+            folder.mkdir()
+        except FileExistsError:
+            continue
+        return folder
+    raise AssertionError("unreachable: there is always a free number")
+
+
+def _flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if not isinstance(values, dict) or not values:
+        yield key, values
+        return
+    for name, value in values.items():
+        yield from _flat(value, f"{key}.{name}" if key else name)
+
+
+def _spoken(key: str) -> str:
+    """The key as it is written on the command line."""
+    head, _, rest = key.partition(".")
+    if head in ("method", "model"):
+        rest = rest.removeprefix("init_args.")
+        return head if rest in ("name", "class_path") else f"{head}.{rest}"
+    return key

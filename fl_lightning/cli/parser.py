@@ -1,0 +1,162 @@
+"""The keys of each command: types, defaults, help (jsonargparse), and the check that turns an error into one line."""
+
+from __future__ import annotations
+
+import re
+import types
+from argparse import SUPPRESS, Action, ArgumentError
+from collections.abc import Iterable, Iterator, Mapping
+from functools import cache
+from typing import Any, Literal, Union, get_args, get_origin
+
+from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
+
+from fl_lightning import catalogue
+from fl_lightning.config import DataConfig, EvaluationConfig, FabricConfig, FederationConfig, OptimizerConfig
+from fl_lightning.errors import BadInput
+
+GROUPS: dict[str, type] = {
+    "federation": FederationConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "evaluation": EvaluationConfig,
+    "fabric": FabricConfig,
+}
+
+COMPONENTS = {
+    "method": "Method by name or import path; its arguments: --method.ARG VALUE.",
+    "model": "Model by name or import path; its arguments: --model.ARG VALUE. In YAML also a list of {name, count}.",
+    "callbacks": "Callbacks by name, with commas; arguments: --callbacks.NAME.ARG VALUE; --callbacks.NAME null: none.",
+    "loggers": "Loggers by name, with commas; arguments and null as for callbacks.",
+}
+
+set_parsing_settings(docstring_parse_attribute_docstrings=True)
+
+
+@cache
+def fit_parser() -> ArgumentParser:
+    """All keys of a run."""
+    parser = _parser("fit", "Train a federation. Later config files and flags win; names: fl-train list.")
+    add = parser.add_argument
+    add("--config", metavar="FILE", help="YAML file, or the name of a shipped config (repeatable).")
+    add("--print_config", type=bool, default=False, help="Print the resolved config, which can be fed back, and stop.")
+    add("--smoke", type=bool, default=False, help="One round, few clients, two batches; made-up data where none are.")
+    add("--seed", type=int, default=0, help="All randomness is a function of it.")
+    add("--out", type=str, default="runs", help="Parent of run folders.")
+    add("--name", type=str | None, default=None, help="Run folder (default: the config's name plus a counter).")
+    add("--resume", type=bool, default=False, help="Continue the run --name; on a first start, start it.")
+    for key, text in COMPONENTS.items():
+        add(f"--{key}", metavar="NAME", help=text)
+    _add_groups(parser, *GROUPS)
+    return parser
+
+
+def test_parser() -> ArgumentParser:
+    """`--run`, and what may differ when a finished run is judged again."""
+    parser = _parser("test", "Judge the models of a finished run again.")
+    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    fixed = DataConfig.__dataclass_fields__.keys() - {"root", "download", "resident"}
+    parser.add_class_arguments(DataConfig, "data", skip=set(fixed))
+    _add_groups(parser, "evaluation", "fabric")
+    return parser
+
+
+def export_parser() -> ArgumentParser:
+    """`--run`, `--client`, `--out`."""
+    parser = _parser("export", "Write a client's personalised model as safetensors, with a snippet that loads it.")
+    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    parser.add_argument("--client", type=int, required=True, metavar="I", help="The client's number, from 0.")
+    parser.add_argument("--out", type=str, required=True, metavar="FILE.safetensors", help="The file to write.")
+    return parser
+
+
+def keys(parser: ArgumentParser) -> dict[str, Action]:
+    """Every key that takes a value, with its parser action."""
+    return {action.dest: action for action in parser._actions if action.dest not in GROUPS and action.dest != "help"}
+
+
+def hint(action: Action) -> Any:
+    """The type that an action takes."""
+    return getattr(action, "_typehint", action.type)
+
+
+def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> Namespace:
+    """`values` (nested) checked and converted, with every default; `BadInput` names the key, after `prefix`."""
+    known = keys(parser)
+    given = dict(leaves(values, known, prefix))
+    for key, action in known.items():
+        if action.required and key not in given:
+            raise BadInput(prefix + key, None, "it must be given")
+    for key, value in given.items():
+        if value is None and not _takes_none(hint(known[key])):
+            raise BadInput(prefix + key, value, f"it must be {describe(hint(known[key]))}")
+    try:
+        return parser.parse_object(values)
+    except ArgumentError as error:
+        key = _key_in(str(error))
+        if key not in known:
+            raise BadInput(prefix.rstrip("."), values, str(error)) from None
+        raise BadInput(prefix + key, given.get(key), f"it must be {describe(hint(known[key]))}") from None
+
+
+def leaves(
+    values: dict[str, Any], known: dict[str, Action], prefix: str = "", path: str = ""
+) -> Iterator[tuple[str, Any]]:
+    """Dotted keys and values of a nested dict; `BadInput` for a key that does not exist."""
+    for name, value in values.items():
+        key = f"{path}{name}"
+        inside = [other for other in known if other.startswith(f"{key}.")]
+        if key in known:
+            yield key, value
+        elif inside and isinstance(value, dict):
+            yield from leaves(value, known, prefix, f"{key}.")
+        elif inside:
+            raise BadInput(prefix + key, value, f"it is a group of keys: {', '.join(inside)}")
+        else:
+            raise unknown(prefix + key, value, [prefix + other for other in known])
+
+
+def unknown(key: str, value: Any, known: list[str]) -> BadInput:
+    """The error for a key that does not exist; few keys are listed, many are left to `--help`."""
+    keys = (", ".join(known) or "none") if len(known) <= 20 else "see fl-train fit --help"
+    return BadInput(key, value, f"no such key{catalogue.did_you_mean(key, known)}; keys: {keys}")
+
+
+def describe(kind: Any) -> str:
+    """A type in words."""
+    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
+    if kind in plain:
+        return plain[kind]
+    if get_origin(kind) is Literal:
+        return "one of " + ", ".join(map(str, get_args(kind)))
+    if get_origin(kind) in (Union, types.UnionType):
+        return " or ".join(describe(part) for part in get_args(kind))
+    origin = get_origin(kind) or kind
+    if isinstance(origin, type) and issubclass(origin, Mapping):
+        return "a mapping"
+    if isinstance(origin, type) and issubclass(origin, Iterable):
+        return f"a list: [{', '.join(describe(part) for part in get_args(kind) if part is not ...)}, ...]"
+    return str(kind).replace("typing.", "")
+
+
+def _takes_none(kind: Any) -> bool:
+    return kind in (None, Any, types.NoneType) or types.NoneType in get_args(kind)
+
+
+def _key_in(message: str) -> str:
+    found = re.search(r'key "([^"]+)"', message)
+    return found.group(1) if found else ""
+
+
+def _parser(command: str, description: str) -> ArgumentParser:
+    name = f"fl-train {command}"
+    usage = f"{name} [--key value ...]"
+    return ArgumentParser(name, usage=usage, description=description, exit_on_error=False, allow_abbrev=False)
+
+
+def _add_groups(parser: ArgumentParser, *names: str) -> None:
+    for name in names:
+        parser.add_class_arguments(GROUPS[name], name)
+    for action in parser._actions:
+        if action.dest in GROUPS:
+            action.help = SUPPRESS  # jsonargparse's own way of reading a group from a file

@@ -1,0 +1,193 @@
+"""From settings to `Config` and back to YAML.
+
+`plan` imports nothing heavy and finds what is wrong with plain keys and names; `complete` imports the classes, checks
+their arguments and fills in their defaults.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import enum
+import importlib
+import inspect
+import os
+import sys
+from pathlib import PurePath
+from typing import Any
+
+import yaml
+from jsonargparse import ArgumentParser
+
+from fl_lightning import catalogue
+from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
+from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
+from fl_lightning.config import Component, Config, ModelConfig
+from fl_lightning.errors import BadInput
+
+# What each kind of component descends from, and the arguments that the engine gives it.
+BASES = {
+    "methods": ("fl_lightning.methods.base.Method", frozenset[str]()),
+    "models": ("torch.nn.Module", frozenset({"input_shape", "num_classes"})),
+    "callbacks": ("fl_lightning.callbacks.base.Callback", frozenset[str]()),
+    "loggers": ("fl_lightning.callbacks.base.Callback", frozenset[str]()),
+}
+
+
+@dataclasses.dataclass
+class Start:
+    """How a run is begun; no part of its config."""
+
+    out: str
+    name: str | None
+    resume: bool
+    print_config: bool
+
+
+def start_of(layers: list[Layer]) -> Start:
+    """How the run is to be begun, whatever its components."""
+    plain = ({key: value for key, value in layer.items() if key not in COMPONENTS} for layer in layers)
+    values = typed(fit_parser(), Settings.merged(plain).plain)
+    return Start(values.out, values.name, values.resume, values.print_config)
+
+
+def plan(layers: list[Layer]) -> Config:
+    """Check plain keys and names. The components' arguments are still as given."""
+    settings = Settings.merged(layers)
+    values = typed(fit_parser(), settings.plain)
+    config = Config(
+        method=settings.method,
+        models=settings.models,
+        seed=values.seed,
+        callbacks=_in_order({name: c for name, c in settings.callbacks.items() if c is not None}),
+        loggers={name: c for name, c in settings.loggers.items() if c is not None},
+        smoke=values.smoke,
+        **{name: group(**values[name].as_dict()) for name, group in GROUPS.items()},
+    )
+    config.data.source = catalogue.find("sources", "data.source", config.data.source).name
+    config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
+    config.validate()
+    if config.smoke:
+        _shrink(config)
+    return config
+
+
+def complete(config: Config) -> Config:
+    """Import every component's class, check its arguments, fill in its defaults."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)  # classes of the user's own, beside the config
+    one = len(config.models) == 1
+    models = [
+        ModelConfig(_completed("models", "model" if one else f"model[{i}]", model.component), model.count)
+        for i, model in enumerate(config.models)
+    ]
+    method = _completed("methods", "method", config.method)
+    _import("methods", "method", method.class_path)(**method.init_args)  # methods check their own values
+    callbacks = {name: _completed("callbacks", f"callbacks.{name}", c) for name, c in config.callbacks.items()}
+    loggers = {name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()}
+    return dataclasses.replace(config, method=method, models=models, callbacks=callbacks, loggers=loggers)
+
+
+def to_yaml(config: Config) -> str:
+    """`config` as YAML that gives the same config when it is read back."""
+    return yaml.dump(to_settings(config), Dumper=_Dumper, sort_keys=False, allow_unicode=True)
+
+
+def to_settings(config: Config) -> dict[str, Any]:
+    """`config` as the mapping that a config file holds, with short names for our own classes."""
+    models = [_named("models", m.component) | ({} if m.count is None else {"count": m.count}) for m in config.models]
+    absent = {name: None for name in DEFAULT_CALLBACKS if name not in config.callbacks}
+    return {
+        "seed": config.seed,
+        "smoke": config.smoke,
+        "method": _named("methods", config.method),
+        "model": models[0] if len(models) == 1 else models,
+        **{group: dataclasses.asdict(getattr(config, group)) for group in GROUPS},
+        "callbacks": {name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()} | absent,
+        "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
+    }
+
+
+def _in_order(callbacks: dict[str, Component]) -> dict[str, Component]:
+    """The default callbacks after all others: they draw, show and save what those have done."""
+    last = {name: callbacks[name] for name in DEFAULT_CALLBACKS if name in callbacks}
+    return {name: c for name, c in callbacks.items() if name not in last} | last
+
+
+def _shrink(config: Config) -> None:
+    """`--smoke`: one round of at most four clients, each architecture kept as long as there are clients for it."""
+    config.federation.rounds = 1
+    config.federation.participation = 1.0
+    clients = config.federation.clients = min(4, config.federation.clients)
+    wanted = [model.count for model in config.models]
+    if None in wanted:
+        return
+    dealt = [0] * len(wanted)
+    while sum(dealt) < clients:
+        for i, count in enumerate(wanted):
+            dealt[i] += sum(dealt) < clients and dealt[i] < (count or 0)
+    config.models = [ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n]
+
+
+def _completed(kind: str, key: str, component: Component) -> Component:
+    cls = _import(kind, key, component.class_path)
+    parser = ArgumentParser(exit_on_error=False)
+    from_engine = BASES[kind][1] - component.init_args.keys()
+    parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
+    values = typed(parser, component.init_args, prefix=f"{key}.").as_dict()
+    parameters = inspect.signature(cls).parameters
+    for name in values.keys() - component.init_args.keys():
+        if name in parameters and not _is_plain(parameters[name].default):
+            del values[name]  # no YAML can say it: the class fills it in
+    return Component(component.class_path, values)
+
+
+def _import(kind: str, key: str, class_path: str) -> type:
+    """The class at an import path; `BadInput` if there is none, or it is of another kind."""
+    module, _, name = class_path.rpartition(".")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except ModuleNotFoundError as error:
+        raise BadInput(key, class_path, f"there is no module {error.name}") from None
+    except AttributeError:
+        names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
+        near = catalogue.did_you_mean(name, names)
+        raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None
+    base_module, _, base_name = BASES[kind][0].rpartition(".")
+    base = getattr(importlib.import_module(base_module), base_name)
+    if not (isinstance(found, type) and issubclass(found, base)):
+        raise BadInput(key, class_path, f"it must be a subclass of {BASES[kind][0]}")
+    return found
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    if isinstance(value, dict):
+        return all(map(_is_plain, value.values()))
+    return value is None or isinstance(value, bool | int | float | str)
+
+
+def _named(kind: str, component: Component) -> dict[str, Any]:
+    entry = catalogue.lookup(kind, component.class_path)
+    which = {"name": entry.name} if entry else {"class_path": component.class_path}
+    return {**which, "init_args": component.init_args}
+
+
+def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
+    """What stands under a callback's name: its arguments, and its class where the name does not say it."""
+    entry = catalogue.table(kind).get(name)
+    if entry and entry.class_path == component.class_path:
+        return component.init_args
+    return {"class_path": component.class_path, "init_args": component.init_args}
+
+
+class _Dumper(yaml.SafeDumper):
+    """Paths as text, choices by name, and no anchors for arguments that are one object."""
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True
+
+
+_Dumper.add_multi_representer(PurePath, lambda dumper, path: dumper.represent_str(str(path)))
+_Dumper.add_multi_representer(enum.Enum, lambda dumper, choice: dumper.represent_str(choice.name))

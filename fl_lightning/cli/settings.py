@@ -1,0 +1,222 @@
+"""From command line and config files to one set of settings: later ones win, in the order in which they are given.
+
+A value on the command line stays text until its type is known. Components are merged by rule: another class drops the
+arguments of the one before, the same class keeps them; callbacks and loggers are merged by name, and null removes one.
+"""
+
+from __future__ import annotations
+
+import copy
+from argparse import Action
+from collections.abc import Iterable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning import catalogue
+from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, leaves, unknown
+from fl_lightning.config import Component, ModelConfig
+from fl_lightning.errors import BadInput
+
+Layer = dict[str, Any]
+
+# Callbacks that every run has unless they are set to null, in the order in which they run, after all others.
+DEFAULT_CALLBACKS = ("heatmaps", "progress", "checkpoint")
+# KAPC on the digits that ship with the package: what `fl-train fit` alone does.
+DEFAULTS: Layer = {"method": "kapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}
+
+
+@dataclass
+class Settings:
+    """What was asked for: plain keys nested and untyped, components by class path with the arguments given so far."""
+
+    plain: Layer = field(default_factory=dict)
+    method: Component = field(default_factory=lambda: Component(""))
+    models: list[ModelConfig] = field(default_factory=list)
+    callbacks: dict[str, Component | None] = field(default_factory=dict)
+    loggers: dict[str, Component | None] = field(default_factory=dict)
+
+    @classmethod
+    def merged(cls, layers: Iterable[Layer]) -> Settings:
+        """`layers` over the defaults, each over the ones before."""
+        settings = cls()
+        for layer in (DEFAULTS, *layers):
+            settings._add(layer)
+        return settings
+
+    def _add(self, layer: Layer) -> None:
+        for key, value in layer.items():
+            if key == "method":
+                self.method = _component("methods", key, value, self.method)
+            elif key == "model":
+                self.models = _models(value, self.models)
+            elif key == "callbacks":
+                self.callbacks = _named(key, value, self.callbacks)
+            elif key == "loggers":
+                self.loggers = _named(key, value, self.loggers)
+            else:
+                _update(self.plain, {key: value})
+
+
+def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
+    """The layers of a command line, in order: one for each flag, and one for each config file.
+
+    Raises:
+        BadInput: a key that does not exist, a value that is missing, a config file that cannot be read.
+    """
+    layers = []
+    words = list(argv)
+    while words:
+        word = words.pop(0)
+        if not word.startswith("--") or word == "--":
+            raise BadInput("command line", word, "expected --key value")
+        key, given, text = word[2:].partition("=")
+        head = key.partition(".")[0]
+        if key not in known and not (head in COMPONENTS and head in known):
+            raise unknown(key, text if given or not words else words[0], list(known))
+        if not given:
+            alone = not words or words[0].startswith("--")
+            if alone and not (key in known and hint(known[key]) is bool):
+                raise BadInput(key, "", "it needs a value")
+            text = "true" if alone else words.pop(0)  # a switch alone means true
+        layers.append(read_config(text, known) if key == "config" else _nested(key, _value(key, text)))
+    return layers
+
+
+def read_config(name: str, known: dict[str, Action]) -> Layer:
+    """The settings in a YAML file, or in the config that ships with the package under this name."""
+    path = Path(name)
+    try:
+        text = path.read_text(encoding="utf-8") if path.is_file() else catalogue.shipped_config(name)
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput("config", name, f"it cannot be read: {error}") from None
+    if text is None:
+        shipped = list(catalogue.table("configs"))
+        near = catalogue.did_you_mean(name.removesuffix(".yaml"), shipped)
+        raise BadInput("config", name, f"no such file{near}; configs that ship with the package: {', '.join(shipped)}")
+    try:
+        content = yaml.safe_load(text)
+    except yaml.YAMLError as error:
+        mark = getattr(error, "problem_mark", None)
+        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
+        raise BadInput("config", name, f"{place}{getattr(error, 'problem', None) or error}") from None
+    if not isinstance(content, dict | None):
+        raise BadInput("config", name, "it must hold keys and values")
+    layer: Layer = {}
+    for key, value in (content or {}).items():
+        if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section says nothing
+            _update(layer, _nested(str(key), value))
+    _check_keys(name, layer, known)
+    return layer
+
+
+def _check_keys(name: str, layer: Layer, known: dict[str, Action]) -> None:
+    plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
+    try:
+        dict(leaves(plain, {key: action for key, action in known.items() if key != "config"}))
+    except BadInput as error:
+        raise BadInput(error.key, error.value, f"{error.allowed} (in {name})") from None
+
+
+def _value(key: str, text: str) -> Any:
+    """Text of a flag; where it may be a name, a list, a mapping or null of components, it is read as YAML."""
+    head, *rest = key.split(".")
+    depth = 1 if head in ("callbacks", "loggers") else 0
+    if head not in COMPONENTS or not (len(rest) <= depth or rest[-1] == "init_args"):
+        return text
+    try:
+        return yaml.safe_load(text)
+    except yaml.YAMLError:
+        raise BadInput(key, text, "it is not valid YAML") from None
+
+
+def _nested(key: str, value: Any) -> Layer:
+    for part in reversed(key.split(".")):
+        value = {part: value}
+    return value
+
+
+def _update(old: Layer, new: Layer) -> None:
+    for key, value in new.items():
+        if isinstance(value, dict) and isinstance(old.get(key), dict):
+            _update(old[key], value)
+        else:
+            old[key] = copy.deepcopy(value)
+
+
+def _component(
+    kind: str, key: str, given: Any, old: Component | None, reserved: tuple[str, ...] = ("name", "class_path")
+) -> Component:
+    """`given` over `old`: a name, an import path, or a mapping of a name, `init_args` and plain arguments."""
+    if isinstance(given, str):
+        given = {"class_path": given}
+    if not isinstance(given, dict):
+        raise BadInput(key, given, "it must be a name, an import path, or a mapping {class_path, init_args}")
+    rest = dict(given)
+    names = [name for name in (rest.pop(word, None) for word in reserved) if name is not None]
+    init_args = rest.pop("init_args", None) or {}
+    if not isinstance(init_args, dict):
+        raise BadInput(f"{key}.init_args", init_args, "it must be a mapping of arguments")
+    if not all(isinstance(name, str) for name in names):
+        raise BadInput(key, names[0], "a name must be text")
+    class_path = catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
+    kept = old.init_args if old and old.class_path == class_path else {}
+    return Component(class_path, {**kept, **init_args, **rest})
+
+
+def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:
+    if isinstance(given, list):
+        return [_model(f"model[{i}]", item, None) for i, item in enumerate(given)]
+    names_one = isinstance(given, str) or (isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given))
+    if len(old) > 1 and not names_one:
+        raise BadInput("model", given, "the config lists several models: give the whole list, or one name")
+    return [_model("model", given, old[0] if len(old) == 1 else None)]
+
+
+def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
+    rest = dict(given) if isinstance(given, dict) else given
+    count = rest.pop("count", None) if isinstance(rest, dict) else None
+    if count is not None:
+        try:
+            count = int(count)
+        except (TypeError, ValueError):
+            raise BadInput(f"{key}.count", count, "it must be a whole number") from None
+    component = _component("models", key, rest, old.component if old else None)
+    if not component.class_path:
+        raise BadInput(key, given, "it must say which model: {name, count, init_args}")
+    return ModelConfig(component, count)
+
+
+def _named(kind: str, given: Any, old: dict[str, Component | None]) -> dict[str, Component | None]:
+    """Callbacks or loggers by name, `given` over `old`; null alone removes all."""
+    if given is None:
+        return dict.fromkeys(old)
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",")]
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        given = {_short(name): {"class_path": name} for name in given}
+    if not isinstance(given, dict):
+        raise BadInput(kind, given, "it must be names, or a mapping of names to their arguments")
+    merged = dict(old)
+    for word, value in given.items():
+        key = f"{kind}.{word}"
+        entry = catalogue.lookup(kind, str(word))
+        name = entry.name if entry else _short(str(word))
+        before = merged.get(name)
+        if value is None:
+            if name not in merged:
+                catalogue.find(kind, key, str(word))  # raises for a name that nothing has
+            merged[name] = None
+        elif isinstance(value, dict):
+            first = {} if before else {"class_path": str(word)}
+            merged[name] = _component(kind, key, {**first, **value}, before, reserved=("class_path",))
+        else:
+            raise BadInput(key, value, "it must be a mapping of its arguments, or null to go without")
+    return merged
+
+
+def _short(name: str) -> str:
+    """What an own callback or logger is called: the last part of its import path."""
+    return name.rpartition(".")[2].lower() if "." in name else name

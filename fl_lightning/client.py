@@ -1,0 +1,154 @@
+"""One client: a LightningModule around the user's model, whose loss is the task's plus the method's pull."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.autograd.function import FunctionCtx
+from torchmetrics.functional.classification import multiclass_accuracy
+
+from fl_lightning.layout import Binding, Layout, Segment
+from fl_lightning.methods.base import Method
+from fl_lightning.payload import Payload
+
+
+@dataclass(frozen=True)
+class _Pulled:
+    """Columns that are pulled with one coefficient."""
+
+    segment: Segment
+    coefficient: float
+
+
+class _Pull(torch.autograd.Function):
+    """sum over columns of c (w - s)^2 as one flat operation; its gradient 2 c (w - s) reaches the parameters as views.
+
+    The parameters lie in `row`, so neither the value nor the gradient needs a loop over them.
+    """
+
+    @staticmethod
+    def forward(
+        ctx: Any, row: Tensor, heard: Tensor, pulled: list[_Pulled], places: list[tuple[int, int]], *parameters: Tensor
+    ) -> Tensor:
+        gradient = torch.zeros_like(row)
+        value = row.new_zeros(())
+        for p in pulled:
+            a, b = p.segment.start, p.segment.stop
+            difference = torch.sub(row[a:b], heard[a:b], out=gradient[a:b])
+            value = torch.add(value, difference.dot(difference), alpha=p.coefficient)
+            difference.mul_(2 * p.coefficient)
+        ctx.gradient, ctx.places, ctx.shapes = gradient, places, [p.shape for p in parameters]
+        return value
+
+    @staticmethod
+    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
+        gradient: Tensor = ctx.gradient * grad_outputs[0]  # type: ignore[attr-defined]
+        parts = [
+            gradient[a:b].view(shape) if b > a else None
+            for (a, b), shape in zip(ctx.places, ctx.shapes, strict=True)  # type: ignore[attr-defined]
+        ]
+        return (None, None, None, None, *parts)
+
+
+class Client(LightningModule):
+    """The resident client of a rank: client states are bound into it one after the other.
+
+    Args:
+        model: the network; a LightningModule with a `training_step` of its own keeps its own task loss.
+        layout: of the model.
+        method: what the loss is pulled by.
+    """
+
+    def __init__(self, model: nn.Module, layout: Layout, method: Method, num_classes: int) -> None:
+        super().__init__()
+        self.model = model
+        self.layout = layout
+        self.num_classes = num_classes
+        self.binding = Binding(model, layout)
+        self._own_step = (
+            isinstance(model, LightningModule) and type(model).training_step is not LightningModule.training_step
+        )
+        if isinstance(model, LightningModule):
+            model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
+        coefficient = [method.pull(b) if b.kind == "parameter" else 0.0 for b in layout.blocks]
+        self._coefficients = coefficient
+        self._heard: Tensor | None = None
+        self._pulled: list[_Pulled] = []
+        self._places: list[tuple[int, int]] = []
+        self._last_sent: bytes | None = None
+        self.pull_value: Tensor | None = None
+        """The coaching term of the last training step (detached), None where there is none."""
+
+    def hear(self, payload: Payload | None) -> None:
+        """Be pulled, from now on, towards the parameters that came in `payload` (None: towards nothing)."""
+        self._heard = None
+        if payload is None or not payload.sent.any() or not any(self._coefficients):
+            return
+        if payload.sent.tobytes() != self._last_sent:  # the columns change only when what is sent changes
+            self._last_sent = payload.sent.tobytes()
+            self._pulled, self._places = [], []
+            blocks = self.layout.blocks
+            active = [c if sent else 0.0 for c, sent in zip(self._coefficients, payload.sent.tolist(), strict=True)]
+            for c in sorted(set(active) - {0.0}):
+                mask = self.layout.mask(lambda b: True)
+                mask[:] = [a == c for a in active]
+                self._pulled += [_Pulled(s, c) for s in self.layout.segments(mask)]
+            self._places = [
+                (b.start, b.stop if a else b.start)
+                for b, a in zip(blocks, active, strict=True)
+                if b.kind == "parameter"
+            ]
+        self._heard = payload.row if self._pulled else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Class scores (batch, classes) of images `x` (batch, channels, height, width)."""
+        scores: Tensor = self.model(x)
+        return scores
+
+    def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
+        """The user's `training_step` where the model has one, else the mean cross-entropy."""
+        if self._own_step:
+            out = self.model.training_step(batch, batch_idx)  # type: ignore[operator]
+            loss: Tensor = out["loss"] if isinstance(out, dict) else out
+            return loss
+        x, y = batch
+        return nn.functional.cross_entropy(self.model(x), y)
+
+    def coaching(self) -> Tensor | None:
+        """The pull sum_b c_b ||w_b - s_b||^2 over the blocks that were heard (KAPC Eq. 16), or None."""
+        if self._heard is None:
+            return None
+        row = self.binding.row
+        assert row is not None
+        term: Tensor = _Pull.apply(row, self._heard, self._pulled, self._places, *self.binding.parameters)
+        return term
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
+        """Task loss plus coaching term."""
+        loss = self.task_loss(batch, batch_idx)
+        term = self.coaching()
+        if term is None:
+            return loss
+        self.pull_value = term.detach()
+        return loss + term
+
+    def score(self, x: Tensor, y: Tensor) -> Tensor:
+        """Number of right answers in a batch, a tensor of shape ()."""
+        accuracy = multiclass_accuracy(
+            self.model(x), y, num_classes=self.num_classes, average="micro", validate_args=False
+        )
+        return accuracy * len(y)
+
+    def configure_optimizers(self) -> Any:
+        """The user's own, for `--optimizer.name module`."""
+        if isinstance(self.model, LightningModule):
+            return self.model.configure_optimizers()
+        return None
+
+
+def _ignore(*args: Any, **kwargs: Any) -> None:
+    """Stands in for `self.log` of a user's LightningModule: there is no Trainer."""

@@ -1,0 +1,209 @@
+"""What a run is asked to do, as plain data. Nothing here imports torch: `fl-train --help` answers at once.
+
+Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 and its journal extension.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fl_lightning.errors import BadInput
+
+
+def check(key: str, value: Any, holds: bool, allowed: str) -> None:
+    """Raise `BadInput` for `key` unless `holds`."""
+    if not holds:
+        raise BadInput(key, value, allowed)
+
+
+@dataclass
+class Component:
+    """A class by its import path, and the arguments it is built with."""
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+
+@dataclass
+class ModelConfig:
+    """One architecture and how many clients run it (`count` None: all of them)."""
+
+    component: Component
+    count: int | None = None
+
+
+@dataclass
+class FederationConfig:
+    """Who takes part, for how long."""
+
+    rounds: int = 50
+    """Communication rounds. 50: KAPC on MNIST."""
+    clients: int = 10
+    """Clients in the federation, N. 10: KAPC's setting without client selection."""
+    participation: float = 1.0
+    """Share of the clients in each round's cohort, of size max(1, round(participation * N))."""
+    local_epochs: int = 5
+    """Epochs over its own data a client trains in a round, E. 5: KAPC."""
+    batch_size: int = 64
+    """Samples in a local step. KAPC does not state it; 64 is what our tables use."""
+
+    def validate(self) -> None:
+        """Raise `BadInput` for a value that cannot work."""
+        check("federation.rounds", self.rounds, self.rounds >= 1, "it must be at least 1")
+        check("federation.clients", self.clients, self.clients >= 1, "it must be at least 1")
+        inside = 0 < self.participation <= 1
+        check("federation.participation", self.participation, inside, "it must lie in (0, 1]")
+        check("federation.local_epochs", self.local_epochs, self.local_epochs >= 0, "it must be 0 or more")
+        check("federation.batch_size", self.batch_size, self.batch_size >= 1, "it must be at least 1")
+
+
+@dataclass
+class OptimizerConfig:
+    """How a client descends. Momentum is cleared at each client's turn unless `keep_state`."""
+
+    name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
+    """`module`: what the model's own `configure_optimizers` returns (a LightningModule). sgd: KAPC."""
+    lr: float = 0.01
+    """Learning rate. 0.01: KAPC."""
+    momentum: float = 0.0
+    """SGD's momentum. KAPC states none."""
+    nesterov: bool = False
+    weight_decay: float = 0.0
+    """L2 term for sgd and adam, decoupled for adamw. KAPC states none."""
+    clip_norm: float | None = None
+    """Clip the gradient of a step to this norm; None: never."""
+    lr_decay: float = 1.0
+    """The learning rate of round t is lr * lr_decay ** ((t - 1) // lr_step)."""
+    lr_step: int = 1
+    keep_state: bool = False
+    """Keep each client's optimiser state between its turns (it moves and is saved with the client)."""
+
+    def validate(self) -> None:
+        """Raise `BadInput` for a value that cannot work."""
+        check("optimizer.lr", self.lr, self.lr >= 0, "it must be 0 or more")
+        check("optimizer.momentum", self.momentum, 0 <= self.momentum < 1, "it must lie in [0, 1)")
+        check("optimizer.weight_decay", self.weight_decay, self.weight_decay >= 0, "it must be 0 or more")
+        check("optimizer.lr_decay", self.lr_decay, self.lr_decay > 0, "it must be above 0")
+        check("optimizer.lr_step", self.lr_step, self.lr_step >= 1, "it must be at least 1")
+        clip = self.clip_norm
+        check("optimizer.clip_norm", clip, clip is None or clip > 0, "it must be above 0, or null for no clipping")
+        fine = not self.nesterov or self.momentum > 0
+        check("optimizer.nesterov", self.nesterov, fine, "it needs optimizer.momentum above 0")
+
+
+@dataclass
+class DataConfig:
+    """Which data, and how the clients share them."""
+
+    source: str = "digits"
+    """`digits` (ships with the package), a torchvision data set in lower case, `arrays` or `images`."""
+    root: str | None = None
+    """Folder of the data, or the `.npz` file for `arrays`; an `.npz` file here overrides any source."""
+    download: bool = False
+    """Let torchvision download what is missing."""
+    partition: str = "dirichlet"
+    """dirichlet, pathological, rotated, iid, or the import path of a function."""
+    alpha: float = 0.1
+    """Dirichlet concentration: smaller is less alike. 0.1: KAPC's harder setting."""
+    by: Literal["class", "client"] = "class"
+    """Dirichlet: shares of each class over clients, or of each client over classes. KAPC does not say which."""
+    sizes: Literal["free", "equal"] = "free"
+    """Dirichlet: free sizes, or as many samples for everyone."""
+    classes_per_client: int = 2
+    """Pathological partition: classes each client holds. 2: McMahan et al., 2017."""
+    fraction: float = 1.0
+    """Share of the training and of the test data that is used at all."""
+    validation: float = 0.0
+    """Share of each client's training data held back for validation."""
+    min_samples: int = 10
+    """Training samples every client has at least (and one test sample)."""
+    augment: Literal["none", "flip", "crop_flip"] = "none"
+    """Batched augmentation of training images. none: KAPC states none."""
+    resident: Literal["auto", "always", "never"] = "auto"
+    """Keep the data on the training device as tensors (auto: where they fit); else a DataLoader, same numbers."""
+
+    def validate(self) -> None:
+        """Raise `BadInput` for a value that cannot work."""
+        check("data.alpha", self.alpha, self.alpha > 0, "it must be above 0")
+        check("data.classes_per_client", self.classes_per_client, self.classes_per_client >= 1, "it must be at least 1")
+        check("data.fraction", self.fraction, 0 < self.fraction <= 1, "it must lie in (0, 1]")
+        check("data.validation", self.validation, 0 <= self.validation < 1, "it must lie in [0, 1)")
+        check("data.min_samples", self.min_samples, self.min_samples >= 1, "it must be at least 1")
+
+
+@dataclass
+class EvaluationConfig:
+    """When models are judged, and which accuracy is called `mean_accuracy`."""
+
+    every: int = 1
+    """Judge the round's participants every so many rounds (and in the last). 1: KAPC on MNIST."""
+    judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
+    """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others stand beside it."""
+    models: list[Literal["before", "after", "global", "finetuned"]] | None = None
+    """Which models to judge at all; None: before, after, and global where there is one. The judge always is."""
+    finetune_epochs: int = 0
+    """Epochs of fine-tuning for `finetuned`, on a copy; 0: as many as local_epochs when `finetuned` is judged."""
+    batch_size: int = 500
+    """Samples in one forward pass of evaluation; it bounds memory and changes no number that matters."""
+
+    def validate(self) -> None:
+        """Raise `BadInput` for a value that cannot work."""
+        check("evaluation.every", self.every, self.every >= 1, "it must be at least 1")
+        check("evaluation.finetune_epochs", self.finetune_epochs, self.finetune_epochs >= 0, "it must be 0 or more")
+        check("evaluation.batch_size", self.batch_size, self.batch_size >= 1, "it must be at least 1")
+
+
+@dataclass
+class FabricConfig:
+    """Where it runs: handed to Lightning Fabric."""
+
+    accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
+    devices: int | Literal["auto"] = "auto"
+    """Processes on each node; auto: every GPU, or one process on CPU."""
+    num_nodes: int = 1
+    precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true"] = "32-true"
+    threads: int | None = None
+    """CPU threads of each process; None: the machine's cores shared out. Equal bits need equal threads."""
+
+    def validate(self) -> None:
+        """Raise `BadInput` for a value that cannot work."""
+        devices_fine = self.devices == "auto" or int(self.devices) >= 1
+        check("fabric.devices", self.devices, devices_fine, "it must be at least 1, or auto")
+        check("fabric.num_nodes", self.num_nodes, self.num_nodes >= 1, "it must be at least 1")
+        check(
+            "fabric.threads", self.threads, self.threads is None or self.threads >= 1, "it must be at least 1, or null"
+        )
+
+
+@dataclass
+class Config:
+    """One run, resolved: every name turned into a class path, every default filled in."""
+
+    method: Component
+    models: list[ModelConfig]
+    seed: int = 0
+    federation: FederationConfig = field(default_factory=FederationConfig)
+    data: DataConfig = field(default_factory=DataConfig)
+    optimizer: OptimizerConfig = field(default_factory=OptimizerConfig)
+    evaluation: EvaluationConfig = field(default_factory=EvaluationConfig)
+    fabric: FabricConfig = field(default_factory=FabricConfig)
+    callbacks: dict[str, Component] = field(default_factory=dict)
+    loggers: dict[str, Component] = field(default_factory=dict)
+    smoke: bool = False
+
+    def validate(self) -> None:
+        """Raise `BadInput` for the first value that cannot work."""
+        check("seed", self.seed, 0 <= self.seed < 2**63, "it must lie in [0, 2**63)")
+        for group in (self.federation, self.data, self.optimizer, self.evaluation, self.fabric):
+            group.validate()
+        counts = [m.count for m in self.models]
+        if any(c is not None for c in counts):
+            total = sum(c or 0 for c in counts)
+            clients = self.federation.clients
+            check("model", counts, total == clients, f"the counts must add up to federation.clients = {clients}")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Nested plain data, as `config.yaml` holds it."""
+        return dataclasses.asdict(self)

@@ -1,0 +1,74 @@
+"""The user's own arrays, in one `.npz` file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.errors import BadInput
+
+KEYS = ("x_train", "y_train", "x_test", "y_test")
+LAYOUT = (
+    "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, features); "
+    "y_train and y_test of shape (n,), class numbers from 0"
+)
+
+
+def load(root: str | None) -> Source:
+    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
+    if root is None or not root.endswith(".npz"):
+        raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
+    path = Path(root).expanduser()
+    if not path.is_file():
+        raise Absent("data.root", root, "there is no such file")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            missing = [key for key in KEYS if key not in archive]
+            arrays = {key: archive[key] for key in KEYS if key in archive}
+    # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise BadInput("data.root", root, f"it cannot be read as an .npz archive ({reason})") from error
+    if missing:
+        raise BadInput("data.root", root, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    pools = {part: _pool(root, part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")}
+    shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
+    if shapes["train"] != shapes["test"]:
+        raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
+    classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
+    samples = len(pools["train"].labels)
+    if classes > samples:
+        raise BadInput("data.root", root, f"label {classes - 1} is above {samples} training samples: number from 0")
+    return Source(pools["train"], pools["test"], [str(label) for label in range(classes)])
+
+
+def _pool(root: str, part: str, x: np.ndarray, y: np.ndarray) -> Pool:
+    if len(x.shape) == 0 or len(y.shape) == 0 or len(x) == 0:
+        raise BadInput("data.root", root, f"x_{part} or y_{part} is empty")
+    y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
+    if y.shape != (len(x),):
+        raise BadInput("data.root", root, f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
+    if not np.issubdtype(y.dtype, np.integer):
+        raise BadInput("data.root", root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)")
+    if y.min() < 0:
+        raise BadInput("data.root", root, f"y_{part} holds the negative label {y.min()}")
+    if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
+        raise BadInput("data.root", root, f"x_{part} holds {x.dtype} but must hold numbers")
+    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    if not np.isfinite(x).all():
+        raise BadInput("data.root", root, f"x_{part} holds values that are not finite")
+    return Pool.of(_channels_first(root, part, x), y)
+
+
+def _channels_first(root: str, part: str, x: np.ndarray) -> np.ndarray:
+    if x.ndim == 2:
+        return x
+    if x.ndim == 3:
+        return x[:, None]
+    if x.ndim != 4:
+        raise BadInput("data.root", root, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
+    if x.shape[1] in (1, 3) and x.shape[3] > 4:
+        raise BadInput("data.root", root, f"x_{part} of shape {x.shape} has its channels first; they must come last")
+    return x.transpose(0, 3, 1, 2)

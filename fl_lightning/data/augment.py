@@ -1,0 +1,37 @@
+"""Augmentation of a batch of training images on its device, from draws made for a whole epoch on the CPU."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+PAD = 4
+"""Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He et al., 2016)."""
+
+
+@dataclass(frozen=True)
+class Augmentation:
+    """Random horizontal flips, after random crops of the padded image with `crop`."""
+
+    crop: bool
+    black: Tensor
+    """What a black pixel is after normalisation, [channels, 1, 1] float32."""
+
+    def draw(self, samples: int, generator: torch.Generator) -> Tensor:
+        """One row for each of an epoch's samples, int64 [samples, 3]: flip or not, shift down, shift right."""
+        flips = torch.randint(0, 2, (samples, 1), generator=generator)
+        shifts = torch.randint(0, 2 * PAD + 1, (samples, 2), generator=generator)
+        return torch.cat([flips, shifts], dim=1)
+
+    def apply(self, x: Tensor, draws: Tensor) -> Tensor:
+        """Augment `x` [b, channels, height, width] by the rows of `draws` [b, 3]."""
+        draws = draws.to(x.device)
+        if self.crop:
+            b, channels, height, width = x.shape
+            frame = self.black.to(x).expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
+            frame[:, :, PAD:-PAD, PAD:-PAD] = x
+            windows = frame.unfold(2, height, 1).unfold(3, width, 1)
+            x = windows[torch.arange(b, device=x.device), :, draws[:, 1], draws[:, 2]]
+        return torch.where(draws[:, 0, None, None, None] == 1, x.flip(-1), x)

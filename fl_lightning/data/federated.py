@@ -1,0 +1,239 @@
+"""The data of a whole federation, and each client's part of them as batches on its device."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset
+
+from fl_lightning.data.augment import Augmentation
+
+Batches = Iterator[tuple[Tensor, Tensor]]
+
+RESIDENT_SHARE = 0.5
+"""`data.resident: auto`: tensors on the device if all samples in use take at most this share of its free memory."""
+
+
+@dataclass(frozen=True)
+class Samples:
+    """Raw samples in memory, and how they become the network's input."""
+
+    raw: Tensor
+    """uint8 or float32, [n, channels, height, width] or [n, features]."""
+    labels: Tensor
+    """int64 [n]."""
+    mean: Tensor
+    """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one sample."""
+    std: Tensor
+
+    def inputs(self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised on `device`."""
+        raw = self.raw[index]
+        if angle and len(index):
+            from torchvision.transforms.functional import rotate
+
+            raw = rotate(raw, angle)
+        return raw.to(device).float().sub_(self.mean.to(device)).div_(self.std.to(device)).to(dtype)
+
+
+class Part(ABC):
+    """One client's samples for one purpose (training, validation or test)."""
+
+    def __init__(self, size: int, augmentation: Augmentation | None) -> None:
+        self._size = size
+        self._augmentation = augmentation
+
+    def __len__(self) -> int:
+        return self._size
+
+    def batches(
+        self,
+        batch_size: int,
+        generator: torch.Generator | None = None,
+        augment: torch.Generator | None = None,
+        whole_last: bool = False,
+    ) -> Batches:
+        """One pass in batches (x, y) on the device: in the order of `torch.randperm` from `generator`, else as stored.
+
+        `augment` gives the draws of the augmentation that the data ask for (training parts only; unused otherwise).
+        Both generators live on the CPU and are drawn from here, before the first batch. The last batch is what remains;
+        with `whole_last` a lone last sample joins the batch before it, since BatchNorm cannot train on one.
+        """
+        order = None if generator is None else torch.randperm(len(self), generator=generator)
+        sizes = _batch_sizes(len(self), batch_size, whole_last)
+        if self._augmentation is None or augment is None:
+            return self._in_order(order, sizes)
+        draws = self._augmentation.draw(len(self), augment)
+        return _augmented(self._in_order(order, sizes), self._augmentation, draws.split(sizes))
+
+    @abstractmethod
+    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches: ...
+
+
+class ResidentPart(Part):
+    """All samples as tensors on the device: a pass costs one permutation and slices."""
+
+    def __init__(self, x: Tensor, y: Tensor, augmentation: Augmentation | None) -> None:
+        super().__init__(len(y), augmentation)
+        self.x, self.y = x, y
+
+    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+        x, y = self.x, self.y
+        if order is not None:
+            order = order.to(x.device)
+            x, y = x.index_select(0, order), y.index_select(0, order)
+        return zip(x.split(sizes), y.split(sizes), strict=True)
+
+
+class LoadedPart(Part):
+    """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as `ResidentPart`."""
+
+    def __init__(
+        self,
+        samples: Samples,
+        index: Tensor,
+        angle: float,
+        device: torch.device,
+        dtype: torch.dtype,
+        augmentation: Augmentation | None,
+    ) -> None:
+        super().__init__(len(index), augmentation)
+        self._rows = _Rows(samples, index, angle, device, dtype)
+
+    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+        order = torch.arange(len(self)) if order is None else order
+        # A generator of its own: otherwise the loader draws from the global one, and dropout would see other numbers.
+        own = torch.Generator()
+        return iter(DataLoader(self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own))
+
+
+class FederatedData:
+    """Every client's samples, materialised when first asked for."""
+
+    def __init__(
+        self,
+        train: Samples,
+        test: Samples,
+        shares: tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]],
+        class_names: list[str],
+        angles: list[float],
+        augment: Literal["none", "flip", "crop_flip"] = "none",
+        resident: Literal["auto", "always", "never"] = "auto",
+        made_up: bool = False,
+    ) -> None:
+        """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`)."""
+        self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
+        self.class_names = class_names
+        self.num_classes = len(class_names)
+        self.clients = len(angles)
+        self.made_up = made_up
+        """Whether the samples were made up because the real ones are absent (smoke runs only)."""
+        self.train_sizes = [len(index) for index in shares[0]]
+        self.class_counts = _class_counts(shares[0], train.labels.numpy(), self.num_classes)
+        """Training samples by client and class, int64 [N, classes]."""
+        self._train, self._test = train, test
+        self._shares, self._angles, self._resident = shares, angles, resident
+        black = -train.mean / train.std
+        self._augmentation = None if augment == "none" else Augmentation(augment == "crop_flip", black)
+        self._cache: dict[tuple[int, torch.device, torch.dtype], ClientData] = {}
+        self._fitting: dict[torch.device, bool] = {}
+
+    def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> ClientData:
+        """Client `i`'s parts on `device`, kept for the next call."""
+        device = torch.device(device)
+        key = (i, device, dtype)
+        if key not in self._cache:
+            train, validation, test = (share[i] for share in self._shares)
+            self._cache[key] = ClientData(
+                self._part(self._train, train, i, device, dtype, self._augmentation),
+                self._part(self._train, validation, i, device, dtype, None),
+                self._part(self._test, test, i, device, dtype, None),
+            )
+        return self._cache[key]
+
+    def _part(
+        self,
+        samples: Samples,
+        indices: np.ndarray,
+        client: int,
+        device: torch.device,
+        dtype: torch.dtype,
+        augmentation: Augmentation | None,
+    ) -> Part:
+        index, angle = torch.from_numpy(indices), self._angles[client]
+        if self._fits(device):
+            x = samples.inputs(index, angle, device, dtype)
+            return ResidentPart(x, samples.labels[index].to(device), augmentation)
+        return LoadedPart(samples, index, angle, device, dtype, augmentation)
+
+    def _fits(self, device: torch.device) -> bool:
+        if self._resident != "auto":
+            return self._resident == "always"
+        if device not in self._fitting:
+            floats = self._train.raw.numel() + self._test.raw.numel()
+            self._fitting[device] = 4 * floats <= RESIDENT_SHARE * _free_bytes(device)
+        return self._fitting[device]
+
+
+@dataclass(frozen=True)
+class ClientData:
+    """One client's samples by purpose."""
+
+    train: Part
+    validation: Part
+    test: Part
+
+
+class _Rows(Dataset[tuple[Tensor, Tensor]]):
+    """Prepares a whole batch at once: the DataLoader hands `__getitems__` all of its indices."""
+
+    def __init__(self, samples: Samples, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype) -> None:
+        self._samples, self._index, self._angle = samples, index, angle
+        self._device, self._dtype = device, dtype
+
+    def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
+        index = self._index[rows]
+        x = self._samples.inputs(index, self._angle, self._device, self._dtype)
+        return x, self._samples.labels[index].to(self._device)
+
+
+def _as_is(batch: Any) -> Any:
+    return batch
+
+
+def _batch_sizes(samples: int, batch_size: int, whole_last: bool) -> list[int]:
+    full, rest = divmod(samples, batch_size)
+    sizes = [batch_size] * full
+    if rest == 1 and whole_last and full:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return sizes
+
+
+def _augmented(batches: Batches, augmentation: Augmentation, draws: tuple[Tensor, ...]) -> Batches:
+    for (x, y), rows in zip(batches, draws, strict=True):
+        yield augmentation.apply(x, rows), y
+
+
+def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:
+    owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
+    flat = owner * classes + labels[np.concatenate(shares)]
+    return np.bincount(flat, minlength=len(shares) * classes).reshape(len(shares), classes)
+
+
+def _free_bytes(device: torch.device) -> float:
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        lines = Path("/proc/meminfo").read_text().splitlines()
+    except OSError:  # not Linux: trust that the data fit
+        return float("inf")
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

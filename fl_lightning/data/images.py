@@ -1,0 +1,72 @@
+"""Image files: the user's own class folders, and the decoding that torchvision's file-based sets share."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.errors import BadInput
+
+SIZE = 32
+"""Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR, GTSRB and SVHN."""
+LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone (split 80/20)"
+
+
+def decoder(image: Callable[[int], Any]) -> Callable[[np.ndarray], np.ndarray]:
+    """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE], decoded by threads."""
+
+    def decode(index: int) -> np.ndarray:
+        from PIL import Image
+
+        resized = image(index).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        return np.asarray(resized).transpose(2, 0, 1)
+
+    def read(indices: np.ndarray) -> np.ndarray:
+        samples = np.empty((len(indices), 3, SIZE, SIZE), np.uint8)
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+            for place, sample in enumerate(threads.map(decode, indices.tolist())):
+                samples[place] = sample
+        return samples
+
+    return read
+
+
+def load(root: str | None) -> Source:
+    """Read class folders below `root`; classes are numbered in the order of their names."""
+    if root is None or not Path(root).expanduser().is_dir():
+        raise Absent("data.root", root, f"the source images wants {LAYOUT}")
+    folder = Path(root).expanduser()
+    if not (folder / "train").is_dir():
+        return split_source(*_class_folders(root, folder))
+    train, names = _class_folders(root, folder / "train")
+    test, test_names = _class_folders(root, folder / "test")
+    strangers = sorted(set(test_names) - set(names))
+    if strangers:
+        raise BadInput("data.root", root, f"test/ has classes that train/ has not: {', '.join(strangers)}")
+    numbers = np.array([names.index(name) for name in test_names])
+    return Source(train, Pool(numbers[test.labels], test.read), names)
+
+
+def _class_folders(root: str, folder: Path) -> tuple[Pool, list[str]]:
+    from torchvision.datasets import ImageFolder
+
+    try:
+        dataset = ImageFolder(folder)
+    except OSError as error:
+        reason = str(error).split("\n")[0]
+        raise BadInput("data.root", root, f"it must be {LAYOUT} ({reason})") from error
+    read = decoder(lambda index: dataset[index][0])
+
+    def read_or_say(indices: np.ndarray) -> np.ndarray:
+        try:
+            return read(indices)
+        except OSError as error:
+            raise BadInput("data.root", root, f"an image cannot be read ({error})") from error
+
+    return Pool(np.array(dataset.targets, np.int64), read_or_say), dataset.classes

@@ -1,0 +1,53 @@
+"""What `fl-train list data` and `list partitions` name, as plain data: nothing is imported to read this file."""
+
+from __future__ import annotations
+
+SOURCES: dict[str, str] = {
+    "digits": "1,797 real handwritten digits of 8x8 pixels that ship with scikit-learn: no network, the default",
+    "arrays": "your own arrays: data.root is an .npz file with x_train, y_train, x_test, y_test",
+    "images": "your own image folder: data.root holds train/CLASS and test/CLASS, or CLASS folders alone",
+    "mnist": "handwritten digits, 28x28 grey, 10 classes",
+    "fashionmnist": "clothing, 28x28 grey, 10 classes",
+    "kmnist": "cursive Japanese characters, 28x28 grey, 10 classes",
+    "qmnist": "MNIST re-made with all 60,000 test digits, 28x28 grey, 10 classes",
+    "emnist": "letters and digits, the balanced split, 28x28 grey, 47 classes",
+    "emnist_balanced": "letters and digits, balanced, 28x28 grey, 47 classes",
+    "emnist_byclass": "letters and digits, upper and lower case apart, 28x28 grey, 62 classes",
+    "emnist_bymerge": "letters and digits, look-alike cases merged, 28x28 grey, 47 classes",
+    "emnist_digits": "EMNIST's digits, 28x28 grey, 10 classes",
+    "emnist_letters": "EMNIST's letters, cases merged, 28x28 grey, 26 classes",
+    "emnist_mnist": "EMNIST's own MNIST, 28x28 grey, 10 classes",
+    "usps": "post-office digits, 16x16 grey, 10 classes",
+    "semeion": "1,593 scanned digits, 16x16 grey, 10 classes; our 80/20 split",
+    "cifar10": "small photographs, 32x32 colour, 10 classes",
+    "cifar100": "small photographs, 32x32 colour, 100 classes",
+    "svhn": "house numbers, 32x32 colour, 10 classes",
+    "stl10": "photographs, 96x96 colour, 10 classes",
+    "gtsrb": "German traffic signs, resized to 32x32 colour, 43 classes",
+    "dtd": "textures, resized to 32x32 colour, 47 classes",
+    "eurosat": "satellite views, resized to 32x32 colour, 10 classes; our 80/20 split",
+    "flowers102": "flowers, resized to 32x32 colour, 102 classes",
+    "food101": "dishes, resized to 32x32 colour, 101 classes",
+    "oxfordiiitpet": "cats and dogs by breed, resized to 32x32 colour, 37 classes",
+    "fgvcaircraft": "aircraft by variant, resized to 32x32 colour, 100 classes",
+    "stanfordcars": "cars by model, resized to 32x32 colour, 196 classes; by hand, no download",
+    "pcam": "lymph-node patches, resized to 32x32 colour, 2 classes; needs h5py",
+    "renderedsst2": "sentences drawn as images, resized to 32x32 colour, 2 classes",
+    "country211": "photographs by country, resized to 32x32 colour, 211 classes",
+    "clevrclassification": "rendered scenes by number of objects, resized to 32x32 colour, 8 classes; test is `val`",
+    "fer2013": "faces by expression, resized to 32x32 colour, 7 classes; by hand, no download",
+    "imagenette": "ten easy ImageNet classes, resized to 32x32 colour; test is `val`",
+    "imagenet": "ImageNet 2012, resized to 32x32 colour, 1,000 classes; by hand, no download; test is `val`",
+    "places365": "scenes, resized to 32x32 colour, 365 classes; test is `val`",
+    "sun397": "scenes, resized to 32x32 colour, 397 classes; our 80/20 split",
+    "caltech101": "objects, resized to 32x32 colour, 101 classes; our 80/20 split",
+    "caltech256": "objects, resized to 32x32 colour, 257 classes; our 80/20 split",
+    "inaturalist": "species, iNaturalist 2021 mini, resized to 32x32 colour, 10,000 classes; test is `valid`",
+}
+
+PARTITIONS: dict[str, str] = {
+    "dirichlet": "shares by a Dirichlet(alpha) draw, by class or by client (data.by), free or equal sizes (data.sizes)",
+    "pathological": "every client holds exactly data.classes_per_client classes (McMahan et al., 2017)",
+    "rotated": "alike shares; client i of N sees its images turned by 360 i / N degrees",
+    "iid": "alike shares, dealt at random",
+}

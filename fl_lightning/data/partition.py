@@ -1,0 +1,284 @@
+"""Who holds which samples: pure functions of label arrays.
+
+A partition takes (train_labels [n], test_labels [m], clients, data, rng) and returns two lists of `clients` ascending
+index arrays, for train and for test. No sample is dealt twice. A client has one class mix, for training (of which a
+stratified share becomes validation) and for test, as far as whole samples allow.
+
+Every client gets at least `least(data)` training samples and one test sample: where the draw gives fewer, samples move
+to it from the clients that hold most, which always ends, instead of drawing again, which for small alpha may not.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+from collections.abc import Callable
+
+import numpy as np
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data.sampling import apportion
+from fl_lightning.errors import BadInput
+
+Shares = list[np.ndarray]
+Partition = Callable[[np.ndarray, np.ndarray, int, DataConfig, np.random.Generator], tuple[Shares, Shares]]
+
+
+def least(data: DataConfig) -> int:
+    """Samples a client needs so that `data.min_samples` are left for training once validation is held back."""
+    if data.validation == 0:
+        return data.min_samples
+    return max(data.min_samples + 1, math.ceil(data.min_samples / (1 - data.validation)))
+
+
+def deal(
+    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
+    """Deal by the partition that `data` names; raise `BadInput` when there are too few samples for `clients`."""
+    train_size, test_size, need = len(train_labels), len(test_labels), least(data)
+    if train_size < clients * need:
+        why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
+        raise BadInput("federation.clients", clients, f"it can be at most {train_size // need}: {why}")
+    if test_size < clients:
+        why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
+        raise BadInput("federation.clients", clients, f"it can be at most {test_size}: {why}")
+    train, test = _find(data.partition)(train_labels, test_labels, clients, data, rng)
+    if data.partition not in BUILT_IN:
+        train = _checked(data.partition, "train", train, train_size, clients, need)
+        test = _checked(data.partition, "test", test, test_size, clients, 1)
+    return train, test
+
+
+def dirichlet(
+    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
+    """Label skew by Dirichlet draws, smaller `data.alpha` less alike.
+
+    by class: each class is shared out over the clients by a draw from Dir(alpha 1_N) (Yurochkin et al., 2019).
+    by client: each client draws its class mix from Dir(alpha p), p the class shares of the data (Hsu et al., 2019).
+    Free sizes: every sample is dealt out. Equal sizes: clients fill up in turn from what is left, as Hsu et al. do, and
+    fewer than N training and fewer than N test samples stay out.
+    """
+    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    present = np.flatnonzero(train_sizes)
+    mass = np.zeros((clients, len(train_sizes)))
+    if data.by == "class":
+        draws = rng.dirichlet(np.full(clients, data.alpha), size=len(present))
+        mass[:, present] = draws.T * train_sizes[present]
+    else:
+        mass[:, present] = rng.dirichlet(data.alpha * train_sizes[present] / train_sizes.sum(), size=clients)
+    mass = np.nan_to_num(mass)  # a draw for a minute alpha may underflow to 0 / 0
+    if data.sizes == "equal":
+        train = _fill_in_turn(mass, train_sizes)
+        test = _fill_in_turn(train, test_sizes)
+    else:
+        train = _share_out(mass, train_sizes)
+        _top_up(train, least(data), wanted=train.copy())
+        test = _share_out(train, test_sizes)
+        _top_up(test, 1, wanted=train)
+    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+
+
+def pathological(
+    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
+    """Every client holds exactly `data.classes_per_client` classes, after the shards of McMahan et al. (2017).
+
+    Each class has as many holders as any other (give or take one), who share it equally. With fewer than C places
+    (clients * classes_per_client) some classes have no holder and stay out.
+    """
+    k, key = data.classes_per_client, "data.classes_per_client"
+    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    if k > np.count_nonzero(train_sizes):
+        raise BadInput(key, k, f"the data have {np.count_nonzero(train_sizes)} classes")
+    room = np.minimum(train_sizes, clients)
+    if room.sum() < clients * k:
+        raise BadInput(key, k, f"some classes have too few samples for {clients} clients to hold that many each")
+    holds = _holders(room, clients, k, rng)
+    train = _share_out(holds, np.where(holds.any(0), train_sizes, 0))
+    if not _top_up(train, least(data), wanted=holds, keep=1, strict=True):
+        what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
+        raise BadInput("data.min_samples", data.min_samples, what)
+    test = _share_out(train, np.where(holds.any(0), test_sizes, 0))
+    if not _top_up(test, 1, wanted=train, strict=True):
+        what = "the classes of some client have too few test samples for one each"
+        raise BadInput("federation.clients", clients, what)
+    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+
+
+def iid(
+    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
+    """Shuffle and cut into shares whose sizes differ by at most one."""
+    pools = (rng.permutation(len(train_labels)), rng.permutation(len(test_labels)))
+    train, test = ([np.sort(share) for share in np.array_split(pool, clients)] for pool in pools)
+    return train, test
+
+
+BUILT_IN: dict[str, Partition] = {"dirichlet": dirichlet, "pathological": pathological, "rotated": iid, "iid": iid}
+"""The partitions by name; `rotated` deals like iid, and the images are turned by `angles` when they are read."""
+
+
+def angles(clients: int) -> list[float]:
+    """Degrees by which the rotated partition turns each client's images, counter-clockwise: 360 i / N, as in FEDORA."""
+    return [360 * client / clients for client in range(clients)]
+
+
+def hold_out(train: Shares, labels: np.ndarray, share: float, rng: np.random.Generator) -> tuple[Shares, Shares]:
+    """Split each client's training share into what is left for training and a stratified validation share.
+
+    Validation takes floor(share * n_i) samples of client i's n_i, and at least one, unless `share` is 0.
+    """
+    if share == 0:
+        return train, [np.empty(0, np.int64) for _ in train]
+    sizes = np.array([len(indices) for indices in train])
+    pooled = np.concatenate(train)
+    owner = np.repeat(np.arange(len(train)), sizes)
+    classes = int(labels.max()) + 1
+    group = owner * classes + labels[pooled]
+    counts = np.bincount(group, minlength=len(train) * classes)
+    wanted = np.maximum(1, np.floor(share * sizes + 1e-9)).astype(np.int64)
+    rows = counts.reshape(len(train), classes)
+    takes = np.concatenate([apportion(row, take) for row, take in zip(rows, wanted, strict=True)])
+    order = rng.permutation(len(pooled))
+    order = order[np.argsort(group[order], kind="stable")]
+    place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
+    held = np.zeros(len(pooled), bool)
+    held[order[place < np.repeat(takes, counts)]] = True
+    cuts = np.cumsum(sizes)[:-1]
+    parts = zip(np.split(pooled, cuts), np.split(held, cuts), strict=True)
+    pairs = [(indices[~out], indices[out]) for indices, out in parts]
+    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+
+
+def _class_sizes(train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    classes = 1 + max(int(train_labels.max()), int(test_labels.max()))
+    return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)
+
+
+def _share_out(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+    """Counts [N, C]: each class dealt out whole, in proportion to its column of `mass`."""
+    columns = [apportion(column, size) for column, size in zip(mass.T, class_sizes, strict=True)]
+    return np.stack(columns, axis=1)
+
+
+def _fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+    """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes not yet used up."""
+    size = int(class_sizes.sum()) // len(mass)
+    left = class_sizes.copy()
+    counts = np.zeros(mass.shape, np.int64)
+    for client, row in enumerate(mass):
+        short = size
+        while short:
+            weights = np.where(left > 0, row, 0)
+            take = np.minimum(apportion(weights if weights.any() else left, short), left)
+            counts[client] += take
+            left -= take
+            short -= int(take.sum())
+    return counts
+
+
+def _top_up(counts: np.ndarray, size: int, wanted: np.ndarray, keep: int = 0, strict: bool = False) -> bool:
+    """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether that could be done.
+
+    A poor client is given classes in the order of its row of `wanted` (none where that is 0), each from the largest
+    client that can spare it: donors stay at `size`, and at `keep` samples of the class. Where that does not suffice it
+    is given whatever the largest client has most of, unless `strict`.
+    """
+    sizes = counts.sum(1)
+    for poor in np.flatnonzero(sizes < size):
+        fitting = [c for c in np.argsort(-wanted[poor], kind="stable") if wanted[poor, c] > 0]
+        while sizes[poor] < size:
+            for c in fitting:
+                spare = np.minimum(counts[:, c] - keep, sizes - size)
+                donor = int(np.argmax(np.where(spare > 0, sizes, -1)))
+                if spare[donor] > 0:
+                    break
+            else:
+                if strict:
+                    return False
+                donor = int(np.argmax(sizes))
+                c = np.argmax(counts[donor])
+                spare = np.minimum(counts[:, c], sizes - size)
+            moved = min(int(spare[donor]), size - int(sizes[poor]))
+            counts[donor, c] -= moved
+            counts[poor, c] += moved
+            sizes[donor] -= moved
+            sizes[poor] += moved
+    return True
+
+
+def _holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each column."""
+    quota = np.zeros_like(room)
+    places = clients * k
+    while places:
+        open_classes = np.flatnonzero(quota < room)
+        if places < len(open_classes):
+            open_classes = rng.choice(open_classes, places, replace=False)
+        step = max(1, places // len(open_classes))
+        before = quota.sum()
+        quota[open_classes] = np.minimum(quota[open_classes] + step, room[open_classes])
+        places -= int(quota.sum() - before)
+    holds = np.zeros((clients, len(room)), np.int64)
+    for client in range(clients):
+        # Largest remaining quota first (ties at random): no class can then be left with more places than clients.
+        chosen = np.argsort(-(quota + rng.random(len(quota))))[:k]
+        holds[client, chosen] = 1
+        quota[chosen] -= 1
+    return holds
+
+
+def _draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Shares:
+    """Random samples for `counts` [N, C], as ascending indices of each client."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    class_sizes = np.bincount(labels, minlength=counts.shape[1])
+    owner = np.full(len(labels), -1)
+    clients = np.arange(len(counts))
+    for column, start in zip(counts.T, np.cumsum(class_sizes) - class_sizes, strict=True):
+        owner[order[start : start + column.sum()]] = np.repeat(clients, column)
+    dealt = np.flatnonzero(owner >= 0)
+    dealt = dealt[np.argsort(owner[dealt], kind="stable")]
+    return np.split(dealt, np.cumsum(counts.sum(1))[:-1])
+
+
+def _find(name: str) -> Partition:
+    if name in BUILT_IN:
+        return BUILT_IN[name]
+    module, _, attribute = name.rpartition(".")
+    known = f"choose among {', '.join(BUILT_IN)}, or give the import path of a function"
+    if not module:
+        raise BadInput("data.partition", name, known)
+    try:
+        function = getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadInput("data.partition", name, f"{error}; {known}") from error
+    if not callable(function):
+        raise BadInput("data.partition", name, f"it is not a function; {known}")
+    return function
+
+
+def _checked(name: str, part: str, shares: Shares, total: int, clients: int, size: int) -> Shares:
+    """What a user's function returned, as sorted index arrays, or `BadInput`."""
+
+    def refuse(what: str) -> BadInput:
+        return BadInput("data.partition", name, f"what it returned for {part} {what}")
+
+    try:
+        arrays = [np.asarray(share) for share in shares]
+    except (TypeError, ValueError) as error:
+        raise refuse("must be a list of index arrays") from error
+    if len(arrays) != clients:
+        raise refuse(f"must be a list of {clients} index arrays, but has the length {len(arrays)}")
+    if any(array.ndim != 1 or not np.issubdtype(array.dtype, np.integer) for array in arrays):
+        raise refuse("must be one-dimensional arrays of whole numbers")
+    pooled = np.concatenate(arrays)
+    if len(pooled) and (pooled.min() < 0 or pooled.max() >= total):
+        raise refuse(f"must index {total} samples, but lies in {pooled.min()} to {pooled.max()}")
+    if len(np.unique(pooled)) < len(pooled):
+        raise refuse("deals some sample twice")
+    smallest = int(np.argmin([len(array) for array in arrays]))
+    if len(arrays[smallest]) < size:
+        raise refuse(f"gives client {smallest} {len(arrays[smallest])} samples, but each needs {size}")
+    return [np.sort(array).astype(np.int64) for array in arrays]

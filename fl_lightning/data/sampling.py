@@ -1,0 +1,36 @@
+"""Dealing things out in whole numbers, and drawing so that the class mix is kept."""
+
+from __future__ import annotations
+
+import numpy as np
+
+
+def apportion(weights: np.ndarray, total: int) -> np.ndarray:
+    """`total` units in proportion to `weights` [n], in whole numbers that add up to it.
+
+    Largest remainders are rounded up, ties in order. Weights that are all zero count as equal.
+    """
+    weights = np.asarray(weights, dtype=np.float64)
+    mass = weights.sum()
+    shares = weights / mass if mass > 0 else np.full(len(weights), 1 / len(weights))
+    exact = shares * total
+    counts = np.floor(exact).astype(np.int64)
+    rest = total - int(counts.sum())
+    counts[np.argsort(counts - exact, kind="stable")[:rest]] += 1
+    return counts
+
+
+def stratified(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` indices of `labels` with the class mix of the whole, ascending."""
+    wanted = apportion(np.bincount(labels), count)
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    sizes = np.bincount(labels, minlength=len(wanted))
+    place_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    return np.sort(order[place_in_class < np.repeat(wanted, sizes)])
+
+
+def split(labels: np.ndarray, test_share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
+    """Train and test indices, ascending, each with the class mix of the whole."""
+    test = stratified(labels, round(test_share * len(labels)), rng)
+    return np.setdiff1d(np.arange(len(labels)), test, assume_unique=True), test

@@ -1,0 +1,188 @@
+"""torchvision's classification data sets, by their names in lower case."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.data.images import SIZE, decoder
+from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.errors import BadInput
+
+DEFAULT_ROOT = "data"
+"""Where torchvision's files lie, or go, when data.root is not given."""
+
+_SIDES = {"train": {"train": True}, "test": {"train": False}}
+_SPLITS = {"train": {"split": "train"}, "test": {"split": "test"}}
+_VAL = {"train": {"split": "train"}, "test": {"split": "val"}}
+_WHOLE: dict[str, dict[str, Any]] = {"whole": {}}
+
+
+@dataclass(frozen=True)
+class Recipe:
+    """How torchvision builds a data set, and what it holds."""
+
+    dataset: str
+    """The class in torchvision.datasets."""
+    files: str
+    """What it looks for below the root."""
+    classes: int
+    shape: tuple[int, int, int] = (3, SIZE, SIZE)
+    parts: dict[str, dict[str, Any]] = field(default_factory=lambda: _SPLITS)
+    """Arguments of `train` and `test`, or of `whole` for a set without a test part."""
+    first_label: int = 0
+    downloads: bool = True
+    """Whether torchvision can download it."""
+
+
+def _emnist(split: str, classes: int, first_label: int = 0) -> Recipe:
+    parts = {part: {"split": split, **sides} for part, sides in _SIDES.items()}
+    return Recipe("EMNIST", f"EMNIST/raw/emnist-{split}-*-ubyte", classes, (1, 28, 28), parts, first_label)
+
+
+def _grey(dataset: str) -> Recipe:
+    return Recipe(dataset, f"{dataset}/raw/*-ubyte", 10, (1, 28, 28), _SIDES)
+
+
+RECIPES: dict[str, Recipe] = {
+    "mnist": _grey("MNIST"),
+    "fashionmnist": _grey("FashionMNIST"),
+    "kmnist": _grey("KMNIST"),
+    "qmnist": _grey("QMNIST"),
+    "emnist": _emnist("balanced", 47),
+    "emnist_balanced": _emnist("balanced", 47),
+    "emnist_byclass": _emnist("byclass", 62),
+    "emnist_bymerge": _emnist("bymerge", 47),
+    "emnist_digits": _emnist("digits", 10),
+    "emnist_letters": _emnist("letters", 26, first_label=1),
+    "emnist_mnist": _emnist("mnist", 10),
+    "usps": Recipe("USPS", "usps.bz2 and usps.t.bz2", 10, (1, 16, 16), _SIDES),
+    "semeion": Recipe("SEMEION", "semeion.data", 10, (1, 16, 16), _WHOLE),
+    "cifar10": Recipe("CIFAR10", "cifar-10-batches-py/", 10, parts=_SIDES),
+    "cifar100": Recipe("CIFAR100", "cifar-100-python/", 100, parts=_SIDES),
+    "svhn": Recipe("SVHN", "train_32x32.mat and test_32x32.mat", 10),
+    "stl10": Recipe("STL10", "stl10_binary/", 10, (3, 96, 96)),
+    "gtsrb": Recipe("GTSRB", "gtsrb/GTSRB/ and gtsrb/GT-final_test.csv", 43),
+    "dtd": Recipe("DTD", "dtd/dtd/", 47),
+    "eurosat": Recipe("EuroSAT", "eurosat/2750/", 10, parts=_WHOLE),
+    "flowers102": Recipe("Flowers102", "flowers-102/", 102),
+    "food101": Recipe("Food101", "food-101/", 101),
+    "oxfordiiitpet": Recipe(
+        "OxfordIIITPet",
+        "oxford-iiit-pet/",
+        37,
+        parts={"train": {"split": "trainval"}, "test": {"split": "test"}},
+    ),
+    "fgvcaircraft": Recipe(
+        "FGVCAircraft",
+        "fgvc-aircraft-2013b/",
+        100,
+        parts={"train": {"split": "trainval"}, "test": {"split": "test"}},
+    ),
+    "stanfordcars": Recipe("StanfordCars", "stanford_cars/", 196, downloads=False),
+    "pcam": Recipe("PCAM", "pcam/*.h5", 2),
+    "renderedsst2": Recipe("RenderedSST2", "rendered-sst2/", 2),
+    "country211": Recipe("Country211", "country211/", 211),
+    "clevrclassification": Recipe("CLEVRClassification", "clevr/CLEVR_v1.0/", 8, parts=_VAL, first_label=3),
+    "fer2013": Recipe("FER2013", "fer2013/fer2013.csv or fer2013/icml_face_data.csv", 7, downloads=False),
+    "imagenette": Recipe("Imagenette", "imagenette2/", 10, parts=_VAL),
+    "imagenet": Recipe("ImageNet", "ILSVRC2012_*.tar", 1000, parts=_VAL, downloads=False),
+    "places365": Recipe(
+        "Places365",
+        "categories_places365.txt, places365_*.txt, data_256_standard/ and val_256/",
+        365,
+        parts={"train": {"split": "train-standard", "small": True}, "test": {"split": "val", "small": True}},
+    ),
+    "sun397": Recipe("SUN397", "SUN397/", 397, parts=_WHOLE),
+    "caltech101": Recipe("Caltech101", "caltech101/101_ObjectCategories/", 101, parts=_WHOLE),
+    "caltech256": Recipe("Caltech256", "caltech256/256_ObjectCategories/", 257, parts=_WHOLE),
+    "inaturalist": Recipe(
+        "INaturalist",
+        "2021_train_mini/ and 2021_valid/",
+        10_000,
+        parts={"train": {"version": "2021_train_mini"}, "test": {"version": "2021_valid"}},
+    ),
+}
+
+
+def load(name: str, root: str | None, download: bool) -> Source:
+    """The torchvision data set `name` below `root`; whatever torchvision cannot do becomes one line that says so."""
+    import torchvision.datasets
+
+    recipe = RECIPES[name]
+    build = getattr(torchvision.datasets, recipe.dataset)
+    folder = DEFAULT_ROOT if root is None else root
+    options = {"download": download} if recipe.downloads else {}
+    pools: dict[str, Pool] = {}
+    for part, arguments in recipe.parts.items():
+        try:
+            dataset = build(root=folder, **arguments, **options)
+            pools[part] = _pool(dataset, recipe)
+        # torchvision answers a missing, cut or corrupt file, a lost network and an absent package in a dozen types.
+        except Exception as error:
+            raise Absent("data.root", root, _remedy(name, recipe, part, folder, download, error)) from error
+        names = _class_names(dataset, recipe)
+    if "whole" in pools:
+        return split_source(pools["whole"], names)
+    return Source(pools["train"], pools["test"], names)
+
+
+def _remedy(name: str, recipe: Recipe, part: str, folder: str, download: bool, error: Exception) -> str:
+    reason = (str(error) or type(error).__name__).split("\n")[0].split(". ")[0].rstrip(".")
+    where = f"torchvision cannot load the {part} part of {recipe.dataset} from {folder!r} ({reason})"
+    by_hand = f"put {recipe.files} below data.root"
+    fetch = "--data.download true fetches it; or " if recipe.downloads and not download else ""
+    return f"for the source {name} {where}; {fetch}{by_hand}; or --data.source digits needs no files"
+
+
+def _pool(dataset: Any, recipe: Recipe) -> Pool:
+    labels = _labels(dataset) - recipe.first_label
+    if labels.min() < 0 or labels.max() >= recipe.classes:
+        raise ValueError(f"labels {labels.min()} to {labels.max()} for {recipe.classes} classes")
+    samples = getattr(dataset, "data", None)
+    if samples is None:
+        return Pool(labels, _or_say(decoder(lambda index: dataset[index][0]), recipe))
+    samples = np.asarray(samples)
+    if samples.ndim == 3:
+        samples = samples[:, None]
+    elif samples.shape[1:] != recipe.shape:
+        samples = samples.transpose(0, 3, 1, 2)
+    return Pool.of(samples, labels)
+
+
+def _or_say(read: Any, recipe: Recipe) -> Any:
+    def read_or_say(indices: np.ndarray) -> np.ndarray:
+        try:
+            return read(indices)
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise BadInput("data.root", recipe.dataset, f"an image cannot be read ({reason})") from error
+
+    return read_or_say
+
+
+def _labels(dataset: Any) -> np.ndarray:
+    """Class numbers, int64 [n], from wherever this data set keeps them: no image is decoded if it can be helped."""
+    for attribute in ("targets", "labels", "_labels", "y"):
+        labels = getattr(dataset, attribute, None)
+        if labels is not None:
+            labels = np.asarray(labels)
+            # QMNIST keeps eight columns, of which the first is the class.
+            return (labels[:, 0] if labels.ndim == 2 else labels).astype(np.int64)
+    if hasattr(dataset, "_samples"):
+        return np.array([label for _, label in dataset._samples], np.int64)
+    if hasattr(dataset, "index"):
+        return np.array([label for label, _ in dataset.index], np.int64)
+    return np.array([dataset[index][1] for index in range(len(dataset))], np.int64)
+
+
+def _class_names(dataset: Any, recipe: Recipe) -> list[str]:
+    for attribute in ("classes", "categories"):
+        names = getattr(dataset, attribute, None)
+        if names is not None:
+            names = [name if isinstance(name, str) else str(name[0]) for name in names][-recipe.classes :]
+            if len(names) == recipe.classes:
+                return names
+    return [str(label + recipe.first_label) for label in range(recipe.classes)]

@@ -1,0 +1,400 @@
+"""The orchestrator: the round loop of personalised federated learning, readable from top to bottom.
+
+A round: draw the cohort, compose what each of its clients hears, let each of them hear, train and be judged on its home
+rank, store what arrived, judge, observe. Which method is running, the loop never asks.
+"""
+
+from __future__ import annotations
+
+import resource
+import sys
+import time
+from collections.abc import Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+
+from fl_lightning.callbacks.base import Callback, RelationView, RoundRecord
+from fl_lightning.callbacks.relations import Hearing
+from fl_lightning.client import Client
+from fl_lightning.config import Config
+from fl_lightning.data import FederatedData
+from fl_lightning.layout import NORMALISATION, Layout, copy_columns
+from fl_lightning.local import Turn, accuracy, descent, train
+from fl_lightning.methods.base import Method
+from fl_lightning.mixing import Mixer
+from fl_lightning.parallel import Group, share_out
+from fl_lightning.payload import Payload
+from fl_lightning.rng import numpy_rng
+from fl_lightning.state import ClientState, ServerState
+
+SMOKE_BATCHES = 2
+
+
+class Federation:
+    """N clients with a model each, and the server between them.
+
+    Args:
+        fabric: launched, with the client-parallel strategy.
+        config: the run.
+        data: every client's data.
+        model: the network, with the initial weights that all clients begin from.
+        head: dotted name of its classifier.
+        method: what the clients exchange, and how.
+        callbacks: in the order in which their hooks run.
+        folder: the run folder.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: Config,
+        data: FederatedData,
+        model: nn.Module,
+        head: str,
+        method: Method,
+        callbacks: Sequence[Callback],
+        folder: Path,
+    ) -> None:
+        self.fabric, self.config, self.data, self.method, self.folder = fabric, config, data, method, folder
+        self.group = Group(fabric)
+        self.rank, self.world_size, self.is_main = self.group.rank, self.group.size, self.group.rank == 0
+        self.rounds, self.clients = config.federation.rounds, config.federation.clients
+        self.home = share_out(data.train_sizes, self.world_size)
+        self.dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
+
+        self.layout = Layout(model, head)
+        self.layer_names = self.layout.layers
+        row, counters = self.layout.read(model, self.dtype)
+        row, counters = row.to(fabric.device), counters.to(fabric.device)
+        self.server = ServerState(initial=row, initial_counters=counters, shared=row)
+        self.states: dict[int, ClientState] = {}
+        self.resident = Client(model.to(fabric.device), self.layout, method, data.num_classes)
+        self.resident.fabric = fabric
+        self.resident.binding.bind(row.clone(), counters.clone())
+        self.optimizer = descent(fabric, self.resident, config.optimizer)
+        self._whole_last = any(isinstance(m, NORMALISATION) for m in model.modules())
+
+        scopes = [method.scope(b) for b in self.layout.blocks]
+        self.down_mask = np.array([s == "shared" for s in scopes], dtype=bool)
+        self.up_mask = np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool)
+        self.relation = method.relation()
+        self.callbacks: list[Callback] = [self.relation, *callbacks]
+        self.has_global = self.relation.shared and bool(self.down_mask[self.layout.is_parameter].all())
+        # The server's copy of a client is that client's own row until a hook may change what travels.
+        self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in self.callbacks)
+        own_start = method.starts_from() == "own"
+        self.persistent = own_start or not self.down_mask.all() or self._two_copies
+        self.judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
+        self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
+        self.resumed_from = 0
+        for callback in self.callbacks:
+            self.server.fields |= callback.server_fields(self)
+
+    # ---------------------------------------------------------------- the loop
+
+    def fit(self) -> dict[str, Any]:
+        """Run all rounds that are still to run; returns the summary (equal on every rank)."""
+        start = time.perf_counter()
+        self.call("on_fit_start")
+        try:
+            for t in range(self.server.round + 1, self.rounds + 1):
+                self.call("on_round_end", self.round(t))
+            summary = {"wall_seconds": time.perf_counter() - start, **self.judge_everyone()}
+            self.call("on_fit_end", summary)
+        finally:
+            self.call("on_close")
+        return summary
+
+    def round(self, t: int) -> RoundRecord:
+        """Round `t`, from the cohort to the record of what happened."""
+        clock = _Clock(self.fabric.device)
+        judged = t % self.config.evaluation.every == 0 or t == self.rounds
+        cohort = self.draw_cohort(t)
+        self.call("on_round_start", t, cohort)
+        downloads, view = self.compose(cohort)
+        clock.lap("server")
+        results = {c: self.turn(t, c, downloads[c], judged, clock) for c in self.at_home(cohort)}
+        if self.relation.shared:
+            view = self.aggregate(cohort)
+        clock.lap("server")
+        if judged:
+            self.judge_after_aggregation(t, results)
+        clock.lap("evaluation")
+        record = self.exchange(t, cohort, results, view, clock)
+        self.server.round = t
+        self.server.heard.update(cohort)
+        return record
+
+    def draw_cohort(self, t: int) -> list[int]:
+        """The clients of round `t`: max(1, round(participation * N)) of them, ascending."""
+        size = max(1, round(self.config.federation.participation * self.clients))
+        if size == self.clients:
+            return list(range(self.clients))
+        drawn = numpy_rng(self.config.seed, "cohort", t).choice(self.clients, size, replace=False)
+        return sorted(int(c) for c in drawn)
+
+    def compose(self, cohort: list[int]) -> tuple[dict[int, Payload], RelationView]:
+        """What each client of the cohort hears (this rank's clients), and the relation behind it."""
+        mine = self.at_home(cohort)
+        if self.relation.shared:
+            rows = dict.fromkeys(mine, self.server.shared)
+            view = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])  # known once the uploads are in
+        else:
+            sources = sorted(self.server.heard.union(cohort)) if self.relation.mixes == "known" else cohort
+            mixer = self.mixer(sources)
+            segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
+            weights = self.relation.rows(self.hearing(cohort, sources, mixer))
+            view = self.view(weights, cohort, sources)
+            rows = {}
+            for slot, c in enumerate(mine):
+                if slot not in self._hears:
+                    self._hears[slot] = torch.zeros_like(self.server.initial)
+                rows[c] = self._hears[slot]
+            if segments:
+                layers = len(self.layer_names) if self.relation.per_layer else 1
+                mixer.mix(segments, weights.expand(layers, -1, -1), cohort, rows)
+        return {c: Payload(self.layout, row, self.down_mask.copy()) for c, row in rows.items()}, view
+
+    def turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
+        """One client's turn on its home rank: hear, be judged, train, be judged, upload."""
+        config = self.config
+        part = self.data.client(client, self.fabric.device, self.dtype)
+        state = self.state(client)
+        result: dict[str, Any] = {"client": client, "train_samples": len(part.train), "test_samples": len(part.test)}
+
+        self.call("on_download", client, download)
+        result |= {"download_bytes": download.total_bytes, "download_parameter_bytes": download.parameter_bytes}
+        if self.method.starts_from() == "server":
+            copy_columns(state.row, download.row, self.layout.segments(download.sent))
+        self.resident.binding.bind(state.row, state.counters)
+        clock.lap("client")
+        if judged and self.is_judged("before"):
+            result["accuracy_before"] = self.score(client)
+        clock.lap("evaluation")
+
+        self.resident.hear(download)
+        self.begin_optimizer(t, state)
+        schedule = self.turn_of(
+            "train", client, (t - 1) * config.federation.local_epochs, config.federation.local_epochs
+        )
+        result["train_loss"], result["coaching_loss"] = train(
+            self.fabric, self.resident, part.train, self.optimizer, schedule
+        )
+        if config.optimizer.keep_state:
+            kept = {k: v for k, v in state.fields.items() if not k.startswith("optimizer.")}
+            state.fields = kept | {f"optimizer.{k}": v.clone() for k, v in self.optimizer.state().items()}
+        clock.lap("client")
+        if judged and self.is_judged("after"):
+            result["accuracy_after"] = self.score(client)
+        clock.lap("evaluation")
+
+        upload = Payload(self.layout, state.row, self.up_mask.copy())
+        self.call("on_upload", client, upload)
+        result |= {"upload_bytes": upload.total_bytes, "upload_parameter_bytes": upload.parameter_bytes}
+        if self._two_copies:  # what did not arrive stays stale (KAPC+BLS, Eq. 33)
+            copy_columns(state.received, upload.row, self.layout.segments(upload.sent))
+        state.turns += 1
+        self.call("on_client_end", client)
+        clock.lap("client")
+        return result
+
+    def aggregate(self, cohort: list[int]) -> RelationView:
+        """The one model that everybody will hear, mixed from the cohort's uploads, on every rank."""
+        mixer = self.mixer(cohort)
+        weights = self.relation.rows(self.hearing(cohort, cohort, mixer))
+        segments = self.layout.segments(self.down_mask)
+        shared = self.server.shared.clone()
+        mixer.mean(segments, weights[0, 0], shared)
+        self.server.shared = shared
+        if not self.persistent:
+            self.states.clear()  # one global model is all that is kept
+        return self.view(weights.expand(-1, len(cohort), -1), cohort, cohort)
+
+    def judge_after_aggregation(self, t: int, results: dict[int, dict[str, Any]]) -> None:
+        """Scores of models that exist only now: the global one, and fine-tuned copies."""
+        for client, result in results.items():
+            if self.has_global and self.is_judged("global"):
+                self.resident.binding.bind(self.server.shared, self.server.initial_counters.clone())
+                result["accuracy_global"] = self.score(client)
+            if self.is_judged("finetuned"):
+                result["accuracy_finetuned"] = self.score_finetuned(t, client)
+
+    def exchange(
+        self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], view: RelationView, clock: _Clock
+    ) -> RoundRecord:
+        """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
+        here = [_numbers(r) for r in results.values()]
+        gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib()))
+        clients = sorted((c for part, _, _ in gathered for c in part), key=lambda c: c["client"])
+        metrics: dict[str, float] = {}
+        scores = [c[f"accuracy_{self.judge}"] for c in clients if f"accuracy_{self.judge}" in c]
+        if scores:
+            metrics |= {f"{k}_accuracy": v for k, v in spread(scores).items()}
+        for kind in ("before", "after", "global", "finetuned"):
+            values = [c[f"accuracy_{kind}"] for c in clients if f"accuracy_{kind}" in c]
+            if values:
+                metrics[f"accuracy_{kind}"] = spread(values)["mean"]
+        for name in ("train_loss", "coaching_loss"):
+            metrics[name] = float(np.mean([c[name] for c in clients]))
+        for direction in ("upload", "download"):
+            for name in (f"{direction}_bytes", f"{direction}_parameter_bytes"):
+                metrics[name] = sum(c[name] for c in clients)
+        for name in gathered[0][1]:
+            metrics[name] = max(seconds[name] for _, seconds, _ in gathered)
+        metrics["memory_mib"] = sum(memory for _, _, memory in gathered)
+        return RoundRecord(t, cohort, metrics, clients, view)
+
+    # ---------------------------------------------------------------- judging
+
+    def is_judged(self, kind: str) -> bool:
+        """Whether models of this kind are scored in a judged round."""
+        asked = self.config.evaluation.models
+        return kind == self.judge or (kind != "finetuned" if asked is None else kind in asked)
+
+    def score(self, client: int) -> Tensor:
+        """Accuracy of the bound model on a client's test data, shape ()."""
+        part = self.data.client(client, self.fabric.device, self.dtype).test
+        return accuracy(self.fabric, self.resident, part, self.config.evaluation.batch_size)
+
+    def score_finetuned(self, t: int, client: int) -> Tensor:
+        """Accuracy of a copy of the client's final model after some epochs on its own data, without any pull."""
+        _, row, counters = self.final_model(client)
+        self.resident.binding.bind(row.clone(), counters.clone())
+        self.resident.hear(None)
+        self.begin_optimizer(max(t, 1), None)
+        epochs = self.config.evaluation.finetune_epochs or self.config.federation.local_epochs
+        part = self.data.client(client, self.fabric.device, self.dtype).train
+        train(self.fabric, self.resident, part, self.optimizer, self.turn_of("finetune", client, t * epochs, epochs))
+        return self.score(client)
+
+    def final_model(self, client: int) -> tuple[str, Tensor, Tensor]:
+        """What a client is left with (home rank): its kind, row and counters. Neither may be written to."""
+        if self.has_global and (self.judge != "after" or not self.persistent):
+            return "global", self.server.shared, self.server.initial_counters
+        state = self.states.get(client)
+        if state is not None:
+            return "personal", state.row, state.counters
+        row = self.server.initial.clone()  # not heard yet: the shared part is all there is
+        if self.relation.shared:
+            copy_columns(row, self.server.shared, self.layout.segments(self.down_mask))
+        return "personal", row, self.server.initial_counters
+
+    def judge_everyone(self) -> dict[str, Any]:
+        """The final models of all clients, whether they took part or not; all scores are under `final_accuracies`."""
+        mine: dict[int, Tensor] = {}
+        for client in self.at_home(range(self.clients)):
+            kind, row, counters = self.final_model(client)
+            if self.judge == "finetuned":
+                kind, mine[client] = "finetuned", self.score_finetuned(self.server.round, client)
+                continue
+            self.resident.binding.bind(row, counters)
+            mine[client] = self.score(client)
+        here = dict(zip(mine, torch.stack(list(mine.values())).tolist(), strict=True)) if mine else {}
+        everyone = {c: a for part in self.group.gather_objects(here) for c, a in part.items()}
+        scores = [everyone[c] for c in range(self.clients)]
+        kinds = [k for k in self.group.gather_objects(kind if mine else None) if k is not None]
+        figures = {f"final_{name}_accuracy": value for name, value in spread(scores).items()}
+        return {"judge": self.judge, "final_model": kinds[0], **figures, "final_accuracies": scores}
+
+    # ---------------------------------------------------------------- small things
+
+    def at_home(self, clients: Iterable[int]) -> list[int]:
+        """Those of `clients` whose home is this rank."""
+        return [c for c in clients if self.home[c] == self.rank]
+
+    def state(self, client: int) -> ClientState:
+        """A client's state; made of the common initial model at its first turn."""
+        if client not in self.states:
+            row = self.server.initial.clone()
+            received = row.clone() if self._two_copies else row
+            state = ClientState(client, row, self.server.initial_counters.clone(), received)
+            for callback in self.callbacks:
+                state.fields |= callback.client_fields(self)
+            self.states[client] = state
+        return self.states[client]
+
+    def mixer(self, sources: list[int]) -> Mixer:
+        """The mixing kernel over the server's last copies of `sources`; an unheard client's is the initial model."""
+        rows = {c: self.states[c].received if c in self.states else self.server.initial for c in self.at_home(sources)}
+        return Mixer(self.group, self.home, rows, sources, self.dtype)
+
+    def hearing(self, receivers: list[int], sources: list[int], mixer: Mixer) -> Hearing:
+        """What the relation may look at."""
+        samples = torch.tensor([self.data.train_sizes[c] for c in sources], dtype=torch.float64)
+        layers = len(self.layer_names) if self.relation.per_layer else 1
+        segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
+        return Hearing(
+            receivers, sources, samples, layers, self.clients, self.server.fields, lambda: mixer.gram(segments, layers)
+        )
+
+    def view(self, weights: Tensor, receivers: list[int], sources: list[int]) -> RelationView:
+        """The relation as it can be drawn: layers of which nothing is sent are one's own."""
+        layers = len(self.layer_names)
+        rows = weights.expand(layers, -1, -1).transpose(0, 1).to(torch.float32).numpy().copy()
+        heard = {b.layer for b, sent in zip(self.layout.blocks, self.down_mask, strict=True) if sent}
+        own = [layer for layer in range(layers) if layer not in heard]
+        rows[:, own] = np.equal.outer(receivers, sources)[:, None]
+        return RelationView(rows, receivers, self.layer_names, sources)
+
+    def begin_optimizer(self, t: int, state: ClientState | None) -> None:
+        """A cleared optimiser with the learning rate of round `t` (or the state that the client has kept)."""
+        config = self.config.optimizer
+        self.optimizer.reset()
+        self.optimizer.lr = config.lr * config.lr_decay ** ((t - 1) // config.lr_step)
+        if config.keep_state and state is not None:
+            prefix = "optimizer."
+            self.optimizer.load({k[len(prefix) :]: v for k, v in state.fields.items() if k.startswith(prefix)})
+
+    def turn_of(self, purpose: str, client: int, first_epoch: int, epochs: int) -> Turn:
+        """The draws of a stretch of local training."""
+        batches = SMOKE_BATCHES if self.config.smoke else None
+        size = self.config.federation.batch_size
+        return Turn(self.config.seed, purpose, client, first_epoch, epochs, size, self._whole_last, batches)
+
+    def call(self, hook: str, *args: Any) -> None:
+        """Run a hook of every callback, in order."""
+        for callback in self.callbacks:
+            getattr(callback, hook)(self, *args)
+
+
+def spread(scores: Sequence[float]) -> dict[str, float]:
+    """Unweighted mean, mean of the worst tenth (at least one) and standard deviation over clients."""
+    values = np.sort(np.asarray(scores, dtype=np.float64))
+    worst = values[: max(1, len(values) // 10)]
+    return {"mean": float(values.mean()), "worst": float(worst.mean()), "std": float(values.std())}
+
+
+def _numbers(result: dict[str, Any]) -> dict[str, float]:
+    """Tensors to numbers, waiting for the device once."""
+    names = [k for k, v in result.items() if isinstance(v, Tensor)]
+    values = torch.stack([result[k].double() for k in names]).tolist() if names else []
+    return result | dict(zip(names, values, strict=True))
+
+
+def _peak_memory_mib() -> float:
+    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+
+
+class _Clock:
+    """Seconds of a round by phase. It never waits for the device, so on a GPU the phases are those of the host."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._start = self._last = time.perf_counter()
+        self._phases = {"client": 0.0, "server": 0.0, "evaluation": 0.0}
+
+    def lap(self, phase: str) -> None:
+        """All since the last lap was `phase`."""
+        now = time.perf_counter()
+        self._phases[phase] += now - self._last
+        self._last = now
+
+    def seconds(self) -> dict[str, float]:
+        """`seconds` of the round so far and `seconds_PHASE`."""
+        total = {"seconds": time.perf_counter() - self._start}
+        return total | {f"seconds_{k}": v for k, v in self._phases.items()}

@@ -1,0 +1,173 @@
+"""How a model lies in one flat row: named blocks, their layers, and what is a classifier or a normalisation.
+
+A client's model is one row of D numbers. The resident model is bound to a row by pointing its tensors into it, so that
+training writes the row in place: loading and saving a client costs no copy.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from functools import cached_property
+from typing import Literal
+
+import numpy as np
+import torch
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _NormBase
+
+NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+"""Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""
+
+ALIGN = 16
+"""Blocks start at multiples of 16 numbers (64 bytes), so that vectorised kernels meet aligned memory."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """One tensor of the model inside the row: numbers `start` to `stop`."""
+
+    name: str
+    start: int
+    stop: int
+    shape: tuple[int, ...]
+    kind: Literal["parameter", "buffer"]
+    layer: int
+    """Index of its layer; a normalisation's tensors count with the layer before it."""
+    normalisation: bool
+    head: bool
+    """It belongs to the classifier."""
+
+    @property
+    def size(self) -> int:
+        """Numbers in the block."""
+        return self.stop - self.start
+
+
+@dataclass(frozen=True)
+class Segment:
+    """Columns `start` to `stop` of the rows, all of layer `layer` (0 where layers are not told apart)."""
+
+    start: int
+    stop: int
+    layer: int
+
+
+class Layout:
+    """The blocks of `model` in module order: all parameters, then all floating buffers.
+
+    A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear layer in ResNet-18.
+    Integer buffers (BatchNorm's counters) are kept apart, in `counters`: they never travel.
+
+    Args:
+        model: the module to lay out.
+        head: dotted name of the classifier module.
+    """
+
+    def __init__(self, model: nn.Module, head: str) -> None:
+        self.layers: list[str] = []
+        modules = dict(model.named_modules())
+        places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
+        buffers: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
+        self.counter_names: list[str] = []
+        seen: set[int] = set()
+        for prefix, module in modules.items():
+            own = [(n, p) for n, p in module.named_parameters(prefix, recurse=False) if id(p) not in seen]
+            seen.update(id(p) for _, p in own)
+            is_norm = isinstance(module, NORMALISATION)
+            if own and not is_norm:
+                self.layers.append(prefix or type(module).__name__)
+            layer = max(len(self.layers) - 1, 0)
+            places += [(n, p, "parameter", layer, is_norm) for n, p in own]
+            for name, buffer in module.named_buffers(prefix, recurse=False):
+                if buffer.is_floating_point():
+                    buffers.append((name, buffer, "buffer", layer, is_norm))
+                else:
+                    self.counter_names.append(name)
+        self.blocks: list[Block] = []
+        end = 0
+        for name, tensor, kind, layer, is_norm in places + buffers:
+            in_head = name == head or name.startswith(f"{head}.")
+            stop = end + tensor.numel()
+            self.blocks.append(Block(name, end, stop, tuple(tensor.shape), kind, layer, is_norm, in_head))
+            end = -(-stop // ALIGN) * ALIGN
+        self.size = end
+        self._segments: dict[tuple[bytes, bool], list[Segment]] = {}  # masks recur from round to round
+
+    @cached_property
+    def numbers(self) -> np.ndarray:
+        """Size of each block, in numbers (int64 [B])."""
+        return np.array([b.size for b in self.blocks], dtype=np.int64)
+
+    @cached_property
+    def is_parameter(self) -> np.ndarray:
+        """Which blocks are parameters (bool [B])."""
+        return np.array([b.kind == "parameter" for b in self.blocks], dtype=bool)
+
+    def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
+        """Bool [B]: the blocks for which `holds`."""
+        return np.array([holds(b) for b in self.blocks], dtype=bool)
+
+    def segments(self, mask: np.ndarray, *, by_layer: bool = False) -> list[Segment]:
+        """The columns of the blocks in `mask`, neighbours joined (with `by_layer` only within a layer)."""
+        known = self._segments.get((mask.tobytes(), by_layer))
+        if known is not None:
+            return known
+        out: list[Segment] = []
+        follows = -1  # the block that would continue the last segment
+        for k, block in enumerate(self.blocks):
+            if not mask[k]:
+                continue
+            layer = block.layer if by_layer else 0
+            if out and follows == k and out[-1].layer == layer:
+                out[-1] = Segment(out[-1].start, block.stop, layer)
+            else:
+                out.append(Segment(block.start, block.stop, layer))
+            follows = k + 1
+        self._segments[mask.tobytes(), by_layer] = out
+        return out
+
+    def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
+        """The model's tensors as a new row (D,) and its counters (int64 (n,)), on the CPU."""
+        tensors = _tensors(model)
+        row = torch.zeros(self.size, dtype=dtype)
+        for b in self.blocks:
+            row[b.start : b.stop] = tensors[b.name].detach().reshape(-1).cpu()
+        counters = torch.tensor([int(tensors[n]) for n in self.counter_names], dtype=torch.int64)
+        return row, counters
+
+    def state_dict(self, row: Tensor, counters: Tensor) -> dict[str, Tensor]:
+        """The model in `row` (D,) as PyTorch names it; its tensors share the row's memory."""
+        blocks = {b.name: row[b.start : b.stop].view(b.shape) for b in self.blocks}
+        return blocks | dict(zip(self.counter_names, counters, strict=True))
+
+
+def _tensors(model: nn.Module) -> dict[str, Tensor]:
+    return {**dict(model.named_parameters()), **dict(model.named_buffers())}
+
+
+class Binding:
+    """Points the tensors of one resident `model` into rows of its `layout`."""
+
+    def __init__(self, model: nn.Module, layout: Layout) -> None:
+        tensors = _tensors(model)
+        self.layout = layout
+        self._targets = [(tensors[b.name], b.start, b.stop, b.shape) for b in layout.blocks]
+        self._counters = [tensors[n] for n in layout.counter_names]
+        self.parameters = [t for t, *_ in self._targets if isinstance(t, nn.Parameter)]
+        self.row: Tensor | None = None
+
+    def bind(self, row: Tensor, counters: Tensor | None = None) -> None:
+        """From now on the model *is* `row` (D,): what training writes stands in the row. `counters` likewise."""
+        for tensor, start, stop, shape in self._targets:
+            tensor.data = row[start:stop].view(shape)
+        if counters is not None:
+            for k, tensor in enumerate(self._counters):
+                tensor.data = counters[k]
+        self.row = row
+
+
+def copy_columns(into: Tensor, source: Tensor, segments: Iterable[Segment]) -> None:
+    """Copy the columns of `segments` from row `source` into row `into`."""
+    for s in segments:
+        into[s.start : s.stop].copy_(source[s.start : s.stop])

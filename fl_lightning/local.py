@@ -1,0 +1,207 @@
+"""What happens on one client in a round: epochs of local steps, and forward passes for scores."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from lightning.fabric import Fabric
+from lightning.fabric.wrappers import _FabricOptimizer
+from torch import Tensor, nn
+from torch.optim.sgd import sgd
+
+from fl_lightning.client import Client
+from fl_lightning.config import OptimizerConfig
+from fl_lightning.data import Part
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import generator, key
+
+
+class Descent:
+    """A local optimiser over the resident model's parameters. Its state is cleared at every client's turn."""
+
+    lr: float
+
+    def reset(self) -> None:
+        """Forget all state."""
+        raise NotImplementedError
+
+    def step(self, loss: Tensor) -> None:
+        """One step down `loss`."""
+        raise NotImplementedError
+
+    def state(self) -> dict[str, Tensor]:
+        """State tensors by name, to be kept for a client (`optimizer.keep_state`)."""
+        raise NotImplementedError
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Take up what `state` gave."""
+        raise NotImplementedError
+
+
+class FastSGD(Descent):
+    """SGD through torch's functional form: without the wrappers that cost more than a small model's step."""
+
+    def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
+        self.parameters = list(parameters)
+        self.config = config
+        self.lr = config.lr
+        self.reset()
+
+    def reset(self) -> None:
+        """Forget the momentum."""
+        self._buffers: list[Tensor | None] = [None] * len(self.parameters)
+
+    def step(self, loss: Tensor) -> None:
+        """w <- w - lr (momentum and weight decay as `torch.optim.SGD`)."""
+        gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
+        used = [k for k, g in enumerate(gradients) if g is not None]
+        parameters: list[Tensor] = [self.parameters[k] for k in used]
+        found = [g for g in gradients if g is not None]
+        config = self.config
+        with torch.no_grad():
+            if not config.momentum and not config.weight_decay:  # what the call below comes to
+                torch._foreach_add_(parameters, found, alpha=-self.lr)
+                return
+            buffers = [self._buffers[k] for k in used]
+            sgd(
+                parameters, found, buffers, weight_decay=config.weight_decay, momentum=config.momentum, lr=self.lr,
+                dampening=0.0, nesterov=config.nesterov, maximize=False, foreach=True,
+            )  # fmt: skip
+            for k, buffer in zip(used, buffers, strict=True):
+                self._buffers[k] = buffer
+
+    def state(self) -> dict[str, Tensor]:
+        """`momentum.K` by parameter."""
+        return {f"momentum.{k}": b for k, b in enumerate(self._buffers) if b is not None}
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Copies, since the steps write in place."""
+        self.reset()
+        for name, buffer in state.items():
+            self._buffers[int(name.split(".")[1])] = buffer.clone()
+
+
+class AnyOptimizer(Descent):
+    """Any torch optimiser, through Fabric: its loss scaling, and clipping."""
+
+    def __init__(self, fabric: Fabric, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
+        self.fabric, self.optimizer, self.config = fabric, optimizer, config
+        self._stepper = _FabricOptimizer(optimizer=optimizer, strategy=fabric.strategy)
+        self.lr = config.lr
+
+    def reset(self) -> None:
+        """Forget all state."""
+        self.optimizer.state.clear()
+
+    def step(self, loss: Tensor) -> None:
+        """Backward, clip, step."""
+        for group in self.optimizer.param_groups:
+            if self.config.name != "module":
+                group["lr"] = self.lr
+        self.optimizer.zero_grad()
+        self.fabric.backward(loss)
+        if self.config.clip_norm is not None:
+            self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
+            nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+        self._stepper.step()
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for g in self.optimizer.param_groups for p in g["params"]]
+
+    def state(self) -> dict[str, Tensor]:
+        """`NAME.K` by parameter."""
+        return {
+            f"{name}.{k}": value
+            for k, p in enumerate(self._parameters())
+            for name, value in self.optimizer.state.get(p, {}).items()
+            if isinstance(value, Tensor)
+        }
+
+    def load(self, state: dict[str, Tensor]) -> None:
+        """Copies, since the steps write in place."""
+        self.reset()
+        parameters = self._parameters()
+        for name, value in state.items():
+            label, k = name.rsplit(".", 1)
+            self.optimizer.state[parameters[int(k)]][label] = value.clone()
+
+
+def descent(fabric: Fabric, client: Client, config: OptimizerConfig) -> Descent:
+    """The optimiser that `config` names, over the resident client's parameters."""
+    parameters = [p for p in client.binding.parameters if p.requires_grad]
+    if config.name == "sgd" and config.clip_norm is None and fabric.strategy.precision.precision != "16-mixed":
+        return FastSGD(parameters, config)
+    if config.name == "module":
+        optimizer = client.configure_optimizers()
+        if not isinstance(optimizer, torch.optim.Optimizer):
+            allowed = "the model must be a LightningModule whose configure_optimizers returns one optimiser"
+            raise BadInput("optimizer.name", config.name, allowed)
+        return AnyOptimizer(fabric, optimizer, config)
+    options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
+    if config.name == "sgd":
+        options |= {"momentum": config.momentum, "nesterov": config.nesterov}
+    kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
+    return AnyOptimizer(fabric, kind(parameters, **options), config)
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Which draws a stretch of local training uses: (seed, purpose, client, absolute epoch)."""
+
+    seed: int
+    purpose: str
+    client: int
+    first_epoch: int
+    epochs: int
+    batch_size: int
+    whole_last: bool
+    """A lone last sample joins the batch before it: BatchNorm cannot take one sample."""
+    most_batches: int | None = None
+    """Stop an epoch after so many batches (`--smoke`)."""
+
+
+def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: Turn) -> tuple[Tensor, Tensor]:
+    """Train the bound client on `part` for the turn's epochs.
+
+    Returns:
+        Mean task-plus-coaching loss and mean coaching loss over the steps, tensors of shape () (0 without a step).
+        Nothing here waits for the device.
+    """
+    client.train()
+    total: Tensor | None = None
+    pulled: Tensor | None = None
+    steps = 0
+    for epoch in range(turn.first_epoch, turn.first_epoch + turn.epochs):
+        torch.manual_seed(key(turn.seed, turn.purpose + " global", turn.client, epoch))  # dropout and the like
+        order = generator(turn.seed, turn.purpose + " order", turn.client, epoch)
+        augment = generator(turn.seed, turn.purpose + " augment", turn.client, epoch)
+        for k, batch in enumerate(part.batches(turn.batch_size, order, augment, whole_last=turn.whole_last)):
+            if k == turn.most_batches:
+                break
+            client.pull_value = None
+            with fabric.autocast():
+                loss = client.training_step(batch, k)
+            optimizer.step(loss)
+            value = loss.detach()
+            total = value if total is None else total + value
+            if client.pull_value is not None:
+                pulled = client.pull_value if pulled is None else pulled + client.pull_value
+            steps += 1
+    nothing = torch.zeros((), device=fabric.device)
+    mean = nothing if total is None else total / steps
+    return mean, nothing if pulled is None else pulled / steps
+
+
+@torch.no_grad()
+def accuracy(fabric: Fabric, client: Client, part: Part, batch_size: int) -> Tensor:
+    """Share of right answers of the bound client on `part`, a tensor of shape (); NaN on an empty part."""
+    client.eval()
+    right = torch.zeros((), device=fabric.device)
+    for x, y in part.batches(batch_size):
+        with fabric.autocast():
+            right = right + client.score(x, y)
+    return right / len(part) if len(part) else right * torch.nan

@@ -1,0 +1,55 @@
+"""FedAMP: Huang, Chu, Zhou, Wang, Liu, Pei, Zhang: Personalized Cross-Silo Federated Learning on Non-IID Data.
+AAAI 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_lightning.callbacks.relations import Attention, Relation
+from fl_lightning.config import check
+from fl_lightning.layout import Block
+from fl_lightning.methods.base import Method, Scope
+
+
+@dataclass(frozen=True)
+class FedAMP(Method):
+    """Every client is pulled towards its own mix of all models, in which similar models weigh more.
+
+    Args:
+        lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training.
+        alpha: step of the message passing, in units of sigma while that is None. 0.05: own weight stays above one half
+            with ten clients.
+        sigma: scale of squared distances between models; None takes the mean squared distance of the round. (With the
+            sigma = 1 of popular code every weight underflows and FedAMP is local training.)
+        mixes: whose models are mixed; `known`, everyone heard so far, is the paper's.
+    """
+
+    judge = "after"
+
+    lam: float = 0.05
+    alpha: float = 0.05
+    sigma: float | None = None
+    mixes: Literal["cohort", "known"] = "known"
+
+    def __post_init__(self) -> None:
+        check("method.lam", self.lam, self.lam >= 0, "it must be 0 or more")
+        check("method.alpha", self.alpha, self.alpha > 0, "it must be above 0")
+        check("method.sigma", self.sigma, self.sigma is None or self.sigma > 0, "it must be above 0, or null")
+
+    def relation(self) -> Relation:
+        """Attention by distance between models."""
+        return Attention(self.alpha, self.sigma, self.mixes)
+
+    def scope(self, block: Block) -> Scope:
+        """Parameters travel; running statistics stay personal, since mixes of them belong to no model."""
+        return "shared" if block.kind == "parameter" else "personal"
+
+    def starts_from(self) -> Literal["own", "server"]:
+        """A client keeps its own model; the mix only pulls."""
+        return "own"
+
+    def pull(self, block: Block) -> float:
+        """lam / (2 alpha) on every parameter."""
+        return self.lam / (2 * self.alpha)

@@ -1,0 +1,16 @@
+"""FedAvg: McMahan, Moore, Ramage, Hampson, Aguera y Arcas: Communication-Efficient Learning of Deep Networks from
+Decentralized Data. AISTATS 2017.
+
+Judged as the global model; `--evaluation.judge after` and `finetuned` give the two personalised readings of it.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_lightning.methods.base import Method
+
+
+@dataclass(frozen=True)
+class FedAvg(Method):
+    """One global model: the mean of the cohort's models, weighted by training samples."""

@@ -1,0 +1,216 @@
+"""The server's one kernel: what client i hears about a layer is the sum over j of R[i, layer, j] times j's layer.
+
+Rows live on their clients' home ranks. The columns are cut into fixed tiles; a rank collects one tile of all sources at
+a time (all-to-all), mixes it and sends it back. So no rank ever holds all models, the extra memory is one tile of the
+sources, and the sums run in client order whatever the number of ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.layout import Segment
+from fl_lightning.parallel import Group
+
+TILE = 1 << 16
+"""Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits), so it is fixed."""
+
+
+def mixed(W: Tensor, A: Tensor, receivers: Sequence[int]) -> Tensor:
+    """Rows `A` applied to the models `W` as differences: W_i + (A - I)(W - 1 w_0).
+
+    Equal models stay equal bit for bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails the first).
+
+    Args:
+        W: models, (n, columns).
+        A: weights, (m, n), each row summing to 1.
+        receivers: for each row of `A`, which row of `W` it belongs to (m,).
+
+    Returns:
+        What each receiver hears, (m, columns).
+    """
+    index = torch.as_tensor(receivers, device=W.device)
+    B = A.to(torch.float64, copy=True)
+    B[torch.arange(len(receivers), device=B.device), index] -= 1.0
+    return torch.addmm(W[index], B.to(W.dtype), W - W[0])
+
+
+def mean_of(W: Tensor, p: Tensor) -> Tensor:
+    """One model for everybody, w_0 + sum_j p_j (w_j - w_0), shape (columns,); equal models stay equal bit for bit."""
+    return torch.addmm(W[:1], p.to(W.dtype)[None], W - W[0])[0]
+
+
+@dataclass(frozen=True)
+class Gram:
+    """Inner products of the sources' layers, W_l W_l^T, kept as the centred part and what was taken out.
+
+    In float32 the plain product is destroyed by cancellation once clients are alike; centred, it is not. All float64.
+    """
+
+    centred: Tensor
+    """C[l] = (W_l - mean)(W_l - mean)^T, (L, n, n)."""
+    offset: Tensor
+    """a[l, j] = <w_j - mean, mean>, (L, n)."""
+    mean_square: Tensor
+    """||mean||^2, (L,)."""
+
+    @property
+    def full(self) -> Tensor:
+        """W_l W_l^T, (L, n, n)."""
+        a = self.offset
+        return self.centred + a[:, :, None] + a[:, None, :] + self.mean_square[:, None, None]
+
+    @property
+    def distances(self) -> Tensor:
+        """Squared distances ||w_i - w_j||^2 by layer, (L, n, n), never negative."""
+        d = self.centred.diagonal(dim1=1, dim2=2)
+        return (d[:, :, None] + d[:, None, :] - 2 * self.centred).clamp_min(0.0)
+
+    def total(self) -> Gram:
+        """The same over all layers together, L = 1."""
+        return Gram(self.centred.sum(0, True), self.offset.sum(0, True), self.mean_square.sum(0, True))
+
+
+class Mixer:
+    """The kernel over the rows of `sources`, spread over the ranks of `group`.
+
+    Args:
+        group: the processes.
+        home: home rank by client.
+        rows: this rank's rows, by client; at least those of its sources.
+        sources: clients whose models are mixed, in ascending order, the same on every rank.
+        dtype: type of the rows (a rank may have none).
+    """
+
+    def __init__(
+        self,
+        group: Group,
+        home: Sequence[int],
+        rows: Mapping[int, Tensor],
+        sources: Sequence[int],
+        dtype: torch.dtype = torch.float32,
+    ) -> None:
+        self.group = group
+        self.home = home
+        self.rows = rows
+        self.dtype = dtype
+        self.sources = list(sources)
+        self.places = {c: k for k, c in enumerate(self.sources)}
+        self.by_rank = [[c for c in self.sources if home[c] == r] for r in range(group.size)]
+
+    def gram(self, segments: Sequence[Segment], layers: int) -> Gram:
+        """Inner products by layer over `segments` (equal on every rank)."""
+        n = len(self.sources)
+        tiles = _tiles(segments)
+        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for first, W in self._collected(tiles):
+            if W is None:
+                continue
+            mean = W.mean(0)
+            D = W - mean
+            found[first] = ((D @ D.T).double().cpu(), (D @ mean).double().cpu(), mean.dot(mean).double().cpu())
+        everywhere: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        for part in self.group.gather_objects(found):
+            everywhere.update(part)
+        centred = torch.zeros(layers, n, n, dtype=torch.float64)
+        offset = torch.zeros(layers, n, dtype=torch.float64)
+        mean_square = torch.zeros(layers, dtype=torch.float64)
+        for k, tile in enumerate(tiles):  # in tile order on every rank: the same sums
+            c, a, m = everywhere[k]
+            centred[tile.layer] += c
+            offset[tile.layer] += a
+            mean_square[tile.layer] += m
+        return Gram(centred, offset, mean_square)
+
+    def mix(self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor]) -> None:
+        """What each of `receivers` hears, written into the columns of `segments` of this rank's rows `into`.
+
+        Args:
+            segments: columns to mix; their `layer` picks the weights.
+            A: weights (L, m, n), receivers by sources, each row summing to 1.
+            receivers: clients (m of them), all among the sources.
+            into: a row for each receiver whose home is this rank.
+        """
+        tiles = _tiles(segments)
+        places = [self.places[c] for c in receivers]
+        mine = [k for k, c in enumerate(receivers) if c in into]
+        by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
+        A = A.to(self.group.device)
+        for first, W in self._collected(tiles):
+            tile = tiles[first] if W is not None else None
+            out = mixed(W, A[tile.layer], places) if W is not None and tile is not None else None
+            if self.group.size == 1:
+                assert tile is not None and out is not None
+                for k, c in enumerate(receivers):
+                    into[c][tile.start : tile.stop] = out[k]
+                continue
+            stripe = self._stripe(tiles, first)
+            width = tile.stop - tile.start if tile is not None else 0
+            send = torch.cat([out[ks].flatten() for ks in by_rank]) if out is not None else self._nothing()
+            back = self.group.exchange(
+                send,
+                [len(ks) * width for ks in by_rank],
+                [len(mine) * (t.stop - t.start) for t in stripe] + [0] * (self.group.size - len(stripe)),
+            )
+            at = 0
+            for t in stripe:
+                for k in mine:
+                    into[receivers[k]][t.start : t.stop] = back[at : at + t.stop - t.start]
+                    at += t.stop - t.start
+
+    def mean(self, segments: Sequence[Segment], p: Tensor, into: Tensor) -> None:
+        """The one model that everybody hears, `p` (n,) over the sources, written into `into` (D,) on every rank."""
+        tiles = _tiles(segments)
+        p = p.to(self.group.device)
+        for first, W in self._collected(tiles):
+            out = mean_of(W, p) if W is not None else self._nothing()
+            if self.group.size == 1:
+                into[tiles[first].start : tiles[first].stop] = out
+                continue
+            stripe = self._stripe(tiles, first)
+            width = max(t.stop - t.start for t in stripe)
+            for t, part in zip(stripe, self.group.gather_parts(out, width), strict=False):
+                into[t.start : t.stop] = part[: t.stop - t.start]
+
+    def _stripe(self, tiles: list[Segment], mine: int) -> list[Segment]:
+        """The tiles that the ranks work on at the same time as tile `mine` here."""
+        first = mine - self.group.rank
+        return tiles[first : first + self.group.size]
+
+    def _nothing(self) -> Tensor:
+        return torch.empty(0, dtype=self.dtype, device=self.group.device)
+
+    def _collected(self, tiles: list[Segment]) -> Iterator[tuple[int, Tensor | None]]:
+        """For each of this rank's tiles its number and the sources' columns (n, width), rows in source order.
+
+        Every rank gets as many items as every other: past the last tile the columns are None.
+        """
+        size, rank = self.group.size, self.group.rank
+        local = [self.rows[c] for c in self.by_rank[rank]]
+        if size == 1:
+            for k, t in enumerate(tiles):
+                yield k, torch.stack([row[t.start : t.stop] for row in local])
+            return
+        order = torch.tensor([self.places[c] for clients in self.by_rank for c in clients], device=self.group.device)
+        for first in range(0, len(tiles), size):
+            stripe = tiles[first : first + size]
+            parts = [row[t.start : t.stop] for t in stripe for row in local]
+            send = torch.cat(parts) if parts else self._nothing()
+            send_sizes = [len(local) * (t.stop - t.start) for t in stripe] + [0] * (size - len(stripe))
+            width = stripe[rank].stop - stripe[rank].start if rank < len(stripe) else 0
+            came = self.group.exchange(send, send_sizes, [len(c) * width for c in self.by_rank])
+            if not width:
+                yield first + rank, None
+                continue
+            W = came.new_empty(len(self.sources), width)
+            W[order] = came.view(-1, width)
+            yield first + rank, W
+
+
+def _tiles(segments: Sequence[Segment]) -> list[Segment]:
+    """`segments` cut into pieces of at most TILE columns."""
+    return [Segment(a, min(a + TILE, s.stop), s.layer) for s in segments for a in range(s.start, s.stop, TILE)]

@@ -1,0 +1,92 @@
+"""Models: one file for each backbone, and whatever `nn.Module` the user names by class path."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.config import Component
+from fl_lightning.errors import BadInput
+
+
+def build(component: Component, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+    """Build the model and try it on two zeros of `input_shape`; raise `BadInput` if it does not fit the data.
+
+    `input_shape` and `num_classes` are passed to classes that take them, unless `init_args` set them.
+    """
+    input_shape = tuple(input_shape)
+    model_class = _import(component.class_path)
+    signature = inspect.signature(model_class)
+    offered = {"input_shape": input_shape, "num_classes": num_classes}
+    arguments: dict[str, Any] = {key: value for key, value in offered.items() if key in signature.parameters}
+    arguments |= component.init_args
+    try:
+        signature.bind(**arguments)
+    except TypeError as error:
+        accepted = ", ".join(signature.parameters) or "no arguments"
+        raise BadInput("model", component.class_path, f"{error}; it takes {accepted}") from error
+    try:
+        model = model_class(**arguments)
+    except BadInput:
+        raise
+    # Whatever a class raises for its arguments is about what the user gave.
+    except Exception as error:
+        raise BadInput("model", component.class_path, f"building it failed: {_line(error)}") from error
+    _try_out(model, component.class_path, input_shape, num_classes)
+    return model
+
+
+def head_of(model: nn.Module) -> str:
+    """Dotted name of the classifier: the string `model.head` if there is one, else the last `nn.Linear`."""
+    name = type(model).__name__
+    named = getattr(model, "head", None)
+    modules = dict(model.named_modules())
+    if isinstance(named, str):
+        if named not in modules:
+            raise BadInput("model", name, f"its `head` names {named!r}, which is none of its modules")
+        return named
+    linear = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
+    if not linear:
+        raise BadInput("model", name, "it has no nn.Linear for a head; name its classifier in an attribute `head`")
+    return linear[-1]
+
+
+def _import(class_path: str) -> type[nn.Module]:
+    module, _, name = class_path.rpartition(".")
+    if not module:
+        raise BadInput("model", class_path, "give a name from `fl-train list models`, or an import path: module.Class")
+    try:
+        found = getattr(importlib.import_module(module), name)
+    except (ImportError, AttributeError) as error:
+        raise BadInput("model", class_path, f"it cannot be imported: {error}") from error
+    if not (isinstance(found, type) and issubclass(found, nn.Module)):
+        raise BadInput("model", class_path, "it must be a class derived from torch.nn.Module")
+    return found
+
+
+def _try_out(model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int) -> None:
+    """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits; leaves no trace."""
+    data = f"the data have samples of shape {input_shape} and {num_classes} classes"
+    modes = [(module, module.training) for module in model.modules()]
+    try:
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            output = model.eval()(torch.zeros(2, *input_shape))
+    # A model that does not fit can fail in any way.
+    except Exception as error:
+        raise BadInput("model", class_path, f"{data}, on which its forward fails: {_line(error)}") from error
+    finally:
+        for module, mode in modes:
+            module.training = mode
+    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2 or output.shape[1] < num_classes:
+        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
+        wanted = f"(2, {num_classes})"
+        raise BadInput("model", class_path, f"{data}, but for two samples it gives {given} instead of {wanted}")
+
+
+def _line(error: Exception) -> str:
+    return (str(error) or type(error).__name__).split("\n")[0]

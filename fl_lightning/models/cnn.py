@@ -1,0 +1,53 @@
+"""The convolutional network of the KAPC papers on MNIST and Fashion-MNIST."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import BadInput
+
+
+class CNN(nn.Module):
+    """Two 5x5 convolutions, then 512, 128 and the classes: the 5 layers of KAPC's MNIST model.
+
+    The papers give neither channels nor padding nor pooling: 32 and 64 channels and 2x2 max-pooling after each
+    convolution are those of McMahan et al. (2017).
+
+    Args:
+        input_shape: (channels, height, width) of an image.
+        num_classes: outputs.
+        channels: of the two convolutions.
+        padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants 16x16 pixels.
+    """
+
+    head = "classifier"
+
+    def __init__(
+        self, input_shape: Sequence[int], num_classes: int, channels: Sequence[int] = (32, 64), padding: int = 0
+    ) -> None:
+        super().__init__()
+        sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
+        if len(input_shape) != 3 or min(sides, default=0) < 1:
+            allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
+            raise BadInput("model.init_args.padding", padding, allowed)
+        first, second = channels
+        self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
+        self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
+        self.fc1 = nn.Linear(second * sides[0] * sides[1], 512)
+        self.fc2 = nn.Linear(512, 128)
+        self.classifier = nn.Linear(128, num_classes)
+        self.pool = nn.MaxPool2d(2)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [b, channels, height, width] to logits [b, num_classes]."""
+        x = self.pool(self.conv1(x).relu())
+        x = self.pool(self.conv2(x).relu())
+        x = self.fc1(x.flatten(1)).relu()
+        return self.classifier(self.fc2(x).relu())
+
+
+def _pooled(side: int, padding: int) -> int:
+    """Pixels along a side after a 5x5 convolution and the pooling."""
+    return (side + 2 * padding - 4) // 2

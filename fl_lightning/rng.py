@@ -1,0 +1,30 @@
+"""Randomness as a function of (seed, purpose, client, round or absolute epoch), never of rank, order or history.
+
+Two runs that differ in ranks, or of which one was resumed, therefore draw the same numbers.
+"""
+
+from __future__ import annotations
+
+import zlib
+
+import numpy as np
+import torch
+
+
+def _entropy(seed: int, purpose: str, ids: tuple[int, ...]) -> list[int]:
+    return [seed, zlib.crc32(purpose.encode()), *ids]
+
+
+def key(seed: int, purpose: str, *ids: int) -> int:
+    """A 63-bit number for (seed, purpose, ids): equal arguments, equal number."""
+    return int(np.random.SeedSequence(_entropy(seed, purpose, ids)).generate_state(1, np.uint64)[0] >> 1)
+
+
+def generator(seed: int, purpose: str, *ids: int, device: str | torch.device = "cpu") -> torch.Generator:
+    """A torch generator for (seed, purpose, ids)."""
+    return torch.Generator(device=device).manual_seed(key(seed, purpose, *ids))
+
+
+def numpy_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:
+    """A numpy generator for (seed, purpose, ids)."""
+    return np.random.default_rng(_entropy(seed, purpose, ids))

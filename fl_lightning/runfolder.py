@@ -1,0 +1,204 @@
+"""What a run leaves behind: metrics.csv, clients.csv, relation/ and summary.json, written so that a crash spares them.
+
+A row is one write, flushed to the disk; everything else is written aside and renamed. A round's row in `metrics.csv` is
+written last: a round that has it has the rest too. Rank 0 alone writes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import io
+import json
+import math
+import os
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.callbacks.base import RelationView, RoundRecord
+from fl_lightning.errors import RunFailed
+
+Row = dict[str, float]
+
+
+class RunFolder:
+    """The folder `path` of one run, made with its first file. Raises `RunFailed` if the disk refuses a write."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+        self._metrics = _Table(path / "metrics.csv")
+        self._clients = _Table(path / "clients.csv")
+
+    def append(self, record: RoundRecord) -> None:
+        """Write one round: its relation, its clients' rows, its row of metrics."""
+        self.write_relation(record.round, record.relation)
+        self._clients.append([{"round": record.round, **row} for row in record.clients])
+        self._metrics.append([{"round": record.round, **record.metrics}])
+
+    def truncate(self, round: int) -> None:
+        """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
+        self._clients.truncate(round)
+        self._metrics.truncate(round)
+        for file in self.path.glob("relation/round-*.npz"):
+            if int(file.stem.removeprefix("round-")) > round:
+                file.unlink()
+
+    def read_metrics(self) -> list[Row]:
+        """The whole rows of `metrics.csv`; a value not measured in a round is absent."""
+        return self._metrics.read()
+
+    def read_clients(self) -> list[Row]:
+        """The whole rows of `clients.csv`."""
+        return self._clients.read()
+
+    def relation_file(self, round: int) -> Path:
+        """Where the relation of `round` is kept."""
+        return self.path / "relation" / f"round-{round:04d}.npz"
+
+    def write_relation(self, round: int, view: RelationView) -> None:
+        """Keep the cohort's part of the relation cube: rows (float32), receivers, layers, sources."""
+        held = io.BytesIO()
+        np.savez_compressed(
+            held,
+            rows=np.asarray(view.rows, dtype=np.float32),
+            receivers=np.asarray(view.receivers, dtype=np.int64),
+            layers=np.asarray(view.layers, dtype=np.str_),
+            sources=np.asarray(view.sources, dtype=np.int64),
+        )
+        _replace(self.relation_file(round), held.getvalue())
+
+    def read_relation(self, round: int) -> RelationView:
+        """What `write_relation` kept for `round`; FileNotFoundError if there is nothing."""
+        with np.load(self.relation_file(round)) as held:
+            receivers, layers, sources = (held[name].tolist() for name in ("receivers", "layers", "sources"))
+            return RelationView(held["rows"], receivers, layers, sources)
+
+    def write_final(self, accuracies: list[float]) -> None:
+        """Write `final.csv`: the accuracy of each client's final model, in the order of client numbers."""
+        rows: list[Row] = [{"client": c, "accuracy": accuracy} for c, accuracy in enumerate(accuracies)]
+        _Table(self.path / "final.csv").write(rows)
+
+    def write_summary(self, summary: dict[str, Any]) -> None:
+        """Write `summary.json`."""
+        _replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+
+    def read_summary(self) -> dict[str, Any]:
+        """What `summary.json` holds; FileNotFoundError if the run has not ended."""
+        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        return summary
+
+
+def best(rows: Iterable[Row], column: str = "mean_accuracy") -> tuple[float, int]:
+    """The greatest value of `column` and the first round that reached it; (nan, 0) if no round has one."""
+    judged = [(row[column], -int(row["round"])) for row in rows if not math.isnan(row.get(column, math.nan))]
+    accuracy, minus_round = max(judged, default=(math.nan, 0))
+    return accuracy, -minus_round
+
+
+class _Table:
+    """A CSV file of numbers whose header may grow. Integers stay integers, floats keep every digit."""
+
+    def __init__(self, path: Path) -> None:
+        self.path = path
+
+    def write(self, rows: list[Row]) -> None:
+        """Make the file hold `rows` and nothing else."""
+        header = list(dict.fromkeys(name for row in rows for name in row))
+        self._rewrite(header, _lines(header, rows))
+
+    def append(self, rows: list[Row]) -> None:
+        """Add `rows` in one write; columns the file does not have yet are added to all of it."""
+        header = self._header()
+        new = list(dict.fromkeys(name for row in rows for name in row if name not in header))
+        lines = _lines(header + new, rows)
+        if new:
+            self._rewrite(header + new, self._read()[1] + lines)
+            return
+        with _writing(self.path), self.path.open("ab") as file:
+            file.write(_encode(lines))
+            file.flush()
+            os.fsync(file.fileno())
+
+    def truncate(self, round: int) -> None:
+        """Keep the whole rows of rounds up to `round`."""
+        header, lines = self._read()
+        if header:
+            at = header.index("round")
+            self._rewrite(header, [line for line in lines if int(line[at]) <= round])
+        elif self.path.exists():
+            self.path.unlink()
+
+    def read(self) -> list[Row]:
+        """The whole rows as numbers; empty cells are absent."""
+        header, lines = self._read()
+        return [{name: _number(cell) for name, cell in zip(header, line, strict=True) if cell} for line in lines]
+
+    def _header(self) -> list[str]:
+        """The first line alone: a round must not cost more the more rounds there have been."""
+        if not self.path.exists():
+            return []
+        with self.path.open(encoding="utf-8") as file:
+            first = file.readline()
+        return first.rstrip("\n").split(",") if first.endswith("\n") else []
+
+    def _read(self) -> tuple[list[str], list[list[str]]]:
+        """Header and rows; what a crash cut short is left out."""
+        if not self.path.exists():
+            return [], []
+        text = self.path.read_text(encoding="utf-8")
+        whole = text[: text.rfind("\n") + 1]
+        header, *lines = [*csv.reader(io.StringIO(whole))] or [[]]
+        return header, [line for line in lines if len(line) == len(header)]
+
+    def _rewrite(self, header: list[str], lines: list[list[str]]) -> None:
+        padded = [line + [""] * (len(header) - len(line)) for line in lines]
+        _replace(self.path, _encode([header, *padded]))
+
+
+def _lines(header: list[str], rows: list[Row]) -> list[list[str]]:
+    return [[_text(row.get(name)) for name in header] for row in rows]
+
+
+def _encode(lines: list[list[str]]) -> bytes:
+    held = io.StringIO()
+    csv.writer(held, lineterminator="\n").writerows(lines)
+    return held.getvalue().encode()
+
+
+def _text(value: float | None) -> str:
+    """`value` with every digit; numpy's and torch's numbers included."""
+    if value is None:
+        return ""
+    number = value.item() if hasattr(value, "item") else value
+    return repr(number)
+
+
+def _number(cell: str) -> float:
+    try:
+        return int(cell)
+    except ValueError:
+        return float(cell)
+
+
+def _replace(path: Path, content: bytes) -> None:
+    """Write `content` aside, flush it to the disk, and rename it to `path`."""
+    aside = path.with_name(f".{path.name}.tmp")
+    with _writing(path):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with aside.open("wb") as file:
+            file.write(content)
+            file.flush()
+            os.fsync(file.fileno())
+        os.replace(aside, path)
+
+
+@contextlib.contextmanager
+def _writing(path: Path) -> Iterator[None]:
+    """Turn the disk's refusal into one line that names the file."""
+    try:
+        yield
+    except OSError as error:
+        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error

@@ -1,0 +1,41 @@
+"""Everything that survives a round, in two explicit objects. A client's state lives on its home rank only."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from torch import Tensor
+
+
+@dataclass
+class ClientState:
+    """What is kept of one client between its turns (home rank)."""
+
+    client: int
+    row: Tensor
+    """Its own model, shape (D,)."""
+    counters: Tensor
+    """Its integer buffers, int64 (n,); they never travel."""
+    received: Tensor
+    """The server's last copy of its model, shape (D,): the same tensor as `row` until a hook changes what travels."""
+    turns: int = 0
+    """Rounds it has taken part in."""
+    fields: dict[str, Tensor] = field(default_factory=dict)
+    """What callbacks and the optimiser keep for it."""
+
+
+@dataclass
+class ServerState:
+    """What the server keeps. It is small, and equal on every rank."""
+
+    initial: Tensor
+    """The common initial model (D,): every client's before its first turn."""
+    initial_counters: Tensor
+    shared: Tensor
+    """The one model that methods with a global model keep, shape (D,); else the initial model."""
+    round: int = 0
+    """Rounds finished."""
+    heard: set[int] = field(default_factory=set)
+    """Clients that have uploaded at least once."""
+    fields: dict[str, Tensor] = field(default_factory=dict)
+    """Named tensors of callbacks: the relation cube is one of them."""

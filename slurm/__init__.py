@@ -1,0 +1,1 @@
+"""Batch scripts that ship with the package."""

@@ -1,0 +1,206 @@
+"""The relation's formulas against autograd, closed forms and a generic solver."""
+
+from __future__ import annotations
+
+import itertools
+from dataclasses import replace
+
+import numpy as np
+import pytest
+import torch
+from scipy.optimize import minimize
+
+from fl_lightning.callbacks.cube import LearnedCube, exact, gradient, normalised, to_simplex
+from fl_lightning.callbacks.relations import Hearing
+from fl_lightning.errors import RunFailed
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.mixing import Gram
+
+
+def gram_of(W: torch.Tensor) -> Gram:
+    """Gram of models W (L, n, d), as the server computes it."""
+    mean = W.mean(1)
+    D = W - mean[:, None]
+    return Gram(D @ D.transpose(1, 2), (D @ mean[:, :, None])[..., 0], (mean * mean).sum(-1))
+
+
+def models(L: int = 3, n: int = 6, d: int = 40, drift: float = 0.3, seed: int = 0) -> torch.Tensor:
+    """Clients that have drifted from one common model."""
+    g = torch.Generator().manual_seed(seed)
+    common = torch.randn(L, 1, d, generator=g, dtype=torch.float64)
+    return common + drift * torch.randn(L, n, d, generator=g, dtype=torch.float64)
+
+
+def cube(**changes: object) -> LearnedCube:
+    return replace(KAPC().relation(), **changes)  # type: ignore[type-var,call-overload,no-any-return]
+
+
+def hearing(W: torch.Tensor, cube_: torch.Tensor, receivers: list[int], sources: list[int]) -> Hearing:
+    samples = torch.arange(1, len(sources) + 1, dtype=torch.float64)
+    return Hearing(
+        receivers, sources, samples, W.shape[0], cube_.shape[0], {"relation": cube_}, lambda: gram_of(W[:, sources])
+    )
+
+
+@pytest.mark.parametrize("on_simplex", [True, False])
+def test_gradient_is_autograds(on_simplex: bool) -> None:
+    W, prior = models(), torch.full((6,), 1 / 6, dtype=torch.float64)
+    R = torch.rand(3, 6, 6, dtype=torch.float64, generator=torch.Generator().manual_seed(1))
+    if on_simplex:
+        R /= R.sum(-1, keepdim=True)
+    R.requires_grad_()
+    lam, beta = 0.7, 0.3
+    objective = lam * (R @ W - W).square().sum() + beta / 2 * (R - prior).square().sum()
+    (expected,) = torch.autograd.grad(objective, R)
+    got = gradient(R.detach(), gram_of(W), prior, lam, beta, torch.arange(6))
+    assert (got - expected).abs().max() <= 1e-10
+
+
+def test_gram_is_the_plain_product_and_keeps_small_distances() -> None:
+    W = models(drift=1e-6)
+    gram = gram_of(W)
+    torch.testing.assert_close(gram.full, W @ W.transpose(1, 2))
+    expected = torch.cdist(W, W).square()
+    torch.testing.assert_close(gram.distances, expected, rtol=1e-6, atol=1e-16)
+
+
+def test_one_step_from_the_identity() -> None:
+    """r_ii = 1 - eta beta (1 - 1/N), r_ij = eta beta / N: the data term has no gradient there (card 1.35, INV4)."""
+    W, n, eta, beta = models(), 6, 0.1, 0.2
+    R = torch.eye(n, dtype=torch.float64).expand(3, n, n)
+    prior = torch.full((n,), 1 / n, dtype=torch.float64)
+    R = R - eta * gradient(R, gram_of(W), prior, 1.0, beta, torch.arange(n))
+    expected = torch.full((n, n), eta * beta / n, dtype=torch.float64)
+    expected.fill_diagonal_(1 - eta * beta * (1 - 1 / n))
+    torch.testing.assert_close(R, expected.expand(3, n, n), rtol=0, atol=1e-12)
+
+
+def test_equal_models_leave_only_the_prior() -> None:
+    """The lambda part of the gradient vanishes for equal models and rows of sum 1 (INV3)."""
+    W = models(drift=0.0)
+    R = to_simplex(torch.randn(3, 6, 6, dtype=torch.float64))
+    prior = torch.full((6,), 1 / 6, dtype=torch.float64)
+    got = gradient(R, gram_of(W), prior, 5.0, 0.3, torch.arange(6))
+    torch.testing.assert_close(got, 0.3 * (R - prior), rtol=0, atol=1e-9)
+
+
+def test_projection_is_the_nearest_point() -> None:
+    g = torch.Generator().manual_seed(3)
+    points = torch.randn(50, 4, dtype=torch.float64, generator=g)
+    got = to_simplex(points)
+    assert (got >= 0).all()
+    torch.testing.assert_close(got.sum(-1), torch.ones(50, dtype=torch.float64))
+    for point, answer in zip(points.numpy(), got.numpy(), strict=True):
+        candidates = []
+        for support in itertools.chain.from_iterable(itertools.combinations(range(4), k) for k in (1, 2, 3, 4)):
+            x = np.zeros(4)
+            chosen = list(support)
+            x[chosen] = point[chosen] + (1 - point[chosen].sum()) / len(chosen)
+            if (x >= 0).all():
+                candidates.append(x)
+        best = min(candidates, key=lambda x: ((x - point) ** 2).sum())
+        np.testing.assert_allclose(answer, best, atol=1e-12)
+
+
+@pytest.mark.parametrize("projection", ["simplex", "clamp", "divide"])
+def test_every_projection_leaves_rows_of_sum_one(projection: str) -> None:
+    R = torch.rand(2, 5, 5, dtype=torch.float64) + 0.1
+    torch.testing.assert_close(normalised(R, projection).sum(-1), torch.ones(2, 5, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("rho", [1e-3, 0.1, 1.0, 30.0])
+@pytest.mark.parametrize("seed", [0, 1])
+def test_exact_rows_are_a_generic_solvers(rho: float, seed: int) -> None:
+    W = models(L=1, n=5, d=8, drift=1.0, seed=seed)
+    W[0, 1] = W[0, 0] + 0.05 * W[0, 1]  # two clients that are nearly the same
+    prior = torch.tensor([0.4, 0.1, 0.2, 0.2, 0.1], dtype=torch.float64)
+    R = exact(gram_of(W).centred, prior, torch.tensor([rho], dtype=torch.float64), torch.arange(5))[0]
+    assert (R >= 0).all()
+    torch.testing.assert_close(R.sum(-1), torch.ones(5, dtype=torch.float64))
+    X, p = W[0].numpy(), prior.numpy()
+    for i in range(5):
+
+        def objective(r: np.ndarray, i: int = i) -> float:
+            return float(((r @ X - X[i]) ** 2).sum() + rho * ((r - p) ** 2).sum())
+
+        def slope(r: np.ndarray, i: int = i) -> np.ndarray:
+            return np.asarray(2 * X @ (r @ X - X[i]) + 2 * rho * (r - p))
+
+        found = minimize(
+            objective, p, jac=slope, method="SLSQP", bounds=[(0, 1)] * 5,
+            constraints={"type": "eq", "fun": lambda r: r.sum() - 1, "jac": lambda r: np.ones(5)},
+            options={"ftol": 1e-14, "maxiter": 1000},
+        )  # fmt: skip
+        assert objective(R[i].numpy()) <= found.fun + 1e-9
+        np.testing.assert_allclose(R[i].numpy(), found.x, atol=2e-4)
+
+
+def test_exact_rows_satisfy_the_optimality_conditions_at_size() -> None:
+    """KKT of 60 rows in 60 unknowns, many of them at zero."""
+    W = models(L=2, n=60, d=30, drift=1.0)
+    C, rho = gram_of(W).centred, 0.05
+    prior = torch.full((60,), 1 / 60, dtype=torch.float64)
+    R = exact(C, prior, torch.full((2,), rho, dtype=torch.float64), torch.arange(60))
+    eye = torch.eye(60, dtype=torch.float64)
+    slope = R @ (C + rho * eye) - (C + rho * prior)  # gradient / 2; C symmetric, so row i subtracts C_i
+    level = torch.where(R > 1e-9, slope, torch.inf).min(-1, keepdim=True).values
+    assert ((R < 1e-9).sum() > 100).item()
+    assert torch.where(R > 1e-9, (slope - level).abs(), 0.0).max() < 1e-8
+    assert (slope - level).min() > -1e-8
+
+
+def test_ends_of_rho() -> None:
+    W = models()
+    C, places = gram_of(W).centred, torch.arange(6)
+    prior = torch.tensor([0.5, 0.1, 0.1, 0.1, 0.1, 0.1], dtype=torch.float64)
+    zero, endless = torch.zeros(3, dtype=torch.float64), torch.full((3,), torch.inf, dtype=torch.float64)
+    assert torch.equal(exact(C, prior, zero, places), torch.eye(6, dtype=torch.float64).expand(3, 6, 6))
+    assert torch.equal(exact(C, prior, endless, places), prior.expand(3, 6, 6))
+    strong = exact(C, prior, torch.full((3,), 1e9, dtype=torch.float64), places)
+    torch.testing.assert_close(strong, prior.expand(3, 6, 6), rtol=0, atol=1e-6)
+
+
+def test_a_partial_cohort_keeps_the_mass_it_had() -> None:
+    """Written back scaled, a slice moves no weight to or from clients that are away; the literal form does."""
+    W, n, cohort = models(n=8), 8, [1, 4, 6]
+    start = torch.full((n, 3, n), 1 / n, dtype=torch.float64)
+    kept, literal = start.clone(), start.clone()
+    cube().rows(hearing(W, kept, cohort, cohort))
+    cube(partial="literal").rows(hearing(W, literal, cohort, cohort))
+    away = [c for c in range(n) if c not in cohort]
+    assert torch.equal(kept[:, :, away], start[:, :, away])
+    assert torch.equal(kept[away], start[away])
+    torch.testing.assert_close(kept[cohort][:, :, cohort].sum(-1), torch.full((3, 3), 3 / 8, dtype=torch.float64))
+    assert (literal[cohort][:, :, cohort].sum(-1) > 3 / 8 + 0.1).all()
+    for whole in (kept, literal):
+        torch.testing.assert_close(whole.sum(-1), torch.ones(n, 3, dtype=torch.float64))
+
+
+def test_a_slice_without_weight_starts_from_the_prior_again() -> None:
+    W, n = models(n=4), 4
+    R = torch.full((n, 3, n), 0.5, dtype=torch.float64)
+    R[0, :, :2], R[0, :, 2:] = 0.5, 0.0
+    rows = cube(eta_r=0.0).rows(hearing(W, R, [0], [0, 2]))  # own weight 0.5, so this slice has mass
+    torch.testing.assert_close(rows[:, 0], torch.tensor([[1.0, 0.0]] * 3, dtype=torch.float64))
+    R[0] = torch.tensor([0.0, 1.0, 0.0, 0.0], dtype=torch.float64)
+    rows = cube(eta_r=0.0).rows(hearing(W, R, [0], [0, 2]))
+    torch.testing.assert_close(rows, torch.full((3, 1, 2), 0.5, dtype=torch.float64))
+    torch.testing.assert_close(R[0].sum(-1), torch.ones(3, dtype=torch.float64))
+
+
+def test_without_a_projection_the_paper_step_explodes_and_says_so() -> None:
+    W = 100 * models()
+    R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
+    everyone = list(range(6))
+    with pytest.raises(RunFailed, match="projection"):
+        for _ in range(200):
+            cube(projection="none").rows(hearing(W, R, everyone, everyone))
+
+
+def test_the_pull_alone_leaves_the_prior() -> None:
+    """lam = 0 makes rho infinite: every row is the prior."""
+    W = models()
+    R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)
+    rows = cube(lam=0.0, solver="exact", prior="samples").rows(hearing(W, R, list(range(6)), list(range(6))))
+    samples = torch.arange(1, 7, dtype=torch.float64)
+    assert torch.equal(rows, (samples / 21).expand(3, 6, 6))

@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_lightning.callbacks.base import RelationView, RoundRecord
+from fl_lightning.callbacks.heatmaps import Heatmaps, _top
+from fl_lightning.errors import BadInput
+
+
+def federation(tmp_path, clients: int = 5, is_main: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(is_main=is_main, clients=clients, rounds=4, folder=tmp_path)
+
+
+def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
+    rows = np.random.default_rng(round).dirichlet(np.ones(len(receivers)), size=(len(receivers), layers))
+    view = RelationView(rows.astype(np.float32), receivers, [f"layer{i}" for i in range(layers)], receivers)
+    return RoundRecord(round, receivers, {}, [], view)
+
+
+def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:
+    made = record(1, [0, 1, 2, 3, 4])
+    Heatmaps().on_round_end(federation(tmp_path), made)
+    names = ["client-000", "client-001", "client-002", "overview"]
+    assert list(made.images) == [f"relation/{name}" for name in names]
+    assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [f"round-0001-{name}.png" for name in names]
+    for name in names:
+        png = np.asarray(Image.open(tmp_path / "figures" / f"round-0001-{name}.png"))
+        np.testing.assert_array_equal(png, made.images[f"relation/{name}"])
+
+
+def test_a_client_picture_shows_that_clients_rows(tmp_path) -> None:
+    made = record(1, [0, 1, 2, 3, 4])
+    made.relation.rows[1:] = np.eye(5)[1:, None, :]
+    Heatmaps().on_round_end(federation(tmp_path), made)
+    one, two = made.images["relation/client-001"], made.images["relation/client-002"]
+    yellow = np.array([0xFD, 0xE7, 0x25])
+    columns = [np.flatnonzero((image == yellow).all(axis=-1).sum(axis=0) > 60) for image in (one, two)]
+    # Five columns of 44 pixels: the bright one moves by one, and the colour bar (bright in its last lines) is not tall.
+    assert columns[1][0] - columns[0][0] == 44
+
+
+@pytest.mark.parametrize(
+    ("chosen", "receivers", "drawn"),
+    [
+        (None, [1, 2, 3, 4], [1, 2, 3]),
+        (None, [4], [4]),
+        ([3, 0], [0, 1, 3], [3, 0]),
+        ([3], [0, 1], []),
+    ],
+)
+def test_which_clients_are_drawn(tmp_path, chosen, receivers, drawn) -> None:
+    made = record(1, receivers)
+    Heatmaps(clients=chosen, png=False).on_round_end(federation(tmp_path), made)
+    assert list(made.images) == [*(f"relation/client-{c:03d}" for c in drawn), "relation/overview"]
+    assert not (tmp_path / "figures").exists()
+
+
+def test_every_third_round_and_the_last(tmp_path) -> None:
+    made = [record(round, [0, 1]) for round in (1, 2, 3, 4)]
+    for one in made:
+        Heatmaps(every=3).on_round_end(federation(tmp_path), one)
+    assert [bool(one.images) for one in made] == [False, False, True, True]
+
+
+def test_only_rank_0_draws_and_nothing_is_nothing(tmp_path) -> None:
+    other, empty = record(1, [0, 1]), record(1, [0, 1], layers=0)
+    Heatmaps().on_round_end(federation(tmp_path, is_main=False), other)
+    Heatmaps().on_round_end(federation(tmp_path), empty)
+    assert not other.images
+    assert not empty.images
+
+
+def test_bad_arguments_are_named(tmp_path) -> None:
+    with pytest.raises(BadInput, match=r"callbacks\.heatmaps\.every: 0 "):
+        Heatmaps(every=0)
+    with pytest.raises(BadInput, match=r"callbacks\.heatmaps\.clients: 5 .* 0 to 4"):
+        Heatmaps(clients=[1, 5]).on_fit_start(federation(tmp_path))
+
+
+def test_a_strong_own_weight_does_not_swallow_the_rest() -> None:
+    own = np.eye(2, dtype=bool)
+    assert _top(np.array([[0.9, 0.1], [0.2, 0.8]]), own) == pytest.approx(0.3)  # 1.5 x 0.2
+    assert _top(np.array([[0.5, 0.5], [0.5, 0.5]]), own) is None
+    assert _top(np.eye(2), own) is None  # nothing for others: 0 to 1

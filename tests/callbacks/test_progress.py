@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+import io
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+from rich.console import Console
+
+from fl_lightning.callbacks.base import RelationView, RoundRecord
+from fl_lightning.callbacks.progress import Progress
+from fl_lightning.runfolder import RunFolder
+
+
+class KAPC:
+    pass
+
+
+def federation(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNamespace:
+    return SimpleNamespace(
+        is_main=is_main, folder=tmp_path, resumed_from=resumed_from, rounds=3, clients=4, world_size=1,
+        method=KAPC(), judge="after",
+    )  # fmt: skip
+
+
+def record(round: int, accuracy: float | None) -> RoundRecord:
+    metrics = {"train_loss": 0.5, "seconds": 2.0, "seconds_client": 1.5, "memory_mib": 100.0 * round}
+    for way in ("upload", "download"):
+        metrics |= {f"{way}_bytes": 2.0**20, f"{way}_parameter_bytes": 2.0**19}
+    if accuracy is not None:
+        metrics |= {"mean_accuracy": accuracy, "worst_accuracy": accuracy / 2, "std_accuracy": 0.01 * round}
+        metrics |= {"accuracy_before": 0.9 - accuracy, "accuracy_after": accuracy}
+    return RoundRecord(round, [0, 1], metrics, [], RelationView(np.zeros((0, 0, 0)), [], [], []))
+
+
+def run(fed, progress: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:
+    progress.on_fit_start(fed)
+    for round, accuracy in accuracies.items():
+        progress.on_round_start(fed, round, [0, 1])
+        for client in (0, 1):
+            progress.on_client_end(fed, client)
+        progress.on_round_end(fed, record(round, accuracy))
+    summary: dict = {}
+    if ended:
+        progress.on_fit_end(fed, summary)
+        summary |= {"final_mean_accuracy": 0.4321, "wandb": "wandb sync there"}  # later callbacks add to it
+    progress.on_close(fed)
+
+
+def cells(text: str, label: str) -> list[str]:
+    (line,) = [line for line in text.splitlines() if label in line]
+    return line.replace("│", " ").partition(label)[2].split()
+
+
+def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
+    run(federation(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
+    assert capsys.readouterr().err.splitlines() == [
+        "round 1/3: mean accuracy 0.5000 (best 0.5000 in round 1), loss 0.5000, 2.0 s",
+        "round 2/3: not judged, loss 0.5000, 2.0 s",
+        "round 3/3: mean accuracy 0.2500 (best 0.5000 in round 1), loss 0.5000, 2.0 s",
+    ]
+
+
+def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
+    run(federation(tmp_path), Progress(), {1: 0.5, 2: None, 3: 0.25})
+    out = capsys.readouterr().out
+    assert "KAPC, 4 clients, 3 rounds" in out
+    assert cells(out, "after local training *") == ["0.5000", "1", "0.2500"]
+    assert cells(out, "before local training") == ["0.6500", "3", "0.6500"]
+    assert cells(out, "* worst 10 % of clients") == ["0.2500", "1", "0.1250"]
+    assert cells(out, "* spread over clients (std)") == ["0.0100", "1", "0.0300"]
+    assert cells(out, "all clients at the end") == ["0.4321"]
+    assert "global model" not in out
+
+
+def test_the_end_says_what_it_cost_and_where_it_is(tmp_path, capsys) -> None:
+    deep = tmp_path / "a-folder-whose-name-is-longer-than-the-lines-of-a-terminal" / "and-another-one-below-it"
+    (deep / "figures").mkdir(parents=True)
+    (deep / "tensorboard").mkdir()
+    run(federation(deep), Progress(), {1: 0.5, 2: None, 3: 0.25})
+    lines = capsys.readouterr().out.splitlines()
+    assert "3.0 MiB up (1.5 parameters), 3.0 MiB down (1.5 parameters)" in lines
+    assert "6.0 s in rounds (client 4.5, server 0.0, evaluation 0.0), at most 300 MiB of memory" in lines
+    assert f"KAPC: best mean accuracy 0.5000 in round 1; run folder: {deep}" in lines
+    assert any("chosen on test data" in line and "optimistic" in line for line in lines)
+    assert f"figures: {deep / 'figures'}" in lines
+    assert f"TensorBoard: tensorboard --logdir {deep / 'tensorboard'}" in lines
+    assert "W&B: wandb sync there" in lines
+
+
+def test_a_resumed_run_counts_what_was_before(tmp_path, capsys) -> None:
+    folder = RunFolder(tmp_path)
+    for round, accuracy in ((1, 0.75), (2, 0.125)):  # round 2 will be run again
+        folder.append(record(round, accuracy))
+    run(federation(tmp_path, resumed_from=1), Progress(), {2: 0.5, 3: 0.25})
+    said = capsys.readouterr()
+    assert "best 0.7500 in round 1" in said.err
+    assert cells(said.out, "after local training *") == ["0.7500", "1", "0.2500"]
+    assert "3.0 MiB up" in said.out
+
+
+def test_a_run_that_failed_has_no_table(tmp_path, capsys) -> None:
+    run(federation(tmp_path), Progress(), {1: 0.5}, ended=False)
+    assert capsys.readouterr().out == ""
+
+
+def test_other_ranks_say_nothing(tmp_path, capsys) -> None:
+    run(federation(tmp_path, is_main=False), Progress(), {1: 0.5})
+    assert capsys.readouterr() == ("", "")
+
+
+def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path) -> None:
+    progress, fed = Progress(), federation(tmp_path)
+    screen = io.StringIO()
+    progress._console = Console(file=screen, force_terminal=True, width=120)
+    progress.on_fit_start(fed)
+    bar = progress._bar
+    assert bar is not None
+    done = []
+    progress.on_round_start(fed, 2, [0, 1])
+    for client in (0, 1):
+        progress.on_client_end(fed, client)
+        done.append(bar.tasks[0].completed)
+    progress.on_round_end(fed, record(2, 0.5))
+    assert done == pytest.approx([1.5, 2.0])
+    assert bar.tasks[0].completed == 2
+    bar.refresh()
+    assert "round 2/3" in screen.getvalue()
+    assert "mean accuracy 0.5000 (best 0.5000 in round 2)" in screen.getvalue()
+    progress.on_close(fed)
+    assert bar.finished or not bar.live.is_started

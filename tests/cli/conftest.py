@@ -1,0 +1,65 @@
+"""A make-believe engine, so that the command line is tested alone."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import pytest
+
+from fl_lightning.cli import main
+from fl_lightning.config import Config
+
+
+class Engine(ModuleType):
+    """Stands for `fl_lightning.run`; keeps what it was called with."""
+
+    def __init__(self) -> None:
+        super().__init__("fl_lightning.run")
+        self.calls: list[tuple[Any, ...]] = []
+        self.action: Callable[[], None] = lambda: None
+
+    def fit(self, config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
+        self.calls.append((config, folder, resume))
+        self.action()
+        return {}
+
+    def test(self, config: Config, folder: Path) -> dict[str, Any]:
+        self.calls.append((config, folder))
+        return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
+
+    def export(self, config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
+        self.calls.append((config, folder, client, out))
+        return {"kind": "personal", "round": 3, "input_shape": (1, 8, 8), "num_classes": 10}
+
+
+@pytest.fixture
+def engine(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Engine:
+    """The engine, in an empty working directory, outside any launcher."""
+    engine = Engine()
+    monkeypatch.setitem(sys.modules, "fl_lightning.run", engine)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("TORCHELASTIC_RUN_ID", "RANK", "SLURM_PROCID", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    return engine
+
+
+@pytest.fixture
+def refused(engine: Engine, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line that must be refused; gives the one line it prints."""
+
+    def run(*argv: str) -> str:
+        calls = len(engine.calls)
+        assert main(argv) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fl-train: error: ")
+        assert err.count("\n") == 1
+        assert len(engine.calls) == calls
+        return err.removeprefix("fl-train: error: ")
+
+    return run

@@ -1,0 +1,102 @@
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning.catalogue import KINDS
+from fl_lightning.cli import main
+
+
+def test_print_config_prints_and_does_nothing_else(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--print_config", "--method.lam", "3"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["method"]["init_args"]["lam"] == 3
+    assert not engine.calls
+    assert not Path("runs").exists()
+
+
+def test_the_engine_gets_the_resolved_config(engine: Any) -> None:
+    assert main(["fit", "--config", "kapc_mnist", "--method", "fedprox", "--smoke"]) == 0
+    ((config, folder, resume),) = engine.calls
+    assert config.method.class_path == "fl_lightning.methods.fedprox.FedProx"
+    assert config.method.init_args == {"mu": 0.01}
+    assert (folder, resume, config.smoke) == (Path("runs/kapc_mnist-001"), False, True)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_list_gives_a_line_each(kind: str, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["list", kind]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert len(lines) >= 2
+    assert all(len(line.split(maxsplit=1)) == 2 for line in lines)
+    assert main(["list"]) == 0
+    out = capsys.readouterr().out.splitlines()
+    assert kind in out
+    assert all(f"  {line}" in out for line in lines)
+
+
+def test_list_of_something_else(refused: Callable[..., str]) -> None:
+    assert "did you mean methods?" in refused("list", "method")
+
+
+def test_test_judges_a_run_again(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["test", "--run", "runs/a", "--evaluation.batch_size", "7"]) == 0
+    config, folder = engine.calls[-1]
+    assert (config.evaluation.batch_size, config.federation.rounds, folder) == (7, 20, Path("runs/a"))
+    assert capsys.readouterr().out.split() == ["mean_accuracy", "0.75"]
+
+
+def test_test_and_export_of_what_is_no_run(refused: Callable[..., str]) -> None:
+    assert refused("test").startswith("run: ")
+    assert refused("test", "--run", "nowhere").startswith("run: 'nowhere'")
+    assert refused("export", "--run", "nowhere", "--client", "0", "--out", "m.safetensors").startswith("run: 'nowhere'")
+
+
+def test_test_cannot_change_the_run(engine: Any, refused: Callable[..., str]) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert refused("test", "--run", "runs/a", "--data.alpha", "1").startswith("data.alpha: '1'")
+
+
+def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["export", "--run", "runs/a", "--client", "3", "--out", "m.safetensors"]) == 0
+    assert engine.calls[-1][1:] == (Path("runs/a"), 3, Path("m.safetensors"))
+    text = Path("m.py").read_text()
+    assert capsys.readouterr().out == text
+    names: dict[str, Any] = {}
+    exec(text.partition("model.load")[0], names)
+    assert names["model"].classifier.out_features == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [("--client x", "client: 'x'"), ("--client 0 --out no/m.safetensors", "out: "), ("", "client: None")],
+)
+def test_bad_exports(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert refused("export", "--run", "runs/a", "--out", "m.safetensors", *flags.split()).startswith(told)
+
+
+@pytest.mark.parametrize(
+    ("line", "key"),
+    [
+        ("--ronds 3", "ronds"),
+        ("--federation.rounds x", "federation.rounds"),
+        ("--config nothing.yaml", "config"),
+        ("--method fedvag", "method"),
+        ("--method.lm 3", "method.lm"),
+        ("--data.alpha 0", "data.alpha"),
+        ("--federation.participation 1.5", "federation.participation"),
+        ("--seed", "seed"),
+        ("surplus", "command line"),
+    ],
+)
+def test_bad_input_is_one_line_that_names_key_and_value(refused: Callable[..., str], line: str, key: str) -> None:
+    error = refused("fit", *line.split())
+    assert error.startswith(f"{key}: ")
+    assert line.split()[-1] in error or line == "--seed"
+    assert not Path("runs").exists()

@@ -1,0 +1,130 @@
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning.cli import main
+
+
+def saved(folder: str) -> dict[str, Any]:
+    content: dict[str, Any] = yaml.safe_load(Path(folder, "config.yaml").read_text())
+    return content
+
+
+def rows(folder: str, done: int) -> None:
+    """A run folder's metrics of `done` rounds."""
+    lines = ["round,mean_accuracy", *(f"{t},0.5" for t in range(1, done + 1))]
+    Path(folder, "metrics.csv").write_text("\n".join(lines) + "\n")
+
+
+def test_a_run_is_named_after_its_config_and_counted(engine: Any) -> None:
+    for _ in range(2):
+        assert main(["fit", "--config", "kapc_digits.yaml"]) == 0
+    assert main(["fit", "--method", "fedavg", "--out", "other"]) == 0
+    folders = [folder for _, folder, _ in engine.calls]
+    assert folders == [Path("runs/kapc_digits-001"), Path("runs/kapc_digits-002"), Path("other/fedavg-001")]
+    assert saved("runs/kapc_digits-001")["federation"]["clients"] == 10
+
+
+def test_config_yaml_gives_the_same_run_again(engine: Any) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--seed", "3", "--name", "a", "--callbacks.progress", "null"]) == 0
+    assert main(["fit", "--config", "runs/a/config.yaml", "--name", "b"]) == 0
+    assert saved("runs/a") == saved("runs/b")
+    assert not {"out", "name", "resume"} & saved("runs/a").keys()
+
+
+def test_an_existing_folder_is_never_touched(refused: Callable[..., str]) -> None:
+    folder = Path("runs/a")
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text("precious")
+    assert "--resume" in refused("fit", "--name", "a")
+    assert (folder / "config.yaml").read_text() == "precious"
+
+
+@pytest.mark.parametrize("name", ["", "..", "a/b", "/a"])
+def test_names_that_are_no_folder(refused: Callable[..., str], name: str) -> None:
+    assert refused("fit", f"--name={name}").startswith("name: ")
+
+
+def test_out_that_is_a_file(refused: Callable[..., str]) -> None:
+    Path("file").write_text("")
+    assert refused("fit", "--out", "file").startswith("out: 'file'")
+
+
+def test_resume_wants_a_name(refused: Callable[..., str]) -> None:
+    assert refused("fit", "--resume").startswith("resume: ")
+
+
+def test_resume_on_a_first_start_just_starts(engine: Any) -> None:
+    line = ["fit", "--config", "kapc_digits", "--name", "a", "--resume"]
+    assert main(line) == 0
+    assert main(line) == 0
+    assert [(str(folder), resume) for _, folder, resume in engine.calls] == [("runs/a", True)] * 2
+
+
+def test_resume_may_extend_move_and_relog(engine: Any) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    flags = "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null --data.resident never"
+    assert main(["fit", "--config", "kapc_digits", "--name", "a", "--resume", *flags.split()]) == 0
+    assert saved("runs/a")["federation"]["rounds"] == engine.calls[-1][0].federation.rounds == 40
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--data.alpha 0.5", "data.alpha: 0.5 .*0.1"),
+        ("--seed 1", "seed: 1 .*0"),
+        ("--method.lam 3", "method.lam: 3.0 "),
+        ("--method fedavg", "method: 'fedavg' .*'kapc'"),
+        ("--model.hidden [65]", "model.hidden: "),
+        ("--callbacks.checkpoint null", "callbacks.checkpoint"),
+    ],
+)
+def test_resume_with_another_changed_key(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
+    line = ["fit", "--config", "kapc_digits", "--name", "a"]
+    assert main(line) == 0
+    before = saved("runs/a")
+    error = refused(*line, "--resume", *flags.split())
+    assert re.match(told, error), error
+    assert saved("runs/a") == before
+
+
+def test_resume_without_a_config_goes_on_as_it_was(engine: Any, refused: Callable[..., str]) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
+    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "30"]) == 0
+    config = engine.calls[-1][0]
+    assert (config.data.alpha, config.federation.rounds) == (0.7, 30)
+    assert refused("fit", "--name", "a", "--resume", "--seed", "5").startswith("seed: 5")
+
+
+def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine: Any, tmp_path: Path) -> None:
+    name = f"watch_{tmp_path.name.replace('-', '_')}"
+    Path(f"{name}.py").write_text("from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n")
+    assert main(["fit", "--name", "a", "--loggers", f"{name}.Own"]) == 0
+    assert main(["fit", "--name", "a", "--resume", "--loggers.own.every", "2"]) == 0
+    assert engine.calls[-1][0].loggers["own"].init_args["every"] == 2
+
+
+def test_resume_cannot_undo_rounds(engine: Any, refused: Callable[..., str]) -> None:
+    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    rows("runs/a", 8)
+    line = ["fit", "--config", "kapc_digits", "--name", "a", "--resume"]
+    assert "has done 8" in refused(*line, "--federation.rounds", "7")
+    assert main([*line, "--federation.rounds", "8"]) == 0
+
+
+def test_other_ranks_leave_the_folder_to_rank_0(engine: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("TORCHELASTIC_RUN_ID", "x")
+    monkeypatch.setenv("RANK", "1")
+    Path("runs/a").mkdir(parents=True)
+    assert main(["fit", "--name", "a"]) == 0
+    assert main(["fit"]) == 0
+    assert [p.name for p in Path("runs").rglob("*")] == ["a"]
+    monkeypatch.setenv("RANK", "0")
+    assert main(["fit", "--name", "b"]) == 0
+    assert Path("runs/b/config.yaml").exists()

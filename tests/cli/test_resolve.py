@@ -1,0 +1,166 @@
+from __future__ import annotations
+
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning.catalogue import table
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan, to_yaml
+from fl_lightning.cli.settings import read_flags
+from fl_lightning.config import Config
+from fl_lightning.errors import BadInput
+
+KNOWN = keys(fit_parser())
+
+
+def planned(*argv: str) -> Config:
+    return plan(read_flags(list(argv), KNOWN))
+
+
+def resolved(*argv: str) -> Config:
+    return complete(planned(*argv))
+
+
+def test_every_default_is_filled_in() -> None:
+    config = resolved("--method", "fedprox")
+    assert config.method.init_args == {"mu": 0.01}
+    assert config.callbacks["heatmaps"].init_args["every"] == 1
+    assert config.models[0].component.init_args.keys() == {"hidden"}  # the engine gives the rest
+    assert list(config.callbacks)[-3:] == ["heatmaps", "progress", "checkpoint"]
+
+
+def test_values_take_the_types_of_the_signature() -> None:
+    config = resolved("--method.lam", "1e-3", "--model.hidden", "[3, 4]", "--method.start", "server", "--seed", "7")
+    assert (config.method.init_args["lam"], config.method.init_args["start"]) == (0.001, "server")
+    assert list(config.models[0].component.init_args["hidden"]) == [3, 4]
+    assert config.seed == 7
+
+
+def test_what_the_engine_gives_may_be_given_too() -> None:
+    assert resolved("--model.num_classes", "12").models[0].component.init_args["num_classes"] == 12
+
+
+@pytest.mark.parametrize("name", table("configs"))
+def test_shipped_configs_resolve_and_read_back_as_they_are(name: str, tmp_path: Path) -> None:
+    text = to_yaml(resolved("--config", name))
+    (tmp_path / "again.yaml").write_text(text)
+    assert to_yaml(resolved("--config", str(tmp_path / "again.yaml"))) == text
+
+
+def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
+    flags = ["--callbacks.heatmaps", "null", "--callbacks", "mine.Watch", "--callbacks.watch.deep.x", "1"]
+    flags += ["--loggers", "tensorboard", "--data.root", "2024"]
+    config = planned(*flags, "--model", "[{name: mlp, count: 4}, {name: cnn, count: 6}]")
+    (tmp_path / "again.yaml").write_text(to_yaml(config))
+    again = planned("--config", str(tmp_path / "again.yaml"))
+    assert list(again.callbacks) == ["watch", "progress", "checkpoint"]
+    assert again.data.root == "2024"
+    assert again == config
+
+
+def test_names_are_written_short_and_lists_in_full() -> None:
+    content = yaml.safe_load(to_yaml(resolved()))
+    assert content["method"]["name"] == "kapc"
+    assert content["callbacks"]["checkpoint"] == {"every": 1}
+    assert not {"out", "name", "resume", "print_config", "config"} & content.keys()
+
+
+def test_smoke_is_small_and_keeps_the_architectures() -> None:
+    config = planned("--smoke", "--config", "kapc_resnet18", "--federation.clients", "100")
+    assert config.smoke
+    assert (config.federation.rounds, config.federation.clients, config.federation.participation) == (1, 4, 1.0)
+    models = "[{name: mlp, count: 1}, {name: cnn, count: 9}]"
+    assert [m.count for m in planned("--smoke", "--model", models).models] == [1, 3]
+    models = "[{name: mlp, count: 1}, {name: cnn, count: 1}]"
+    counts = [m.count for m in planned("--smoke", "--federation.clients", "2", "--model", models).models]
+    assert counts == [1, 1]
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--federation.rounds many", "federation.rounds: 'many' .*a whole number"),
+        ("--federation.rounds 1.5", "federation.rounds: '1.5' .*a whole number"),
+        ("--federation.rounds null", "federation.rounds: .*a whole number"),
+        ("--federation.rounds 0", "federation.rounds: 0 .*at least 1"),
+        ("--federation.participation 0", "federation.participation: 0.0 .*"),
+        ("--federation.participation 1.5", "federation.participation: 1.5 .*"),
+        ("--data.alpha -1", "data.alpha: -1.0 .*above 0"),
+        ("--data.source minst", "data.source: 'minst' .*did you mean mnist"),
+        ("--data.partition diriclet", "data.partition: .*did you mean dirichlet.*import path"),
+        ("--optimizer.name sdg", "optimizer.name: 'sdg' .*one of sgd, adam"),
+        ("--fabric.devices two", "fabric.devices: 'two' .*a whole number or one of auto"),
+        ("--evaluation.models [x]", "evaluation.models: .*a list: .*or null"),
+        ("--model [{name:mlp,count:3}]", "model"),
+    ],
+)
+def test_bad_plain_values(flags: str, told: str) -> None:
+    with pytest.raises(BadInput, match=f"^{told}"):
+        planned(*flags.split())
+
+
+@pytest.mark.parametrize(
+    ("flags", "told"),
+    [
+        ("--method.lm 1", r"method.lm: '1' .*did you mean method.lam\?.*method.beta"),
+        ("--method fedavg --method.lam 1", "method.lam: '1' .*no such key; keys: none"),
+        ("--method.lam much", "method.lam: 'much' .*a number"),
+        ("--method.lam null", "method.lam: 'null' .*a number"),
+        ("--method.lam -1", "method.lam: -1.0 .*0 or more"),
+        ("--method.solver exat", "method.solver: 'exat' .*one of step, exact"),
+        ("--callbacks.heatmaps.evry 2", r"callbacks.heatmaps.evry: .*did you mean callbacks.heatmaps.every\?"),
+        ("--model.hidden wide", "model.hidden: 'wide' .*a list: "),
+        ("--method fl_lightning.models.mlp.MLP", "method: .*subclass of fl_lightning.methods.base.Method"),
+        ("--method fl_lightning.methods.kapc.KACP", r"method: .*did you mean KAPC\?"),
+        ("--method no_such_package.Method", "method: .*no module no_such_package"),
+    ],
+)
+def test_bad_components(flags: str, told: str) -> None:
+    with pytest.raises(BadInput, match=f"^{told}"):
+        resolved(*flags.split())
+
+
+OWN = """
+from pathlib import Path
+from fl_lightning.callbacks.base import Callback
+
+class Watch(Callback):
+    def __init__(self, where: Path, every: int = 2, hook=print):
+        self.where = where
+
+class Bare(Callback):
+    pass
+"""
+
+
+@pytest.fixture
+def own(engine: Any, tmp_path: Path) -> str:
+    """A module in the current directory; its name is not used twice in a session."""
+    name = f"own_{tmp_path.name.replace('-', '_')}"
+    (tmp_path / f"{name}.py").write_text(OWN)
+    return name
+
+
+def test_own_classes_are_found_in_the_current_directory(own: str) -> None:
+    flags = ["--callbacks", f"{own}.Watch", "--callbacks.watch.where", "here"]
+    config = resolved(*flags)
+    assert config.callbacks["watch"].init_args == {"where": Path("here"), "every": 2}  # no YAML can say `print`
+    assert yaml.safe_load(to_yaml(config))["callbacks"]["watch"] == {
+        "class_path": f"{own}.Watch",
+        "init_args": {"where": "here", "every": 2},
+    }
+
+
+def test_an_argument_without_default_must_be_given(own: str) -> None:
+    with pytest.raises(BadInput, match=r"callbacks.watch.where: .*must be given"):
+        resolved("--callbacks", f"{own}.Watch")
+
+
+def test_the_current_directory_comes_last_so_that_it_shadows_nothing(own: str) -> None:
+    assert resolved("--callbacks", f"{own}.Bare").callbacks["bare"].init_args == {}
+    assert sys.path.index(os.getcwd()) == len(sys.path) - 1

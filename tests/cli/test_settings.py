@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Settings, read_config, read_flags
+from fl_lightning.errors import BadInput
+
+KNOWN = keys(fit_parser())
+
+
+def merged(*layers: dict[str, Any] | str) -> Settings:
+    """Settings of layers in order; text stands for flags."""
+    parts = [read_flags(layer.split(), KNOWN) if isinstance(layer, str) else [layer] for layer in layers]
+    return Settings.merged(layer for part in parts for layer in part)
+
+
+def test_later_flags_and_files_win_in_order(tmp_path: Path) -> None:
+    for name, rounds in (("a", 3), ("b", 4)):
+        (tmp_path / f"{name}.yaml").write_text(f"federation: {{rounds: {rounds}}}\ndata.alpha: {rounds}")
+    a, b = tmp_path / "a.yaml", tmp_path / "b.yaml"
+    assert merged(f"--config {a} --config={b}").plain == {"federation": {"rounds": 4}, "data": {"alpha": 4}}
+    assert merged(f"--config {a} --federation.rounds 9 --config {b} --data.alpha=-1").plain == {
+        "federation": {"rounds": 4},
+        "data": {"alpha": "-1"},
+    }
+
+
+def test_a_switch_alone_means_true_and_other_keys_need_a_value() -> None:
+    assert merged("--smoke --data.download --resume false").plain == {
+        "smoke": "true",
+        "data": {"download": "true"},
+        "resume": "false",
+    }
+    with pytest.raises(BadInput, match=r"seed: '' is not allowed; it needs a value"):
+        merged("--seed --smoke")
+
+
+@pytest.mark.parametrize("words", ["seed 3", "--seed 3 4", "-s 3"])
+def test_stray_words_are_refused(words: str) -> None:
+    with pytest.raises(BadInput, match="expected --key value"):
+        merged(words)
+
+
+PROX = {"method": {"name": "fedprox", "init_args": {"mu": 0.5}}}
+
+
+@pytest.mark.parametrize(
+    ("flags", "class_name", "init_args"),
+    [
+        ("--method.mu 1", "FedProx", {"mu": "1"}),
+        ("--method.init_args.mu 1", "FedProx", {"mu": "1"}),
+        ("--method FedProx", "FedProx", {"mu": 0.5}),
+        ("--method fedavg", "FedAvg", {}),
+        ("--method kapc --method.lam 2", "KAPC", {"lam": "2"}),
+        ("--method fedavg --method fedprox", "FedProx", {}),
+    ],
+)
+def test_another_method_drops_the_arguments_of_the_one_before(flags: str, class_name: str, init_args: Any) -> None:
+    method = merged(PROX, flags).method
+    assert method.class_path.rpartition(".")[2] == class_name
+    assert method.init_args == init_args
+
+
+def test_a_method_may_be_named_by_its_class_path_or_as_plain_text() -> None:
+    path = "fl_lightning.methods.fedprox.FedProx"
+    ways = [{"name": "fedprox"}, {"class_path": path}, {"class_path": "fedprox"}, path, "fedprox"]
+    assert {merged({"method": way}).method.class_path for way in ways} == {path}
+
+
+@pytest.mark.parametrize("method", [3, ["kapc"], {"name": 3}, {"name": "kapc", "init_args": [1]}])
+def test_what_is_no_component_is_refused(method: Any) -> None:
+    with pytest.raises(BadInput, match=r"^method"):
+        merged({"method": method})
+
+
+def test_several_models_with_counts() -> None:
+    listed = {"model": [{"name": "cnn", "count": 3}, {"name": "mlp", "count": "7", "init_args": {"hidden": [4]}}]}
+    models = merged(listed).models
+    assert [(m.component.class_path.rpartition(".")[2], m.count) for m in models] == [("CNN", 3), ("MLP", 7)]
+    assert models[1].component.init_args == {"hidden": [4]}
+    assert len(merged(listed, "--model cnn").models) == 1
+    with pytest.raises(BadInput, match="several models"):
+        merged(listed, "--model.hidden [3]")
+    with pytest.raises(BadInput, match=r"model\[0\].count"):
+        merged({"model": [{"name": "cnn", "count": "some"}]})
+    with pytest.raises(BadInput, match=r"model\[0\].*which model"):
+        merged({"model": [{"count": 3}]})
+
+
+def test_model_arguments_join_the_default_model() -> None:
+    (model,) = merged("--model.hidden [3]").models
+    assert model.component.init_args == {"hidden": "[3]"}
+
+
+def test_callbacks_are_merged_by_name_and_null_removes_one() -> None:
+    assert tuple(merged().callbacks) == DEFAULT_CALLBACKS
+    settings = merged(
+        {"callbacks": {"heatmaps": {"every": 5, "png": False}, "progress": None}},
+        {"callbacks": {"heatmaps": {"every": 6}}},
+        "--callbacks.checkpoint null --callbacks.Heat_Maps.every 7",
+    )
+    assert settings.callbacks["heatmaps"].init_args == {"every": "7", "png": False}
+    assert settings.callbacks["progress"] is settings.callbacks["checkpoint"] is None
+
+
+def test_a_callback_that_was_removed_can_come_back() -> None:
+    settings = merged({"callbacks": {"heatmaps": {"every": 5}}}, "--callbacks.heatmaps null --callbacks.heatmaps {}")
+    assert settings.callbacks["heatmaps"].init_args == {}
+
+
+def test_loggers_by_name_with_commas_and_null_for_none() -> None:
+    settings = merged({"loggers": {"wandb": {"project": "x"}}}, "--loggers wandb,tensorboard")
+    assert {name: logger.init_args for name, logger in settings.loggers.items()} == {
+        "wandb": {"project": "x"},
+        "tensorboard": {},
+    }
+    assert set(merged({"loggers": {"wandb": {}}}, "--loggers null").loggers.values()) == {None}
+
+
+def test_own_callbacks_go_by_the_last_part_of_their_path() -> None:
+    settings = merged("--callbacks mine.Watch --callbacks.watch.every 3", {"callbacks": {"too": {"class_path": "a.B"}}})
+    assert settings.callbacks["watch"].class_path == "mine.Watch"
+    assert settings.callbacks["watch"].init_args == {"every": "3"}
+    assert settings.callbacks["too"].class_path == "a.B"
+
+
+@pytest.mark.parametrize(
+    "flags",
+    ["--callbacks heatmpas", "--callbacks.heatmpas null", "--callbacks.heatmaps 3", "--loggers [1]", "--loggers {"],
+)
+def test_bad_callbacks_and_loggers(flags: str) -> None:
+    with pytest.raises(BadInput, match=r"^(callbacks|loggers)"):
+        merged(flags)
+
+
+def test_an_empty_section_says_nothing(tmp_path: Path) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text("callbacks:\n  # heatmaps:\ndata:\nmethod:\n")
+    assert read_config(str(file), KNOWN) == {}
+    file.write_text("")
+    assert read_config(str(file), KNOWN) == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "told"),
+    [
+        ("federation:\n  rounds: 3\n bad: [", "line 3, column"),
+        ("- 1", "keys and values"),
+        ("federation: {ronds: 3}", r"federation.ronds: 3 .*did you mean federation.rounds\?.*a.yaml"),
+        ("config: b.yaml", "no such key"),
+        ("dtaa:", "^dtaa: None .*no such key"),
+        ("federation: 3", "group of keys: federation.rounds"),
+    ],
+)
+def test_bad_files_are_told_with_file_and_place(tmp_path: Path, text: str, told: str) -> None:
+    file = tmp_path / "a.yaml"
+    file.write_text(text)
+    with pytest.raises(BadInput, match=told) as caught:
+        read_config(str(file), KNOWN)
+    assert "a.yaml" in str(caught.value)
+
+
+def test_a_file_that_is_no_text(tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match="cannot be read"):
+        read_config(str(tmp_path / "a.yaml"), KNOWN)
+
+
+def test_a_missing_file_is_answered_with_the_shipped_ones() -> None:
+    with pytest.raises(BadInput, match=r"did you mean kapc_mnist\?.*kapc_digits, kapc_mnist"):
+        read_config("kapc_minst.yaml", KNOWN)

@@ -1,0 +1,168 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import FederatedData, Part, prepare
+from fl_lightning.data import federated as module
+from fl_lightning.data.federated import LoadedPart, ResidentPart
+
+
+def arrays(folder: Path, size: int = 300, shape: tuple[int, ...] = (12, 12, 3)) -> str:
+    rng = np.random.default_rng(0)
+    np.savez(
+        folder / "a.npz",
+        x_train=rng.integers(0, 256, (size, *shape), dtype=np.uint8),
+        y_train=np.arange(size) % 5,
+        x_test=rng.integers(0, 256, (50, *shape), dtype=np.uint8),
+        y_test=np.arange(50) % 5,
+    )
+    return str(folder / "a.npz")
+
+
+def draw(seed: int) -> torch.Generator:
+    return torch.Generator().manual_seed(seed)
+
+
+def collect(part: Part, **options: Any) -> list[tuple[torch.Tensor, torch.Tensor]]:
+    return list(part.batches(7, **options))
+
+
+@pytest.mark.parametrize("augment", ["none", "flip", "crop_flip"])
+@pytest.mark.parametrize("partition", ["dirichlet", "rotated"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
+def test_loader_and_resident_give_the_same_bits(
+    augment: Any, partition: str, dtype: torch.dtype, tmp_path: Path
+) -> None:
+    config = DataConfig(root=arrays(tmp_path), partition=partition, augment=augment, validation=0.1, alpha=1.0)
+    resident = prepare(replace(config, resident="always"), 5, 0)
+    loaded = prepare(replace(config, resident="never"), 5, 0)
+    for i in range(5):
+        one, two = resident.client(i, dtype=dtype), loaded.client(i, dtype=dtype)
+        assert isinstance(one.train, ResidentPart)
+        assert isinstance(two.train, LoadedPart)
+        for name in ("train", "validation", "test"):
+            for seeds in (None, 3):
+                options = [
+                    {} if seeds is None else {"generator": draw(seeds), "augment": draw(4), "whole_last": True}
+                    for _ in range(2)
+                ]
+                left = collect(getattr(one, name), **options[0])
+                right = collect(getattr(two, name), **options[1])
+                assert len(left) == len(right) > 0
+                for (x, y), (u, v) in zip(left, right, strict=True):
+                    assert torch.equal(x, u)
+                    assert torch.equal(y, v)
+                    assert x.dtype == dtype
+                    assert y.dtype == torch.int64
+
+
+def test_no_part_touches_the_global_random_state(tmp_path: Path) -> None:
+    for resident in ("always", "never"):
+        data = prepare(DataConfig(root=arrays(tmp_path), augment="crop_flip", resident=resident), 3, 0)
+        before = torch.get_rng_state()
+        collect(data.client(0).train, generator=draw(0), augment=draw(1))
+        collect(data.client(0).test)
+        assert torch.equal(before, torch.get_rng_state())
+
+
+def first(part: Part) -> torch.Tensor:
+    return torch.cat([x for x, _ in part.batches(1000)])
+
+
+def test_order_is_that_of_randperm() -> None:
+    train = prepare(DataConfig(), 4, 0).client(1).train
+    stored = first(train)
+    shuffled = torch.cat([x for x, _ in train.batches(16, generator=draw(5))])
+    assert torch.equal(shuffled, stored[torch.randperm(len(train), generator=draw(5))])
+
+
+@pytest.mark.parametrize("resident", ["always", "never"])
+@pytest.mark.parametrize(
+    ("samples", "batch", "whole_last", "sizes"),
+    [
+        (9, 4, False, [4, 4, 1]),
+        (9, 4, True, [4, 5]),
+        (10, 4, True, [4, 4, 2]),
+        (8, 4, True, [4, 4]),
+        (1, 4, True, [1]),
+        (0, 4, True, []),
+    ],
+)
+def test_batch_sizes(resident: Any, samples: int, batch: int, whole_last: bool, sizes: list[int]) -> None:
+    pool = module.Samples(torch.zeros(10, 3), torch.zeros(10, dtype=torch.int64), torch.zeros(3), torch.ones(3))
+    index = np.arange(samples)
+    data = FederatedData(pool, pool, ([index], [index], [index]), ["0"], [0.0], resident=resident)
+    part = data.client(0).train
+    assert [len(y) for _, y in part.batches(batch, generator=draw(0), whole_last=whole_last)] == sizes
+    assert len(part) == samples
+
+
+def test_augmentation_changes_training_data_only(tmp_path: Path) -> None:
+    data = prepare(DataConfig(root=arrays(tmp_path), augment="flip", validation=0.2), 2, 0).client(0)
+    plain = first(data.train)
+    augmented = torch.cat([x for x, _ in data.train.batches(1000, augment=draw(0))])
+    flipped = (augmented != plain).flatten(1).any(1)
+    assert 0 < flipped.sum() < len(plain)
+    assert torch.equal(augmented[flipped], plain[flipped].flip(-1))
+    for part in (data.validation, data.test):
+        assert torch.equal(torch.cat([x for x, _ in part.batches(1000, augment=draw(0))]), first(part))
+    assert torch.equal(first(data.train), plain)  # nothing was changed in place
+
+
+def test_clients_are_kept_and_materialised_on_demand() -> None:
+    data = prepare(DataConfig(), 4, 0)
+    assert data.client(2) is data.client(2)
+    assert data.client(2, dtype=torch.float64) is not data.client(2)
+
+
+def test_auto_residency_asks_how_much_fits(monkeypatch: pytest.MonkeyPatch) -> None:
+    samples = 1797 * 64 * 4
+    for free, kind in ((2 * samples, ResidentPart), (2 * samples - 1, LoadedPart)):
+        monkeypatch.setattr(module, "_free_bytes", lambda device, free=free: free)
+        assert isinstance(prepare(DataConfig(), 4, 0).client(0).train, kind)
+
+
+def test_free_memory_is_told() -> None:
+    assert module._free_bytes(torch.device("cpu")) > 2**20
+
+
+def test_rotation_turns_every_part(tmp_path: Path) -> None:
+    config = DataConfig(root=arrays(tmp_path), partition="rotated", validation=0.1)
+    turned, plain = prepare(config, 4, 0), prepare(replace(config, partition="iid"), 4, 0)
+    for i in range(4):  # 0, 90, 180, 270 degrees counter-clockwise move every pixel onto another
+        for name in ("train", "validation", "test"):
+            expected = torch.rot90(first(getattr(plain.client(i), name)), i, (-2, -1))
+            assert torch.equal(first(getattr(turned.client(i), name)), expected)
+
+
+def test_rotation_fills_corners_with_black(tmp_path: Path) -> None:
+    data = prepare(DataConfig(root=arrays(tmp_path), partition="rotated"), 8, 0)
+    corner = first(data.client(1).train)[:, :, 0, 0]  # turned by 45 degrees
+    assert torch.equal(corner, corner[:1].expand_as(corner))
+    assert (corner < -1).all()  # black is far below the mean of uniform noise
+
+
+def test_class_counts_and_sizes() -> None:
+    data = prepare(DataConfig(validation=0.2, alpha=0.5), 5, 0)
+    assert data.class_counts.shape == (5, 10)
+    assert data.class_counts.sum(1).tolist() == data.train_sizes
+    for i in range(5):
+        labels = torch.cat([y for _, y in data.client(i).train.batches(100)])
+        assert data.class_counts[i].tolist() == torch.bincount(labels, minlength=10).tolist()
+        assert len(data.client(i).train) == data.train_sizes[i]
+
+
+def test_ten_thousand_small_clients() -> None:
+    raw = torch.zeros(20_000, 1, 8, 8, dtype=torch.uint8)
+    pool = module.Samples(raw, torch.zeros(20_000, dtype=torch.int64), torch.zeros(1, 1, 1), torch.ones(1, 1, 1))
+    shares = np.array_split(np.arange(20_000), 10_000)
+    data = FederatedData(pool, pool, (shares, shares, shares), ["0"], [0.0] * 10_000)
+    assert data.class_counts.tolist() == [[2]] * 10_000
+    assert sum(len(data.client(i).train) for i in range(10_000)) == 20_000

@@ -1,0 +1,234 @@
+from __future__ import annotations
+
+import time
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import partition
+from fl_lightning.data.names import PARTITIONS
+from fl_lightning.errors import BadInput
+
+TRAIN = np.random.default_rng(0).permutation(np.arange(6000) % 10)
+TEST = np.random.default_rng(1).permutation(np.arange(1000) % 10)
+KINDS: list[dict[str, Any]] = [
+    {"by": "class", "sizes": "free"},
+    {"by": "class", "sizes": "equal"},
+    {"by": "client", "sizes": "free"},
+    {"by": "client", "sizes": "equal"},
+    {"partition": "pathological"},
+    {"partition": "rotated"},
+    {"partition": "iid"},
+]
+
+
+def deal(
+    clients: int = 20, train: np.ndarray = TRAIN, test: np.ndarray = TEST, seed: int = 0, **options: Any
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return partition.deal(train, test, clients, DataConfig(**options), np.random.default_rng(seed))
+
+
+def mixes(shares: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
+    counts = np.stack([np.bincount(labels[share], minlength=10) for share in shares])
+    return counts / counts.sum(1, keepdims=True)
+
+
+def test_every_listed_partition_exists() -> None:
+    assert set(PARTITIONS) == set(partition.BUILT_IN)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+@pytest.mark.parametrize("clients", [1, 7, 20])
+def test_disjoint_complete_and_large_enough(kind: dict[str, Any], clients: int) -> None:
+    if kind.get("partition") == "pathological" and clients < 5:
+        kind = {**kind, "classes_per_client": 10}
+    for shares, total, least in zip(deal(clients, **kind), (6000, 1000), (10, 1), strict=True):
+        pooled = np.concatenate(shares)
+        assert len(shares) == clients
+        assert len(np.unique(pooled)) == len(pooled)
+        dropped = total % clients if kind.get("sizes") == "equal" else 0
+        assert len(pooled) == total - dropped
+        assert min(len(share) for share in shares) >= least
+        assert all((np.diff(share) > 0).all() for share in shares)
+
+
+@pytest.mark.parametrize("kind", KINDS, ids=str)
+def test_a_function_of_the_seed(kind: dict[str, Any]) -> None:
+    first, again, other = deal(seed=1, **kind), deal(seed=1, **kind), deal(seed=2, **kind)
+    for one, two in zip(first, again, strict=True):
+        assert all(np.array_equal(a, b) for a, b in zip(one, two, strict=True))
+    assert not all(np.array_equal(a, b) for a, b in zip(first[0], other[0], strict=True))
+
+
+@pytest.mark.parametrize("kind", KINDS[:4], ids=str)
+@pytest.mark.parametrize("alpha", [0.1, 1.0])
+def test_train_and_test_share_one_class_mix(kind: dict[str, Any], alpha: float) -> None:
+    train, test = deal(10, alpha=alpha, **kind)
+    difference = np.abs(mixes(train, TRAIN) - mixes(test, TEST))
+    # A class of k test samples is off by one at most: on clients with enough of them that is little.
+    large = np.array([len(share) >= 50 for share in test])
+    assert large.any()
+    assert difference[large].max() < 0.05
+
+
+def test_smaller_alpha_is_less_alike() -> None:
+    skew = [np.square(mixes(deal(alpha=alpha)[0], TRAIN)).sum(1).mean() for alpha in (0.05, 1, 100)]
+    assert skew[0] > 0.5 > skew[1] > skew[2]
+    assert skew[2] == pytest.approx(0.1, abs=0.01)
+
+
+def test_by_client_draws_from_the_class_shares() -> None:
+    # Dir(alpha p) with a large alpha is p itself (Hsu et al., 2019), and equal sizes are exactly n / N.
+    labels = np.repeat([0, 1], [4000, 2000])
+    train, _ = deal(10, labels, np.repeat([0, 1], [400, 200]), alpha=1e6, by="client", sizes="equal")
+    assert [len(share) for share in train] == [600] * 10
+    assert [int((labels[share] == 0).sum()) for share in train] == pytest.approx([400] * 10, abs=3)
+
+
+@pytest.mark.parametrize("kind", KINDS[:4], ids=str)
+def test_a_thousand_clients_and_a_minute_alpha_end(kind: dict[str, Any]) -> None:
+    start = time.perf_counter()
+    train, test = deal(1000, np.tile(TRAIN, 10), np.tile(TEST, 10), alpha=0.01, **kind)
+    assert time.perf_counter() - start < 5
+    assert min(len(share) for share in train) >= 10
+    assert min(len(share) for share in test) >= 1
+    assert sum(len(share) for share in train) == 60_000
+
+
+@pytest.mark.parametrize("kind", KINDS[:4], ids=str)
+def test_draws_that_underflow_end(kind: dict[str, Any]) -> None:
+    train, test = deal(100, alpha=1e-8, **kind)
+    assert sum(len(share) for share in train) == 6000
+    assert sum(len(share) for share in test) == 1000
+
+
+def test_repaired_clients_are_tested_on_what_they_train_on() -> None:
+    train, test = deal(300, alpha=0.01, min_samples=3)
+    assert min(len(share) for share in train) == 3  # fewer than a test sample's worth
+    strange = [set(TEST[e]) - set(TRAIN[t]) for t, e in zip(train, test, strict=True)]
+    assert not any(strange)
+
+
+@pytest.mark.parametrize(("clients", "k"), [(10, 2), (7, 3), (3, 2), (20, 1), (5, 10), (100, 2)])
+def test_pathological_holds_exactly_k_classes(clients: int, k: int) -> None:
+    train, test = deal(clients, partition="pathological", classes_per_client=k)
+    assert [len(set(TRAIN[share])) for share in train] == [k] * clients
+    assert all(set(TEST[e]) <= set(TRAIN[t]) for t, e in zip(train, test, strict=True))
+    holders = np.sum([np.isin(np.arange(10), TRAIN[share]) for share in train], axis=0)
+    assert holders.max() - holders.min() <= 1
+
+
+def test_pathological_keeps_k_classes_when_it_tops_up() -> None:
+    # Each class has two holders; those of class 0 have 4 + 50 samples, and get 6 more of their other class where its
+    # other holder can spare them. With seed 1 both hold the same two classes: 108 samples are no 2 * 60.
+    labels, test = np.repeat([0, 1, 2, 3], [8, 100, 100, 100]), np.arange(40) % 4
+    train, _ = deal(4, labels, test, partition="pathological", min_samples=60)
+    counts = [np.bincount(labels[share], minlength=4) for share in train]
+    assert sorted(row.sum() for row in counts) == [60, 60, 94, 94]
+    assert [np.count_nonzero(row) for row in counts] == [2] * 4
+    with pytest.raises(BadInput, match=r"data\.min_samples: 60 .*lower it"):
+        deal(4, labels, test, seed=1, partition="pathological", min_samples=60)
+
+
+def test_topping_up_leaves_a_donor_one_of_the_class() -> None:
+    # The client with 4 + 10 samples needs 4 more and asks the other holder of class 0, which must keep one of its four.
+    labels, test = np.repeat([0, 1, 2, 3], [8, 20, 200, 200]), np.arange(40) % 4
+    train, _ = deal(4, labels, test, partition="pathological", min_samples=18)
+    counts = [np.bincount(labels[share], minlength=4).tolist() for share in train]
+    assert sorted(counts) == [[0, 0, 100, 100], [0, 9, 100, 0], [1, 0, 0, 100], [7, 11, 0, 0]]
+
+
+def test_iid_sizes_differ_by_one_at_most() -> None:
+    train, test = deal(7, partition="iid")
+    assert {len(share) for share in train} == {857, 858}
+    assert {len(share) for share in test} == {142, 143}
+
+
+def test_angles() -> None:
+    assert partition.angles(4) == [0, 90, 180, 270]
+
+
+def test_least_leaves_enough_for_training() -> None:
+    assert partition.least(DataConfig(min_samples=10)) == 10
+    assert partition.least(DataConfig(min_samples=10, validation=0.5)) == 20
+    assert partition.least(DataConfig(min_samples=1, validation=0.1)) == 2  # one of them is held back
+    for share in (0.1, 0.25, 0.9):
+        need = partition.least(DataConfig(min_samples=7, validation=share))
+        train, held = partition.hold_out([np.arange(need)], np.zeros(need, int), share, np.random.default_rng(0))
+        assert len(train[0]) >= 7
+        assert len(held[0]) >= 1
+
+
+def test_hold_out_keeps_each_clients_class_mix() -> None:
+    train, _ = deal(10, alpha=0.5)
+    left, held = partition.hold_out(train, TRAIN, 0.2, np.random.default_rng(0))
+    for whole, kept, out in zip(train, left, held, strict=True):
+        assert np.array_equal(np.sort(np.concatenate([kept, out])), whole)
+        assert len(out) == max(1, int(0.2 * len(whole) + 1e-9))
+        expected = 0.2 * np.bincount(TRAIN[whole], minlength=10)
+        assert np.abs(np.bincount(TRAIN[out], minlength=10) - expected).max() <= 1
+
+
+def test_no_validation() -> None:
+    train, held = partition.hold_out([np.arange(3), np.arange(3, 5)], np.zeros(5, int), 0, np.random.default_rng(0))
+    assert [len(share) for share in held] == [0, 0]
+    assert [len(share) for share in train] == [3, 2]
+
+
+def test_too_many_clients_says_the_most_there_can_be() -> None:
+    with pytest.raises(BadInput, match=r"federation\.clients: 601 .* at most 600: 6000 training samples"):
+        deal(601)
+    with pytest.raises(BadInput, match=r"federation\.clients: 1001 .* at most 1000: .* test sample"):
+        deal(1001, min_samples=1)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"partition": "dirichlett"}, "data.partition: 'dirichlett' .* choose among dirichlet, pathological"),
+        ({"partition": "no_such_module.f"}, "data.partition: .*No module named"),
+        ({"partition": "fl_lightning.data.partition.PAD"}, "data.partition: .*PAD"),
+        ({"partition": "fl_lightning.errors.__doc__"}, "data.partition: .*is not a function"),
+        ({"partition": "pathological", "classes_per_client": 11}, "data.classes_per_client: 11 .*10 classes"),
+        ({"partition": "pathological", "classes_per_client": 1, "min_samples": 301}, "data.min_samples: 301"),
+    ],
+    ids=str,
+)
+def test_bad_choices(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        deal(12 if "min_samples" in options else 20, **options)
+
+
+def halves(
+    train: np.ndarray, test: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    return np.array_split(np.arange(len(train)), clients), np.array_split(np.arange(len(test)), clients)
+
+
+@pytest.mark.parametrize(
+    ("spoil", "message"),
+    [
+        (lambda shares: shares, None),
+        (lambda shares: shares[:-1], "a list of 2 index arrays"),
+        (lambda shares: [shares[0], shares[0]], "deals some sample twice"),
+        (lambda shares: [shares[0], shares[1] + 1], "must index 6000 samples"),
+        (lambda shares: [shares[0], shares[1][:3]], "gives client 1 3 samples"),
+        (lambda shares: [shares[0] * 1.0, shares[1]], "whole numbers"),
+        (lambda shares: None, "a list of index arrays"),
+    ],
+)
+def test_a_users_function(spoil: Any, message: str | None, monkeypatch: pytest.MonkeyPatch) -> None:
+    def theirs(*arguments: Any) -> Any:
+        train, test = halves(*arguments)
+        return spoil(train), test
+
+    monkeypatch.setattr("fl_lightning.errors.theirs", theirs, raising=False)
+    if message is None:
+        train, test = deal(2, partition="fl_lightning.errors.theirs")
+        assert train[1][0] == 3000
+        assert len(test[1]) == 500
+    else:
+        with pytest.raises(BadInput, match=message):
+            deal(2, partition="fl_lightning.errors.theirs")

@@ -1,0 +1,150 @@
+from __future__ import annotations
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import FederatedData, names, normalisation, prepare
+from fl_lightning.errors import BadInput
+
+
+def everything(data: FederatedData, part: str = "train") -> tuple[torch.Tensor, torch.Tensor]:
+    batches = [batch for i in range(data.clients) for batch in getattr(data.client(i), part).batches(1000)]
+    return torch.cat([x for x, _ in batches]), torch.cat([y for _, y in batches])
+
+
+def test_digits() -> None:
+    data = prepare(DataConfig(), 10, 0)
+    assert (data.input_shape, data.num_classes, data.clients) == ((1, 8, 8), 10, 10)
+    assert data.class_names == [str(digit) for digit in range(10)]
+    assert not data.made_up
+    x, y = everything(data)
+    assert x.shape == (1438, 1, 8, 8)
+    assert sum(data.train_sizes) == len(y) == 1438
+    assert x.mean() == pytest.approx(0, abs=1e-5)
+    assert x.std() == pytest.approx(1, abs=1e-3)
+
+
+def test_the_seed_moves_the_shares_but_not_the_test_set() -> None:
+    one, two = (prepare(DataConfig(partition="iid"), 4, seed) for seed in (0, 1))
+    assert not torch.equal(everything(one)[0], everything(two)[0])
+    images = [{image.numpy().tobytes() for image in everything(data, "test")[0]} for data in (one, two)]
+    assert images[0] == images[1]
+
+
+def test_normalisation_by_hand() -> None:
+    raw = np.array([[[[0, 2]], [[5, 5]]], [[[4, 6]], [[5, 5]]]], np.uint8)  # [2, channels 2, 1, 2]
+    mean, std = normalisation(raw)
+    assert mean.shape == (2, 1, 1)
+    assert mean.flatten().tolist() == [3, 5]
+    assert std.flatten().tolist() == pytest.approx([5**0.5, 1])  # a channel that never changes keeps 1
+
+
+def test_normalisation_agrees_with_numpy_far_from_zero() -> None:
+    raw = np.random.default_rng(0).normal(1e4, 1, (3000, 3, 4, 4)).astype(np.float32)
+    mean, std = normalisation(raw)
+    exact = raw.astype(np.float64)
+    np.testing.assert_allclose(mean.flatten(), exact.mean((0, 2, 3)), rtol=1e-6)
+    np.testing.assert_allclose(std.flatten(), exact.std((0, 2, 3)), rtol=1e-6)
+
+
+def test_fraction_takes_a_stratified_share_of_both_pools() -> None:
+    data = prepare(DataConfig(fraction=0.5), 5, 0)
+    assert len(everything(data)[1]) == 719
+    labels = everything(data, "test")[1]
+    assert len(labels) == 180
+    assert np.bincount(labels).min() >= 17  # of about 36 in each class
+
+
+def test_vectors(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    path = str(tmp_path / "v.npz")
+    x = rng.normal(5, [1, 10, 100], (60, 3))
+    np.savez(path, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
+    data = prepare(DataConfig(root=path, partition="iid"), 3, 0)
+    assert data.input_shape == (3,)
+    assert everything(data)[0].std(0, correction=0).tolist() == pytest.approx([1, 1, 1], rel=1e-5)
+    for change in ({"augment": "flip"}, {"partition": "rotated"}):
+        with pytest.raises(BadInput, match="it needs images"):
+            prepare(DataConfig(root=path, **change), 3, 0)  # type: ignore[arg-type]
+
+
+def test_an_npz_file_overrides_any_source(fl_data: Path) -> None:
+    data = prepare(DataConfig(source="mnist", root=str(fl_data / "cifar10_10pct.npz"), alpha=0.3), 10, 0)
+    assert data.input_shape == (3, 32, 32)
+    assert sum(data.train_sizes) == 5000
+
+
+def test_real_mnist(fl_data: Path) -> None:
+    data = prepare(DataConfig(source="mnist", root=str(fl_data), fraction=0.1), 10, 0)
+    assert data.input_shape == (1, 28, 28)
+    assert sum(data.train_sizes) == 6000
+    x, _ = everything(data)
+    assert x.mean() == pytest.approx(0, abs=1e-4)
+    # The well-known statistics of MNIST, here of a tenth of it.
+    assert float(-x.min()) == pytest.approx(0.1307 / 0.3081, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"source": "MNIST"}, "did you mean mnist"),
+        ({"source": "nonsense"}, "fl-train list data"),
+        ({"source": "svhn", "root": "nowhere"}, r"data\.root: 'nowhere' .*train_32x32\.mat"),
+        ({"source": "arrays"}, r"an \.npz file"),
+        ({"partition": "nonsense"}, "data.partition"),
+        ({"fraction": 0.01}, r"federation\.clients"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        prepare(DataConfig(**options), 10, 0)
+
+
+@pytest.mark.parametrize("partition", names.PARTITIONS)
+@pytest.mark.parametrize("source", ["digits", "mnist", "cifar100", "gtsrb", "images", "arrays"])
+def test_smoke_runs_on_a_few_samples(source: str, partition: str, tmp_path: Path) -> None:
+    root = str(tmp_path / "none")
+    config = DataConfig(source=source, root=root, partition=partition, download=True, validation=0.2)
+    data = prepare(config, 4, 0, smoke=True)
+    assert data.made_up == (source != "digits")
+    shapes = {"digits": (1, 8, 8), "mnist": (1, 28, 28)}
+    assert data.input_shape == shapes.get(source, (3, 32, 32))
+    assert data.num_classes == {"cifar100": 100, "gtsrb": 43}.get(source, 10)
+    assert 4 * 2 <= sum(data.train_sizes) <= 4 * 100
+    assert min(data.train_sizes) >= 2
+    assert all(len(data.client(i).test) for i in range(4))
+
+
+def test_smoke_takes_real_data_where_they_are(fl_data: Path) -> None:
+    data = prepare(DataConfig(source="mnist", root=str(fl_data)), 4, 0, smoke=True)
+    assert not data.made_up
+    assert sum(data.train_sizes) <= 4 * 70
+
+
+def test_smoke_still_refuses_a_bad_file(tmp_path: Path) -> None:
+    (tmp_path / "a.npz").write_bytes(b"no zip")
+    with pytest.raises(BadInput, match="cannot be read"):
+        prepare(DataConfig(root=str(tmp_path / "a.npz")), 4, 0, smoke=True)
+
+
+def test_names_can_be_read_without_importing_them() -> None:
+    tree = ast.parse(Path(names.__file__).read_text())
+    values = {node.target.id: node.value for node in tree.body if isinstance(node, ast.AnnAssign)}  # type: ignore[union-attr]
+    assert ast.literal_eval(values["SOURCES"]) == names.SOURCES
+    assert ast.literal_eval(values["PARTITIONS"]) == names.PARTITIONS
+
+
+def test_importing_the_package_loads_no_slow_library() -> None:
+    script = (
+        "import sys, fl_lightning.data\n"
+        "sys.exit(any(name in sys.modules for name in ('torchvision', 'sklearn', 'lightning')))"
+    )
+    assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0

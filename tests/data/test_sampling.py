@@ -1,0 +1,27 @@
+from __future__ import annotations
+
+import numpy as np
+
+from fl_lightning.data.sampling import apportion, split, stratified
+
+
+def test_apportion_by_hand() -> None:
+    # 10 units by 1 : 2 : 3 are 1.67, 3.33, 5: floors 1, 3, 5, and the unit that is left goes to the largest remainder.
+    assert apportion(np.array([1, 2, 3]), 10).tolist() == [2, 3, 5]
+    assert apportion(np.zeros(4), 6).tolist() == [2, 2, 1, 1]
+    assert apportion(np.array([0.0, 5.0]), 0).tolist() == [0, 0]
+
+
+def test_stratified_keeps_the_class_mix() -> None:
+    labels = np.repeat([0, 1, 3], [50, 30, 20])[np.random.default_rng(0).permutation(100)]
+    chosen = stratified(labels, 10, np.random.default_rng(1))
+    assert np.bincount(labels[chosen]).tolist() == [5, 3, 0, 2]
+    assert (np.diff(chosen) > 0).all()
+    assert not np.array_equal(chosen, stratified(labels, 10, np.random.default_rng(2)))
+
+
+def test_split_is_disjoint_and_complete() -> None:
+    labels = np.arange(50) % 5
+    train, test = split(labels, 0.2, np.random.default_rng(0))
+    assert np.bincount(labels[test]).tolist() == [2] * 5
+    assert np.array_equal(np.sort(np.concatenate([train, test])), np.arange(50))

@@ -1,0 +1,187 @@
+from __future__ import annotations
+
+import inspect
+import re
+import urllib.error
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import torchvision.datasets
+
+from fl_lightning.data import vision
+from fl_lightning.data.names import SOURCES
+from fl_lightning.data.vision import RECIPES
+from fl_lightning.errors import BadInput
+
+
+def test_every_listed_source_has_a_recipe() -> None:
+    assert set(SOURCES) == set(RECIPES) | {"digits", "arrays", "images"}
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_recipes_fit_torchvisions_signatures(name: str) -> None:
+    recipe = RECIPES[name]
+    build = getattr(torchvision.datasets, recipe.dataset)
+    parameters = inspect.signature(build).parameters
+    open_ended = any(p.kind is p.VAR_KEYWORD for p in parameters.values())
+    if open_ended:  # EMNIST, QMNIST and ImageNet hand the rest to their base
+        parameters = {**inspect.signature(build.__mro__[1]).parameters, **parameters}
+    for arguments in recipe.parts.values():
+        passed = {"root", *arguments, *(["download"] if recipe.downloads else [])}
+        assert passed <= set(parameters)
+    assert set(recipe.parts) in ({"train", "test"}, {"whole"})
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_the_description_agrees_with_the_recipe(name: str) -> None:
+    recipe, line = RECIPES[name], SOURCES[name]
+    if classes := re.search(r"([\d,]+) classes", line):
+        assert int(classes[1].replace(",", "")) == recipe.classes
+    if size := re.search(r"(\d+)x(\d+) (grey|colour)", line):
+        assert recipe.shape == (1 if size[3] == "grey" else 3, int(size[1]), int(size[2]))
+    assert ("80/20" in line) == ("whole" in recipe.parts)
+    assert ("no download" in line) == (not recipe.downloads)
+
+
+@pytest.mark.parametrize("name", RECIPES)
+def test_missing_files_are_one_line_with_the_remedies(name: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput) as caught:
+        vision.load(name, str(tmp_path), download=False)
+    line = str(caught.value)
+    assert line.startswith("data.root: ")
+    assert "\n" not in line
+    for part in (name, str(tmp_path), RECIPES[name].dataset, RECIPES[name].files, "--data.source digits"):
+        assert part in line
+    assert ("--data.download true" in line) == RECIPES[name].downloads
+
+
+def test_a_lost_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.svhn.download_url", unreachable)
+    with pytest.raises(BadInput, match="no route to host") as caught:
+        vision.load("svhn", str(tmp_path), download=True)
+    assert "--data.download" not in str(caught.value)
+
+
+class Fake:
+    """Stands for a torchvision data set: attributes as given, samples decoded one by one."""
+
+    def __init__(self, **attributes: Any) -> None:
+        self.__dict__.update(attributes)
+
+    def __getitem__(self, index: int) -> tuple[Any, int]:
+        from PIL import Image
+
+        return Image.new("RGB", (40, 50), (index, 0, 255)), 0
+
+
+def fake(monkeypatch: pytest.MonkeyPatch, dataset: str, **attributes: Any) -> list[dict[str, Any]]:
+    calls: list[dict[str, Any]] = []
+
+    def build(**arguments: Any) -> Fake:
+        calls.append(arguments)
+        return Fake(**attributes)
+
+    monkeypatch.setattr(torchvision.datasets, dataset, build)
+    return calls
+
+
+def test_channels_first_and_last_become_first(monkeypatch: pytest.MonkeyPatch) -> None:
+    images = np.random.default_rng(0).integers(0, 256, (20, 32, 32, 3), dtype=np.uint8)
+    labels = np.arange(20) % 10
+    fake(monkeypatch, "CIFAR10", data=images, targets=labels.tolist(), classes=[f"c{k}" for k in range(10)])
+    calls = fake(monkeypatch, "SVHN", data=images.transpose(0, 3, 1, 2), labels=labels)
+    cifar, svhn = vision.load("cifar10", "r", False), vision.load("svhn", "r", False)
+    index = np.array([3, 1])
+    assert np.array_equal(cifar.train.read(index), images[index].transpose(0, 3, 1, 2))
+    assert np.array_equal(svhn.train.read(index), images[index].transpose(0, 3, 1, 2))
+    assert cifar.class_names == [f"c{k}" for k in range(10)]
+    assert [call["split"] for call in calls] == ["train", "test"]
+    assert np.array_equal(svhn.test.labels, labels)
+
+
+def test_labels_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
+    data = torch.zeros(26, 28, 28, dtype=torch.uint8)
+    names = ["N/A", *"abcdefghijklmnopqrstuvwxyz"]
+    calls = fake(monkeypatch, "EMNIST", data=data, targets=torch.arange(1, 27), classes=names)
+    letters = vision.load("emnist_letters", "r", False)
+    assert letters.train.labels.tolist() == list(range(26))
+    assert letters.class_names == names[1:]
+    assert calls[0] == {"root": "r", "split": "letters", "train": True, "download": False}
+    assert letters.train.read(np.arange(2)).shape == (2, 1, 28, 28)
+
+
+def test_labels_outside_the_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, "CIFAR10", data=np.zeros((2, 32, 32, 3), np.uint8), targets=[0, 10])
+    with pytest.raises(BadInput, match="labels 0 to 10 for 10 classes"):
+        vision.load("cifar10", "r", False)
+
+
+@pytest.mark.parametrize(
+    "labels", [{"_samples": [("a", 0), ("b", 1)]}, {"_labels": [0, 1]}, {"index": [(0, "a"), (1, "b")]}]
+)
+def test_files_are_decoded_and_resized(monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]) -> None:
+    fake(monkeypatch, "GTSRB", **labels)
+    source = vision.load("gtsrb", "r", False)
+    assert source.train.labels.tolist() == [0, 1]
+    images = source.train.read(np.array([1, 0, 1]))
+    assert images.shape == (3, 3, 32, 32)
+    assert images[:, 0].max(axis=(1, 2)).tolist() == [1, 0, 1]
+
+
+def test_a_set_without_test_part_is_split_alike_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake(monkeypatch, "EuroSAT", targets=(np.arange(200) % 10).tolist())
+    one, two = vision.load("eurosat", "r", False), vision.load("eurosat", "r", False)
+    assert np.bincount(one.test.labels).tolist() == [4] * 10
+    assert np.array_equal(one.test.read(np.arange(40)), two.test.read(np.arange(40)))
+    # The fake's red channel is the sample's number: no sample is in both parts.
+    red = [source.read(np.arange(len(source.labels)))[:, 0, 0, 0] for source in (one.train, one.test)]
+    assert sorted(np.concatenate(red).tolist()) == list(range(200))
+
+
+def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
+    from PIL import Image
+
+    training = tmp_path / "gtsrb" / "GTSRB" / "Training"
+    testing = tmp_path / "gtsrb" / "GTSRB" / "Final_Test" / "Images"
+    testing.mkdir(parents=True)
+    for label in range(3):
+        (training / f"{label:05d}").mkdir(parents=True)
+        Image.new("RGB", (20 + label, 25), (50 * label, 1, 2)).save(training / f"{label:05d}" / "a.ppm")
+        Image.new("RGB", (60, 61), (50 * label, 1, 2)).save(testing / f"{label}.ppm")
+    rows = "".join(f"{label}.ppm;{label}\n" for label in range(3))
+    (tmp_path / "gtsrb" / "GT-final_test.csv").write_text("Filename;ClassId\n" + rows)
+    source = vision.load("gtsrb", str(tmp_path), False)
+    assert len(source.class_names) == 43
+    assert source.train.labels.tolist() == source.test.labels.tolist() == [0, 1, 2]
+    for pool in (source.train, source.test):
+        images = pool.read(np.arange(3))
+        assert images.shape == (3, 3, 32, 32)
+        assert images[:, 0, 5, 5].tolist() == [0, 50, 100]
+
+
+def test_svhn_files_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from scipy.io import savemat
+
+    monkeypatch.setattr(torchvision.datasets.SVHN, "_check_integrity", lambda self: True)
+    pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
+    for part in ("train", "test"):
+        savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [3], [4], [5]])})
+    source = vision.load("svhn", str(tmp_path), False)
+    assert source.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
+    assert np.array_equal(source.test.read(np.array([2]))[0], pixels[..., 2].transpose(2, 0, 1))
+
+
+def test_real_mnist(fl_data: Path) -> None:
+    source = vision.load("mnist", str(fl_data), False)
+    assert (len(source.train.labels), len(source.test.labels)) == (60_000, 10_000)
+    assert source.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
+    assert source.class_names[0] == "0 - zero"
+    image = source.train.read(np.array([0]))
+    assert image.shape == (1, 1, 28, 28)
+    assert image.dtype == np.uint8

@@ -1,0 +1,380 @@
+"""What must hold of every method, bit for bit where the cards say so (cards 1.1 to 1.6 and 1.35)."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.federation import Federation
+from fl_lightning.layout import Block
+from fl_lightning.methods import Method, Scope
+from fl_lightning.methods.fedamp import FedAMP
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.local import Local
+
+Make = Callable[..., Federation]
+
+
+class Watch(Callback):
+    """Keeps copies of the payloads' rows and of the first local step."""
+
+    def __init__(self) -> None:
+        self.uploads: list[tuple[int, Tensor]] = []
+        self.downloads: list[tuple[int, Tensor, np.ndarray]] = []
+
+    def on_client_end(self, fed: Federation, client: int) -> None:
+        self.uploads.append((client, fed.states[client].row.clone()))
+
+    def on_download(self, fed: Federation, client: int, payload: Any) -> None:
+        self.downloads.append((client, payload.row.clone(), payload.sent.copy()))
+
+
+def run(fed: Federation) -> Federation:
+    for t in range(1, fed.rounds + 1):
+        fed.round(t)
+    return fed
+
+
+def rows(fed: Federation) -> list[Tensor]:
+    """Every client's own model."""
+    return [fed.states[c].row for c in sorted(fed.states)]
+
+
+def trained(make: Make, method: Method, **changes: Any) -> list[Tensor]:
+    """Every client's model after each of its turns."""
+    watch = Watch()
+    run(make(method, callbacks=[watch], **changes))
+    return [row for _, row in watch.uploads]
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---------------------------------------------------------------- local (1.1)
+
+
+def test_local_knows_nothing_of_the_others(federation: Make) -> None:
+    """INV1, INV2: other clients' data do not matter, and nothing travels."""
+    one = run(federation(Local()))
+    other = federation(Local())
+    for client in (1, 2, 3):
+        part = other.data.client(client, "cpu", torch.float32).train
+        part.x.neg_()
+    run(other)
+    assert torch.equal(one.states[0].row, other.states[0].row)
+    assert not torch.equal(one.states[1].row, other.states[1].row)
+    record = federation(Local()).round(1)
+    assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == 0
+
+
+def test_local_rounds_of_epochs_are_one_round_of_all_of_them(federation: Make) -> None:
+    """INV4: randomness belongs to the absolute epoch."""
+    one = run(federation(Local(), rounds=3, local_epochs=2))
+    other = run(federation(Local(), rounds=1, local_epochs=6))
+    assert same(rows(one), rows(other))
+
+
+def test_a_client_that_is_not_drawn_does_not_change(federation: Make) -> None:
+    """INV3, for personal and for coached clients."""
+    for method in (Local(), KAPC(), FedAMP()):
+        fed = federation(method, participation=0.5, rounds=4)
+        for t in range(1, 5):
+            before = {c: s.row.clone() for c, s in fed.states.items()}
+            cohort = fed.round(t).cohort
+            assert len(cohort) == 2
+            assert all(torch.equal(fed.states[c].row, row) for c, row in before.items() if c not in cohort)
+
+
+# ---------------------------------------------------------------- FedAvg (1.2, 1.3)
+
+
+def test_fedavg_of_one_client_is_local(federation: Make) -> None:
+    """INV1, bit for bit."""
+    averaged = trained(federation, FedAvg(), clients=1)
+    assert same(averaged, trained(federation, Local(), clients=1))
+
+
+def test_fedavg_with_full_batches_is_gradient_descent(federation: Make) -> None:
+    """INV2: w' = w - lr sum p_i grad f_i(w), in float64."""
+    fed = federation(FedAvg(), batch_size=10_000, precision="64-true", rounds=1)
+    before = fed.server.shared.clone()
+    gradients = torch.zeros_like(before)
+    total = sum(fed.data.train_sizes)
+    for c in range(fed.clients):
+        part = fed.data.client(c, "cpu", torch.float64).train
+        fed.resident.binding.bind(before.clone())
+        (batch,) = part.batches(10_000)
+        fed.resident.zero_grad()
+        fed.resident.task_loss(batch).backward()
+        for p, b in zip(fed.resident.binding.parameters, fed.layout.blocks, strict=False):
+            assert p.grad is not None
+            gradients[b.start : b.stop] += len(part) / total * p.grad.flatten()
+        fed.resident.zero_grad(set_to_none=True)
+    fed.round(1)
+    torch.testing.assert_close(fed.server.shared, before - 0.05 * gradients, rtol=0, atol=1e-12)
+
+
+def test_fedavg_of_equal_uploads_changes_nothing(federation: Make) -> None:
+    """INV4, bit for bit."""
+    fed = federation(FedAvg(), local_epochs=0, rounds=1)
+    before = fed.server.shared.clone()
+    fed.round(1)
+    assert torch.equal(fed.server.shared, before)
+
+
+def test_fedavg_weighs_by_samples_whatever_their_scale(federation: Make) -> None:
+    """INV3."""
+    one, other = federation(FedAvg()), federation(FedAvg())
+    other.data.train_sizes[:] = [4 * n for n in other.data.train_sizes]
+    assert torch.equal(run(one).server.shared, run(other).server.shared)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1)], ids=["fedavg", "fedprox"])
+def test_fine_tuning_scores_a_copy(federation: Make, method: Method) -> None:
+    """1.3, 1.5: the server's state and the bytes are those without fine-tuning."""
+    plain = run(federation(method))
+    tuned = federation(method, evaluation={"models": ["finetuned", "global"]})
+    record = None
+    for t in (1, 2):
+        record = tuned.round(t)
+    assert torch.equal(plain.server.shared, tuned.server.shared)
+    assert record is not None
+    assert record.metrics["accuracy_finetuned"] > record.metrics["accuracy_global"]
+
+
+def test_no_fine_tuning_is_the_global_model(federation: Make) -> None:
+    """1.3, INV1: without an epoch of fine-tuning the copy scores as the global model."""
+    fed = federation(FedAvg(), local_epochs=0, evaluation={"models": ["finetuned", "global"]})
+    record = fed.round(1)
+    assert record.metrics["accuracy_finetuned"] == record.metrics["accuracy_global"]
+
+
+# ---------------------------------------------------------------- FedProx (1.4)
+
+
+def test_fedprox_without_mu_is_fedavg(federation: Make) -> None:
+    """INV1, bit for bit."""
+    assert torch.equal(run(federation(FedProx(mu=0.0))).server.shared, run(federation(FedAvg())).server.shared)
+
+
+def test_the_first_step_feels_no_pull(federation: Make) -> None:
+    """INV2: at the model it is pulled to, the pull is 0; one step a round equals FedAvg's."""
+    one_step = {"batch_size": 10_000, "rounds": 1}
+    prox, plain = run(federation(FedProx(mu=5.0), **one_step)), run(federation(FedAvg(), **one_step))
+    assert torch.equal(prox.server.shared, plain.server.shared)
+    two = {"batch_size": 10_000, "rounds": 1, "local_epochs": 2}
+    assert not torch.equal(run(federation(FedProx(mu=5.0), **two)).server.shared, plain.server.shared)
+
+
+@pytest.mark.parametrize(
+    "method", [FedProx(mu=0.6), FedAMP(lam=0.3, alpha=0.25), KAPC(lam=0.3)], ids=lambda m: type(m).__name__
+)
+def test_the_pull_has_the_slope_it_says(federation: Make, method: Method) -> None:
+    """The coaching term's gradient is 2 c (w - s), and its value c ||w - s||^2: mu (w - w_t), (lam/alpha)(w - u)."""
+    coefficient = {"FedProx": 0.3, "FedAMP": 0.6, "KAPC": 0.3}[type(method).__name__]
+    fed = federation(method, precision="64-true")
+    row = torch.randn(fed.layout.size, dtype=torch.float64)
+    download, _ = fed.compose([0])
+    fed.resident.binding.bind(row)
+    fed.resident.hear(download[0])
+    term = fed.resident.coaching()
+    assert term is not None
+    heard = download[0].row
+    pieces = [slice(b.start, b.stop) for b in fed.layout.blocks]
+    expected = coefficient * sum(float((row[s] - heard[s]).square().sum()) for s in pieces)
+    assert abs(term.item() - expected) < 1e-9 * expected
+    gradients = torch.autograd.grad(term, fed.resident.binding.parameters)
+    for s, gradient in zip(pieces, gradients, strict=True):
+        torch.testing.assert_close(gradient.flatten(), 2 * coefficient * (row[s] - heard[s]), rtol=1e-12, atol=1e-12)
+
+
+def test_without_a_task_gradient_fedprox_stays(federation: Make) -> None:
+    """INV3: a learning rate that only the pull feels leaves the global model where it is."""
+    fed = federation(FedProx(mu=1.0), local_epochs=3)
+    fed.resident.task_loss = lambda batch, k=0: 0.0 * fed.resident.forward(batch[0]).sum()  # type: ignore[method-assign]
+    before = fed.server.shared.clone()
+    assert torch.equal(run(fed).server.shared, before)
+
+
+# ---------------------------------------------------------------- FedAMP (1.6)
+
+
+def test_fedamp_without_lambda_is_local(federation: Make) -> None:
+    """INV3, bit for bit."""
+    assert same(rows(run(federation(FedAMP(lam=0.0)))), rows(run(federation(Local()))))
+
+
+def test_fedamp_weights(federation: Make) -> None:
+    """INV1: rows sum to 1, off-diagonal symmetric, closer models weigh more."""
+    fed = federation(FedAMP(alpha=0.2), rounds=2)
+    fed.round(1)
+    rows_ = fed.round(2).relation.rows[:, 0]
+    np.testing.assert_allclose(rows_.sum(1), 1, atol=1e-6)
+    np.testing.assert_allclose(rows_, rows_.T, atol=1e-6)
+    assert (np.diag(rows_) > rows_[~np.eye(4, dtype=bool)].max()).all()
+    distance = torch.cdist(torch.stack(rows(fed)), torch.stack(rows(fed)))
+    assert distance.max() > 0
+
+
+def test_fedamp_of_equal_models_hears_itself(federation: Make) -> None:
+    """INV2, bit for bit: in round 1 all models are the initial one."""
+    watch = Watch()
+    fed = federation(FedAMP(alpha=0.2), callbacks=[watch], rounds=1)
+    run(fed)
+    assert all(torch.equal(row, fed.server.initial) for _, row, _ in watch.downloads)
+
+
+# ---------------------------------------------------------------- KAPC (1.35)
+
+
+@dataclass(frozen=True)
+class OwnRows(KAPC):
+    """KAPC whose relation is the identity."""
+
+    def relation(self) -> Relation:
+        return Alone()
+
+
+def test_kapc_without_lambda_is_local(federation: Make) -> None:
+    """INV2, bit for bit."""
+    assert same(rows(run(federation(KAPC(lam=0.0)))), rows(run(federation(Local()))))
+
+
+def test_kapc_with_the_identity_hears_itself(federation: Make) -> None:
+    """INV1: s_i = w_i bit for bit, so the first step of a round is local's."""
+    watch = Watch()
+    fed = federation(OwnRows(), callbacks=[watch], batch_size=10_000, rounds=2)
+    run(fed)
+    alone = Watch()
+    run(federation(Local(), callbacks=[alone], batch_size=10_000, rounds=2))
+    assert same([r for _, r in watch.uploads], [r for _, r in alone.uploads])
+    second = watch.downloads[4:]
+    for (client, heard, sent), (uploader, own) in zip(second, watch.uploads[:4], strict=True):
+        assert client == uploader
+        assert sent.all()
+        assert torch.equal(heard, own)
+
+
+def test_kapc_with_a_strong_prior_hears_the_plain_mean(federation: Make) -> None:
+    """INV5: uniform rows, not weighted by samples."""
+    watch = Watch()
+    fed = federation(KAPC(solver="exact", beta=1e9), callbacks=[watch], rounds=2)
+    run(fed)
+    mean = torch.stack([r for _, r in watch.uploads[:4]]).double().mean(0)
+    for _, heard, _ in watch.downloads[4:]:
+        torch.testing.assert_close(heard.double(), mean, rtol=0, atol=1e-6)
+
+
+def test_kapc_rows_are_a_simplex_after_every_round(federation: Make) -> None:
+    for method in (KAPC(eta_r=1.0), KAPC(solver="exact", beta=0.5), KAPC(partial="literal")):
+        fed = federation(method, participation=0.5, clients=6, rounds=4)
+        for t in range(1, 5):
+            record = fed.round(t)
+            cube = fed.server.fields["relation"]
+            torch.testing.assert_close(cube.sum(-1), torch.ones(6, 2, dtype=torch.float64))
+            assert (cube >= 0).all()
+            np.testing.assert_allclose(record.relation.rows.sum(-1), 1, atol=1e-6)
+
+
+def test_kapc_moves_only_the_rows_and_columns_of_the_cohort(federation: Make) -> None:
+    fed = federation(KAPC(eta_r=1.0), participation=0.5, clients=6, rounds=3)
+    for t in range(1, 4):
+        before = fed.server.fields["relation"].clone()
+        cohort = fed.round(t).cohort
+        changed = fed.server.fields["relation"] != before
+        outside = [c for c in range(6) if c not in cohort]
+        assert not changed[outside].any()
+        assert not changed[:, :, outside].any()
+
+
+def test_kapc_uploads_normalisation_and_does_not_download_it(federation: Make) -> None:
+    watch = Watch()
+    fed = federation(KAPC(start="server"), net="norm", callbacks=[watch], rounds=2)
+    layout = fed.layout
+    record = run(fed).round(3)
+    parameters = int(layout.numbers[layout.is_parameter].sum())
+    normal = int(layout.numbers[layout.mask(lambda b: b.normalisation and b.kind == "parameter")].sum())
+    assert normal == 8
+    assert record.metrics["upload_bytes"] == 4 * 4 * parameters
+    assert record.metrics["download_bytes"] == 4 * 4 * (parameters - normal)
+    for _, _, sent in watch.downloads:
+        assert not sent[layout.mask(lambda b: b.normalisation)].any()
+
+
+def test_an_own_classifier_never_travels(federation: Make) -> None:
+    fed = federation(KAPC(classifier="own"))
+    record = fed.round(1)
+    body = 4 * 4 * (64 * 16 + 16)
+    assert record.metrics["upload_bytes"] == record.metrics["download_bytes"] == body
+    assert np.array_equal(record.relation.rows[:, 1], np.eye(4))
+
+
+def test_what_is_heard_is_the_drawn_relation_times_all_models(federation: Make) -> None:
+    """R_i W by hand, from the record's rows and the uploads of the round before."""
+    watch = Watch()
+    fed = federation(KAPC(solver="exact", beta=0.3, prior="samples"), callbacks=[watch], rounds=2)
+    fed.round(1)
+    relation = fed.round(2).relation
+    models = torch.stack([r for _, r in watch.uploads[:4]]).double()
+    spread = np.abs(relation.rows - relation.rows.mean(0)).max()
+    assert spread > 0.05  # the relation tells clients apart
+    for client, heard, _ in watch.downloads[4:]:
+        for block in fed.layout.blocks:
+            r = torch.from_numpy(relation.rows[client, block.layer]).double()
+            want = r @ models[:, block.start : block.stop]
+            torch.testing.assert_close(heard[block.start : block.stop].double(), want, rtol=0, atol=1e-5)
+
+
+# ---------------------------------------------------------------- scopes and buffers
+
+
+def test_fedavg_averages_running_statistics_and_counts_them_apart(federation: Make) -> None:
+    fed = federation(FedAvg(), net="norm", rounds=1)
+    record = fed.round(1)
+    assert record.metrics["upload_bytes"] - record.metrics["upload_parameter_bytes"] == 4 * 4 * 8
+    statistics = next(b for b in fed.layout.blocks if b.name == "norm.running_mean")
+    assert not torch.equal(
+        fed.server.shared[statistics.start : statistics.stop], fed.server.initial[statistics.start : statistics.stop]
+    )
+
+
+def test_personal_tensors_stay_when_the_rest_is_heard(federation: Make) -> None:
+    """A classifier that is personal: the body is FedAvg's, the classifier each client's own, and both are scored."""
+
+    @dataclass(frozen=True)
+    class OwnHead(FedAvg):
+        judge = "after"
+
+        def scope(self, block: Block) -> Scope:
+            return "personal" if block.head else "shared"
+
+    fed = run(federation(OwnHead(), participation=0.5))
+    assert not fed.has_global
+    head = fed.layout.mask(lambda b: b.head)
+    heads = [torch.cat([r[s.start : s.stop] for s in fed.layout.segments(head)]) for r in rows(fed)]
+    assert not torch.equal(heads[0], heads[1])
+    kind, row, _ = fed.final_model(next(c for c in range(4) if c not in fed.states) if len(fed.states) < 4 else 0)
+    assert kind == "personal"
+    assert row.isfinite().all()
+    scores = fed.judge_everyone()["final_accuracies"]
+    assert len(scores) == 4
+
+
+def test_a_row_of_records_has_the_same_columns_every_round(federation: Make) -> None:
+    fed = federation(FedAvg(), rounds=4, evaluation={"every": 2})
+    records = [fed.round(t) for t in range(1, 5)]
+    assert ["mean_accuracy" in r.metrics for r in records] == [False, True, False, True]
+    last = records[-1].metrics
+    assert last["mean_accuracy"] == last["accuracy_global"]
+    assert 0 <= last["worst_accuracy"] <= last["mean_accuracy"] <= 1

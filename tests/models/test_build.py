@@ -1,0 +1,131 @@
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.config import Component
+from fl_lightning.errors import BadInput
+from fl_lightning.models import build, head_of
+
+HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes
+BUILT_IN = [
+    "fl_lightning.models.cnn.CNN",
+    "fl_lightning.models.mlp.MLP",
+    "fl_lightning.models.resnet18.ResNet18",
+]
+
+
+class Theirs(nn.Module):
+    """A user's model, which knows nothing of us."""
+
+    def __init__(self, width: int = 4, num_classes: int = 10) -> None:
+        super().__init__()
+        self.dropout = nn.Dropout(0.5)
+        self.norm = nn.BatchNorm2d(1)
+        self.body = nn.Linear(64, width)
+        self.out = nn.Linear(width, num_classes)
+        self.norm.eval()
+
+    def forward(self, x: Tensor) -> Tensor:
+        noise = torch.randn(len(x), 1)
+        return self.out(self.body(self.dropout(self.norm(x)).flatten(1)) + noise)
+
+
+@pytest.fixture
+def theirs(monkeypatch: pytest.MonkeyPatch) -> str:
+    monkeypatch.setattr(f"{HERE}.Theirs", Theirs, raising=False)
+    return f"{HERE}.Theirs"
+
+
+@pytest.mark.parametrize("path", BUILT_IN)
+def test_built_in_models_fit_the_usual_data(path: str) -> None:
+    for shape, classes in (((1, 8, 8), 10), ((1, 28, 28), 47), ((3, 32, 32), 100)):
+        small = {"padding": 2} if path.endswith("CNN") and shape[1] < 16 else {}
+        model = build(Component(path, small), shape, classes)
+        assert model(torch.zeros(3, *shape)).shape == (3, classes)
+        head = model.get_submodule(head_of(model))
+        assert isinstance(head, nn.Linear)
+        assert head.out_features == classes
+        assert model.training
+
+
+def test_a_users_model(theirs: str) -> None:
+    model = build(Component(theirs, {"width": 6}), (1, 8, 8), 3)
+    assert isinstance(model, Theirs)
+    assert (model.body.out_features, model.out.out_features) == (6, 3)
+    assert head_of(model) == "out"
+
+
+def test_what_the_user_sets_stays(theirs: str) -> None:
+    model = build(Component(theirs, {"num_classes": 12}), (1, 8, 8), 3)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 12)
+
+
+def test_a_lightning_module_by_class_path(monkeypatch: pytest.MonkeyPatch) -> None:
+    from lightning import LightningModule
+
+    class Lit(LightningModule):
+        def __init__(self, lr: float = 0.1) -> None:
+            super().__init__()
+            self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 3))
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.net(x)
+
+    monkeypatch.setattr(f"{HERE}.Lit", Lit, raising=False)
+    assert head_of(build(Component(f"{HERE}.Lit"), (1, 8, 8), 3)) == "net.1"
+
+
+def test_trying_a_model_out_leaves_no_trace(theirs: str) -> None:
+    torch.manual_seed(0)
+    plain = Theirs(num_classes=3)
+    state = torch.get_rng_state()
+    torch.manual_seed(0)
+    model = build(Component(theirs), (1, 8, 8), 3)
+    assert torch.equal(torch.get_rng_state(), state)
+    assert [module.training for module in model.modules()] == [module.training for module in plain.modules()]
+    assert not model.get_submodule("norm").training
+    for key, tensor in plain.state_dict().items():
+        assert torch.equal(tensor, model.state_dict()[key])
+
+
+@pytest.mark.parametrize(
+    ("path", "init_args", "shape", "message"),
+    [
+        ("CNN", {}, (1, 8, 8), "an import path"),
+        ("no.such.Model", {}, (1, 8, 8), "No module named"),
+        ("fl_lightning.models.cnn.Cnn", {}, (1, 8, 8), "has no attribute 'Cnn'"),
+        ("fl_lightning.models.build", {}, (1, 8, 8), "derived from torch.nn.Module"),
+        ("fl_lightning.config.Config", {}, (1, 8, 8), "derived from torch.nn.Module"),
+        (BUILT_IN[0], {"widths": 3}, (1, 8, 8), "it takes input_shape, num_classes, channels"),
+        (BUILT_IN[0], {"channels": [3]}, (1, 28, 28), "building it failed"),
+        (BUILT_IN[0], {}, (20,), r"larger images than \(20,\)"),
+        (BUILT_IN[0], {}, (1, 8, 8), r"larger images than \(1, 8, 8\)"),
+        (BUILT_IN[0], {"input_shape": [1, 32, 32]}, (1, 28, 28), r"shape \(1, 28, 28\) and 10 classes, on which"),
+        (BUILT_IN[1], {"num_classes": 4}, (1, 8, 8), r"gives \(2, 4\) instead of \(2, 10\)"),
+        (BUILT_IN[2], {"stem": "5x5"}, (1, 8, 8), "choose 7x7 or 3x3"),
+        (BUILT_IN[2], {}, (20,), "it needs images"),
+        ("torch.nn.Identity", {}, (1, 8, 8), r"gives \(2, 1, 8, 8\) instead of"),
+        ("torch.nn.Module", {}, (1, 8, 8), "forward"),
+    ],
+)
+def test_bad_models_are_one_line(path: str, init_args: dict[str, Any], shape: tuple[int, ...], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        build(Component(path, init_args), shape, 10)
+    assert caught.value.key.startswith("model")
+    assert "\n" not in str(caught.value)
+
+
+def test_heads() -> None:
+    model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(nn.Linear(2, 2), nn.ReLU()))
+    assert head_of(model) == "1.0"
+    model.head = "0"
+    assert head_of(model) == "0"
+    model.head = "classifier"
+    with pytest.raises(BadInput, match="'classifier'"):
+        head_of(model)
+    with pytest.raises(BadInput, match=r"no nn\.Linear"):
+        head_of(nn.Conv2d(1, 1, 1))

@@ -1,0 +1,41 @@
+from __future__ import annotations
+
+import pytest
+from torch import nn
+
+from fl_lightning.errors import BadInput
+from fl_lightning.models.cnn import CNN
+
+
+def parameters(model: nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_five_layers() -> None:
+    layers = [m for m in CNN((1, 28, 28), 10).modules() if isinstance(m, nn.Conv2d | nn.Linear)]
+    assert len(layers) == 5
+    assert [tuple(layer.weight.shape[:2]) for layer in layers] == [
+        (32, 1),
+        (64, 32),
+        (512, 1024),
+        (128, 512),
+        (10, 128),
+    ]
+
+
+def test_parameters_by_hand() -> None:
+    # 25*32+32 + 25*32*64+64 + 64*S*S*512+512 + 512*128+128 + 128*10+10, S pixels left along a side:
+    # 28 -> 24 -> 12 -> 8 -> 4 without padding; 28 -> 14 -> 7, 8 -> 4 -> 2, 32 -> 16 -> 8 with padding 2.
+    convolutions, top = 832 + 51_264, 512 + 65_664 + 1_290
+    assert parameters(CNN((1, 28, 28), 10)) == convolutions + 1024 * 512 + top == 643_850
+    assert parameters(CNN((1, 28, 28), 10, padding=2)) == convolutions + 3136 * 512 + top == 1_725_194
+    assert parameters(CNN((1, 8, 8), 10, padding=2)) == convolutions + 256 * 512 + top
+    assert parameters(CNN((3, 32, 32), 10, channels=(4, 8), padding=2)) == 304 + 808 + 512 * 512 + top
+
+
+def test_images_that_are_too_small() -> None:
+    with pytest.raises(BadInput, match="padding"):
+        CNN((1, 8, 8), 10)
+    CNN((1, 16, 16), 10)
+    with pytest.raises(BadInput, match="padding"):
+        CNN((64,), 10)

@@ -1,0 +1,106 @@
+from __future__ import annotations
+
+import ast
+import importlib
+
+import pytest
+
+from fl_lightning import catalogue
+from fl_lightning.errors import BadInput
+
+
+@pytest.mark.parametrize("name", ["kapc", "KAPC", "k_a-pc", "fl_lightning.methods.kapc.KAPC"])
+def test_a_name_is_found_however_it_is_spelt(name: str) -> None:
+    entry = catalogue.find("methods", "method", name)
+    assert (entry.name, entry.class_path) == ("kapc", "fl_lightning.methods.kapc.KAPC")
+
+
+def test_a_dotted_name_is_the_users_own_class() -> None:
+    assert catalogue.find("methods", "method", "mine.Method").class_path == "mine.Method"
+    with pytest.raises(BadInput, match="no such name"):
+        catalogue.find("sources", "data.source", "mine.arrays")
+
+
+def test_an_unknown_name_is_answered_with_the_nearest_and_all() -> None:
+    with pytest.raises(BadInput) as caught:
+        catalogue.find("methods", "method", "kpac")
+    assert caught.value.key == "method"
+    assert "did you mean kapc?" in str(caught.value)
+    assert "fedavg" in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("word", "meant"),
+    [
+        ("federation.ronds", "federation.rounds"),
+        ("rounds", "federation.rounds"),
+        ("ronds", "federation.rounds"),
+        ("training.rounds", "federation.rounds"),
+    ],
+)
+def test_did_you_mean_knows_full_keys_and_last_parts(word: str, meant: str) -> None:
+    assert catalogue.did_you_mean(word, ["seed", "federation.rounds", "data.alpha"]) == f" (did you mean {meant}?)"
+
+
+def test_did_you_mean_keeps_silent_when_nothing_is_near() -> None:
+    assert catalogue.did_you_mean("zzz", ["seed", "federation.rounds"]) == ""
+
+
+SOURCE = '''
+class Seen(Callback):
+    """First line.
+
+    More.
+    """
+
+class Deeper(_Hidden):
+    """Descends through a hidden class."""
+
+class _Hidden(base.Callback):
+    """Not listed."""
+
+class Silent(Callback):
+    pass
+
+class Cube(Relation):
+    """A method brings it."""
+
+class Relation(Callback):
+    """The base of what methods bring."""
+
+class Helper:
+    """No callback."""
+'''
+
+
+def test_callbacks_are_public_documented_and_no_relations(monkeypatch: pytest.MonkeyPatch) -> None:
+    tree = ast.parse(SOURCE)
+    monkeypatch.setattr(
+        catalogue, "_modules", lambda package: [("p.base", ast.parse("")), ("p.loggers", tree), ("p.x", tree)]
+    )
+    for loggers, module in ((True, "p.loggers"), (False, "p.x")):
+        found = catalogue._callbacks(loggers)
+        assert {name: e.class_path for name, e in found.items()} == {
+            "deeper": f"{module}.Deeper",
+            "seen": f"{module}.Seen",
+        }
+        assert found["seen"].summary == "First line."
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "callbacks", "loggers"])
+def test_every_listed_class_exists(kind: str) -> None:
+    assert catalogue.table(kind)
+    for entry in catalogue.table(kind).values():
+        module, _, name = entry.class_path.rpartition(".")
+        assert getattr(importlib.import_module(module), name).__name__.lower() == entry.name
+
+
+def test_sources_partitions_and_configs_have_summaries() -> None:
+    for kind, name in (("sources", "digits"), ("partitions", "dirichlet"), ("configs", "kapc_resnet18")):
+        assert name in catalogue.table(kind)
+        assert all(entry.summary for entry in catalogue.table(kind).values())
+
+
+def test_shipped_configs_open_with_and_without_suffix() -> None:
+    assert catalogue.shipped_config("kapc_digits") == catalogue.shipped_config("kapc_digits.yaml")
+    assert catalogue.shipped_config("nothing") is None

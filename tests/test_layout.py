@@ -1,0 +1,78 @@
+"""Rows, blocks, layers, and a model that lives in a row."""
+
+from __future__ import annotations
+
+import numpy as np
+import torch
+from torch import nn
+
+from fl_lightning.layout import ALIGN, Binding, Layout, copy_columns
+from fl_lightning.payload import Payload
+
+
+def small() -> nn.Module:
+    return nn.Sequential(
+        nn.Conv2d(1, 3, 3), nn.BatchNorm2d(3), nn.ReLU(), nn.Flatten(), nn.Linear(12, 5, bias=False), nn.Linear(5, 2)
+    )
+
+
+def test_layers_are_modules_with_parameters_that_are_no_normalisation() -> None:
+    layout = Layout(small(), head="5")
+    assert layout.layers == ["0", "4", "5"]
+    by_name = {b.name: b for b in layout.blocks}
+    assert by_name["1.weight"].normalisation
+    assert by_name["1.weight"].layer == 0
+    assert by_name["5.bias"].head
+    assert not by_name["4.weight"].head
+    assert [b.kind for b in layout.blocks].count("buffer") == 2
+    assert layout.counter_names == ["1.num_batches_tracked"]
+    assert all(b.start % ALIGN == 0 for b in layout.blocks)
+
+
+def test_a_bound_model_reads_and_writes_its_row() -> None:
+    model = small()
+    layout = Layout(model, head="5")
+    row, counters = layout.read(model)
+    other = row.clone()
+    binding = Binding(model, layout)
+    binding.bind(other, counters)
+    x = torch.randn(4, 1, 4, 4)
+    model.train()
+    before = row.clone()
+    nn.functional.cross_entropy(model(x), torch.tensor([0, 1, 0, 1])).backward()
+    with torch.no_grad():
+        for p in binding.parameters:
+            p -= 0.1 * p.grad  # type: ignore[operator]
+    assert torch.equal(row, before)
+    assert not torch.equal(other, before)
+    assert counters.item() == 1
+    state = layout.state_dict(other, counters)
+    assert set(state) == set(model.state_dict())
+    for name, value in model.state_dict().items():
+        assert torch.equal(state[name], value), name
+
+
+def test_segments_join_neighbours_and_keep_layers_apart() -> None:
+    layout = Layout(small(), head="5")
+    everything = layout.mask(lambda b: True)
+    assert len(layout.segments(everything)) == 1
+    layers = layout.segments(layout.mask(lambda b: not b.normalisation), by_layer=True)
+    assert [s.layer for s in layers] == [0, 1, 2]
+    row = torch.arange(float(layout.size))
+    into = torch.zeros_like(row)
+    copy_columns(into, row, layout.segments(layout.mask(lambda b: b.name == "4.weight")))
+    block = next(b for b in layout.blocks if b.name == "4.weight")
+    assert torch.equal(into[block.start : block.stop], row[block.start : block.stop])
+    assert into.sum() == row[block.start : block.stop].sum()
+
+
+def test_a_payload_counts_what_travels_and_no_padding() -> None:
+    layout = Layout(small(), head="5")
+    row = torch.zeros(layout.size)
+    whole = Payload(layout, row, np.ones(len(layout.blocks), dtype=bool))
+    assert whole.parameter_bytes == 4 * sum(p.numel() for p in small().parameters())
+    assert whole.buffer_bytes == 4 * 2 * 3
+    whole.extra["prototypes"] = torch.zeros(10, 7)
+    assert whole.total_bytes == whole.parameter_bytes + whole.buffer_bytes + 280
+    nothing = Payload(layout, row, np.zeros(len(layout.blocks), dtype=bool))
+    assert nothing.total_bytes == 0

@@ -1,0 +1,143 @@
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+
+from fl_lightning.callbacks.base import RelationView, RoundRecord
+from fl_lightning.errors import RunFailed
+from fl_lightning.runfolder import RunFolder, best
+
+
+def record(round: int, **metrics: float) -> RoundRecord:
+    rows = np.full((2, 3, 2), round / 7)
+    view = RelationView(rows, [0, 4], ["conv1", "fc", "head"], [0, 4])
+    clients = [{"client": 0, "accuracy_after": 0.1 * round}, {"client": 4, "accuracy_after": 1 / 3}]
+    return RoundRecord(
+        round, [0, 4], {"mean_accuracy": round / 3, "upload_bytes": 2**40 + round, **metrics}, clients, view
+    )
+
+
+@pytest.fixture
+def folder(tmp_path) -> RunFolder:
+    folder = RunFolder(tmp_path / "run")
+    for round in (1, 2, 3):
+        folder.append(record(round))
+    return folder
+
+
+def test_rows_come_back_with_every_digit(folder) -> None:
+    assert folder.read_metrics()[1] == {"round": 2, "mean_accuracy": 2 / 3, "upload_bytes": 2**40 + 2}
+    assert folder.read_clients()[3] == {"round": 2, "client": 4, "accuracy_after": 1 / 3}
+    text = (folder.path / "metrics.csv").read_text().splitlines()
+    assert text[:2] == ["round,mean_accuracy,upload_bytes", f"1,{1 / 3!r},{2**40 + 1}"]
+
+
+def test_numbers_of_numpy_are_written_as_plain_numbers(folder) -> None:
+    folder.append(record(4, mean_accuracy=np.float64(0.1), upload_bytes=np.int64(5)))
+    assert (folder.path / "metrics.csv").read_text().splitlines()[-1] == "4,0.1,5"
+
+
+def test_what_was_not_measured_is_absent(folder) -> None:
+    late = record(4)
+    del late.metrics["mean_accuracy"]
+    folder.append(late)
+    assert (folder.path / "metrics.csv").read_text().splitlines()[-1] == f"4,,{2**40 + 4}"
+    assert folder.read_metrics()[-1] == {"round": 4, "upload_bytes": 2**40 + 4}
+
+
+def test_a_later_column_widens_the_table(folder) -> None:
+    folder.append(record(4, accuracy_global=0.25))
+    rows = folder.read_metrics()
+    assert [row.get("accuracy_global") for row in rows] == [None, None, None, 0.25]
+    assert rows[0]["mean_accuracy"] == 1 / 3
+    folder.append(record(5))
+    assert [row["round"] for row in folder.read_metrics()] == [1, 2, 3, 4, 5]
+
+
+def test_nan_and_infinity_survive(folder) -> None:
+    folder.append(record(4, train_loss=math.nan, coaching_loss=math.inf))
+    last = folder.read_metrics()[-1]
+    assert math.isnan(last["train_loss"])
+    assert last["coaching_loss"] == math.inf
+
+
+@pytest.mark.parametrize("cut", [1, 8, 20])
+def test_half_a_row_is_neither_read_nor_kept(folder, cut) -> None:
+    file = folder.path / "metrics.csv"
+    file.write_bytes(file.read_bytes()[:-cut])
+    assert [row["round"] for row in folder.read_metrics()] == [1, 2]
+    folder.truncate(3)
+    folder.append(record(3))
+    assert [row["round"] for row in folder.read_metrics()] == [1, 2, 3]
+
+
+def test_half_a_header_is_no_table(folder) -> None:
+    file = folder.path / "metrics.csv"
+    file.write_text("round,mean_accu")
+    assert folder.read_metrics() == []
+    folder.truncate(0)
+    folder.append(record(1))
+    assert folder.read_metrics()[0]["mean_accuracy"] == 1 / 3
+
+
+def test_truncate_forgets_later_rounds_everywhere(folder) -> None:
+    folder.truncate(1)
+    assert [row["round"] for row in folder.read_metrics()] == [1]
+    assert [row["round"] for row in folder.read_clients()] == [1, 1]
+    assert [p.name for p in (folder.path / "relation").iterdir()] == ["round-0001.npz"]
+    folder.truncate(0)
+    assert folder.read_metrics() == []
+    folder.append(record(1))
+    assert len(folder.read_metrics()) == 1
+
+
+def test_truncate_of_nothing_makes_nothing(tmp_path) -> None:
+    RunFolder(tmp_path / "new").truncate(0)
+    assert not (tmp_path / "new").exists()
+
+
+def test_the_relation_comes_back(folder) -> None:
+    view = folder.read_relation(2)
+    assert (view.receivers, view.layers, view.sources) == ([0, 4], ["conv1", "fc", "head"], [0, 4])
+    assert view.rows.dtype == np.float32
+    np.testing.assert_array_equal(view.rows, np.full((2, 3, 2), np.float32(2 / 7)))
+    with pytest.raises(FileNotFoundError):
+        folder.read_relation(9)
+
+
+def test_equal_relations_are_equal_files(folder, tmp_path) -> None:
+    other = RunFolder(tmp_path / "other")
+    other.append(record(2))
+    assert other.relation_file(2).read_bytes() == folder.relation_file(2).read_bytes()
+
+
+def test_summary_and_final_accuracies(folder) -> None:
+    folder.write_summary({"best_round": 3, "method": "kapc"})
+    assert folder.read_summary() == {"best_round": 3, "method": "kapc"}
+    folder.write_final([0.5, 1 / 3])
+    assert (folder.path / "final.csv").read_text() == f"client,accuracy\n0,0.5\n1,{1 / 3!r}\n"
+
+
+def test_nothing_half_written_lies_about(folder) -> None:
+    folder.append(record(4, extra=1.0))
+    folder.write_summary({})
+    assert not [p for p in folder.path.rglob("*") if p.name.endswith(".tmp")]
+
+
+def test_best_is_the_first_of_the_greatest_and_skips_rounds_not_judged() -> None:
+    rows = [{"round": 1, "mean_accuracy": 0.5}, {"round": 2}, {"round": 3, "mean_accuracy": 0.7}]
+    assert best([*rows, {"round": 4, "mean_accuracy": 0.7}, {"round": 5, "mean_accuracy": math.nan}]) == (0.7, 3)
+    accuracy, round = best([{"round": 2}])
+    assert math.isnan(accuracy)
+    assert round == 0
+
+
+def test_a_disk_that_refuses_is_named_in_one_line(folder, monkeypatch) -> None:
+    def full(_: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr("fl_lightning.runfolder.os.fsync", full)
+    with pytest.raises(RunFailed, match=r"^cannot write .*round-0004.npz: No space left on device$"):
+        folder.append(record(4))
