@@ -9,6 +9,7 @@ Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.cent
 
 from __future__ import annotations
 
+import sys
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -157,6 +158,12 @@ class LearnedCube(Relation):
     def rho(self) -> float:
         """beta / (2 lam): the prior's strength in the exact problem."""
         return self.beta / (2 * self.lam) if self.lam > 0 else float("inf")
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Say what rho comes to."""
+        if fed.is_main:
+            units = " of each layer's spread" if self.rho_units == "spread" else ""
+            print(f"relation: solver {self.solver}, rho = beta / (2 lam) = {self.rho:g}{units}", file=sys.stderr)
 
     def rows(self, hearing: Hearing) -> Tensor:
         """The updated rows of the cohort, (L, m, n); the cube in the server's fields is updated with them.

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 import torch
 from torch import Tensor
@@ -15,6 +15,9 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.errors import BadInput
 from fl_lightning.mixing import Gram
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
 
 
 @dataclass
@@ -92,17 +95,20 @@ class Attention(Relation):
     sigma: float | None
     mixes: Literal["cohort", "known"] = "known"
 
-    def rows(self, hearing: Hearing) -> Tensor:
-        """Attention weights, (1, m, n).
+    @property
+    def _step(self) -> float:
+        return self.alpha if self.sigma is None else self.alpha / self.sigma
 
-        Raises:
-            BadInput: own weights would turn negative (alpha too large for so many sources).
-        """
-        n = len(hearing.sources)
-        step = self.alpha if self.sigma is None else self.alpha / self.sigma
-        if step * (n - 1) > 1:
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` if own weights could turn negative with as many models as may be mixed."""
+        n = fed.clients if self.mixes == "known" else fed.cohort_size
+        if self._step * (n - 1) > 1:
             allowed = f"with {n} models alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
             raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """Attention weights, (1, m, n)."""
+        n, step = len(hearing.sources), self._step
         distance = hearing.gram().total().distances[0]
         pairs = max(n * (n - 1), 1)
         sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma

@@ -9,6 +9,7 @@ from __future__ import annotations
 import resource
 import sys
 import time
+import traceback
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -23,6 +24,7 @@ from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.layout import NORMALISATION, Layout, copy_columns
 from fl_lightning.local import Turn, accuracy, descent, train
 from fl_lightning.methods.base import Method
@@ -64,6 +66,7 @@ class Federation:
         self.group = Group(fabric)
         self.rank, self.world_size, self.is_main = self.group.rank, self.group.size, self.group.rank == 0
         self.rounds, self.clients = config.federation.rounds, config.federation.clients
+        self.cohort_size = max(1, round(config.federation.participation * self.clients))
         self.home = share_out(data.train_sizes, self.world_size)
         self.dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
 
@@ -88,8 +91,12 @@ class Federation:
         # The server's copy of a client is that client's own row until a hook may change what travels.
         self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in self.callbacks)
         own_start = method.starts_from() == "own"
-        self.persistent = own_start or not self.down_mask.all() or self._two_copies
+        keeps = any(type(c).client_fields is not Callback.client_fields for c in self.callbacks)
+        keeps = keeps or config.optimizer.keep_state or self._two_copies
+        self.persistent = own_start or not self.down_mask.all() or keeps
         self.judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
+        if self.judge == "global" and not self.has_global:
+            raise BadInput("evaluation.judge", "global", "this method keeps no global model: before, after, finetuned")
         self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
         self.resumed_from = 0
         for callback in self.callbacks:
@@ -118,7 +125,7 @@ class Federation:
         self.call("on_round_start", t, cohort)
         downloads, view = self.compose(cohort)
         clock.lap("server")
-        results = {c: self.turn(t, c, downloads[c], judged, clock) for c in self.at_home(cohort)}
+        results = {c: self.guarded_turn(t, c, downloads[c], judged, clock) for c in self.at_home(cohort)}
         if self.relation.shared:
             view = self.aggregate(cohort)
         clock.lap("server")
@@ -131,11 +138,10 @@ class Federation:
         return record
 
     def draw_cohort(self, t: int) -> list[int]:
-        """The clients of round `t`: max(1, round(participation * N)) of them, ascending."""
-        size = max(1, round(self.config.federation.participation * self.clients))
-        if size == self.clients:
+        """The clients of round `t`, `cohort_size` of them, ascending."""
+        if self.cohort_size == self.clients:
             return list(range(self.clients))
-        drawn = numpy_rng(self.config.seed, "cohort", t).choice(self.clients, size, replace=False)
+        drawn = numpy_rng(self.config.seed, "cohort", t).choice(self.clients, self.cohort_size, replace=False)
         return sorted(int(c) for c in drawn)
 
     def compose(self, cohort: list[int]) -> tuple[dict[int, Payload], RelationView]:
@@ -159,6 +165,22 @@ class Federation:
                 layers = len(self.layer_names) if self.relation.per_layer else 1
                 mixer.mix(segments, weights.expand(layers, -1, -1), cohort, rows)
         return {c: Payload(self.layout, row, self.down_mask.copy()) for c, row in rows.items()}, view
+
+    def guarded_turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
+        """`turn`, in which whatever the client's model or data raise names the client and the round.
+
+        Raises:
+            RunFailed: the client failed; `failure.txt` in the run folder holds the traceback.
+        """
+        try:
+            return self.turn(t, client, download, judged, clock)
+        except (BadInput, RunFailed):
+            raise
+        except Exception as error:
+            note = self.folder / "failure.txt"
+            note.write_text(traceback.format_exc())
+            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+            raise RunFailed(f"client {client} failed in round {t} ({reason}); the traceback is in {note}") from error
 
     def turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
         """One client's turn on its home rank: hear, be judged, train, be judged, upload."""

@@ -98,6 +98,7 @@ class Mixer:
         self.home = home
         self.rows = rows
         self.dtype = dtype
+        self.work = torch.promote_types(dtype, torch.float32)  # half precision is too coarse to mix in
         self.sources = list(sources)
         self.places = {c: k for k, c in enumerate(self.sources)}
         self.by_rank = [[c for c in self.sources if home[c] == r] for r in range(group.size)]
@@ -142,7 +143,7 @@ class Mixer:
         A = A.to(self.group.device)
         for first, W in self._collected(tiles):
             tile = tiles[first] if W is not None else None
-            out = mixed(W, A[tile.layer], places) if W is not None and tile is not None else None
+            out = mixed(W, A[tile.layer], places).to(self.dtype) if W is not None and tile is not None else None
             if self.group.size == 1:
                 assert tile is not None and out is not None
                 for k, c in enumerate(receivers):
@@ -167,7 +168,7 @@ class Mixer:
         tiles = _tiles(segments)
         p = p.to(self.group.device)
         for first, W in self._collected(tiles):
-            out = mean_of(W, p) if W is not None else self._nothing()
+            out = mean_of(W, p).to(self.dtype) if W is not None else self._nothing()
             if self.group.size == 1:
                 into[tiles[first].start : tiles[first].stop] = out
                 continue
@@ -193,7 +194,7 @@ class Mixer:
         local = [self.rows[c] for c in self.by_rank[rank]]
         if size == 1:
             for k, t in enumerate(tiles):
-                yield k, torch.stack([row[t.start : t.stop] for row in local])
+                yield k, torch.stack([row[t.start : t.stop] for row in local]).to(self.work)
             return
         order = torch.tensor([self.places[c] for clients in self.by_rank for c in clients], device=self.group.device)
         for first in range(0, len(tiles), size):
@@ -208,7 +209,7 @@ class Mixer:
                 continue
             W = came.new_empty(len(self.sources), width)
             W[order] = came.view(-1, width)
-            yield first + rank, W
+            yield first + rank, W.to(self.work)
 
 
 def _tiles(segments: Sequence[Segment]) -> list[Segment]:

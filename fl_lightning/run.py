@@ -8,6 +8,7 @@ import logging
 import os
 import warnings
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast
 
@@ -47,8 +48,7 @@ def export(config: Config, folder: Path, client: int, out: Path) -> dict[str, An
     """Write the final model of one client as safetensors to `out`; returns its kind (personal or global) and round."""
     if not 0 <= client < config.federation.clients:
         raise BadInput("client", client, f"it must lie in [0, {config.federation.clients - 1}]")
-    single = Config(**{**vars(config), "loggers": {}, "callbacks": {}})
-    single.fabric.devices, single.fabric.num_nodes, single.fabric.accelerator = 1, 1, "cpu"
+    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
     return _launch(single, _export, folder, client, out)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +43,12 @@ def fit(argv: list[str]) -> None:
     runs.write_config(folder, config)
     from fl_lightning.run import fit as engine
 
-    engine(config, folder, start.resume)
+    try:
+        engine(config, folder, start.resume)
+    except BadInput:
+        if saved is None and runs.outer_rank() == 0 and not (folder / "metrics.csv").exists():
+            shutil.rmtree(folder)  # made a moment ago, and nothing has run: the name is free again
+        raise
 
 
 def test(argv: list[str]) -> None:
