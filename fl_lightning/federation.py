@@ -97,6 +97,10 @@ class Federation:
         self.judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
         if self.judge == "global" and not self.has_global:
             raise BadInput("evaluation.judge", "global", "this method keeps no global model: before, after, finetuned")
+        self.relation_view = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+        """Who hears whom in the round at hand."""
+        self.download: Payload
+        """What the client whose turn it is has heard."""
         self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
         self.resumed_from = 0
         for callback in self.callbacks:
@@ -123,16 +127,16 @@ class Federation:
         judged = t % self.config.evaluation.every == 0 or t == self.rounds
         cohort = self.draw_cohort(t)
         self.call("on_round_start", t, cohort)
-        downloads, view = self.compose(cohort)
+        downloads, self.relation_view = self.compose(cohort)
         clock.lap("server")
         results = {c: self.guarded_turn(t, c, downloads[c], judged, clock) for c in self.at_home(cohort)}
         if self.relation.shared:
-            view = self.aggregate(cohort)
+            self.relation_view = self.aggregate(cohort)
         clock.lap("server")
         if judged:
             self.judge_after_aggregation(t, results)
         clock.lap("evaluation")
-        record = self.exchange(t, cohort, results, view, clock)
+        record = self.exchange(t, cohort, results, clock)
         self.server.round = t
         self.server.heard.update(cohort)
         return record
@@ -149,7 +153,7 @@ class Federation:
         mine = self.at_home(cohort)
         if self.relation.shared:
             rows = dict.fromkeys(mine, self.server.shared)
-            view = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])  # known once the uploads are in
+            view = self.relation_view  # what the last round's uploads gave
         else:
             sources = sorted(self.server.heard.union(cohort)) if self.relation.mixes == "known" else cohort
             mixer = self.mixer(sources)
@@ -189,6 +193,7 @@ class Federation:
         state = self.state(client)
         result: dict[str, Any] = {"client": client, "train_samples": len(part.train), "test_samples": len(part.test)}
 
+        self.download = download
         self.call("on_download", client, download)
         result |= {"download_bytes": download.total_bytes, "download_parameter_bytes": download.parameter_bytes}
         if self.method.starts_from() == "server":
@@ -246,9 +251,7 @@ class Federation:
             if self.is_judged("finetuned"):
                 result["accuracy_finetuned"] = self.score_finetuned(t, client)
 
-    def exchange(
-        self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], view: RelationView, clock: _Clock
-    ) -> RoundRecord:
+    def exchange(self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], clock: _Clock) -> RoundRecord:
         """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
         here = [_numbers(r) for r in results.values()]
         gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib()))
@@ -269,7 +272,7 @@ class Federation:
         for name in gathered[0][1]:
             metrics[name] = max(seconds[name] for _, seconds, _ in gathered)
         metrics["memory_mib"] = sum(memory for _, _, memory in gathered)
-        return RoundRecord(t, cohort, metrics, clients, view)
+        return RoundRecord(t, cohort, metrics, clients, self.relation_view)
 
     # ---------------------------------------------------------------- judging
 

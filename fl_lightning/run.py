@@ -169,7 +169,8 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
         )
     if config.fabric.num_nodes > 1 and not outside:
         raise BadInput("fabric.num_nodes", config.fabric.num_nodes, "several nodes want SLURM or torchrun")
-    logging.getLogger("lightning.fabric").setLevel(logging.WARNING)  # ranks joining: nobody's news
+    for name in ("lightning.fabric", "lightning.pytorch"):
+        logging.getLogger(name).setLevel(logging.WARNING)  # ranks joining: nobody's news
     strategy = ClientParallelStrategy(start_method="popen" if outside else "spawn")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")  # a login node is a fine place to run

@@ -1,0 +1,184 @@
+"""BLS: send only the layers worth sending (Zhi et al., the journal extension of KAPC).
+
+Server side: a layer in which a client already listens mostly to itself is not sent to it. Client side: only the first
+Omega layers are sent back, Omega chosen by a generalisation bound (Eq. 29). What is not sent stays stale on the server.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
+
+
+@dataclass(frozen=True)
+class LayerSizes:
+    """What the bound knows of the layers: columns n_l and output widths d_l, l = 1..L."""
+
+    columns: np.ndarray
+    outputs: np.ndarray
+
+
+def holds(omega: int, B: np.ndarray, tau: np.ndarray, B_now: np.ndarray, tau_now: np.ndarray, sizes: LayerSizes,
+          classes: int) -> bool:  # fmt: skip
+    """Whether sending only layers 1..omega satisfies the bound (Eq. 29), worked out in logarithms.
+
+    L d_omega M^(omega) / (omega c 2^(L - omega)) prod_j B^_j / B_j  <=  M(L), where
+    M(l) = tau_l / (2 B_l) + sqrt(n_l) M(l - 1) and hats mark this round's norms. The products reach e^65 and more.
+
+    Args:
+        omega: layers that would be sent, 1..L.
+        B: greatest ||w^l|| so far, (L,).
+        tau: greatest ||w^l - s^l|| so far, (L,).
+        B_now: this round's ||w^l||.
+        tau_now: this round's ||w^l - s^l||; 0 for a layer without regulariser.
+        sizes: of the layers.
+        classes: classes present on the client, c.
+    """
+    L = len(B)
+    left = math.log(L) + math.log(sizes.outputs[omega - 1]) + _log_m(omega, B_now, tau_now, sizes)
+    left -= math.log(omega) + math.log(classes) + (L - omega) * math.log(2)
+    left += float(np.log(B_now).sum() - np.log(B).sum())
+    return left <= _log_m(L, B, tau, sizes)
+
+
+def _log_m(l: int, B: np.ndarray, tau: np.ndarray, sizes: LayerSizes) -> float:  # noqa: E741  (the paper's letter)
+    """log M(l); minus infinity where no layer up to l has a regulariser."""
+    value = -math.inf
+    for k in range(l):
+        own = math.log(tau[k]) - math.log(2 * B[k]) if tau[k] > 0 else -math.inf
+        value = float(np.logaddexp(own, 0.5 * math.log(sizes.columns[k]) + value))
+    return value
+
+
+def search(omega: int, fits: list[bool], how: Literal["swapped", "printed"], step_back: bool) -> int:
+    """The number of layers to send, searched from the last one.
+
+    `swapped`: while the bound holds, one layer more; while it does not, one less. `printed` is the other way round, as
+    the paper's algorithm has it (it runs to an end). A search that stopped at an Omega which violates the bound returns
+    it, or, with `step_back`, the one before it. The answer lies in [1, L - 1].
+
+    Args:
+        omega: the last answer.
+        fits: whether the bound holds for 1..L layers, at [0] to [L - 1].
+        how: which way to go.
+        step_back: as above.
+    """
+    most = max(len(fits) - 1, 1)
+    start = omega = min(max(omega, 1), most)
+    held = fits[omega - 1]
+    move = 1 if held == (how == "swapped") else -1
+    while 1 <= omega + move <= most and fits[omega - 1] == held:
+        omega += move
+    return omega - move if step_back and omega != start and not fits[omega - 1] else omega
+
+
+@dataclass
+class LayerSelection(Callback):
+    """Bidirectional layer selection: layers travel only where they are worth it.
+
+    Args:
+        mu: server side: layer l is not sent to client i when r_ii >= mu. 0.7: the journal's cost study. null: send all.
+        client: client side: send only the first Omega layers.
+        search: which way Omega is searched; `printed` runs to an end (docs/decisions/0010).
+        step_back: return the last Omega that satisfies the bound, not the first that violates it.
+    """
+
+    mu: float | None = 0.7
+    client: bool = True
+    search: Literal["swapped", "printed"] = "swapped"
+    step_back: bool = False
+
+    def __post_init__(self) -> None:
+        check("callbacks.layerselection.mu", self.mu, self.mu is None or self.mu >= 0, "it must be 0 or more, or null")
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Layer selection needs a relation for each layer."""
+        if not fed.relation.per_layer:
+            allowed = "it needs a method whose relation tells layers apart, such as kapc"
+            raise BadInput("callbacks.layerselection", type(fed.method).__name__.lower(), allowed)
+
+    def client_fields(self, fed: Federation) -> dict[str, Tensor]:
+        """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever received."""
+        L = len(fed.layer_names)
+        zeros = torch.zeros(L, dtype=torch.float64)
+        return {
+            "selection.B": zeros,
+            "selection.tau": zeros.clone(),
+            "selection.omega": torch.tensor(L),
+            "selection.received": torch.zeros(L, dtype=torch.bool),
+        }
+
+    def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Withhold layers in which the client listens to itself, and those that it has never uploaded."""
+        state, view = fed.states[client], fed.relation_view
+        L = len(fed.layer_names)
+        send = np.ones(L, dtype=bool)
+        if self.mu is not None:
+            send &= view.rows[view.receivers.index(client), :, view.sources.index(client)] < self.mu
+        if state.turns > 0:
+            send &= state.fields["selection.received"].numpy()
+        payload.sent &= send[[b.layer for b in fed.layout.blocks]]
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Choose Omega and keep the layers behind it back. Normalisation always travels: the papers' bytes say so."""
+        fields = fed.states[client].fields
+        L = len(fed.layer_names)
+        omega = self._omega(fed, client) if self.client and L > 1 else L
+        fields["selection.omega"] = torch.tensor(omega)
+        kept_back = np.array([b.layer >= omega and not b.normalisation for b in fed.layout.blocks])
+        payload.sent &= ~kept_back
+        fields["selection.received"] = fields["selection.received"] | (torch.arange(L) < omega)
+
+    def _omega(self, fed: Federation, client: int) -> int:
+        state = fed.states[client]
+        fields, L = state.fields, len(fed.layer_names)
+        B_now, tau_now = self._norms(fed, client)
+        if state.turns == 0 or int(fields["selection.omega"]) == L:  # the regulariser was whole: learn the bounds
+            fields["selection.B"] = torch.from_numpy(np.maximum(fields["selection.B"].numpy(), B_now))
+            fields["selection.tau"] = torch.from_numpy(np.maximum(fields["selection.tau"].numpy(), tau_now))
+            return L - 1
+        B, tau = fields["selection.B"].numpy(), fields["selection.tau"].numpy()
+        classes = int((fed.data.class_counts[client] > 0).sum())
+        sizes = _sizes(fed)
+        fits = [holds(o, B, tau, B_now, tau_now, sizes, classes) for o in range(1, L + 1)]
+        return search(int(fields["selection.omega"]), fits, self.search, self.step_back)
+
+    def _norms(self, fed: Federation, client: int) -> tuple[np.ndarray, np.ndarray]:
+        """||w^l|| and ||w^l - s^l|| of the client as it stands; the latter 0 for layers that were not heard."""
+        L = len(fed.layer_names)
+        row, heard = fed.states[client].row, fed.download
+        weight, distance = torch.zeros(L, dtype=torch.float64), torch.zeros(L, dtype=torch.float64)
+        for block, sent in zip(fed.layout.blocks, heard.sent, strict=True):
+            if block.normalisation or block.kind == "buffer":
+                continue
+            w = row[block.start : block.stop]
+            weight[block.layer] += w.double().square().sum().cpu()
+            if sent:
+                distance[block.layer] += (w - heard.row[block.start : block.stop]).double().square().sum().cpu()
+        return weight.sqrt().clamp_min(1e-12).numpy(), distance.sqrt().numpy()
+
+
+def _sizes(fed: Federation) -> LayerSizes:
+    """Columns (in_channels * k * k) and outputs of each layer's largest parameter."""
+    L = len(fed.layer_names)
+    columns, outputs = np.ones(L), np.ones(L)
+    biggest = np.zeros(L)
+    for b in fed.layout.blocks:
+        if b.kind == "parameter" and not b.normalisation and b.size > biggest[b.layer]:
+            biggest[b.layer] = b.size
+            outputs[b.layer] = b.shape[0] if b.shape else 1
+            columns[b.layer] = max(1.0, b.size / outputs[b.layer])
+    return LayerSizes(columns, outputs)
