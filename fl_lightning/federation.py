@@ -223,6 +223,7 @@ class Federation:
         upload = Payload(self.layout, state.row, self.up_mask.copy())
         self.call("on_upload", client, upload)
         result |= {"upload_bytes": upload.total_bytes, "upload_parameter_bytes": upload.parameter_bytes}
+        result["traffic"] = np.stack([download.by_layer, upload.by_layer])
         if self._two_copies:  # what did not arrive stays stale (KAPC+BLS, Eq. 33)
             copy_columns(state.received, upload.row, self.layout.segments(upload.sent))
         state.turns += 1
@@ -256,6 +257,7 @@ class Federation:
         here = [_numbers(r) for r in results.values()]
         gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib()))
         clients = sorted((c for part, _, _ in gathered for c in part), key=lambda c: c["client"])
+        traffic = np.stack([c.pop("traffic") for c in clients])
         metrics: dict[str, float] = {}
         scores = [c[f"accuracy_{self.judge}"] for c in clients if f"accuracy_{self.judge}" in c]
         if scores:
@@ -272,7 +274,7 @@ class Federation:
         for name in gathered[0][1]:
             metrics[name] = max(seconds[name] for _, seconds, _ in gathered)
         metrics["memory_mib"] = sum(memory for _, _, memory in gathered)
-        return RoundRecord(t, cohort, metrics, clients, self.relation_view)
+        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic)
 
     # ---------------------------------------------------------------- judging
 

@@ -104,6 +104,16 @@ class Layout:
         """Which blocks are parameters (bool [B])."""
         return np.array([b.kind == "parameter" for b in self.blocks], dtype=bool)
 
+    @cached_property
+    def layer_of(self) -> np.ndarray:
+        """Layer of each block (int64 [B])."""
+        return np.array([b.layer for b in self.blocks], dtype=np.int64)
+
+    @cached_property
+    def kind_of(self) -> np.ndarray:
+        """0 for parameters, 1 for buffers (int64 [B])."""
+        return 1 - self.is_parameter.astype(np.int64)
+
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
         """Bool [B]: the blocks for which `holds`."""
         return np.array([holds(b) for b in self.blocks], dtype=bool)

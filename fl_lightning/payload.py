@@ -24,6 +24,11 @@ class Payload:
     """Bool [B]: the blocks of the layout that travel."""
     extra: dict[str, Tensor] = field(default_factory=dict)
     """Tensors beside the model: prototypes, predictions, counts."""
+    block_bytes: np.ndarray = field(init=False)
+    """Int64 [B]: bytes of each block as it would travel. A hook that compresses puts a new array here."""
+
+    def __post_init__(self) -> None:
+        self.block_bytes = self.layout.numbers * self.row.element_size()
 
     @property
     def parameter_bytes(self) -> int:
@@ -45,5 +50,13 @@ class Payload:
         """All that travels."""
         return self.parameter_bytes + self.buffer_bytes + self.extra_bytes
 
+    @property
+    def by_layer(self) -> np.ndarray:
+        """Bytes by layer and kind (parameters, buffers, other), int64 (L + 1, 3); last: what is beside the model."""
+        table = np.zeros((len(self.layout.layers) + 1, 3), dtype=np.int64)
+        np.add.at(table, (self.layout.layer_of, self.layout.kind_of), np.where(self.sent, self.block_bytes, 0))
+        table[-1, 2] = self.extra_bytes
+        return table
+
     def _bytes(self, mask: np.ndarray) -> int:
-        return int(self.layout.numbers[mask].sum()) * self.row.element_size()
+        return int(self.block_bytes[mask].sum())

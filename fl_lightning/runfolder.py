@@ -35,6 +35,7 @@ class RunFolder:
     def append(self, record: RoundRecord) -> None:
         """Write one round: its relation, its clients' rows, its row of metrics."""
         self.write_relation(record.round, record.relation)
+        self.write_traffic(record)
         self._clients.append([{"round": record.round, **row} for row in record.clients])
         self._metrics.append([{"round": record.round, **record.metrics}])
 
@@ -42,7 +43,7 @@ class RunFolder:
         """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
         self._clients.truncate(round)
         self._metrics.truncate(round)
-        for file in self.path.glob("relation/round-*.npz"):
+        for file in [*self.path.glob("relation/round-*.npz"), *self.path.glob("traffic/round-*.npz")]:
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
 
@@ -75,6 +76,13 @@ class RunFolder:
         with np.load(self.relation_file(round)) as held:
             receivers, layers, sources = (held[name].tolist() for name in ("receivers", "layers", "sources"))
             return RelationView(held["rows"], receivers, layers, sources)
+
+    def write_traffic(self, record: RoundRecord) -> None:
+        """Keep the bytes of a round as int64 `bytes` (clients, download and upload, layers and other, kinds)."""
+        held = io.BytesIO()
+        clients = np.asarray([row["client"] for row in record.clients], dtype=np.int64)
+        np.savez_compressed(held, bytes=np.asarray(record.traffic, dtype=np.int64), clients=clients)
+        _replace(self.path / "traffic" / f"round-{record.round:04d}.npz", held.getvalue())
 
     def write_final(self, accuracies: list[float]) -> None:
         """Write `final.csv`: the accuracy of each client's final model, in the order of client numbers."""

@@ -14,9 +14,9 @@ def record(round: int, **metrics: float) -> RoundRecord:
     rows = np.full((2, 3, 2), round / 7)
     view = RelationView(rows, [0, 4], ["conv1", "fc", "head"], [0, 4])
     clients = [{"client": 0, "accuracy_after": 0.1 * round}, {"client": 4, "accuracy_after": 1 / 3}]
-    return RoundRecord(
-        round, [0, 4], {"mean_accuracy": round / 3, "upload_bytes": 2**40 + round, **metrics}, clients, view
-    )
+    traffic = np.arange(2 * 2 * 4 * 3).reshape(2, 2, 4, 3)
+    means = {"mean_accuracy": round / 3, "upload_bytes": 2**40 + round, **metrics}
+    return RoundRecord(round, [0, 4], means, clients, view, traffic)
 
 
 @pytest.fixture
@@ -32,6 +32,14 @@ def test_rows_come_back_with_every_digit(folder) -> None:
     assert folder.read_clients()[3] == {"round": 2, "client": 4, "accuracy_after": 1 / 3}
     text = (folder.path / "metrics.csv").read_text().splitlines()
     assert text[:2] == ["round,mean_accuracy,upload_bytes", f"1,{1 / 3!r},{2**40 + 1}"]
+
+
+def test_traffic_is_kept_by_round(folder) -> None:
+    with np.load(folder.path / "traffic" / "round-0002.npz") as held:
+        assert held["clients"].tolist() == [0, 4]
+        assert held["bytes"].tolist() == np.arange(48).reshape(2, 2, 4, 3).tolist()
+    folder.truncate(1)
+    assert [f.name for f in (folder.path / "traffic").iterdir()] == ["round-0001.npz"]
 
 
 def test_numbers_of_numpy_are_written_as_plain_numbers(folder) -> None:

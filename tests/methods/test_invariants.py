@@ -378,3 +378,21 @@ def test_a_row_of_records_has_the_same_columns_every_round(federation: Make) -> 
     last = records[-1].metrics
     assert last["mean_accuracy"] == last["accuracy_global"]
     assert 0 <= last["worst_accuracy"] <= last["mean_accuracy"] <= 1
+
+
+@pytest.mark.parametrize("method", [Local(), FedAvg(), FedProx(), FedAMP(), KAPC(), KAPC(classifier="own")], ids=repr)
+def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> None:
+    """By layer and kind, for every method: 4 bytes for each number of the tensors whose scope says that they travel."""
+    fed = federation(method, net="norm", participation=0.5, rounds=1)
+    record = fed.round(1)
+    layers = len(fed.layer_names)
+    assert record.traffic.shape == (2, 2, layers + 1, 3)
+    for direction, scopes in ((0, ("shared",)), (1, ("shared", "uploaded"))):
+        by_hand = np.zeros((layers + 1, 3), dtype=np.int64)
+        for b in fed.layout.blocks:
+            if method.scope(b) in scopes:
+                by_hand[b.layer, int(b.kind == "buffer")] += 4 * int(np.prod(b.shape))
+        assert all(np.array_equal(table, by_hand) for table in record.traffic[:, direction])
+        name = ("download", "upload")[direction]
+        assert record.metrics[f"{name}_bytes"] == 2 * by_hand.sum()
+        assert record.metrics[f"{name}_parameter_bytes"] == 2 * by_hand[:, 0].sum()
