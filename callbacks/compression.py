@@ -1,0 +1,110 @@
+"""Fewer bits instead of fewer layers: quantisation and sparsification of what travels.
+
+Both code the difference from the server's last copy of the client, which client and server know alike (the client knows
+what it has sent). A small change then costs a small error, and what one round did not carry is in the next difference.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.config import check
+from fl_lightning.rng import generator
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+    from fl_lightning.layout import Block
+    from fl_lightning.payload import Payload
+
+
+def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
+    """`x` on a grid of 2^bits - 1 even levels around 0, rounded at random so that the mean is `x` (unbiased).
+
+    QSGD's idea (Alistarh et al., NeurIPS 2017) with the largest magnitude as scale. Zeros stay zeros.
+    """
+    scale = x.abs().max() / (2 ** (bits - 1) - 1)
+    if not scale > 0:
+        return x.clone()
+    level = x / scale
+    floor = level.floor()
+    up = torch.rand(x.shape, generator=draws).to(x) < level - floor
+    return (floor + up) * scale
+
+
+def largest(x: Tensor, count: int) -> Tensor:
+    """`x` with all but its `count` entries of largest magnitude set to 0."""
+    kept = x.abs().topk(count).indices
+    return torch.zeros_like(x).index_copy_(0, kept, x[kept])
+
+
+@dataclass
+class Quantize(Callback):
+    """Send 8- or 16-bit integers and one scale for each tensor instead of 32-bit floats (unbiased).
+
+    Args:
+        bits: 8 or 16. 8: a quarter of the bytes.
+        direction: what is quantised.
+    """
+
+    bits: Literal[8, 16] = 8
+    direction: Literal["both", "upload", "download"] = "both"
+
+    def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Quantise what the client hears."""
+        if self.direction != "upload":
+            self._quantise(fed, client, payload, "quantize download")
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Quantise what the server receives."""
+        if self.direction != "download":
+            self._quantise(fed, client, payload, "quantize upload")
+
+    def _quantise(self, fed: Federation, client: int, payload: Payload, purpose: str) -> None:
+        known = fed.states[client].received
+        draws = generator(fed.config.seed, purpose, client, fed.server.round + 1)
+        row = payload.row.clone()
+        for block in _sent(payload):
+            columns = slice(block.start, block.stop)
+            row[columns] = known[columns] + quantised(row[columns] - known[columns], self.bits, draws)
+        payload.row = row
+        payload.block_bytes = payload.layout.numbers * self.bits // 8 + payload.row.element_size()
+
+
+@dataclass
+class TopK(Callback):
+    """Upload only the largest changes since the last upload, each with its position; the rest waits (error feedback).
+
+    Stich, Cordonnier, Jaggi: Sparsified SGD with Memory. NeurIPS 2018.
+
+    Args:
+        share: of each tensor's numbers (at least one). 0.1: with 4-byte positions a fifth of the bytes.
+    """
+
+    share: float = 0.1
+
+    def __post_init__(self) -> None:
+        check("callbacks.topk.share", self.share, 0 < self.share <= 1, "it must lie in (0, 1]")
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Keep the largest changes."""
+        known = fed.states[client].received
+        row = payload.row.clone()
+        for block in _sent(payload):
+            columns = slice(block.start, block.stop)
+            row[columns] = known[columns] + largest(row[columns] - known[columns], self._count(block.size))
+        payload.row = row
+        counts = np.array([self._count(b.size) for b in payload.layout.blocks], dtype=np.int64)
+        payload.block_bytes = counts * (payload.row.element_size() + 4)
+
+    def _count(self, size: int) -> int:
+        return min(size, max(1, round(self.share * size)))
+
+
+def _sent(payload: Payload) -> list[Block]:
+    return [b for b, sent in zip(payload.layout.blocks, payload.sent, strict=True) if sent and b.size]
