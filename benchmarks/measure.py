@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import gc
 import math
 import platform
@@ -14,7 +15,7 @@ import torch
 
 
 def interleaved(sides: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
-    """CPU seconds of each side, `pairs` times, in the order A B C C B A ..., after one run of each that does not count."""
+    """CPU seconds of each side, `pairs` times, in the order A B C C B A ..., after one run each that does not count."""
     names = list(sides)
     for run in sides.values():
         run()
@@ -29,7 +30,7 @@ def interleaved(sides: Mapping[str, Callable[[], object]], pairs: int) -> dict[s
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
-    """The narrowest order-statistic interval that holds the median with 95 % or more; all of it for 5 values or fewer."""
+    """The narrowest order-statistic interval with 95 % for the median; lowest to highest where there are 5 or fewer."""
     n = len(values)
     ordered = sorted(values)
     drop, tail = 0, 0.5**n  # chance that the median lies below the lowest value
@@ -45,16 +46,12 @@ def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float,
     return median(ratios), *interval(ratios)
 
 
-def resident_mib() -> float:
-    """Memory of this process now (Linux)."""
-    return _status("VmRSS")
-
-
 class PeakMemory:
     """Peak memory of this process since `reset`, beyond what it held then, in MiB (Linux)."""
 
     def reset(self) -> None:
         gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)  # what is free already must not hide what is taken
         Path("/proc/self/clear_refs").write_text("5")
         self._before = _status("VmRSS")
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import os
+import warnings
 from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -101,7 +102,12 @@ class Workload:
         return build(self.model, data.input_shape, data.num_classes)
 
     def federation(
-        self, method: Method, data: FederatedData, folder: Path, callbacks: Sequence[Callback] = (), judge: str = "before"
+        self,
+        method: Method,
+        data: FederatedData,
+        folder: Path,
+        callbacks: Sequence[Callback] = (),
+        judge: str = "before",
     ) -> Federation:
         """The engine's federation of this workload."""
         model = self.initial(data)
@@ -110,7 +116,9 @@ class Workload:
 
 def launched() -> Fabric:
     """One CPU process."""
-    fabric = Fabric(accelerator="cpu", devices=1, strategy=ClientParallelStrategy())
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*srun.* command is available.*")
+        fabric = Fabric(accelerator="cpu", devices=1, strategy=ClientParallelStrategy())
     fabric.launch()
     return fabric
 
@@ -126,8 +134,9 @@ def workloads(root: Path) -> dict[str, Workload]:
         "resnet18", Component("fl_lightning.models.resnet18.ResNet18"), cifar, (3, 32, 32), 640, 128, batch_size=32
     )
     mlp = Workload(
-        "100-mlps-10-a-round", Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)}), digits, (1, 8, 8), 1437, 360,
-        batch_size=16, clients=100, participation=0.1, local_epochs=5, lr=0.05, rounds_at_once=20, goal=1.3,
+        "100-mlps-10-a-round", Component("fl_lightning.models.mlp.MLP", {"hidden": (32,)}), digits,
+        (1, 8, 8), 1437, 360, batch_size=16, clients=100, participation=0.1, local_epochs=5, lr=0.05,
+        rounds_at_once=20, goal=1.3,
     )  # fmt: skip
     cnn64 = replace(cnn10, name="mnist-cnn-b64", batch_size=64)
     everyone = replace(mlp, name="100-mlps-all", participation=1.0, rounds_at_once=2)

@@ -58,7 +58,7 @@ class Callback:
         """Everything is set up (`fed.resumed_from` is the last finished round, 0 on a fresh start)."""
 
     def client_fields(self, fed: Federation) -> dict[str, Tensor]:
-        """Tensors that every client keeps between rounds for this callback, with their first values."""
+        """Tensors (on the CPU) that every client keeps between rounds for this callback, with their first values."""
         return {}
 
     def server_fields(self, fed: Federation) -> dict[str, Tensor]:
@@ -69,10 +69,10 @@ class Callback:
         """The cohort is drawn; nothing has been sent."""
 
     def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
-        """`payload` is about to reach `client`; it may be changed in place."""
+        """`payload` is about to reach `client`. To change its numbers, give it a new `row`."""
 
     def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
-        """`payload` is about to leave `client`; it may be changed in place."""
+        """`payload` is about to leave `client`. To change its numbers, give it a new `row`."""
 
     def on_client_end(self, fed: Federation, client: int) -> None:
         """`client` has finished its turn in this round (home rank only)."""

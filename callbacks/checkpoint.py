@@ -7,18 +7,17 @@ at any moment still has the whole of its last finished round. Everything is safe
 from __future__ import annotations
 
 import json
-import os
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import torch
 from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback, RoundRecord
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+from fl_lightning.files import whole
 from fl_lightning.state import ClientState
 
 if TYPE_CHECKING:
@@ -49,8 +48,6 @@ class Checkpoint(Callback):
 def save(fed: Federation, folder: Path) -> None:
     """Write all that changed since the last checkpoint in `folder`, on every rank, then replace the manifest."""
     t = fed.server.round
-    (folder / "rows").mkdir(parents=True, exist_ok=True)
-    fed.group.barrier()
     before = _read_manifest(folder) if (folder / MANIFEST).exists() else {"clients": {}}
     mine: dict[str, dict[str, Any]] = {}
     for client, state in sorted(fed.states.items()):
@@ -58,7 +55,7 @@ def save(fed: Federation, folder: Path) -> None:
         if old is not None and old["turns"] == state.turns:
             mine[str(client)] = old
             continue
-        tensors = {"row": state.row, "counters": state.counters}
+        tensors = {"row": state.row, **_numbered(state.buffers)}
         tensors |= {f"fields.{name}": value for name, value in state.fields.items()}
         if state.received is not state.row:
             tensors["received"] = state.received
@@ -69,7 +66,7 @@ def save(fed: Federation, folder: Path) -> None:
     if fed.is_main:
         server = fed.server
         if not (folder / "initial.safetensors").exists():
-            _write_tensors(folder / "initial.safetensors", {"row": server.initial, "counters": server.initial_counters})
+            _write_tensors(folder / "initial.safetensors", {"row": server.initial, **_numbered(server.initial_buffers)})
         name = f"server-round-{t:05d}.safetensors"
         fields = {f"fields.{k}": v for k, v in server.fields.items()}
         shared = {} if server.shared is server.initial else {"shared": server.shared}
@@ -82,7 +79,8 @@ def save(fed: Federation, folder: Path) -> None:
             "dtype": str(fed.dtype),
             "clients": clients,
         }
-        _write_whole(folder / MANIFEST, json.dumps(manifest).encode())
+        with whole(folder / MANIFEST) as aside:
+            aside.write_text(json.dumps(manifest))
         kept = {name, *(entry["file"] for entry in clients.values())}
         for path in [*folder.glob("server-round-*"), *folder.glob("rows/*")]:
             if path.relative_to(folder).as_posix() not in kept:
@@ -105,7 +103,7 @@ def restore(fed: Federation, folder: Path) -> int:
     device = str(fed.fabric.device)
     server = fed.server
     first = _read_tensors(folder / "initial.safetensors", device)
-    server.initial, server.initial_counters = first["row"], first["counters"]
+    server.initial, server.initial_buffers = first["row"], _buffers(first)
     saved = _read_tensors(folder / manifest["server"], "cpu")
     server.shared = saved["shared"].to(device) if "shared" in saved else server.initial
     server.fields |= {k.removeprefix("fields."): v for k, v in saved.items() if k.startswith("fields.")}
@@ -114,11 +112,24 @@ def restore(fed: Federation, folder: Path) -> int:
     for client in fed.at_home(int(c) for c in manifest["clients"]):
         entry = manifest["clients"][str(client)]
         saved = _read_tensors(folder / entry["file"], device)
-        fields = {k.removeprefix("fields."): v for k, v in saved.items() if k.startswith("fields.")}
+        # Fields live on the CPU, but for the optimiser's tensors of the size of parameters.
+        fields = {
+            k.removeprefix("fields."): v if k.startswith("fields.optimizer.") and v.ndim else v.cpu()
+            for k, v in saved.items()
+            if k.startswith("fields.")
+        }
         received = saved.get("received", saved["row"])
-        fed.states[client] = ClientState(client, saved["row"], saved["counters"], received, entry["turns"], fields)
+        fed.states[client] = ClientState(client, saved["row"], _buffers(saved), received, entry["turns"], fields)
     fed.resumed_from = server.round
     return server.round
+
+
+def _numbered(buffers: list[Tensor]) -> dict[str, Tensor]:
+    return {f"buffers.{k}": buffer for k, buffer in enumerate(buffers)}
+
+
+def _buffers(saved: dict[str, Tensor]) -> list[Tensor]:
+    return [saved[f"buffers.{k}"] for k in range(sum(name.startswith("buffers.") for name in saved))]
 
 
 def _read_manifest(folder: Path) -> dict[str, Any]:
@@ -132,28 +143,5 @@ def _read_tensors(path: Path, device: str) -> dict[str, Tensor]:
 
 
 def _write_tensors(path: Path, tensors: dict[str, Tensor]) -> None:
-    aside = path.with_name(path.name + ".part")
-    save_file({k: v.detach().to("cpu", copy=False).contiguous() for k, v in tensors.items()}, aside)
-    with open(aside, "rb+") as file:
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-
-
-def _write_whole(path: Path, data: bytes) -> None:
-    aside = path.with_name(path.name + ".part")
-    with open(aside, "wb") as file:
-        file.write(data)
-        file.flush()
-        os.fsync(file.fileno())
-    os.replace(aside, path)
-    folder = os.open(path.parent, os.O_RDONLY)  # the rename itself must reach the disk
-    try:
-        os.fsync(folder)
-    finally:
-        os.close(folder)
-
-
-def export_model(row: Tensor, counters: Tensor, fed: Federation, path: Path) -> None:
-    """One model as a plain safetensors state dict."""
-    tensors = fed.layout.state_dict(row, counters)
-    _write_tensors(path, {k: torch.clone(v) for k, v in tensors.items()})
+    with whole(path) as aside:
+        save_file({k: v.detach().cpu().contiguous() for k, v in tensors.items()}, aside)

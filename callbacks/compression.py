@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.config import check
+from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator
 
 if TYPE_CHECKING:
@@ -29,9 +30,7 @@ def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
     QSGD's idea (Alistarh et al., NeurIPS 2017) with the largest magnitude as scale. Zeros stay zeros.
     """
     scale = x.abs().max() / (2 ** (bits - 1) - 1)
-    if not scale > 0:
-        return x.clone()
-    level = x / scale
+    level = x / scale.clamp_min(torch.finfo(x.dtype).tiny)
     floor = level.floor()
     up = torch.rand(x.shape, generator=draws).to(x) < level - floor
     return (floor + up) * scale
@@ -78,9 +77,10 @@ class Quantize(Callback):
 
 @dataclass
 class TopK(Callback):
-    """Upload only the largest changes since the last upload, each with its position; the rest waits (error feedback).
+    """Upload only the largest differences from the server's copy, each with its position; the rest waits.
 
-    Stich, Cordonnier, Jaggi: Sparsified SGD with Memory. NeurIPS 2018.
+    What was left out stays in the next difference: error feedback in the sense of Stich, Cordonnier, Jaggi (Sparsified
+    SGD with Memory, NeurIPS 2018), on models instead of gradients.
 
     Args:
         share: of each tensor's numbers (at least one). 0.1: with 4-byte positions a fifth of the bytes.
@@ -90,6 +90,11 @@ class TopK(Callback):
 
     def __post_init__(self) -> None:
         check("callbacks.topk.share", self.share, 0 < self.share <= 1, "it must lie in (0, 1]")
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` beside `quantize`: their bytes would not add up."""
+        if any(isinstance(c, Quantize) for c in fed.callbacks):
+            raise BadInput("callbacks.topk", self.share, "it cannot stand beside quantize: choose one")
 
     def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
         """Keep the largest changes."""

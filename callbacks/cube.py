@@ -83,7 +83,7 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
     R = torch.empty(L, len(places), n, dtype=C.dtype)
     for layer in range(L):
         strength = float(rho[layer])
-        if strength == 0:
+        if strength <= 1e-14 * float(C[layer].diagonal().max()):  # 0, or lost beside C in float64
             R[layer] = eye[places]
         elif strength == float("inf"):
             R[layer] = prior
@@ -122,6 +122,8 @@ def _pivoted(H: Tensor, Q: Tensor) -> Tensor:
             change &= torch.zeros_like(change).scatter(1, first, True)
         free = free ^ change
         free |= (~free.any(-1, keepdim=True)) & (Q.max(-1, keepdim=True).values == Q)
+    else:
+        raise RunFailed("the exact relation was not found: rho = beta / (2 lam) is too small for these models")
     r = r.clamp_min(0.0)
     return r / r.sum(-1, keepdim=True)
 
@@ -159,9 +161,9 @@ class LearnedCube(Relation):
         """beta / (2 lam): the prior's strength in the exact problem."""
         return self.beta / (2 * self.lam) if self.lam > 0 else float("inf")
 
-    def on_fit_start(self, fed: Federation) -> None:
-        """Say what rho comes to."""
-        if fed.is_main:
+    def on_round_start(self, fed: Federation, round: int, cohort: list[int]) -> None:
+        """Say once what rho comes to."""
+        if fed.is_main and round == fed.resumed_from + 1:
             units = " of each layer's spread" if self.rho_units == "spread" else ""
             print(f"relation: solver {self.solver}, rho = beta / (2 lam) = {self.rho:g}{units}", file=sys.stderr)
 
@@ -181,6 +183,8 @@ class LearnedCube(Relation):
             prior = hearing.samples / hearing.samples.sum()
         R = torch.where(mass > 1e-12, part / mass.clamp_min(1e-12), prior)
         gram = hearing.gram()
+        if not gram.centred.isfinite().all():
+            raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         if self.solver == "exact":
             rho = torch.full((hearing.layers,), self.rho, dtype=torch.float64)
             if self.rho_units == "spread":  # in units of the layer's mean squared distance from the mean model

@@ -116,7 +116,11 @@ def _table(fed: Federation, rows: list[Row], summary: dict[str, Any]) -> Table:
             cells = (label, f"{judged[round][name]:.4f}", str(round), f"{judged[max(judged)][name]:.4f}")
             table.add_row(*cells)
     if "final_mean_accuracy" in summary:
-        table.add_row("all clients at the end", "", "", f"{summary['final_mean_accuracy']:.4f}", end_section=True)
+        which = f"all clients at the end ({summary.get('final_model', 'final')} model)"
+        table.add_row(which, "", "", f"{summary['final_mean_accuracy']:.4f}", end_section=True)
+    if "validation_round" in summary:
+        chosen = f"{summary['validation_mean_accuracy']:.4f}"
+        table.add_row("* in the round chosen on validation data", chosen, str(summary["validation_round"]), "")
     table.caption = "* the judge: what mean_accuracy stands for"
     return table
 

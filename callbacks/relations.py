@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.mixing import Gram
 
 if TYPE_CHECKING:
@@ -110,6 +110,8 @@ class Attention(Relation):
         """Attention weights, (1, m, n)."""
         n, step = len(hearing.sources), self._step
         distance = hearing.gram().total().distances[0]
+        if not distance.isfinite().all():
+            raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         pairs = max(n * (n - 1), 1)
         sigma = float(distance.sum() / pairs) if self.sigma is None else self.sigma
         weight = step * torch.exp(-distance / sigma) if sigma > 0 else torch.full_like(distance, step)

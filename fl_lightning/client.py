@@ -5,11 +5,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torchmetrics.functional.classification import multiclass_accuracy
+from torchmetrics.functional.classification import multiclass_stat_scores
 
 from fl_lightning.layout import Binding, Layout, Segment
 from fl_lightning.methods.base import Method
@@ -74,8 +75,7 @@ class Client(LightningModule):
         )
         if isinstance(model, LightningModule):
             model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
-        coefficient = [method.pull(b) if b.kind == "parameter" else 0.0 for b in layout.blocks]
-        self._coefficients = coefficient
+        self._coefficients = np.array([method.pull(b) if b.kind == "parameter" else 0.0 for b in layout.blocks])
         self._heard: Tensor | None = None
         self._pulled: list[_Pulled] = []
         self._places: list[tuple[int, int]] = []
@@ -86,20 +86,17 @@ class Client(LightningModule):
     def hear(self, payload: Payload | None) -> None:
         """Be pulled, from now on, towards the parameters that came in `payload` (None: towards nothing)."""
         self._heard = None
-        if payload is None or not payload.sent.any() or not any(self._coefficients):
+        if payload is None or not payload.sent.any() or not self._coefficients.any():
             return
         if payload.sent.tobytes() != self._last_sent:  # the columns change only when what is sent changes
             self._last_sent = payload.sent.tobytes()
             self._pulled, self._places = [], []
-            blocks = self.layout.blocks
-            active = [c if sent else 0.0 for c, sent in zip(self._coefficients, payload.sent.tolist(), strict=True)]
-            for c in sorted(set(active) - {0.0}):
-                mask = self.layout.mask(lambda b: True)
-                mask[:] = [a == c for a in active]
-                self._pulled += [_Pulled(s, c) for s in self.layout.segments(mask)]
+            active = np.where(payload.sent, self._coefficients, 0.0)
+            for c in np.unique(active[active != 0]).tolist():
+                self._pulled += [_Pulled(s, c) for s in self.layout.segments(active == c)]
             self._places = [
                 (b.start, b.stop if a else b.start)
-                for b, a in zip(blocks, active, strict=True)
+                for b, a in zip(self.layout.blocks, active, strict=True)
                 if b.kind == "parameter"
             ]
         self._heard = payload.row if self._pulled else None
@@ -138,10 +135,10 @@ class Client(LightningModule):
 
     def score(self, x: Tensor, y: Tensor) -> Tensor:
         """Number of right answers in a batch, a tensor of shape ()."""
-        accuracy = multiclass_accuracy(
+        counts: Tensor = multiclass_stat_scores(
             self.model(x), y, num_classes=self.num_classes, average="micro", validate_args=False
         )
-        return accuracy * len(y)
+        return counts[0]  # true positives; a share would be rounded
 
     def configure_optimizers(self) -> Any:
         """The user's own, for `--optimizer.name module`."""

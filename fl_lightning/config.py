@@ -64,12 +64,13 @@ class OptimizerConfig:
     """How a client descends. Momentum is cleared at each client's turn unless `keep_state`."""
 
     name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
-    """`module`: what the model's own `configure_optimizers` returns (a LightningModule). sgd: KAPC."""
+    """`module`: what the model's own `configure_optimizers` returns (a LightningModule), as it is. sgd: KAPC."""
     lr: float = 0.01
     """Learning rate. 0.01: KAPC."""
     momentum: float = 0.0
     """SGD's momentum. KAPC states none."""
     nesterov: bool = False
+    """Nesterov's form of momentum."""
     weight_decay: float = 0.0
     """L2 term for sgd and adam, decoupled for adamw. KAPC states none."""
     clip_norm: float | None = None
@@ -77,6 +78,7 @@ class OptimizerConfig:
     lr_decay: float = 1.0
     """The learning rate of round t is lr * lr_decay ** ((t - 1) // lr_step)."""
     lr_step: int = 1
+    """Rounds between decays of the learning rate."""
     keep_state: bool = False
     """Keep each client's optimiser state between its turns (it moves and is saved with the client)."""
 
@@ -89,6 +91,8 @@ class OptimizerConfig:
         check("optimizer.lr_step", self.lr_step, self.lr_step >= 1, "it must be at least 1")
         clip = self.clip_norm
         check("optimizer.clip_norm", clip, clip is None or clip > 0, "it must be above 0, or null for no clipping")
+        fine = self.name == "sgd" or self.momentum == 0
+        check("optimizer.momentum", self.momentum, fine, f"{self.name} takes none; it belongs to sgd")
         fine = not self.nesterov or self.momentum > 0
         check("optimizer.nesterov", self.nesterov, fine, "it needs optimizer.momentum above 0")
 
@@ -159,11 +163,14 @@ class EvaluationConfig:
 class FabricConfig:
     """Where it runs: handed to Lightning Fabric."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "gpu", "mps"] = "auto"
+    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
+    """auto: CUDA where there is a device, else the CPU."""
     devices: int | Literal["auto"] = "auto"
     """Processes on each node; auto: every GPU, or one process on CPU."""
     num_nodes: int = 1
+    """Machines; more than one wants SLURM or torchrun."""
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true"] = "32-true"
+    """Lightning's name of the number format; mixing on the server is never done in less than 32 bits."""
     threads: int | None = None
     """CPU threads of each process; None: the machine's cores shared out. Equal bits need equal threads."""
 

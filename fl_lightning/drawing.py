@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import functools
 import math
-import os
 from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
 from PIL import Image, ImageDraw, ImageFont
+
+from fl_lightning.files import whole
 
 # Eleven even steps of viridis (van der Walt and Smith, CC0): equal steps in value look equally far apart.
 _ANCHORS = (
@@ -85,10 +86,8 @@ def heatmap(
 
 def save_png(image: np.ndarray, path: Path) -> None:
     """Write `image`, uint8 (height, width, 3), to `path`: a reader sees the old file or the new one, never a half."""
-    path.parent.mkdir(parents=True, exist_ok=True)
-    aside = path.with_name(f".{path.name}.tmp")
-    Image.fromarray(image).save(aside, format="PNG", compress_level=1)
-    os.replace(aside, path)
+    with whole(path, durable=False) as aside:
+        Image.fromarray(image).save(aside, format="PNG", compress_level=1)
 
 
 def _limits(values: np.ndarray, low: float | None, high: float | None) -> tuple[float, float]:

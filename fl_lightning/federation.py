@@ -6,6 +6,7 @@ rank, store what arrived, judge, observe. Which method is running, the loop neve
 
 from __future__ import annotations
 
+import math
 import resource
 import sys
 import time
@@ -18,6 +19,7 @@ import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Callback, RelationView, RoundRecord
 from fl_lightning.callbacks.relations import Hearing
@@ -25,7 +27,7 @@ from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.layout import NORMALISATION, Layout, copy_columns
+from fl_lightning.layout import Layout, copy_columns
 from fl_lightning.local import Turn, accuracy, descent, train
 from fl_lightning.methods.base import Method
 from fl_lightning.mixing import Mixer
@@ -72,15 +74,17 @@ class Federation:
 
         self.layout = Layout(model, head)
         self.layer_names = self.layout.layers
-        row, counters = self.layout.read(model, self.dtype)
-        row, counters = row.to(fabric.device), counters.to(fabric.device)
-        self.server = ServerState(initial=row, initial_counters=counters, shared=row)
+        row, buffers = self.layout.read(model, self.dtype)
+        row, buffers = row.to(fabric.device), [b.to(fabric.device) for b in buffers]
+        self.server = ServerState(initial=row, initial_buffers=buffers, shared=row)
         self.states: dict[int, ClientState] = {}
         self.resident = Client(model.to(fabric.device), self.layout, method, data.num_classes)
         self.resident.fabric = fabric
-        self.resident.binding.bind(row.clone(), counters.clone())
+        self.resident.binding.bind(row.clone(), _copied(buffers))
         self.optimizer = descent(fabric, self.resident, config.optimizer)
-        self._whole_last = any(isinstance(m, NORMALISATION) for m in model.modules())
+        self._whole_last = any(isinstance(m, _BatchNorm) for m in model.modules())
+        if self._whole_last and config.federation.batch_size == 1:
+            raise BadInput("federation.batch_size", 1, "BatchNorm cannot train on single samples: at least 2")
 
         scopes = [method.scope(b) for b in self.layout.blocks]
         self.down_mask = np.array([s == "shared" for s in scopes], dtype=bool)
@@ -90,10 +94,11 @@ class Federation:
         self.has_global = self.relation.shared and bool(self.down_mask[self.layout.is_parameter].all())
         # The server's copy of a client is that client's own row until a hook may change what travels.
         self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in self.callbacks)
-        own_start = method.starts_from() == "own"
+        # A client that begins every round from what it hears has nothing of its own to keep.
+        self._stateless = method.starts_from() == "server" and bool(self.down_mask.all())
         keeps = any(type(c).client_fields is not Callback.client_fields for c in self.callbacks)
         keeps = keeps or config.optimizer.keep_state or self._two_copies
-        self.persistent = own_start or not self.down_mask.all() or keeps
+        self.persistent = not self._stateless or keeps
         self.judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
         if self.judge == "global" and not self.has_global:
             raise BadInput("evaluation.judge", "global", "this method keeps no global model: before, after, finetuned")
@@ -104,15 +109,15 @@ class Federation:
         self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
         self.resumed_from = 0
         for callback in self.callbacks:
-            self.server.fields |= callback.server_fields(self)
+            self.server.fields |= {k: v.clone() for k, v in callback.server_fields(self).items()}
 
     # ---------------------------------------------------------------- the loop
 
     def fit(self) -> dict[str, Any]:
         """Run all rounds that are still to run; returns the summary (equal on every rank)."""
         start = time.perf_counter()
-        self.call("on_fit_start")
         try:
+            self.call("on_fit_start")
             for t in range(self.server.round + 1, self.rounds + 1):
                 self.call("on_round_end", self.round(t))
             summary = {"wall_seconds": time.perf_counter() - start, **self.judge_everyone()}
@@ -162,6 +167,9 @@ class Federation:
             view = self.view(weights, cohort, sources)
             rows = {}
             for slot, c in enumerate(mine):
+                if not segments:
+                    rows[c] = self.server.initial  # nothing is sent
+                    continue
                 if slot not in self._hears:
                     self._hears[slot] = torch.zeros_like(self.server.initial)
                 rows[c] = self._hears[slot]
@@ -198,10 +206,12 @@ class Federation:
         result |= {"download_bytes": download.total_bytes, "download_parameter_bytes": download.parameter_bytes}
         if self.method.starts_from() == "server":
             copy_columns(state.row, download.row, self.layout.segments(download.sent))
-        self.resident.binding.bind(state.row, state.counters)
+        if self._stateless:
+            state.buffers = _copied(self.server.initial_buffers)
+        self.resident.binding.bind(state.row, state.buffers)
         clock.lap("client")
         if judged and self.is_judged("before"):
-            result["accuracy_before"] = self.score(client)
+            result |= self.scores("before", client)
         clock.lap("evaluation")
 
         self.resident.hear(download)
@@ -217,7 +227,7 @@ class Federation:
             state.fields = kept | {f"optimizer.{k}": v.clone() for k, v in self.optimizer.state().items()}
         clock.lap("client")
         if judged and self.is_judged("after"):
-            result["accuracy_after"] = self.score(client)
+            result |= self.scores("after", client)
         clock.lap("evaluation")
 
         upload = Payload(self.layout, state.row, self.up_mask.copy())
@@ -235,9 +245,9 @@ class Federation:
         """The one model that everybody will hear, mixed from the cohort's uploads, on every rank."""
         mixer = self.mixer(cohort)
         weights = self.relation.rows(self.hearing(cohort, cohort, mixer))
-        segments = self.layout.segments(self.down_mask)
+        segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
         shared = self.server.shared.clone()
-        mixer.mean(segments, weights[0, 0], shared)
+        mixer.mean(segments, weights[:, 0], shared)
         self.server.shared = shared
         if not self.persistent:
             self.states.clear()  # one global model is all that is kept
@@ -247,21 +257,29 @@ class Federation:
         """Scores of models that exist only now: the global one, and fine-tuned copies."""
         for client, result in results.items():
             if self.has_global and self.is_judged("global"):
-                self.resident.binding.bind(self.server.shared, self.server.initial_counters.clone())
-                result["accuracy_global"] = self.score(client)
+                self.resident.binding.bind(self.server.shared, self.server.initial_buffers)
+                result |= self.scores("global", client)
             if self.is_judged("finetuned"):
-                result["accuracy_finetuned"] = self.score_finetuned(t, client)
+                self.finetune(t, client)
+                result |= self.scores("finetuned", client)
 
     def exchange(self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], clock: _Clock) -> RoundRecord:
         """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
         here = [_numbers(r) for r in results.values()]
-        gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib()))
+        gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib(self.fabric.device)))
         clients = sorted((c for part, _, _ in gathered for c in part), key=lambda c: c["client"])
         traffic = np.stack([c.pop("traffic") for c in clients])
+        astray = [c["client"] for c in clients if not math.isfinite(c["train_loss"])]
+        if astray:
+            raise RunFailed(f"client {astray[0]} diverged in round {t}: its loss is not finite; lower optimizer.lr")
         metrics: dict[str, float] = {}
-        scores = [c[f"accuracy_{self.judge}"] for c in clients if f"accuracy_{self.judge}" in c]
-        if scores:
+        scored = [c for c in clients if f"accuracy_{self.judge}" in c]
+        if scored:
+            scores = [c[f"accuracy_{self.judge}"] for c in scored]
             metrics |= {f"{k}_accuracy": v for k, v in spread(scores).items()}
+            metrics["weighted_accuracy"] = float(np.average(scores, weights=[c["test_samples"] for c in scored]))
+            if "accuracy_validation" in scored[0]:
+                metrics["validation_accuracy"] = spread([c["accuracy_validation"] for c in scored])["mean"]
         for kind in ("before", "after", "global", "finetuned"):
             values = [c[f"accuracy_{kind}"] for c in clients if f"accuracy_{kind}" in c]
             if values:
@@ -273,7 +291,8 @@ class Federation:
                 metrics[name] = sum(c[name] for c in clients)
         for name in gathered[0][1]:
             metrics[name] = max(seconds[name] for _, seconds, _ in gathered)
-        metrics["memory_mib"] = sum(memory for _, _, memory in gathered)
+        for name in gathered[0][2]:
+            metrics[name] = sum(memory[name] for _, _, memory in gathered)
         return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic)
 
     # ---------------------------------------------------------------- judging
@@ -283,43 +302,52 @@ class Federation:
         asked = self.config.evaluation.models
         return kind == self.judge or (kind != "finetuned" if asked is None else kind in asked)
 
+    def scores(self, kind: str, client: int) -> dict[str, Tensor]:
+        """`accuracy_KIND` of the bound model, and, where it is the judge's kind, its accuracy on validation data."""
+        found = {f"accuracy_{kind}": self.score(client)}
+        validation = self.data.client(client, self.fabric.device, self.dtype).validation
+        if kind == self.judge and len(validation):
+            size = self.config.evaluation.batch_size
+            found["accuracy_validation"] = accuracy(self.fabric, self.resident, validation, size)
+        return found
+
     def score(self, client: int) -> Tensor:
         """Accuracy of the bound model on a client's test data, shape ()."""
         part = self.data.client(client, self.fabric.device, self.dtype).test
         return accuracy(self.fabric, self.resident, part, self.config.evaluation.batch_size)
 
-    def score_finetuned(self, t: int, client: int) -> Tensor:
-        """Accuracy of a copy of the client's final model after some epochs on its own data, without any pull."""
-        _, row, counters = self.final_model(client)
-        self.resident.binding.bind(row.clone(), counters.clone())
+    def finetune(self, t: int, client: int) -> None:
+        """Bind a copy of the client's final model, trained some epochs on its own data without any pull."""
+        _, row, buffers = self.final_model(client)
+        self.resident.binding.bind(row.clone(), _copied(buffers))
         self.resident.hear(None)
         self.begin_optimizer(max(t, 1), None)
         epochs = self.config.evaluation.finetune_epochs or self.config.federation.local_epochs
         part = self.data.client(client, self.fabric.device, self.dtype).train
         train(self.fabric, self.resident, part, self.optimizer, self.turn_of("finetune", client, t * epochs, epochs))
-        return self.score(client)
 
-    def final_model(self, client: int) -> tuple[str, Tensor, Tensor]:
-        """What a client is left with (home rank): its kind, row and counters. Neither may be written to."""
+    def final_model(self, client: int) -> tuple[str, Tensor, list[Tensor]]:
+        """What a client is left with (home rank): its kind, row and buffers. None of them may be written to."""
         if self.has_global and (self.judge != "after" or not self.persistent):
-            return "global", self.server.shared, self.server.initial_counters
+            return "global", self.server.shared, self.server.initial_buffers
         state = self.states.get(client)
         if state is not None:
-            return "personal", state.row, state.counters
+            return "personal", state.row, state.buffers
         row = self.server.initial.clone()  # not heard yet: the shared part is all there is
         if self.relation.shared:
             copy_columns(row, self.server.shared, self.layout.segments(self.down_mask))
-        return "personal", row, self.server.initial_counters
+        return "personal", row, self.server.initial_buffers
 
     def judge_everyone(self) -> dict[str, Any]:
         """The final models of all clients, whether they took part or not; all scores are under `final_accuracies`."""
         mine: dict[int, Tensor] = {}
         for client in self.at_home(range(self.clients)):
-            kind, row, counters = self.final_model(client)
+            kind, row, buffers = self.final_model(client)
             if self.judge == "finetuned":
-                kind, mine[client] = "finetuned", self.score_finetuned(self.server.round, client)
-                continue
-            self.resident.binding.bind(row, counters)
+                kind = "finetuned"
+                self.finetune(self.server.round, client)
+            else:
+                self.resident.binding.bind(row, buffers)
             mine[client] = self.score(client)
         here = dict(zip(mine, torch.stack(list(mine.values())).tolist(), strict=True)) if mine else {}
         everyone = {c: a for part in self.group.gather_objects(here) for c, a in part.items()}
@@ -339,9 +367,9 @@ class Federation:
         if client not in self.states:
             row = self.server.initial.clone()
             received = row.clone() if self._two_copies else row
-            state = ClientState(client, row, self.server.initial_counters.clone(), received)
+            state = ClientState(client, row, _copied(self.server.initial_buffers), received)
             for callback in self.callbacks:
-                state.fields |= callback.client_fields(self)
+                state.fields |= {k: v.clone() for k, v in callback.client_fields(self).items()}
             self.states[client] = state
         return self.states[client]
 
@@ -403,9 +431,17 @@ def _numbers(result: dict[str, Any]) -> dict[str, float]:
     return result | dict(zip(names, values, strict=True))
 
 
-def _peak_memory_mib() -> float:
+def _peak_memory_mib(device: torch.device) -> dict[str, float]:
+    """The most that this process has held so far, and on a GPU what torch has held there."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20
+    memory = {"memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
+    if device.type == "cuda":
+        memory["memory_device_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+    return memory
+
+
+def _copied(tensors: Iterable[Tensor]) -> list[Tensor]:
+    return [t.clone() for t in tensors]
 
 
 class _Clock:

@@ -6,7 +6,7 @@ training writes the row in place: loading and saving a client costs no copy.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
-NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.LocalResponseNorm)
+NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""
 
 ALIGN = 16
@@ -54,10 +54,10 @@ class Segment:
 
 
 class Layout:
-    """The blocks of `model` in module order: all parameters, then all floating buffers.
+    """The blocks of `model` in module order: all parameters, then all running statistics.
 
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear layer in ResNet-18.
-    Integer buffers (BatchNorm's counters) are kept apart, in `counters`: they never travel.
+    All other buffers (BatchNorm's counters, masks, indices) stay with the client, whatever their type: `own_names`.
 
     Args:
         model: the module to lay out.
@@ -69,7 +69,7 @@ class Layout:
         modules = dict(model.named_modules())
         places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
         buffers: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
-        self.counter_names: list[str] = []
+        self.own_names: list[str] = []
         seen: set[int] = set()
         for prefix, module in modules.items():
             own = [(n, p) for n, p in module.named_parameters(prefix, recurse=False) if id(p) not in seen]
@@ -80,10 +80,10 @@ class Layout:
             layer = max(len(self.layers) - 1, 0)
             places += [(n, p, "parameter", layer, is_norm) for n, p in own]
             for name, buffer in module.named_buffers(prefix, recurse=False):
-                if buffer.is_floating_point():
+                if is_norm and buffer.is_floating_point():
                     buffers.append((name, buffer, "buffer", layer, is_norm))
                 else:
-                    self.counter_names.append(name)
+                    self.own_names.append(name)
         self.blocks: list[Block] = []
         end = 0
         for name, tensor, kind, layer, is_norm in places + buffers:
@@ -137,19 +137,13 @@ class Layout:
         self._segments[mask.tobytes(), by_layer] = out
         return out
 
-    def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, Tensor]:
-        """The model's tensors as a new row (D,) and its counters (int64 (n,)), on the CPU."""
+    def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
+        """The model's blocks as a new row (D,), and its other buffers, on the CPU."""
         tensors = _tensors(model)
         row = torch.zeros(self.size, dtype=dtype)
         for b in self.blocks:
             row[b.start : b.stop] = tensors[b.name].detach().reshape(-1).cpu()
-        counters = torch.tensor([int(tensors[n]) for n in self.counter_names], dtype=torch.int64)
-        return row, counters
-
-    def state_dict(self, row: Tensor, counters: Tensor) -> dict[str, Tensor]:
-        """The model in `row` (D,) as PyTorch names it; its tensors share the row's memory."""
-        blocks = {b.name: row[b.start : b.stop].view(b.shape) for b in self.blocks}
-        return blocks | dict(zip(self.counter_names, counters, strict=True))
+        return row, [tensors[n].detach().cpu().clone() for n in self.own_names]
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:
@@ -163,17 +157,16 @@ class Binding:
         tensors = _tensors(model)
         self.layout = layout
         self._targets = [(tensors[b.name], b.start, b.stop, b.shape) for b in layout.blocks]
-        self._counters = [tensors[n] for n in layout.counter_names]
+        self._own = [tensors[n] for n in layout.own_names]
         self.parameters = [t for t, *_ in self._targets if isinstance(t, nn.Parameter)]
         self.row: Tensor | None = None
 
-    def bind(self, row: Tensor, counters: Tensor | None = None) -> None:
-        """From now on the model *is* `row` (D,): what training writes stands in the row. `counters` likewise."""
+    def bind(self, row: Tensor, buffers: Sequence[Tensor]) -> None:
+        """From now on the model *is* `row` (D,) and `buffers`: what training writes stands in them."""
         for tensor, start, stop, shape in self._targets:
             tensor.data = row[start:stop].view(shape)
-        if counters is not None:
-            for k, tensor in enumerate(self._counters):
-                tensor.data = counters[k]
+        for tensor, buffer in zip(self._own, buffers, strict=True):
+            tensor.data = buffer
         self.row = row
 
 

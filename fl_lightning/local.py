@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -89,12 +90,15 @@ class AnyOptimizer(Descent):
 
     def __init__(self, fabric: Fabric, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
         self.fabric, self.optimizer, self.config = fabric, optimizer, config
+        self._groups = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         self._stepper = _FabricOptimizer(optimizer=optimizer, strategy=fabric.strategy)
         self.lr = config.lr
 
     def reset(self) -> None:
-        """Forget all state."""
+        """Forget all state, and what the client before has changed in the groups."""
         self.optimizer.state.clear()
+        for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
+            group.update(copy.deepcopy(first))
 
     def step(self, loss: Tensor) -> None:
         """Backward, clip, step."""
@@ -114,12 +118,15 @@ class AnyOptimizer(Descent):
 
     def state(self) -> dict[str, Tensor]:
         """`NAME.K` by parameter."""
-        return {
+        found = {
             f"{name}.{k}": value
             for k, p in enumerate(self._parameters())
             for name, value in self.optimizer.state.get(p, {}).items()
-            if isinstance(value, Tensor)
         }
+        odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
+        if odd:
+            raise BadInput("optimizer.keep_state", True, f"this optimiser keeps {odd[0]}, which is no tensor")
+        return found
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Copies, since the steps write in place."""
@@ -133,6 +140,8 @@ class AnyOptimizer(Descent):
 def descent(fabric: Fabric, client: Client, config: OptimizerConfig) -> Descent:
     """The optimiser that `config` names, over the resident client's parameters."""
     parameters = [p for p in client.binding.parameters if p.requires_grad]
+    if not parameters:
+        raise BadInput("model", type(client.model).__name__, "it must have a parameter that can be trained")
     if config.name == "sgd" and config.clip_norm is None and fabric.strategy.precision.precision != "16-mixed":
         return FastSGD(parameters, config)
     if config.name == "module":

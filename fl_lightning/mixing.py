@@ -34,9 +34,13 @@ def mixed(W: Tensor, A: Tensor, receivers: Sequence[int]) -> Tensor:
         What each receiver hears, (m, columns).
     """
     index = torch.as_tensor(receivers, device=W.device)
-    B = A.to(torch.float64, copy=True)
-    B[torch.arange(len(receivers), device=B.device), index] -= 1.0
-    return torch.addmm(W[index], B.to(W.dtype), W - W[0])
+    return torch.addmm(W[index], _less_own(A, index).to(W.dtype), W - W[0])
+
+
+def _less_own(A: Tensor, index: Tensor) -> Tensor:
+    """A - I: each row of `A` (..., m, n) less one at its receiver's place, in float64."""
+    own = torch.nn.functional.one_hot(index, A.shape[-1])
+    return A.to(torch.float64) - own
 
 
 def mean_of(W: Tensor, p: Tensor) -> Tensor:
@@ -107,25 +111,19 @@ class Mixer:
         """Inner products by layer over `segments` (equal on every rank)."""
         n = len(self.sources)
         tiles = _tiles(segments)
-        found: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
+        found: dict[int, Tensor] = {}
         for first, W in self._collected(tiles):
             if W is None:
                 continue
             mean = W.mean(0)
             D = W - mean
-            found[first] = ((D @ D.T).double().cpu(), (D @ mean).double().cpu(), mean.dot(mean).double().cpu())
-        everywhere: dict[int, tuple[Tensor, Tensor, Tensor]] = {}
-        for part in self.group.gather_objects(found):
-            everywhere.update(part)
-        centred = torch.zeros(layers, n, n, dtype=torch.float64)
-        offset = torch.zeros(layers, n, dtype=torch.float64)
-        mean_square = torch.zeros(layers, dtype=torch.float64)
+            found[first] = torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]])
+        here = dict(zip(found, torch.stack(list(found.values())).double().cpu(), strict=True)) if found else {}
+        everywhere = {k: sums for part in self.group.gather_objects(here) for k, sums in part.items()}
+        total = torch.zeros(layers, n * n + n + 1, dtype=torch.float64)
         for k, tile in enumerate(tiles):  # in tile order on every rank: the same sums
-            c, a, m = everywhere[k]
-            centred[tile.layer] += c
-            offset[tile.layer] += a
-            mean_square[tile.layer] += m
-        return Gram(centred, offset, mean_square)
+            total[tile.layer] += everywhere[k]
+        return Gram(total[:, : n * n].view(layers, n, n), total[:, n * n : -1], total[:, -1])
 
     def mix(self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor]) -> None:
         """What each of `receivers` hears, written into the columns of `segments` of this rank's rows `into`.
@@ -137,13 +135,15 @@ class Mixer:
             into: a row for each receiver whose home is this rank.
         """
         tiles = _tiles(segments)
-        places = [self.places[c] for c in receivers]
+        places = torch.tensor([self.places[c] for c in receivers], device=self.group.device)
         mine = [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
-        A = A.to(self.group.device)
+        B = _less_own(A.to(self.group.device), places).to(self.work)
         for first, W in self._collected(tiles):
             tile = tiles[first] if W is not None else None
-            out = mixed(W, A[tile.layer], places).to(self.dtype) if W is not None and tile is not None else None
+            out = None
+            if W is not None and tile is not None:
+                out = torch.addmm(W[places], B[tile.layer], W - W[0]).to(self.dtype)
             if self.group.size == 1:
                 assert tile is not None and out is not None
                 for k, c in enumerate(receivers):
@@ -164,11 +164,11 @@ class Mixer:
                     at += t.stop - t.start
 
     def mean(self, segments: Sequence[Segment], p: Tensor, into: Tensor) -> None:
-        """The one model that everybody hears, `p` (n,) over the sources, written into `into` (D,) on every rank."""
+        """The one model that everybody hears, `p` (L, n) over the sources, written into `into` (D,) on every rank."""
         tiles = _tiles(segments)
         p = p.to(self.group.device)
         for first, W in self._collected(tiles):
-            out = mean_of(W, p).to(self.dtype) if W is not None else self._nothing()
+            out = mean_of(W, p[tiles[first].layer]).to(self.dtype) if W is not None else self._nothing()
             if self.group.size == 1:
                 into[tiles[first].start : tiles[first].stop] = out
                 continue

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 from collections.abc import Sequence
 from typing import Any
@@ -38,6 +39,8 @@ class ClientParallelStrategy(DDPStrategy):
             super()._configure_launcher()
 
     def _setup_distributed(self) -> None:
+        for name in ("lightning.fabric", "lightning.pytorch"):  # who joined which group is nobody's news
+            logging.getLogger(name).setLevel(logging.WARNING)
         if self.num_nodes * self.num_processes == 1:
             self._set_world_ranks()
         else:

@@ -6,6 +6,7 @@ import importlib
 import json
 import logging
 import os
+import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
@@ -15,16 +16,19 @@ from typing import Any, cast
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
+from safetensors.torch import save_model
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, RoundRecord
-from fl_lightning.callbacks.checkpoint import export_model, restore
+from fl_lightning.callbacks.checkpoint import Checkpoint, restore
+from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config
 from fl_lightning.data import prepare
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
-from fl_lightning.models import build, head_of
+from fl_lightning.files import whole
+from fl_lightning.models import arguments_of, build, head_of
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
 from fl_lightning.rng import key
 from fl_lightning.runfolder import RunFolder, best
@@ -45,7 +49,7 @@ def test(config: Config, folder: Path) -> dict[str, Any]:
 
 
 def export(config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
-    """Write the final model of one client as safetensors to `out`; returns its kind (personal or global) and round."""
+    """Write one client's final model as safetensors to `out`; returns its kind, round and the model's arguments."""
     if not 0 <= client < config.federation.clients:
         raise BadInput("client", client, f"it must lie in [0, {config.federation.clients - 1}]")
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
@@ -61,9 +65,14 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # last, when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     keeper = _Keeper(RunFolder(folder))
+    for name, callback in callbacks.items():
+        if isinstance(callback, Relation):
+            raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
     fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers, *saver])
     if resume and (folder / "checkpoints" / "manifest.json").exists():
         restore(fed, folder / "checkpoints")
+    elif resume and keeper.folder.read_metrics() and not any(isinstance(c, Checkpoint) for c in saver):
+        raise BadInput("resume", True, "the run has saved no checkpoint, and would begin again over its own tables")
     summary = fed.fit()
     accuracies = summary.pop("final_accuracies")
     if fed.is_main:  # last of all, so that loggers have had their say
@@ -75,16 +84,23 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
 def _test(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints")
-    return {"round": fed.server.round, **fed.judge_everyone()}
+    scores = fed.judge_everyone()
+    del scores["final_accuracies"]
+    return {"round": fed.server.round, **scores}
 
 
 def _export(fabric: Fabric, config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints")
-    kind, row, counters = fed.final_model(client)
-    export_model(row, counters, fed, out)
-    shapes = {"input_shape": fed.data.input_shape, "num_classes": fed.data.num_classes}
-    return {"kind": kind, "round": fed.server.round, **shapes}
+    kind, row, buffers = fed.final_model(client)
+    model = fed.resident.model
+    fed.resident.binding.bind(row, buffers)
+    for tensor in [*model.parameters(), *model.buffers()]:
+        tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the row
+    with whole(out) as aside:
+        save_model(model, str(aside))  # tensors that the model ties are written once
+    arguments = arguments_of(config.models[0].component, fed.data.input_shape, fed.data.num_classes)
+    return {"kind": kind, "round": fed.server.round, "arguments": arguments}
 
 
 def assemble(fabric: Fabric, config: Config, folder: Path, callbacks: list[Callback]) -> Federation:
@@ -133,6 +149,12 @@ class _Keeper(Callback):
         rows = self.folder.read_metrics()
         best_accuracy, best_round = best(rows)
         judged = [r["mean_accuracy"] for r in rows if "mean_accuracy" in r]
+        earlier = [r["seconds"] for r in rows if r["round"] <= fed.resumed_from]
+        summary["wall_seconds"] += sum(earlier)
+        validated = [r for r in rows if "validation_accuracy" in r]
+        if validated:  # the only choice of a round that looks at no test data
+            chosen = max(validated, key=lambda r: r["validation_accuracy"])
+            summary |= {"validation_round": int(chosen["round"]), "validation_mean_accuracy": chosen["mean_accuracy"]}
         summary |= {
             "method": type(fed.method).__name__.lower(),
             "rounds": fed.rounds,
@@ -154,23 +176,35 @@ class _Keeper(Callback):
 def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's answer."""
     outside = launched_from_outside()
+    clients = config.federation.clients
     accelerator = {"gpu": "cuda"}.get(config.fabric.accelerator, config.fabric.accelerator)
     if accelerator == "auto":
         accelerator = "cuda" if torch.cuda.is_available() else "cpu"
     devices: int | str = config.fabric.devices
+    if accelerator == "cuda" and not torch.cuda.is_available():
+        raise BadInput("fabric.accelerator", config.fabric.accelerator, "this machine has no CUDA device")
     if devices == "auto":
-        devices = torch.cuda.device_count() if accelerator == "cuda" else 1
-    if accelerator == "cuda" and (not torch.cuda.is_available() or int(devices) > torch.cuda.device_count()):
+        devices = min(torch.cuda.device_count(), clients) if accelerator == "cuda" else 1
+    if config.smoke:
+        devices = min(int(devices), clients)
+    if accelerator == "cuda" and int(devices) > torch.cuda.device_count():
         raise BadInput("fabric.devices", devices, f"this machine has {torch.cuda.device_count()} CUDA devices")
     ranks = int(devices) * config.fabric.num_nodes
-    if ranks > config.federation.clients:
-        raise BadInput(
-            "fabric.devices", devices, f"at most one process for each of the {config.federation.clients} clients"
-        )
+    if ranks > clients:
+        raise BadInput("fabric.devices", devices, f"at most one process for each of the {clients} clients")
+    started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) if outside else ranks
+    if started != ranks:
+        allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"
+        raise BadInput("fabric.devices", devices, allowed)
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    if (config.fabric.threads or 1) > 4 * cores:
+        raise BadInput("fabric.threads", config.fabric.threads, f"this process may use {cores} cores")
+    threads = config.fabric.threads
+    if threads is None and int(devices) > 1:  # tasks that SLURM has bound to cores have their share already
+        threads = cores if outside and cores < (os.cpu_count() or 1) else max(1, cores // int(devices))
     if config.fabric.num_nodes > 1 and not outside:
         raise BadInput("fabric.num_nodes", config.fabric.num_nodes, "several nodes want SLURM or torchrun")
-    for name in ("lightning.fabric", "lightning.pytorch"):
-        logging.getLogger(name).setLevel(logging.WARNING)  # ranks joining: nobody's news
+    logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # a rank's error is said once, in one line
     strategy = ClientParallelStrategy(start_method="popen" if outside else "spawn")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")  # a login node is a fine place to run
@@ -181,35 +215,34 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
             precision=config.fabric.precision,
             strategy=strategy,
         )
-    note = Path(args[0]) / ".failure.json"
-    note.unlink(missing_ok=True)
-    try:
-        result: dict[str, Any] = fabric.launch(
-            cast(Callable[..., Any], _guarded), task, config, int(devices), note, *args
-        )
-    except ProcessRaisedException as error:
-        raise _told(note) or error from None
-    except ProcessExitedException as error:
-        raise RunFailed(f"rank {error.error_index} died: {error}") from None
-    finally:
-        note.unlink(missing_ok=True)
+    work = cast(Callable[..., Any], _guarded)
+    with tempfile.TemporaryDirectory() as notes:
+        note = None if outside or ranks == 1 else Path(notes) / "failure.json"
+        try:
+            result: dict[str, Any] = fabric.launch(work, task, config, threads, note, *args)
+        except ProcessRaisedException as error:
+            raise _told(note) or error from None
+        except ProcessExitedException as error:
+            raise RunFailed(f"rank {error.error_index} died: {error}") from None
     return result
 
 
 def _guarded(
-    fabric: Fabric, task: Callable[..., dict[str, Any]], config: Config, local_ranks: int, note: Path, *args: Any
+    fabric: Fabric,
+    task: Callable[..., dict[str, Any]],
+    config: Config,
+    threads: int | None,
+    note: Path | None,
+    *args: Any,
 ) -> dict[str, Any]:
     """One rank: its share of the cores, and a note for the parent process when it ends badly."""
-    threads = config.fabric.threads
-    if threads is None and local_ranks > 1:
-        threads = max(1, (os.cpu_count() or 1) // local_ranks)
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
     try:
         answer = task(fabric, config, *args)
     except (BadInput, RunFailed) as error:
-        if fabric.world_size > 1:
+        if note is not None:
             note.write_text(json.dumps([type(error).__name__, _plain(error)]))
         raise
     finally:
@@ -221,12 +254,15 @@ def _guarded(
 
 
 def _plain(error: BadInput | RunFailed) -> list[Any]:
-    return [error.key, str(error.value), error.allowed] if isinstance(error, BadInput) else [str(error)]
+    if isinstance(error, RunFailed):
+        return [str(error)]
+    value = error.value if isinstance(error.value, int | float | str | None) else str(error.value)
+    return [error.key, value, error.allowed]
 
 
-def _told(note: Path) -> BadInput | RunFailed | None:
+def _told(note: Path | None) -> BadInput | RunFailed | None:
     """The error that a rank left in its note, if it did."""
-    if not note.exists():
+    if note is None or not note.exists():
         return None
     kind, args = json.loads(note.read_text())
     return BadInput(*args) if kind == "BadInput" else RunFailed(*args)

@@ -6,20 +6,19 @@ written last: a round that has it has the rest too. Rank 0 alone writes.
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import json
 import math
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from fl_lightning.callbacks.base import RelationView, RoundRecord
-from fl_lightning.errors import RunFailed
+from fl_lightning.files import whole, writing
 
 Row = dict[str, float]
 
@@ -125,7 +124,7 @@ class _Table:
         if new:
             self._rewrite(header + new, self._read()[1] + lines)
             return
-        with _writing(self.path), self.path.open("ab") as file:
+        with writing(self.path), self.path.open("ab") as file:
             file.write(_encode(lines))
             file.flush()
             os.fsync(file.fileno())
@@ -192,21 +191,5 @@ def _number(cell: str) -> float:
 
 
 def _replace(path: Path, content: bytes) -> None:
-    """Write `content` aside, flush it to the disk, and rename it to `path`."""
-    aside = path.with_name(f".{path.name}.tmp")
-    with _writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with aside.open("wb") as file:
-            file.write(content)
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(aside, path)
-
-
-@contextlib.contextmanager
-def _writing(path: Path) -> Iterator[None]:
-    """Turn the disk's refusal into one line that names the file."""
-    try:
-        yield
-    except OSError as error:
-        raise RunFailed(f"cannot write {path}: {error.strerror or error}") from error
+    with whole(path) as aside:
+        aside.write_bytes(content)

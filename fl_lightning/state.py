@@ -14,14 +14,14 @@ class ClientState:
     client: int
     row: Tensor
     """Its own model, shape (D,)."""
-    counters: Tensor
-    """Its integer buffers, int64 (n,); they never travel."""
+    buffers: list[Tensor]
+    """Its buffers that are no block of the row (counters, masks); they never travel."""
     received: Tensor
     """The server's last copy of its model, shape (D,): the same tensor as `row` until a hook changes what travels."""
     turns: int = 0
     """Rounds it has taken part in."""
     fields: dict[str, Tensor] = field(default_factory=dict)
-    """What callbacks and the optimiser keep for it."""
+    """What callbacks (on the CPU) and the optimiser keep for it."""
 
 
 @dataclass
@@ -30,7 +30,7 @@ class ServerState:
 
     initial: Tensor
     """The common initial model (D,): every client's before its first turn."""
-    initial_counters: Tensor
+    initial_buffers: list[Tensor]
     shared: Tensor
     """The one model that methods with a global model keep, shape (D,); else the initial model."""
     round: int = 0

@@ -25,17 +25,17 @@ def test_layers_are_modules_with_parameters_that_are_no_normalisation() -> None:
     assert by_name["5.bias"].head
     assert not by_name["4.weight"].head
     assert [b.kind for b in layout.blocks].count("buffer") == 2
-    assert layout.counter_names == ["1.num_batches_tracked"]
+    assert layout.own_names == ["1.num_batches_tracked"]
     assert all(b.start % ALIGN == 0 for b in layout.blocks)
 
 
 def test_a_bound_model_reads_and_writes_its_row() -> None:
     model = small()
     layout = Layout(model, head="5")
-    row, counters = layout.read(model)
+    row, buffers = layout.read(model)
     other = row.clone()
     binding = Binding(model, layout)
-    binding.bind(other, counters)
+    binding.bind(other, buffers)
     x = torch.randn(4, 1, 4, 4)
     model.train()
     before = row.clone()
@@ -45,11 +45,32 @@ def test_a_bound_model_reads_and_writes_its_row() -> None:
             p -= 0.1 * p.grad  # type: ignore[operator]
     assert torch.equal(row, before)
     assert not torch.equal(other, before)
-    assert counters.item() == 1
-    state = layout.state_dict(other, counters)
-    assert set(state) == set(model.state_dict())
-    for name, value in model.state_dict().items():
-        assert torch.equal(state[name], value), name
+    assert buffers[0].item() == 1
+    for block in layout.blocks:
+        assert torch.equal(model.state_dict()[block.name].flatten(), other[block.start : block.stop])
+
+
+def test_other_buffers_stay_with_the_client() -> None:
+    """Masks, indices and flags of any type: in no row, and bound from the client's own."""
+
+    class Masked(nn.Linear):
+        def __init__(self) -> None:
+            super().__init__(3, 2)
+            self.register_buffer("mask", torch.tensor([0.0, -torch.inf]))
+            self.register_buffer("index", torch.arange(5), persistent=False)
+            self.register_buffer("flags", torch.tensor([True, False]))
+
+    model = Masked()
+    layout = Layout(model, head="")
+    row, buffers = layout.read(model)
+    assert layout.own_names == ["mask", "index", "flags"]
+    assert row.isfinite().all()
+    mine = [b.clone() for b in buffers]
+    Binding(model, layout).bind(row, mine)
+    mine[0].zero_()
+    assert model.mask.tolist() == [0.0, 0.0]  # type: ignore[union-attr,operator]
+    assert model.flags.dtype == torch.bool  # type: ignore[union-attr]
+    assert buffers[0].tolist() == [0.0, -torch.inf]
 
 
 def test_segments_join_neighbours_and_keep_layers_apart() -> None:

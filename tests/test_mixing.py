@@ -98,7 +98,7 @@ def server_step(W: torch.Tensor, A: torch.Tensor, size: int) -> list[tuple[dict[
         into = {c: torch.full((D,), -1.0) for c in here if c in RECEIVERS}
         mixer.mix(SEGMENTS, A, RECEIVERS, into)
         shared = torch.full((D,), -1.0)
-        mixer.mean(SEGMENTS, A[0, 0], shared)
+        mixer.mean(SEGMENTS, A[:, 0], shared)
         return into, shared, mixer.gram(SEGMENTS, 3)
 
     return on_ranks(size, job)
@@ -114,9 +114,9 @@ def test_every_layer_is_mixed_with_its_own_weights(models: torch.Tensor, weights
         part = models[SOURCES][:, columns].double()
         scale = float(part.square().sum(1).max())  # float32 products, summed in float64
         torch.testing.assert_close(gram.full[s.layer], part @ part.T, rtol=0, atol=3e-6 * scale)
+        want = weights[s.layer, 0].float() @ models[SOURCES][:, columns]
+        torch.testing.assert_close(shared[columns], want, rtol=1e-4, atol=1e-5)
     assert (into[1][300:304] == -1).all()  # between the segments nothing is touched
-    want = weights[0, 0].float() @ models[SOURCES][:, :300]
-    torch.testing.assert_close(shared[:300], want, rtol=1e-4, atol=1e-5)
 
 
 def test_distances_survive_float32_when_clients_are_alike(weights: torch.Tensor) -> None:

@@ -3,8 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import multiprocessing
+import os
 import signal
 import sys
+import time
 import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
@@ -24,6 +27,7 @@ All keys of a command: fl-train COMMAND --help
 """
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
+PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -34,9 +38,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", " ".join(str(error).split()), file=sys.stderr)
         return error.exit_code
+    except BrokenPipeError:  # whoever read our output has read enough
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
+        _stop_ranks(told=True)  # a terminal sends Ctrl-C to all of them
         return 130
     except _Terminated:
+        _stop_ranks(told=False)
         return 143
     except Exception:
         traceback.print_exc()
@@ -56,6 +64,18 @@ def _dispatch(argv: list[str]) -> None:
     if name not in known:
         raise BadInput("command", name, f"no such command{did_you_mean(name, known)}; commands: {', '.join(known)}")
     known[name](rest)
+
+
+def _stop_ranks(told: bool) -> None:
+    """End the processes that the run has started; at exit they would be waited for, to the last round."""
+    ranks = multiprocessing.active_children()
+    deadline = time.monotonic() + PATIENCE
+    for rank in ranks:
+        if not told:
+            rank.terminate()
+    for rank in ranks:
+        rank.join(max(0.0, deadline - time.monotonic()))
+        rank.kill()
 
 
 class _Terminated(BaseException):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shutil
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -39,16 +38,10 @@ def fit(argv: list[str]) -> None:
     if saved:
         _check_resumed(saved, config, Path(start.out) / str(start.name))
     method = config.method.class_path.rpartition(".")[2].lower()
-    folder = runs.make(start, Path(first_config).stem if first_config else method)
-    runs.write_config(folder, config)
     from fl_lightning.run import fit as engine
 
-    try:
+    with runs.opened(start, Path(first_config).stem if first_config else method, config) as folder:
         engine(config, folder, start.resume)
-    except BadInput:
-        if saved is None and runs.outer_rank() == 0 and not (folder / "metrics.csv").exists():
-            shutil.rmtree(folder)  # made a moment ago, and nothing has run: the name is free again
-        raise
 
 
 def test(argv: list[str]) -> None:
@@ -76,13 +69,19 @@ def export(argv: list[str]) -> None:
     values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
+    loader = out.with_suffix(".py")
     if not out.parent.is_dir():
         raise BadInput("out", values.out, f"there is no folder {out.parent}")
+    if out.suffix != ".safetensors":
+        raise BadInput("out", values.out, "it must end with .safetensors")
+    for path in (out, loader):
+        if path.exists():
+            raise BadInput("out", values.out, f"{path} exists, and is not written over")
     from fl_lightning.run import export as engine
 
     facts = engine(config, folder, values.client, out)
     text = _snippet(config, folder, values.client, out, facts)
-    out.with_suffix(".py").write_text(text, encoding="utf-8")
+    loader.write_text(text, encoding="utf-8")
     print(text, end="")
 
 
@@ -150,14 +149,12 @@ def _snippet(config: Config, folder: Path, client: int, out: Path, facts: dict[s
     """Python that loads the exported model."""
     component = config.models[0].component
     module, _, name = component.class_path.rpartition(".")
-    entry = catalogue.lookup("models", component.class_path)
-    filled = {key: facts[key] for key in ("input_shape", "num_classes") if entry} | component.init_args
-    arguments = ", ".join(f"{key}={value!r}" for key, value in filled.items())
+    arguments = ", ".join(f"{key}={value!r}" for key, value in facts["arguments"].items())
     return (
         f"# {facts['kind'].capitalize()} model of client {client} after round {facts['round']} of {folder}.\n"
-        "from safetensors.torch import load_file\n\n"
+        "from safetensors.torch import load_model\n\n"
         f"from {module} import {name}\n\n"
         f"model = {name}({arguments})\n"
-        f'model.load_state_dict(load_file("{out.name}"))\n'
+        f'load_model(model, "{out.name}")\n'
         "model.eval()\n"
     )

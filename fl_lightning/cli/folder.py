@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -13,12 +15,15 @@ import yaml
 from fl_lightning.cli.resolve import Start, to_yaml
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
+from fl_lightning.files import whole
 
 CONFIG = "config.yaml"
 
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
-MAY_CHANGE = ("federation.rounds", "fabric", "loggers", "callbacks.progress", "callbacks.heatmaps", "data.root",
-              "data.download", "data.resident")  # fmt: skip
+MAY_CHANGE = (
+    "federation.rounds", "fabric.accelerator", "fabric.devices", "fabric.num_nodes", "fabric.threads", "loggers",
+    "callbacks.progress", "callbacks.heatmaps", "data.root", "data.download", "data.resident",
+)  # fmt: skip
 
 
 def outer_rank() -> int:
@@ -37,9 +42,48 @@ def check_name(start: Start) -> None:
         return
     if start.name in ("", ".", "..") or Path(start.name).name != start.name:
         raise BadInput("name", start.name, "it must be the name of a folder, without slashes; its parent is --out")
-    if not start.resume and outer_rank() == 0 and (Path(start.out) / start.name).exists():
-        there = Path(start.out) / start.name
+    there = Path(start.out) / start.name
+    try:
+        exists, is_run = there.exists(), (there / CONFIG).exists()
+        empty = not exists or not any(there.iterdir())
+    except (OSError, ValueError) as error:
+        raise BadInput("name", start.name, f"it can be no folder: {error}") from None
+    if exists and not start.resume and outer_rank() == 0:
         raise BadInput("name", start.name, f"{there} exists; continue it with --resume, or choose another name")
+    if start.resume and not (empty or is_run):
+        raise BadInput("name", start.name, f"{there} is a folder of something else: it holds no {CONFIG}")
+
+
+@contextlib.contextmanager
+def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
+    """The run folder, with its config.yaml. Bad input that shows only within leaves the disk as it was."""
+    if outer_rank() > 0:
+        yield make(start, stem)
+        return
+    out = Path(start.out)
+    absent = [path for path in (out, *out.parents) if not path.exists()]
+    is_new = start.name is None or not (out / start.name).exists()
+    folder = make(start, stem)
+    before, done = _content(folder / CONFIG), _content(folder / "metrics.csv")
+    write_config(folder, config)
+    try:
+        yield folder
+    except BadInput:
+        if _content(folder / "metrics.csv") == done:  # nothing has run
+            if is_new:
+                shutil.rmtree(folder)
+                with contextlib.suppress(OSError):  # another run may have come in
+                    for path in absent:
+                        path.rmdir()
+            elif before is None:
+                (folder / CONFIG).unlink()
+            else:
+                (folder / CONFIG).write_bytes(before)
+        raise
+    except BaseException:
+        if before is not None and _content(folder / "metrics.csv") == done:
+            (folder / CONFIG).write_bytes(before)  # the run goes on from where it was, as it was
+        raise
 
 
 def make(start: Start, stem: str) -> Path:
@@ -62,9 +106,8 @@ def write_config(folder: Path, config: Config) -> None:
     """Write config.yaml, whole or not at all."""
     if outer_rank() > 0:
         return
-    aside = folder / f".{CONFIG}"
-    aside.write_text(to_yaml(config), encoding="utf-8")
-    os.replace(aside, folder / CONFIG)
+    with whole(folder / CONFIG) as aside:
+        aside.write_text(to_yaml(config), encoding="utf-8")
 
 
 def check_resumed(saved: Config, new: Config, rounds_done: int) -> None:
@@ -79,6 +122,10 @@ def check_resumed(saved: Config, new: Config, rounds_done: int) -> None:
     rounds = new.federation.rounds
     if rounds < rounds_done:
         raise BadInput("federation.rounds", rounds, f"the run has done {rounds_done} already")
+
+
+def _content(path: Path) -> bytes | None:
+    return path.read_bytes() if path.is_file() else None
 
 
 def _first_free(out: Path, stem: str) -> Path:

@@ -149,7 +149,9 @@ def _import(kind: str, key: str, class_path: str) -> type:
         found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise BadInput(key, class_path, f"there is no module {error.name}") from None
-    except AttributeError:
+    except Exception as error:  # a user's module can raise anything while it is imported
+        if not (isinstance(error, AttributeError) and module in sys.modules):
+            raise BadInput(key, class_path, f"it cannot be imported: {type(error).__name__}: {error}") from None
         names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
         near = catalogue.did_you_mean(name, names)
         raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None

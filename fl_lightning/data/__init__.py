@@ -93,7 +93,7 @@ def _load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     if name not in SOURCES:
         close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
-        raise BadInput("data.source", name, f"{hint}`fl-train list data` names them all")
+        raise BadInput("data.source", name, f"{hint}`fl-train list sources` names them all")
     try:
         return _read(name, data.root, data.download and not smoke), False
     except Absent:

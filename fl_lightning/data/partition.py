@@ -42,7 +42,13 @@ def deal(
     if test_size < clients:
         why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
         raise BadInput("federation.clients", clients, f"it can be at most {test_size}: {why}")
-    train, test = _find(data.partition)(train_labels, test_labels, clients, data, rng)
+    shared_out = _find(data.partition)
+    try:
+        train, test = shared_out(train_labels, test_labels, clients, data, rng)
+    except BadInput:
+        raise
+    except Exception as error:  # a user's function can raise anything
+        raise BadInput("data.partition", data.partition, f"it failed: {type(error).__name__}: {error}") from error
     if data.partition not in BUILT_IN:
         train = _checked(data.partition, "train", train, train_size, clients, need)
         test = _checked(data.partition, "test", test, test_size, clients, 1)

@@ -18,7 +18,8 @@ class FedAMP(Method):
     """Every client is pulled towards its own mix of all models, in which similar models weigh more.
 
     Args:
-        lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training.
+        lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With sigma None alpha has no unit,
+            and lam with it.)
         alpha: step of the message passing, in units of sigma while that is None. 0.05: own weight stays above one half
             with ten clients.
         sigma: scale of squared distances between models; None takes the mean squared distance of the round. (With the

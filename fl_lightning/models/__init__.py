@@ -22,9 +22,7 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int) ->
     input_shape = tuple(input_shape)
     model_class = _import(component.class_path)
     signature = inspect.signature(model_class)
-    offered = {"input_shape": input_shape, "num_classes": num_classes}
-    arguments: dict[str, Any] = {key: value for key, value in offered.items() if key in signature.parameters}
-    arguments |= component.init_args
+    arguments = arguments_of(component, input_shape, num_classes)
     try:
         signature.bind(**arguments)
     except TypeError as error:
@@ -39,6 +37,13 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int) ->
         raise BadInput("model", component.class_path, f"building it failed: {_line(error)}") from error
     _try_out(model, component.class_path, input_shape, num_classes)
     return model
+
+
+def arguments_of(component: Component, input_shape: Sequence[int], num_classes: int) -> dict[str, Any]:
+    """What the class of `component` is called with: its `init_args`, and what the data say where it takes that."""
+    taken = inspect.signature(_import(component.class_path)).parameters
+    offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
+    return {key: value for key, value in offered.items() if key in taken} | component.init_args
 
 
 def head_of(model: nn.Module) -> str:

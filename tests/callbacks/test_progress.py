@@ -45,7 +45,11 @@ def run(fed, progress: Progress, accuracies: dict[int, float | None], ended: boo
     summary: dict = {}
     if ended:
         progress.on_fit_end(fed, summary)
-        summary |= {"final_mean_accuracy": 0.4321, "wandb": "wandb sync there"}  # later callbacks add to it
+        summary |= {
+            "final_mean_accuracy": 0.4321,
+            "final_model": "personal",
+            "wandb": "wandb sync there",
+        }  # later callbacks add to it
     progress.on_close(fed)
 
 
@@ -71,7 +75,7 @@ def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
     assert cells(out, "before local training") == ["0.6500", "3", "0.6500"]
     assert cells(out, "* worst 10 % of clients") == ["0.2500", "1", "0.1250"]
     assert cells(out, "* spread over clients (std)") == ["0.0100", "1", "0.0300"]
-    assert cells(out, "all clients at the end") == ["0.4321"]
+    assert cells(out, "all clients at the end (personal model)") == ["0.4321"]
     assert "global model" not in out
 
 

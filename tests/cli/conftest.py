@@ -33,7 +33,7 @@ class Engine(ModuleType):
 
     def export(self, config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
         self.calls.append((config, folder, client, out))
-        return {"kind": "personal", "round": 3, "input_shape": (1, 8, 8), "num_classes": 10}
+        return {"kind": "personal", "round": 3, "arguments": {"input_shape": (1, 8, 8), "num_classes": 10}}
 
 
 @pytest.fixture

@@ -68,7 +68,7 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
     text = Path("m.py").read_text()
     assert capsys.readouterr().out == text
     names: dict[str, Any] = {}
-    exec(text.partition("model.load")[0], names)
+    exec(text.partition("load_model(")[0], names)
     assert names["model"].classifier.out_features == 10
 
 

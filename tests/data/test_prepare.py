@@ -96,7 +96,7 @@ def test_real_mnist(fl_data: Path) -> None:
     ("options", "message"),
     [
         ({"source": "MNIST"}, "did you mean mnist"),
-        ({"source": "nonsense"}, "fl-train list data"),
+        ({"source": "nonsense"}, "fl-train list sources"),
         ({"source": "svhn", "root": "nowhere"}, r"data\.root: 'nowhere' .*train_32x32\.mat"),
         ({"source": "arrays"}, r"an \.npz file"),
         ({"partition": "nonsense"}, "data.partition"),

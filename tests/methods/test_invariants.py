@@ -113,7 +113,7 @@ def test_fedavg_with_full_batches_is_gradient_descent(federation: Make) -> None:
     total = sum(fed.data.train_sizes)
     for c in range(fed.clients):
         part = fed.data.client(c, "cpu", torch.float64).train
-        fed.resident.binding.bind(before.clone())
+        fed.resident.binding.bind(before.clone(), [])
         (batch,) = part.batches(10_000)
         fed.resident.zero_grad()
         fed.resident.task_loss(batch).backward()
@@ -186,7 +186,7 @@ def test_the_pull_has_the_slope_it_says(federation: Make, method: Method) -> Non
     fed = federation(method, precision="64-true")
     row = torch.randn(fed.layout.size, dtype=torch.float64)
     download, _ = fed.compose([0])
-    fed.resident.binding.bind(row)
+    fed.resident.binding.bind(row, [])
     fed.resident.hear(download[0])
     term = fed.resident.coaching()
     assert term is not None

@@ -1,0 +1,89 @@
+"""The server's step for N models of ResNet-18's size, against the bare matrix products that it needs."""
+
+from __future__ import annotations
+
+import json
+import sys
+from statistics import median
+from typing import Any
+
+import torch
+from measure import PeakMemory, interleaved, ratio
+from torch import Tensor, nn
+from workloads import launched
+
+from fl_lightning.callbacks.relations import Hearing
+from fl_lightning.layout import Layout, Segment
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.mixing import Mixer
+from fl_lightning.models import head_of
+from fl_lightning.parallel import Group
+
+
+class Server:
+    """N made-up models near each other, on one rank, and a row for what each client hears."""
+
+    def __init__(self, model: nn.Module, clients: int, method: KAPC) -> None:
+        layout = Layout(model, head_of(model))
+        mask = layout.mask(lambda block: method.scope(block) == "shared")
+        self.segments: list[Segment] = layout.segments(mask, by_layer=True)
+        self.layers = len(layout.layers)
+        initial, _ = layout.read(model)
+        noise = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * initial.abs().mean() * 0.01
+        # One contiguous block for both sides: 100 clients twice over would not fit the memory of small machines.
+        self.models = torch.empty(clients, layout.size)
+        for client, row in enumerate(self.models):
+            torch.add(initial, noise.roll(7919 * client), out=row)
+        self.heard = torch.empty_like(self.models).fill_(0.0)  # its memory is taken now
+        self.clients = list(range(clients))
+        self.relation = method.relation()
+        cube = torch.full((clients, self.layers, clients), 1 / clients, dtype=torch.float64)
+        self.fields = {"relation": cube}
+        self.group = Group(launched())
+
+    def step(self) -> None:
+        """Gram, relation and mix, as the engine does them."""
+        n = len(self.clients)
+        rows = dict(zip(self.clients, self.models, strict=True))
+        mixer = Mixer(self.group, [0] * n, rows, self.clients)
+        samples = torch.full((n,), 100.0, dtype=torch.float64)
+        hearing = Hearing(
+            self.clients, self.clients, samples, self.layers, n, self.fields,
+            lambda: mixer.gram(self.segments, self.layers),
+        )  # fmt: skip
+        weights = self.relation.rows(hearing)
+        mixer.mix(self.segments, weights, self.clients, dict(zip(self.clients, self.heard, strict=True)))
+
+    def products(self) -> None:
+        """W W^T and A W of every layer, and nothing else: uncentred, so no relation could be learned on them."""
+        n = len(self.clients)
+        gram = torch.zeros(self.layers, n, n)
+        weights = torch.full((n, n), 1 / n)
+        for s in self.segments:
+            layer: Tensor = self.models[:, s.start : s.stop]
+            gram[s.layer] += layer @ layer.T
+            torch.mm(weights, layer, out=self.heard[:, s.start : s.stop])
+
+
+def measured(clients: int, solver: str, pairs: int) -> dict[str, Any]:
+    """CPU seconds of both, their ratio, and the memory that a step takes beyond rows and outputs."""
+    from fl_lightning.models.resnet18 import ResNet18
+
+    method = KAPC(solver=solver, start="server" if solver == "exact" else "own")  # type: ignore[arg-type]
+    server = Server(ResNet18(10, (3, 32, 32)), clients, method)
+    memory = PeakMemory()
+    server.step()  # libraries are loaded now
+    memory.reset()
+    server.step()
+    extra = memory.extra_mib()
+    seconds = interleaved({"engine": server.step, "products": server.products}, pairs)
+    middle, low, high = ratio(seconds["engine"], seconds["products"])
+    return {
+        "seconds": median(seconds["engine"]), "against_seconds": median(seconds["products"]),
+        "ratio": middle, "low": low, "high": high, "extra_mib": extra,
+    }  # fmt: skip
+
+
+if __name__ == "__main__":  # in a process of its own, so that the peak of memory is its own
+    torch.set_num_threads(1)
+    print(json.dumps(measured(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))

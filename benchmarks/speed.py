@@ -1,0 +1,298 @@
+"""CPU seconds of fl_lightning against bare loops that do the same work: `uv run python benchmarks/speed.py`.
+
+Sides run in turn in one process on one thread; a ratio is the median of paired ratios, with its order-statistic
+interval (95 % from 6 pairs on). CPU seconds, not wall time: other programs on the machine disturb them least.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import contextlib
+import io
+import json
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, replace
+from datetime import date
+from functools import partial
+from pathlib import Path
+from statistics import median
+
+import torch
+from bare import BareFedAvg, Stepper
+from measure import interleaved, machine, ratio
+from workloads import Workload, data_root, workloads
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.checkpoint import Checkpoint
+from fl_lightning.callbacks.heatmaps import Heatmaps
+from fl_lightning.callbacks.progress import Progress
+from fl_lightning.federation import Federation
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.run import _Keeper
+from fl_lightning.runfolder import RunFolder
+
+HERE = Path(__file__).resolve().parent
+STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
+SERVER_PAIRS = {10: 10, 30: 6, 100: 3}
+START_GOAL = 5.0  # seconds
+
+
+@dataclass
+class Row:
+    """One line of the table."""
+
+    name: str
+    what: str
+    seconds: float
+    against: str = ""
+    against_seconds: float | None = None
+    ratio: float | None = None
+    low: float | None = None
+    high: float | None = None
+    goal: str = ""
+    note: str = ""
+    pairs: int = 0
+    date: str = ""
+
+
+class Rounds:
+    """The next rounds of one side, each time it is called."""
+
+    def __init__(self, round: Callable[[int], object], at_once: int) -> None:
+        self.round, self.at_once, self.done = round, at_once, 0
+
+    def __call__(self) -> None:
+        for _ in range(self.at_once):
+            self.done += 1
+            self.round(self.done)
+
+
+def plain_round(fed: Federation, t: int) -> None:
+    """One round of the loop in `Federation.fit`, with what its callbacks do."""
+    with contextlib.redirect_stderr(io.StringIO()):  # the progress line
+        fed.call("on_round_end", fed.round(t))
+
+
+def _difference(fed: Federation, bare: BareFedAvg) -> float:
+    """The greatest difference of a tensor between the two global models, relative to the tensor's greatest number."""
+    fed.resident.binding.bind(fed.server.shared, fed.server.initial_buffers)
+    ours = fed.resident.model.state_dict()
+    theirs = bare.weights()
+    return max(float((ours[k] - v).abs().max() / v.abs().max().clamp_min(1e-6)) for k, v in theirs.items())
+
+
+def against_bare(workload: Workload, pairs: int) -> list[Row]:
+    """FedAvg without callbacks, and with those of `fl-train fit`, against the faster of two bare loops."""
+    data, source = workload.load()
+    with tempfile.TemporaryDirectory() as folder:
+        fed = workload.federation(FedAvg(), data, Path(folder))
+        kept = workload.federation(FedAvg(), data, Path(folder), callbacks(Path(folder)))
+        with contextlib.redirect_stderr(io.StringIO()):
+            kept.call("on_fit_start")
+        floors = {s: BareFedAvg(workload.config(), data, workload.initial(data), s) for s in STEPPERS}
+        sides: dict[str, Callable[[], object]] = {
+            "engine": Rounds(partial(plain_round, fed), workload.rounds_at_once),
+            "kept": Rounds(partial(plain_round, kept), workload.rounds_at_once),
+            **{s: Rounds(bare.round, workload.rounds_at_once) for s, bare in floors.items()},
+        }
+        difference = same_weights(workload)
+        seconds = interleaved(sides, pairs)
+    floor = min(STEPPERS, key=lambda s: median(seconds[s]))
+    other = next(s for s in STEPPERS if s != floor)
+    slower = median(seconds[other]) / median(seconds[floor])
+    note = f"{source}; weights differ by {difference:.0e} after a round; {other} takes {slower:.2f} of the floor"
+    what = f"a round, {workload.clients} clients" + (", 10 %" if workload.participation < 1 else "")
+    goal = f"<= {workload.goal}"
+    scale = workload.rounds_at_once
+    return [
+        compared(workload.name, what, seconds["engine"], f"bare loop ({floor})", seconds[floor], scale, goal, note),
+        compared(
+            workload.name, "the same with run folder, checkpoint, pictures and progress", seconds["kept"],
+            f"bare loop ({floor})", seconds[floor], scale,
+        ),
+    ]  # fmt: skip
+
+
+def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -> float:
+    """Run engine and bare loop for some rounds and compare the global models; returns how far they differ.
+
+    One round, since with BatchNorm over few samples float32 rounding grows fast (in float64 rounds agree to 1e-14).
+    """
+    data, _ = workload.load()
+    difference = 0.0
+    with tempfile.TemporaryDirectory() as folder:
+        fed = workload.federation(FedAvg(), data, Path(folder))
+        for stepper in STEPPERS:
+            bare = BareFedAvg(workload.config(), data, workload.initial(data), stepper)
+            for t in range(1, rounds + 1):
+                if stepper == STEPPERS[0]:
+                    fed.round(t)
+                bare.round(t)
+            difference = max(difference, _difference(fed, bare))
+    if not difference <= tolerance:
+        raise AssertionError(f"{workload.name}: the bare loop does other work: weights differ by {difference:.1e}")
+    return difference
+
+
+def callbacks(folder: Path) -> list[Callback]:
+    """What `fl-train fit` hangs on a run unless told otherwise, in its order."""
+    return [Heatmaps(), Progress(), _Keeper(RunFolder(folder)), Checkpoint()]
+
+
+def coaching(workload: Workload, pairs: int) -> list[Row]:
+    """A round of KAPC against one of FedAvg, both judged after local training."""
+    data, source = workload.load()
+    kinds = {"paper": KAPC(), "exact": KAPC(solver="exact", start="server", prior="samples", rho_units="spread")}
+    with tempfile.TemporaryDirectory() as folder:
+        methods = {"fedavg": FedAvg(), **kinds}
+        sides: dict[str, Callable[[], object]] = {
+            name: Rounds(
+                partial(plain_round, workload.federation(method, data, Path(folder), judge="after")),
+                workload.rounds_at_once,
+            )
+            for name, method in methods.items()
+        }
+        seconds = interleaved(sides, pairs)
+    name, scale, fedavg = f"kapc-{workload.name}", workload.rounds_at_once, seconds["fedavg"]
+    return [
+        compared(name, f"a round of KAPC ({kind})", seconds[kind], "a round of FedAvg", fedavg, scale, "", source)
+        for kind in kinds
+    ]
+
+
+def server_step(clients: int, pairs: int) -> list[Row]:
+    """Gram, relation and mix for models of ResNet-18's size, in a process of its own."""
+    rows = []
+    for solver in ("step", "exact"):
+        out = json.loads(_run([sys.executable, str(HERE / "server.py"), str(clients), solver, str(pairs)]).stdout)
+        extra = out.pop("extra_mib")
+        note = f"{extra:.0f} MiB beyond models and outputs"
+        what = f"server step ({solver}), {clients} ResNet-18"
+        rows.append(Row(f"server-{clients}", what, against="W Wᵀ and A W by layer", note=note, pairs=pairs, **out))
+    return rows
+
+
+def start_up(pairs: int) -> list[Row]:
+    """`fl-train --help`, and `fl-train fit` until its first round begins."""
+    command = str(Path(sys.executable).with_name("fl-train"))
+    helps = []
+    for _ in range(pairs):
+        before = os.times()
+        _run([command, "--help"])
+        after = os.times()
+        helps.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    rows = [Row("start", "fl-train --help", median(helps))]
+    settings = {"digits": ["--config", "kapc_digits"]}
+    mnist = ["--config", "kapc_mnist", "--data.root", str(data_root()), "--data.download", "false"]
+    if (data_root() / "MNIST").exists():
+        settings["MNIST"] = mnist
+    for name, flags in settings.items():
+        found = [_first_round(command, flags) for _ in range(min(pairs, 5))]
+        peak = max(f["peak_mib"] for f in found)
+        what = f"fl-train fit on {name}, until round 1 begins"
+        seconds = median(f["seconds"] for f in found)
+        rows.append(Row("start", what, seconds, goal=f"<= {START_GOAL:.0f} s", note=f"peak {peak:.0f} MiB"))
+    return rows
+
+
+def _first_round(command: str, flags: Sequence[str]) -> dict[str, float]:
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "first.json"
+        callback = {"first": {"class_path": "first_round.FirstRound", "path": str(path)}}
+        extra = ["--out", folder, "--loggers", "null", "--callbacks", json.dumps(callback), "--fabric.threads", "1"]
+        _run([command, "fit", *flags, *extra, "--fabric.accelerator", "cpu"])
+        found: dict[str, float] = json.loads(path.read_text())
+    return found
+
+
+def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
+    """Run a process to its end; its words are shown if it fails."""
+    environment = {**os.environ, "PYTHONPATH": str(HERE)}
+    done = subprocess.run(command, capture_output=True, text=True, env=environment, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
+    return done
+
+
+def compared(
+    name: str, what: str, ours: Sequence[float], against: str, theirs: Sequence[float], scale: int, goal: str = "",
+    note: str = "",
+) -> Row:  # fmt: skip
+    """A row from paired seconds, of which `scale` rounds were taken at once."""
+    middle, low, high = ratio(ours, theirs)
+    return Row(name, what, median(ours) / scale, against, median(theirs) / scale, middle, low, high, goal, note)
+
+
+def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[], list[Row]]]:
+    """Everything that can be measured, by the name that `--only` takes."""
+    found: dict[str, Callable[[], list[Row]]] = {}
+    for name, workload in known.items():
+        found[name] = partial(against_bare, workload, pairs)
+    for name, workload in known.items():
+        found[f"kapc-{name}"] = partial(coaching, workload, pairs)
+    for clients, most in SERVER_PAIRS.items():
+        found[f"server-{clients}"] = partial(server_step, clients, min(pairs, most))
+    found["start"] = partial(start_up, pairs)
+    return found
+
+
+def table(rows: Sequence[Row]) -> str:
+    """Markdown."""
+    lines = [
+        "| benchmark | what | CPU s | against | CPU s | ratio [95 % interval] | goal | notes | runs | date |",
+        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
+    ]
+    for r in rows:
+        number = "" if r.ratio is None else f"**{r.ratio:.2f}** [{r.low:.2f}, {r.high:.2f}]"
+        theirs = "" if r.against_seconds is None else f"{r.against_seconds:.3g}"
+        cells = (r.name, r.what, f"{r.seconds:.3g}", r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
+        lines.append(f"| {' | '.join(cells)} |")
+    return "\n".join(lines)
+
+
+def main(argv: Sequence[str] | None = None) -> None:
+    """Measure, print the table, write JSON."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    known = workloads(data_root())
+    parser.add_argument("--pairs", type=int, default=10, help="how often each side runs (default 10)")
+    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(benchmarks(1, known)), help="%(choices)s")
+    parser.add_argument("--out", type=Path, help="JSON file of machine and rows; rows of other benchmarks in it stay")
+    args = parser.parse_args(argv)
+    torch.set_num_threads(1)
+    chosen = benchmarks(args.pairs, known)
+    here = machine()
+    rows = _known_rows(args.out, here)
+    start = time.perf_counter()
+    for name in args.only or chosen:
+        found = [replace(row, pairs=row.pairs or args.pairs, date=date.today().isoformat()) for row in chosen[name]()]
+        rows = [row for row in rows if row.name != name] + found
+        rows.sort(key=lambda row: list(chosen).index(row.name))
+        print(f"{time.perf_counter() - start:6.0f} s  {name}", file=sys.stderr)
+        if args.out:
+            args.out.parent.mkdir(parents=True, exist_ok=True)
+            report = {"machine": here, "rows": [asdict(row) for row in rows]}
+            args.out.write_text(json.dumps(report, indent=2, ensure_ascii=False) + "\n", encoding="utf-8")
+    print(f"{here}\n\n{table(rows)}")
+
+
+def _known_rows(path: Path | None, here: str) -> list[Row]:
+    """What an earlier call wrote on the same machine."""
+    if path is None or not path.exists():
+        return []
+    report = json.loads(path.read_text(encoding="utf-8"))
+    if report["machine"] != here:
+        raise SystemExit(f"{path} was measured on another machine ({report['machine']}): give another --out")
+    return [Row(**row) for row in report["rows"]]
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,305 @@
+"""Whole runs through the command line, on small real data, and what is compared of them."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import json
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from safetensors.torch import load_file
+
+from fl_lightning.cli import main
+
+SMALL = """
+--config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null
+--fabric.accelerator cpu --fabric.threads 1 --data.fraction 0.4 --model.hidden [16]
+--federation.clients 5 --federation.local_epochs 1 --federation.rounds 3
+"""
+"""KAPC on some 700 digits: half a second."""
+
+COMMAND = str(Path(sys.executable).with_name("fl-train"))
+
+OWN_MODELS = '''
+"""A user's own models."""
+
+import torch
+from lightning import LightningModule
+from torch import nn
+
+
+class Normed(nn.Module):
+    """A convolution, a BatchNorm and a classifier."""
+
+    head = "out"
+
+    def __init__(self, side: int = 8, width: int = 4):
+        super().__init__()
+        self.conv = nn.Conv2d(1, width, 3, stride=2)
+        self.norm = nn.BatchNorm2d(width)
+        self.out = nn.Linear(width * ((side - 1) // 2) ** 2, 10)
+
+    def forward(self, x):
+        return self.out(self.norm(self.conv(x)).relu().flatten(1))
+
+
+class Lit(LightningModule):
+    """A loss and an optimiser of its own."""
+
+    steps = 0
+    optimizers_made = 0
+
+    def __init__(self, lr: float = 0.01):
+        super().__init__()
+        self.lr = lr
+        self.net = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.Tanh(), nn.Dropout(0.1), nn.Linear(16, 10))
+
+    def forward(self, x):
+        return self.net(x)
+
+    def training_step(self, batch, batch_idx):
+        x, y = batch
+        loss = nn.functional.cross_entropy(self(x), y, label_smoothing=0.1)
+        self.log("train_loss", loss)
+        Lit.steps += 1
+        return {"loss": loss}
+
+    def configure_optimizers(self):
+        Lit.optimizers_made += 1
+        return torch.optim.Adam(self.parameters(), lr=self.lr)
+
+
+class Bursting(nn.Module):
+    """Fails in its training step number `at`, counted over all clients of a process."""
+
+    at = 0
+
+    def __init__(self, at: int = 0):
+        super().__init__()
+        self.fatal = at or Bursting.at
+        self.steps = 0
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x):
+        self.steps += self.training
+        if self.training and self.steps == self.fatal:
+            raise ArithmeticError("it burst\\non a second line")
+        return self.out(x.flatten(1))
+
+
+class Slow(nn.Module):
+    """Takes its time, so that a run can be killed in the middle."""
+
+    def __init__(self, seconds: float = 0.0):
+        super().__init__()
+        self.seconds = seconds
+        self.out = nn.Linear(64, 10)
+
+    def forward(self, x):
+        import time
+
+        time.sleep(self.seconds if self.training else 0)
+        return self.out(x.flatten(1))
+'''
+
+
+@dataclass
+class Record:
+    """All that must be equal between equal runs."""
+
+    metrics: list[dict[str, str]]
+    """The rows of metrics.csv without what may differ: seconds and memory."""
+    clients: list[dict[str, str]]
+    final: list[dict[str, str]]
+    relation: dict[str, dict[str, list[Any]]]
+    weights: dict[str, str]
+    """SHA-256 of each client's tensors, and of the server's."""
+
+    @classmethod
+    def of(cls, folder: Path) -> Record:
+        """What lies in a run folder."""
+        checkpoints = folder / "checkpoints"
+        manifest = json.loads((checkpoints / "manifest.json").read_text())
+        files = {f"client {c}": entry["file"] for c, entry in manifest["clients"].items()}
+        return cls(
+            [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows(folder)],
+            rows(folder, "clients.csv"),
+            rows(folder, "final.csv"),
+            {file.name: relation(file) for file in sorted((folder / "relation").iterdir())},
+            {name: _digest(checkpoints / file) for name, file in {**files, "server": manifest["server"]}.items()},
+        )
+
+
+def rows(folder: Path, name: str = "metrics.csv") -> list[dict[str, str]]:
+    """The rows of a table, as text."""
+    with (folder / name).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def relation(file: Path) -> dict[str, list[Any]]:
+    """The arrays of one round's relation."""
+    with np.load(file) as held:
+        return {name: held[name].tolist() for name in held.files}
+
+
+def _digest(file: Path) -> str:
+    digest = hashlib.sha256()
+    for name, tensor in sorted(load_file(file).items()):
+        digest.update(f"{name} {tensor.dtype} {tuple(tensor.shape)}".encode())
+        digest.update(tensor.numpy().tobytes())
+    return digest.hexdigest()
+
+
+@pytest.fixture
+def record() -> Callable[[Path], Record]:
+    """What of a run folder must be equal between equal runs."""
+    return Record.of
+
+
+@pytest.fixture
+def table() -> Callable[..., list[dict[str, str]]]:
+    """Reads metrics.csv, or another table of a run folder."""
+    return rows
+
+
+@pytest.fixture
+def small() -> Callable[..., list[str]]:
+    """The command line of a small run: `fit`'s, for processes of its own."""
+
+    def line(name: str, *flags: str) -> list[str]:
+        return ["fit", *SMALL.split(), "--name", name, *_words(flags)]
+
+    return line
+
+
+@pytest.fixture
+def fl_train() -> str:
+    """The command."""
+    return COMMAND
+
+
+@pytest.fixture(scope="session")
+def own_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the module `fl_own_models`: Normed, Lit, Bursting, Slow."""
+    folder = tmp_path_factory.mktemp("own")
+    (folder / "fl_own_models.py").write_text(OWN_MODELS)
+    return folder
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path) -> Path:
+    """An empty working directory, outside any launcher, with the user's own models importable."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", [*sys.path, str(own_models)])
+    monkeypatch.setenv("PYTHONPATH", str(own_models))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    for name in [n for n in os.environ if n.startswith(("SLURM_", "TORCHELASTIC_"))]:
+        monkeypatch.delenv(name)
+    return tmp_path
+
+
+@pytest.fixture
+def fit(workplace: Path, small: Callable[..., list[str]]) -> Callable[..., Path]:
+    """Runs `fl-train fit` in this process, small unless `flags` say otherwise; gives the run folder."""
+
+    def run(name: str, *flags: str) -> Path:
+        assert main(small(name, *flags)) == 0
+        return workplace / "runs" / name
+
+    return run
+
+
+@pytest.fixture
+def refused(capsys: pytest.CaptureFixture[str], workplace: Path) -> Callable[..., str]:
+    """Runs a command in this process that must be refused; gives its one line. Nothing on the disk may change."""
+
+    def run(*words: str, code: int = 2) -> str:
+        before = contents(workplace)
+        capsys.readouterr()
+        assert main(_words(words)) == code
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fl-train: error: ")
+        assert err.count("\n") == 1
+        assert contents(workplace) == before
+        return err.removeprefix("fl-train: error: ").rstrip()
+
+    return run
+
+
+def contents(folder: Path) -> dict[str, bytes | None]:
+    """Every file below `folder` with what it holds, and every folder."""
+    return {str(path.relative_to(folder)): path.read_bytes() if path.is_file() else None for path in folder.rglob("*")}
+
+
+@pytest.fixture
+def command(workplace: Path) -> Callable[..., subprocess.CompletedProcess[str]]:
+    """Runs `fl-train` as a command of its own."""
+
+    def run(*words: str, code: int = 0) -> subprocess.CompletedProcess[str]:
+        line = [COMMAND, *_words(words)]
+        done = subprocess.run(line, cwd=workplace, capture_output=True, text=True, timeout=300, check=False)
+        assert done.returncode == code, done.stderr
+        return done
+
+    return run
+
+
+SEVERAL = """
+import json, os, sys
+from fl_lightning.cli import main
+for port, words in json.loads(sys.argv[1]):
+    os.environ["MASTER_PORT"] = str(port)
+    code = main(words)
+    if code:
+        sys.exit(code)
+"""
+
+
+@pytest.fixture
+def on_ranks(workplace: Path) -> Callable[..., None]:
+    """Runs commands one after the other on several processes that were started as torchrun starts them.
+
+    Importing is what takes long, so the processes are started once for all of them.
+    """
+
+    def run(ranks: int, *lines: list[str]) -> None:
+        plan = json.dumps([(_free_port(), [*line, "--fabric.devices", str(ranks)]) for line in lines])
+        shared = {"TORCHELASTIC_RUN_ID": "e2e", "MASTER_ADDR": "127.0.0.1", "WORLD_SIZE": str(ranks)}
+        shared |= {"LOCAL_WORLD_SIZE": str(ranks), "GROUP_RANK": "0", "MASTER_PORT": "0"}
+        started = []
+        try:
+            for rank in range(ranks):
+                env = {**os.environ, **shared, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+                with (workplace / f"rank{rank}.out").open("w") as out, (workplace / f"rank{rank}.err").open("w") as err:
+                    line = [sys.executable, "-c", SEVERAL, plan]
+                    started.append(subprocess.Popen(line, cwd=workplace, env=env, stdout=out, stderr=err))
+            codes = [process.wait(timeout=300) for process in started]
+        finally:
+            for process in started:
+                process.kill()
+        assert codes == [0] * ranks, [(workplace / f"rank{rank}.err").read_text() for rank in range(ranks)]
+
+    return run
+
+
+def _free_port() -> int:
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))
+        port: int = taken.getsockname()[1]
+        return port
+
+
+def _words(words: tuple[str, ...]) -> list[str]:
+    """Each string is a piece of a command line (no spaces inside a word)."""
+    return [part for word in words for part in word.split()]

@@ -1,0 +1,284 @@
+"""`fl-train test`, `export` and `list` on real runs; every method; the run folder; judged rounds."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+from torch import nn
+
+from fl_lightning import __version__
+from fl_lightning.catalogue import KINDS, table
+from fl_lightning.cli import main
+from fl_lightning.config import DataConfig
+from fl_lightning.data import prepare
+
+
+def told(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
+    """What `fl-train test` has printed, by name."""
+    return dict(line.split(maxsplit=1) for line in capsys.readouterr().out.splitlines())
+
+
+# ---------------------------------------------------------------- test
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--federation.participation 0.5",
+        "--method fedavg --federation.participation 0.5",
+        "--method fedprox --model fl_own_models.Normed",
+        "--method fedamp --evaluation.judge finetuned",
+        "--method local --fabric.precision 64-true",
+    ],
+)
+def test_test_gives_the_final_accuracies_again(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], record: Any, flags: str
+) -> None:
+    folder = fit("a", flags)
+    before = record(folder)
+    summary = json.loads((folder / "summary.json").read_text())
+    capsys.readouterr()
+    assert main(["test", "--run", "runs/a"]) == 0
+    again = told(capsys)
+    for name in ("final_mean_accuracy", "final_worst_accuracy", "final_std_accuracy", "judge", "final_model"):
+        assert again[name] == str(summary[name])
+    assert again["round"] == "3"
+    assert record(folder) == before
+
+
+def test_test_on_two_processes(fit: Callable[..., Path], on_ranks: Callable[..., None], table: Any) -> None:
+    flags = "--federation.participation 0.5"
+    folder = fit("a", flags)
+    finals = [float(row["accuracy"]) for row in table(folder, "final.csv")]
+    on_ranks(2, ["test", "--run", "runs/a"])
+    again = (folder.parents[1] / "rank0.out").read_text()
+    assert f"final_mean_accuracy          {np.mean(finals)}" in again
+    assert (folder.parents[1] / "rank1.out").read_text() == ""
+
+
+# ---------------------------------------------------------------- export
+
+LOAD = """
+import runpy
+import numpy as np, torch
+model = runpy.run_path("model.py")["model"]
+held = np.load("client.npz")
+with torch.no_grad():
+    right = model(torch.from_numpy(held["x"])).argmax(1).numpy() == held["y"]
+print(right.mean())
+"""
+
+
+@pytest.mark.parametrize(
+    "flags",
+    [
+        "",
+        "--method fedavg",
+        "--method fedavg --evaluation.judge after",
+        "--model fl_own_models.Normed --model.width 3 --federation.participation 0.5",
+        "--model fl_own_models.Lit --method fedamp",
+    ],
+)
+def test_export_gives_a_plain_model_with_the_clients_accuracy(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], workplace: Path, flags: str
+) -> None:
+    finals = [float(row["accuracy"]) for row in table(fit("a", flags), "final.csv")]
+    part = prepare(DataConfig(fraction=0.4), 5, seed=0).client(3).test
+    x, y = (torch.cat(parts) for parts in zip(*part.batches(1000), strict=True))
+    np.savez(workplace / "client.npz", x=x.numpy(), y=y.numpy())
+    assert main(["export", "--run", "runs/a", "--client", "3", "--out", "model.safetensors"]) == 0
+    tensors = load_file("model.safetensors")
+    namespace: dict[str, Any] = {}
+    exec(Path("model.py").read_text(), namespace)
+    model: nn.Module = namespace["model"]
+    assert tensors.keys() == model.state_dict().keys()
+    with torch.no_grad():
+        accuracy = float((model(x).argmax(1) == y).float().mean())
+    assert accuracy == pytest.approx(finals[3], abs=1e-6)
+
+
+def test_an_exported_model_needs_nothing_of_the_run(fit: Callable[..., Path], workplace: Path) -> None:
+    folder = fit("a")
+    assert main(["export", "--run", "runs/a", "--client", "0", "--out", "model.safetensors"]) == 0
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.unlink() if path.is_file() else path.rmdir()
+    np.savez(workplace / "client.npz", x=np.zeros((2, 1, 8, 8), np.float32), y=np.zeros(2, np.int64))
+    done = subprocess.run([sys.executable, "-c", LOAD], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    assert 0 <= float(done.stdout) <= 1
+
+
+# ---------------------------------------------------------------- list
+
+
+def test_list(command: Callable[..., Any]) -> None:
+    lines = command("list").stdout.splitlines()
+    assert [line for line in lines if not line.startswith(" ")] == list(KINDS)
+    assert [line.split()[0] for line in lines if line.startswith(" ")] == [
+        name for kind in KINDS for name in table(kind)
+    ]
+
+
+# ---------------------------------------------------------------- methods and models by one flag
+
+
+@pytest.mark.parametrize("method", table("methods"))
+def test_every_method_runs_and_learns_on_the_shipped_config(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], method: str
+) -> None:
+    """The counterpart of KAPC's config is one flag away."""
+    folder = fit("a", f"--method {method}", "--federation.local_epochs 3")
+    metrics = [float(row["mean_accuracy"]) for row in table(folder)]
+    assert len(metrics) == 3
+    assert metrics[-1] > 0.25
+    assert json.loads((folder / "summary.json").read_text())["method"] == method
+    sent = [int(row["upload_bytes"]) for row in table(folder)]
+    assert all(sent) if method != "local" else not any(sent)
+
+
+@pytest.mark.parametrize("callback", table("callbacks"))
+def test_every_shipped_callback_can_be_named(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], callback: str
+) -> None:
+    assert len(table(fit("a", f"--callbacks {callback} --federation.rounds 2"))) == 2
+
+
+# ---------------------------------------------------------------- the run folder
+
+
+def test_the_run_folder_is_what_scripts_rely_on(
+    workplace: Path, table: Callable[..., list[dict[str, str]]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    line = "fit --config kapc_digits --federation.rounds 2 --federation.clients 4 --federation.local_epochs 1"
+    assert main([*line.split(), "--out", "deep/runs", "--fabric.accelerator", "cpu"]) == 0
+    out, err = capsys.readouterr()
+    folder = workplace / "deep" / "runs" / "kapc_digits-001"
+    assert str(folder.relative_to(workplace)) in out  # where everything is
+    assert "round 2/2" in err
+    present = {path.name for path in folder.iterdir()}
+    assert {
+        "config.yaml",
+        "metrics.csv",
+        "clients.csv",
+        "relation",
+        "figures",
+        "checkpoints",
+        "summary.json",
+    } <= present
+    assert {"wandb", "tensorboard"} <= present  # beside it, not instead of it
+    assert not [path for path in folder.rglob(".*") if path.is_file()]  # nothing half-written
+
+    metrics = table(folder)
+    assert [row["round"] for row in metrics] == ["1", "2"]
+    columns = "mean_accuracy worst_accuracy std_accuracy train_loss upload_bytes download_bytes "
+    columns += "upload_parameter_bytes download_parameter_bytes seconds"
+    for row in metrics:
+        assert set(columns.split()) <= row.keys()
+        assert all(float(row[name]) >= 0 for name in columns.split())
+        assert any(name.startswith("memory") for name in row)
+        assert 0 <= float(row["worst_accuracy"]) <= float(row["mean_accuracy"]) <= 1
+    clients = table(folder, "clients.csv")
+    assert [(row["round"], row["client"]) for row in clients] == [(str(t), str(c)) for t in (1, 2) for c in range(4)]
+    first = [float(row["accuracy_after"]) for row in clients[:4]]
+    assert float(metrics[0]["mean_accuracy"]) == pytest.approx(np.mean(first))
+    assert sum(int(row["upload_bytes"]) for row in clients[:4]) == int(metrics[0]["upload_bytes"])
+
+    assert {path.name for path in (folder / "relation").iterdir()} == {"round-0001.npz", "round-0002.npz"}
+    with np.load(folder / "relation" / "round-0002.npz") as held:
+        assert held["rows"].shape == (4, 3, 4)
+        assert np.allclose(held["rows"].sum(-1), 1)
+        assert held["layers"].tolist() == ["hidden.0", "hidden.1", "classifier"]
+    figures = list((folder / "figures").glob("*.png"))
+    assert figures
+    assert all(file.read_bytes().startswith(b"\x89PNG") for file in figures)
+
+    summary = json.loads((folder / "summary.json").read_text())
+    assert (summary["method"], summary["rounds"], summary["clients"], summary["world_size"]) == ("kapc", 2, 4, 1)
+    assert summary["version"] == __version__
+    accuracies = [float(row["mean_accuracy"]) for row in metrics]
+    assert summary["best_mean_accuracy"] == max(accuracies)
+    assert summary["best_round"] == 1 + int(np.argmax(accuracies))
+    assert summary["last_mean_accuracy"] == accuracies[-1]
+    assert summary["upload_bytes"] == sum(int(row["upload_bytes"]) for row in metrics)
+    assert summary["download_bytes"] == sum(int(row["download_bytes"]) for row in metrics)
+    assert summary["wall_seconds"] > 0
+
+
+def test_config_yaml_gives_the_same_run_again(fit: Callable[..., Path], record: Any) -> None:
+    folder = fit("a", "--seed 3 --federation.participation 0.5 --data.alpha 0.3")
+    saved = yaml.safe_load((folder / "config.yaml").read_text())
+    assert not {"out", "name", "resume"} & saved.keys()
+    assert main(["fit", "--config", "runs/a/config.yaml", "--name", "b"]) == 0
+    assert record(folder.with_name("b")) == record(folder)
+    other = record(fit("c", "--seed 4 --federation.participation 0.5 --data.alpha 0.3"))
+    assert other.weights != record(folder).weights
+
+
+# ---------------------------------------------------------------- when models are judged
+
+
+def test_judged_every_other_round_and_in_the_last(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], record: Any
+) -> None:
+    metrics = table(fit("a", "--evaluation.every 2 --federation.rounds 5"))
+    assert [bool(row["mean_accuracy"]) for row in metrics] == [False, True, False, True, True]
+    assert all(row["train_loss"] for row in metrics)
+    clients = table(Path("runs/a"), "clients.csv")
+    assert {row["round"] for row in clients if row["accuracy_after"]} == {"2", "4", "5"}
+    every = record(fit("b", "--evaluation.every 1 --federation.rounds 5"))
+    assert record(Path("runs/a")).weights == every.weights  # judging changes nothing
+
+
+@pytest.mark.parametrize("method", ["kapc", "fedavg"])
+def test_finetuned_copies_are_judged_when_asked_for(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], record: Any, method: str
+) -> None:
+    given = f"--method {method} --federation.rounds 2"
+    folder = fit("a", given, "--evaluation.models [after,finetuned] --evaluation.finetune_epochs 3")
+    for row in table(folder, "clients.csv"):
+        assert 0 <= float(row["accuracy_finetuned"]) <= 1
+        assert "accuracy_before" not in row
+    plain = fit("b", given)
+    assert "accuracy_finetuned" not in table(plain)[0]
+    assert record(folder).weights == record(plain).weights  # it was a copy
+
+
+# ---------------------------------------------------------------- where the samples lie
+
+
+def test_a_data_loader_gives_the_same_numbers(fit: Callable[..., Path], record: Any) -> None:
+    for k, flags in enumerate(["", "--model fl_own_models.Lit --optimizer.name module"]):
+        resident = fit(f"resident-{k}", flags, "--data.resident always")
+        assert record(fit(f"loaded-{k}", flags, "--data.resident never")) == record(resident)
+
+
+def test_a_data_loader_gives_the_same_numbers_with_augmentation(
+    fit: Callable[..., Path], fl_data: Path, record: Any
+) -> None:
+    flags = f"--data.source mnist --data.root {fl_data} --data.fraction 0.01 --data.augment crop_flip"
+    resident = fit("resident", flags, "--data.resident always")
+    assert record(fit("loaded", flags, "--data.resident never")) == record(resident)
+    assert record(resident) != record(fit("plain", flags, "--data.augment none"))
+
+
+@pytest.mark.slow
+def test_without_wandb_s_variable_nothing_waits_for_a_key(
+    command: Callable[..., Any], monkeypatch: pytest.MonkeyPatch, workplace: Path
+) -> None:
+    for name in [n for n in os.environ if n.startswith("WANDB_")]:
+        monkeypatch.delenv(name)
+    monkeypatch.setenv("HOME", str(workplace))  # no key in a .netrc either
+    done = command("fit --config kapc_digits --smoke --loggers.tensorboard null --fabric.accelerator cpu")
+    assert "W&B: offline, since no API key is known" in done.stderr

@@ -1,0 +1,120 @@
+"""A run that fails half-way says so, ends, and keeps what it had."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import signal
+import subprocess
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning.cli import main
+
+BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000 --federation.rounds 4"
+
+
+@pytest.fixture
+def bursts() -> Iterator[Any]:
+    """The model that fails; mended in the end."""
+    import fl_own_models
+
+    yield fl_own_models.Bursting
+    fl_own_models.Bursting.at = 0
+
+
+def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
+    fit: Callable[..., Path], small: Callable[..., list[str]], table: Any, bursts: Any, record: Any,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    whole = record(fit("whole", BURSTING))
+    bursts.at = 5 + 3  # five clients in round 1, three in round 2
+    capsys.readouterr()
+    assert main(small("a", BURSTING)) == 1
+    err = capsys.readouterr().err.splitlines()
+    assert err[-1].startswith("fl-train: error: client 2 failed in round 2 (ArithmeticError: it burst); ")
+    assert not any("Traceback" in line for line in err)
+    folder = Path("runs/a")
+    assert "on a second line" in (folder / "failure.txt").read_text()
+    assert [row["round"] for row in table(folder)] == ["1"]
+    assert len(table(folder, "clients.csv")) == 5
+    assert [file.name for file in (folder / "relation").iterdir()] == ["round-0001.npz"]
+    assert not (folder / "summary.json").exists()
+    bursts.at = 0
+    assert record(fit("a", BURSTING, "--resume")) == whole
+
+
+def test_a_failing_client_on_another_process(
+    command: Callable[..., Any], small: Callable[..., list[str]], table: Any
+) -> None:
+    at = 5  # no process has more than three of the five clients: round 2
+    done = command(*small("a", BURSTING, f"--model.at {at} --fabric.devices 2"), code=1)
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("fl-train: error: client ")
+    assert "failed in round 2 (ArithmeticError: it burst)" in last
+    assert "Traceback" not in done.stderr
+    assert [row["round"] for row in table(Path("runs/a"))] == ["1"]
+
+
+def test_training_that_leaves_the_numbers_is_told(
+    small: Callable[..., list[str]], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """An unstable step on the relation (nothing projects it back) does not go on with garbage."""
+    flags = "--method.solver step --method.rho_units absolute --method.projection none --method.eta_r 1e200"
+    assert main(small("a", flags, "--method.relation_steps 9")) == 1
+    assert "unstable" in capsys.readouterr().err.splitlines()[-1]
+
+
+def test_a_disk_that_refuses(
+    small: Callable[..., list[str]], workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(small("a")) == 0
+    capsys.readouterr()
+    shutil.rmtree(workplace / "runs" / "a" / "relation")
+    (workplace / "runs" / "a" / "relation").write_text("in the way")
+    assert main(small("a", "--resume", "--federation.rounds", "9")) == 1
+    assert "cannot write runs/a/relation" in capsys.readouterr().err.splitlines()[-1]
+
+
+@pytest.mark.parametrize("how", [signal.SIGTERM, pytest.param(signal.SIGKILL, marks=pytest.mark.slow)])
+def test_a_stopped_run_leaves_no_process_behind(
+    how: signal.Signals, fl_train: str, small: Callable[..., list[str]], workplace: Path
+) -> None:
+    """To end the process that was started is enough, however many it has started itself."""
+    line = [fl_train, *small("a", "--model fl_own_models.Slow --model.seconds 0.03 --federation.rounds 300",
+                             "--fabric.devices 2")]  # fmt: skip
+    metrics = workplace / "runs" / "a" / "metrics.csv"
+    with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not metrics.exists():
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.05)
+        ranks = children(process.pid)
+        assert len(ranks) >= 2
+        process.send_signal(how)
+        _, err = process.communicate(timeout=30)
+    assert process.returncode == (143 if how == signal.SIGTERM else -9), err
+    assert "Traceback" not in err
+    gone = time.monotonic() + 20
+    while any(Path(f"/proc/{pid}").exists() for pid in ranks):
+        assert time.monotonic() < gone, "a rank goes on"
+        time.sleep(0.1)
+
+
+def children(pid: int) -> list[int]:
+    """Process ids of the children of `pid` (Linux)."""
+    if not os.path.isdir("/proc"):
+        pytest.skip("no /proc to look at")
+    found = []
+    for status in Path("/proc").glob("[0-9]*/stat"):
+        try:
+            parent = int(status.read_text().rpartition(")")[2].split()[1])
+        except OSError:
+            continue
+        if parent == pid:
+            found.append(int(status.parent.name))
+    return found

@@ -1,0 +1,73 @@
+"""The number of processes changes no number: neither what is measured nor a single bit of a weight."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+RUNS = {
+    "stepped": "--method.solver step --method.prior uniform --method.rho_units absolute --method.start own",
+    "exact": "--federation.participation 0.5",
+    "fedavg": "--method fedavg --federation.participation 0.5",
+    "fedamp": "--method fedamp --federation.participation 0.5",
+    "normed": "--model fl_own_models.Normed --method.classifier own --optimizer.momentum 0.9",
+    "selected": "--callbacks layerselection --federation.participation 0.5",
+    "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
+}
+
+
+@pytest.mark.parametrize("ranks", [2, 3])
+def test_several_processes_give_what_one_gives(
+    ranks: int, fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
+) -> None:
+    on_ranks(ranks, *(small(f"{name}-{ranks}", flags) for name, flags in RUNS.items()))
+    for name, flags in RUNS.items():
+        one = fit(name, flags)
+        assert record(one.with_name(f"{name}-{ranks}")) == record(one), name
+        assert record(one).weights, name
+
+
+@pytest.mark.parametrize(
+    ("ranks", "flags"),
+    [
+        (2, "--method fedamp --model fl_own_models.Normed"),
+        pytest.param(3, "--federation.participation 0.5 --callbacks.heatmaps.every 2", marks=pytest.mark.slow),
+    ],
+)
+def test_fl_train_starts_the_processes_itself(
+    ranks: int, flags: str, fit: Callable[..., Path], small: Callable[..., list[str]], command: Any, record: Any
+) -> None:
+    one = fit("one", flags)
+    done = command(*small("several", flags, f"--fabric.devices {ranks}"))
+    assert "Traceback" not in done.stderr
+    several = one.with_name("several")
+    assert record(several) == record(one)
+    assert f'"world_size": {ranks}' in (several / "summary.json").read_text()
+
+
+@pytest.mark.slow
+def test_torchrun_starts_the_processes(
+    fit: Callable[..., Path], small: Callable[..., list[str]], workplace: Path, record: Any
+) -> None:
+    bin = Path(sys.executable).parent
+    line = [str(bin / "torchrun"), "--standalone", "--nproc_per_node", "2", str(bin / "fl-train")]
+    line += small("several", "--fabric.devices 2")
+    done = subprocess.run(line, cwd=workplace, capture_output=True, text=True, timeout=300, check=False)
+    assert done.returncode == 0, done.stderr
+    one = fit("one")
+    assert record(one.with_name("several")) == record(one)
+
+
+@pytest.mark.slow
+def test_real_mnist_on_two_processes(
+    fl_data: Path, fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
+) -> None:
+    flags = f"--data.source mnist --data.root {fl_data} --data.fraction 0.01 --data.min_samples 5"
+    on_ranks(2, small("several", flags))
+    one = fit("one", flags)
+    assert record(one.with_name("several")) == record(one)

@@ -1,0 +1,172 @@
+"""Bad input: one line on stderr that says what is wrong, exit code 2, and nothing written."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+Refused = Callable[..., str]
+
+QUIET = "--loggers null --callbacks.progress null --fabric.accelerator cpu --fabric.threads 1"
+FIT = f"fit --config kapc_digits {QUIET}"
+
+CASES = {
+    "unknown key": ("--federation.ronds 3", "federation.ronds: '3'", "did you mean federation.rounds?"),
+    "wrong type": ("--federation.rounds many", "federation.rounds: 'many'", "a whole number"),
+    "missing config": ("--config nothing.yaml", "config: 'nothing.yaml'", "kapc_digits"),
+    "unknown method": ("--method fedvag", "method: 'fedvag'", "did you mean fedavg?"),
+    "alpha 0": ("--data.alpha 0", "data.alpha: 0.0", "above 0"),
+    "alpha below 0": ("--data.alpha -0.5", "data.alpha: -0.5", "above 0"),
+    "participation 0": ("--federation.participation 0", "federation.participation: 0.0", "(0, 1]"),
+    "participation 1.5": ("--federation.participation 1.5", "federation.participation: 1.5", "(0, 1]"),
+    "more clients than samples": ("--federation.clients 2000", "federation.clients: 2000", "samples"),
+    "more clients than a few samples": ("--data.fraction 0.05 --federation.clients 60", "federation.clients: 60", ""),
+    "more processes than clients": ("--federation.clients 2 --fabric.devices 3", "fabric.devices: 3", "2 clients"),
+    "no data": ("--data.source mnist --data.root nowhere", "data.root: 'nowhere'", "--data.download true"),
+    "no arrays": ("--data.source arrays --data.root x.npz", "data.root: 'x.npz'", "no such file"),
+    "no such source": ("--data.source minst", "data.source: 'minst'", "did you mean mnist?"),
+    "fedamp's alpha": ("--method fedamp --method.alpha 0.2", "method.alpha: 0.2", "0.1111"),
+    "model too small": ("--model cnn", "model.init_args.padding: 0", "(1, 8, 8)"),
+    "model of other data": (
+        "--model fl_own_models.Normed --model.side 28",
+        "model: 'fl_own_models.Normed'",
+        "(1, 8, 8)",
+    ),
+    "no global model": ("--evaluation.judge global", "evaluation.judge: 'global'", "global model"),
+    "no optimiser": ("--optimizer.name module", "optimizer.name: 'module'", "configure_optimizers"),
+    "no such client": ("--callbacks.heatmaps.clients [99]", "callbacks.heatmaps.clients: 99", "0 to 9"),
+    "no GPU": ("--fabric.accelerator cuda --fabric.devices 99", "fabric.", "CUDA device"),
+    "several nodes": ("--fabric.num_nodes 2", "fabric.num_nodes: 2", "torchrun"),
+    "no seed": ("--seed -1", "seed: -1", "[0, 2**63)"),
+}
+
+
+@pytest.mark.parametrize(("flags", "begins", "says"), CASES.values(), ids=CASES)
+def test_refused(refused: Refused, flags: str, begins: str, says: str) -> None:
+    error = refused(FIT, flags)
+    assert error.startswith(begins)
+    assert " is not allowed; " in error
+    assert says in error
+
+
+def test_no_data_and_no_network(refused: Refused, monkeypatch: pytest.MonkeyPatch, workplace: Path) -> None:
+    for name in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")  # where nothing listens
+    (workplace / "nowhere" / "MNIST" / "raw").mkdir(parents=True)  # torchvision makes these
+    error = refused(FIT, "--data.source mnist --data.root nowhere --data.download true")
+    assert error.startswith("data.root: 'nowhere' ")
+    assert "--data.source digits" in error
+
+
+def test_an_existing_run_is_left_alone(fit: Callable[..., Path], refused: Refused) -> None:
+    fit("a")
+    assert "--resume" in refused(FIT, "--name a")
+    Path("runs/b").mkdir()
+    (Path("runs/b") / "notes.txt").write_text("mine")
+    assert "--resume" in refused(FIT, "--name b")
+
+
+@pytest.mark.parametrize("verb", ["test --run {}", "export --client 0 --out m.safetensors --run {}"])
+def test_a_folder_that_is_no_run(refused: Refused, verb: str, workplace: Path) -> None:
+    assert "there is no run" in refused(verb.format("nowhere"))
+    (workplace / "empty").mkdir()
+    assert "there is no run" in refused(verb.format("empty"))
+
+
+def test_a_run_without_a_checkpoint(fit: Callable[..., Path], refused: Refused) -> None:
+    fit("a", "--callbacks.checkpoint null")
+    assert "no checkpoint" in refused("test --run runs/a")
+    assert "no checkpoint" in refused("export --run runs/a --client 0 --out m.safetensors")
+
+
+def test_export_of_a_client_that_does_not_exist(fit: Callable[..., Path], refused: Refused) -> None:
+    fit("a")
+    assert refused("export --run runs/a --client 5 --out m.safetensors").startswith("client: 5 ")
+    assert refused("export --run runs/a --client -1 --out m.safetensors").startswith("client: -1 ")
+
+
+@pytest.mark.parametrize(
+    ("flags", "begins"),
+    [
+        ("--model.hidden [17]", "model.hidden: [17] "),
+        ("--model cnn", "model: 'cnn' "),
+        ("--method fedavg", "method: 'fedavg' "),
+        ("--seed 9", "seed: 9 "),
+        ("--federation.rounds 2", "federation.rounds: 2 "),
+    ],
+)
+def test_resumed_as_another_run(
+    fit: Callable[..., Path], small: Callable[..., list[str]], refused: Refused, flags: str, begins: str
+) -> None:
+    fit("a")
+    assert refused(*small("a", flags, "--resume")).startswith(begins)
+
+
+def test_a_folder_of_the_users_is_not_cleared_away(refused: Refused, workplace: Path) -> None:
+    """`--resume` begins or goes on with a run; a folder of something else is left alone."""
+    (workplace / "runs" / "a").mkdir(parents=True)
+    (workplace / "runs" / "a" / "notes.txt").write_text("mine")
+    assert refused(FIT, "--name a --resume").startswith("name: 'a'")
+    assert (workplace / "runs" / "a" / "notes.txt").read_text() == "mine"
+
+
+def test_a_model_that_has_changed_under_its_name(
+    fit: Callable[..., Path], small: Callable[..., list[str]], refused: Refused, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The config says the same, yet the class is another now."""
+    flags = "--model fl_own_models.Normed"
+    fit("a", flags)
+    import fl_own_models
+    from torch import nn
+
+    class Normed(fl_own_models.Normed):  # type: ignore[misc, name-defined]
+        def __init__(self, side: int = 8, width: int = 4) -> None:
+            super().__init__(side, width)
+            self.extra = nn.Linear(2, 2)
+
+    monkeypatch.setattr(fl_own_models, "Normed", Normed)
+    assert "model" in refused(*small("a", flags, "--federation.rounds 5 --resume"))
+    assert "model" in refused("test --run runs/a")
+
+
+def test_arrays_that_do_not_fit(refused: Refused, workplace: Path) -> None:
+    flat = {"x_train": np.zeros((90, 5), np.float32), "y_train": np.arange(90) % 3}
+    np.savez(workplace / "flat.npz", **flat, x_test=flat["x_train"], y_test=flat["y_train"])
+    few = "--federation.clients 2 --data.partition iid"
+    assert refused(FIT, f"--data.root flat.npz {few} --model cnn").startswith("model")
+    assert refused(FIT, f"--data.root flat.npz {few} --data.augment flip").startswith("data.augment: 'flip'")
+    np.savez(workplace / "half.npz", x_train=flat["x_train"])
+    assert "lacks y_train, x_test, y_test" in refused(FIT, "--data.root half.npz")
+
+
+@pytest.mark.parametrize("text", ["federation: {rounds: [1}", "- a\n- b\n", "federation:\n  ronds: 3\n", "\0"])
+def test_a_config_that_cannot_be_read(refused: Refused, workplace: Path, text: str) -> None:
+    (workplace / "bad.yaml").write_text(text)
+    assert "bad.yaml" in refused("fit --config bad.yaml")
+
+
+def test_as_commands(command: Callable[..., Any], workplace: Path) -> None:
+    for words in ("fit --federation.ronds 3", f"{FIT} --model cnn", "test --run nowhere"):
+        done = command(words, code=2)
+        assert done.stdout == ""
+        assert done.stderr.startswith("fl-train: error: ")
+        assert done.stderr.count("\n") == 1
+    assert not list(workplace.iterdir())
+
+
+@pytest.mark.parametrize(
+    "flags", ["--model cnn", pytest.param("--method fedamp --method.alpha 0.2", marks=pytest.mark.slow)]
+)
+def test_found_by_the_ranks_themselves(command: Callable[..., Any], workplace: Path, flags: str) -> None:
+    start = time.monotonic()
+    done = command(FIT, "--fabric.devices 2", flags, code=2)
+    assert time.monotonic() - start < 90
+    assert done.stdout == ""
+    assert done.stderr.startswith("fl-train: error: m")
+    assert done.stderr.count("\n") == 1
+    assert not list(workplace.iterdir())

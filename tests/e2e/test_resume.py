@@ -1,0 +1,114 @@
+"""Broken off and resumed is the same as never broken off, bit for bit."""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning.cli import main
+
+RUNS = {
+    "stepped": "--method.solver step --method.start own --method.prior uniform --method.rho_units absolute",
+    "partial": "--federation.participation 0.5 --evaluation.every 2",
+    "momentum": "--optimizer.momentum 0.9 --optimizer.weight_decay 0.001 --optimizer.lr_decay 0.9",
+    "adam": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 --optimizer.lr 0.01",
+    "kept momentum": "--optimizer.momentum 0.9 --optimizer.keep_state true --method fedamp",
+    "fedavg": "--method fedavg --federation.participation 0.5",
+    "selected": "--callbacks layerselection --federation.participation 0.5",
+    "normed": "--model fl_own_models.Normed --method fedavg --federation.participation 0.5",
+}
+
+
+@pytest.mark.parametrize("flags", RUNS.values(), ids=RUNS)
+def test_in_two_parts_as_in_one(fit: Callable[..., Path], record: Any, flags: str) -> None:
+    whole = fit("whole", flags, "--federation.rounds 6")
+    fit("parts", flags, "--federation.rounds 3")
+    parts = fit("parts", flags, "--federation.rounds 6 --resume")
+    expected, found = record(whole), record(parts)
+    if "every" in flags:  # the first part's last round is judged because it is the last: that is all
+        for record_ in (expected, found):
+            for row in [record_.metrics[2], *(r for r in record_.clients if r["round"] == "3")]:
+                row.update({column: "" for column in row if "accuracy" in column})
+    assert found == expected
+
+
+def test_resumed_on_another_number_of_processes(
+    fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
+) -> None:
+    flags = {"kapc": "--federation.participation 0.5 --optimizer.momentum 0.5 --optimizer.keep_state true",
+             "fedavg": "--method fedavg"}  # fmt: skip
+    for method, given in flags.items():
+        fit(f"one-two-{method}", given, "--federation.rounds 2")
+    on_ranks(
+        2,
+        *(small(f"one-two-{m}", given, "--federation.rounds 4 --resume") for m, given in flags.items()),
+        *(small(f"two-one-{m}", given, "--federation.rounds 2") for m, given in flags.items()),
+    )
+    for method, given in flags.items():
+        whole = fit(f"whole-{method}", given, "--federation.rounds 4")
+        two_one = fit(f"two-one-{method}", given, "--federation.rounds 4 --resume")
+        assert record(two_one) == record(whole), method
+        assert record(whole.with_name(f"one-two-{method}")) == record(whole), method
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, pytest.param(signal.SIGTERM, marks=pytest.mark.slow)])
+def test_killed_in_the_middle_and_resumed(
+    how: signal.Signals, fit: Callable[..., Path], small: Callable[..., list[str]], workplace: Path, record: Any,
+    fl_train: str,
+) -> None:  # fmt: skip
+    model = "--model fl_own_models.Slow --federation.rounds 8 --federation.participation 0.6"
+    line = [fl_train, *small("killed", model, "--model.seconds 0.03")]
+    folder = workplace / "runs" / "killed"
+    with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
+        deadline = time.monotonic() + 120
+        while not (folder / "metrics.csv").exists() or (folder / "metrics.csv").read_text().count("\n") < 4:
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.01)
+        process.send_signal(how)
+        _, err = process.communicate(timeout=60)
+    assert process.returncode == (-9 if how == signal.SIGKILL else 143), err
+    assert "Traceback" not in err
+    done = (folder / "metrics.csv").read_text().count("\n") - 1
+    assert 3 <= done < 8
+    assert not (folder / "summary.json").exists()
+    resumed = fit("killed", model, "--model.seconds 0.03", "--resume")
+    assert record(resumed) == record(fit("whole", model, "--model.seconds 0.03"))
+
+
+def test_without_a_config_and_when_there_is_nothing_to_do(fit: Callable[..., Path], record: Any) -> None:
+    whole = fit("a", "--resume")  # safe on a first start
+    before = record(whole)
+    assert main(["fit", "--name", "a", "--resume"]) == 0
+    assert record(whole) == before
+
+
+def test_half_a_row_that_a_crash_left_is_written_again(fit: Callable[..., Path], record: Any) -> None:
+    whole = record(fit("whole", "--federation.rounds 4"))
+    parts = fit("parts", "--federation.rounds 2")
+    for name in ("metrics.csv", "clients.csv"):
+        file = parts / name
+        file.write_text(file.read_text() + "3,0.25,0.")
+    (parts / "relation" / "round-0003.npz").write_bytes(b"cut short")
+    assert record(fit("parts", "--federation.rounds 4 --resume")) == whole
+
+
+def test_rounds_after_the_last_checkpoint_are_run_again(fit: Callable[..., Path], record: Any) -> None:
+    """A checkpoint every other round: what was written of round 3 is forgotten and written again, once."""
+    flags = "--callbacks.checkpoint.every 2 --model fl_own_models.Bursting --federation.batch_size 1000"
+    import fl_own_models
+
+    assert fl_own_models.Bursting.at == 0
+    whole = record(fit("unbroken", flags, "--federation.rounds 4"))
+    fl_own_models.Bursting.at = 5 * 3 + 2  # client 1 in round 4, when checkpoint 2 is the last
+    try:
+        with pytest.raises(AssertionError):
+            fit("parts", flags, "--federation.rounds 4")
+    finally:
+        fl_own_models.Bursting.at = 0
+    assert record(fit("parts", flags, "--federation.rounds 4 --resume")) == whole

@@ -1,0 +1,57 @@
+"""Every config in configs/ is ready to run."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fl_lightning.catalogue import table
+from fl_lightning.cli import main
+
+FOLDER = Path(__file__).resolve().parents[1] / "configs"
+FILES = sorted(FOLDER.rglob("*.yaml"))
+
+
+def test_the_top_of_the_folder_is_what_is_listed() -> None:
+    assert [path.stem for path in FILES if path.parent == FOLDER] == list(table("configs"))
+
+
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
+def test_the_first_line_says_what_it_is(path: Path) -> None:
+    first = path.read_text().splitlines()[0]
+    assert first.startswith("# ") and len(first) > 20
+
+
+@pytest.mark.parametrize("name", table("configs"))
+def test_what_it_resolves_to_can_be_fed_back(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["fit", "--config", name, "--print_config"]) == 0
+    printed = capsys.readouterr().out
+    assert {"method", "model", "federation", "data", "optimizer", "evaluation"} <= yaml.safe_load(printed).keys()
+    (tmp_path / "again.yaml").write_text(printed)
+    assert main(["fit", "--config", "again.yaml", "--print_config"]) == 0
+    assert capsys.readouterr().out == printed
+    assert [path.name for path in tmp_path.iterdir()] == ["again.yaml"]
+
+
+@pytest.mark.parametrize("name", table("configs"))
+def test_it_runs_without_data_and_without_a_network(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    for proxy in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # where nothing listens
+    start = time.monotonic()
+    assert main(["fit", "--config", name, "--smoke", "--fabric.accelerator", "cpu"]) == 0
+    assert time.monotonic() - start < 60  # some 5 s on a quiet core
+    folder = tmp_path / "runs" / f"{name}-001"
+    assert (folder / "metrics.csv").read_text().count("\n") == 2
+    assert f'"made_up_data": {"false" if "digits" in name else "true"}' in (folder / "summary.json").read_text()
+    assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
+    assert [path.name for path in tmp_path.iterdir()] == ["runs"]

@@ -1,0 +1,241 @@
+"""The documentation says what is so: its links, commands, code, keys and columns."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import inspect
+import json
+import re
+import runpy
+import shlex
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+import yaml
+from safetensors.torch import load_file
+
+from fl_lightning import catalogue
+from fl_lightning.cli import BUG, main
+from fl_lightning.cli.parser import GROUPS, fit_parser
+from fl_lightning.cli.resolve import BASES, _import
+from fl_lightning.errors import BadInput, RunFailed
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+OWN = ("my_callbacks", "my_data", "my_groups", "my_methods", "my_models", "my_watch")
+QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.progress null --fabric.accelerator cpu")
+QUICK = [*QUIET, *shlex.split("--federation.rounds 1 --federation.local_epochs 1")]
+
+
+def blocks(page: Path, language: str) -> list[str]:
+    """The code blocks of a page that are marked as `language`."""
+    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    return [text for name, text in fenced if name == language]
+
+
+def files(page: Path) -> dict[str, str]:
+    """The page's Python files by name: blocks whose first line is `# NAME.py`."""
+    named = {block.partition("\n")[0].removeprefix("# "): block for block in blocks(page, "python")}
+    return {name: block for name, block in named.items() if name.endswith(".py")}
+
+
+def commands(page: Path) -> list[str]:
+    """The `fl-train` lines of the page's plain blocks."""
+    return [line for block in blocks(page, "") for line in block.splitlines() if line.startswith("fl-train ")]
+
+
+@pytest.fixture
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]:
+    """An empty working directory that holds the Python files of all pages."""
+    for page in PAGES:
+        for name, text in files(page).items():
+            (tmp_path / name).write_text(text)
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    for name in ("TORCHELASTIC_RUN_ID", "RANK", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_JOB_NAME"):
+        monkeypatch.delenv(name, raising=False)
+    yield tmp_path
+    for name in OWN:
+        sys.modules.pop(name, None)
+
+
+# ---------------------------------------------------------------- links and commands
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_links_lead_somewhere(page: Path) -> None:
+    targets = re.findall(r"\]\(([^)#\s]+)", page.read_text())
+    local = [target for target in targets if not target.startswith("https://")]
+    assert [target for target in local if not (page.parent / target).exists()] == []
+
+
+def test_the_readme_has_the_two_commands() -> None:
+    text = (ROOT / "README.md").read_text()
+    lines = [line for line in text.splitlines() if line.lstrip(" $").startswith("pip install uv &&")]
+    assert lines == [
+        "pip install uv && uv run fl-train fit --config kapc_digits.yaml",
+        "pip install uv && uv run pytest",
+    ]
+
+
+def test_decisions_that_the_code_and_the_pages_name_exist() -> None:
+    sources = [*ROOT.glob("fl_lightning/**/*.py"), *ROOT.glob("callbacks/*.py"), ROOT / "pyproject.toml"]
+    named = {number for file in sources for number in re.findall(r"docs/decisions/(\d{4})", file.read_text())}
+    assert named
+    assert named <= {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for line in commands(page):
+        _, command, *words = shlex.split(line)
+        if command == "fit":
+            assert main(["fit", *words, "--print_config"]) == 0, (line, capsys.readouterr().err)
+            assert "federation" in yaml.safe_load(capsys.readouterr().out), line
+        elif command == "list":
+            assert main(["list", *words]) == 0, line
+            capsys.readouterr()
+        else:
+            assert command in ("test", "export"), line
+    assert not (folder / "runs").exists()
+
+
+@pytest.mark.parametrize("name", ["own-model-and-data.md", "add-a-method.md"])
+def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    page = ROOT / "docs" / name
+    for line in "".join(blocks(page, "")).splitlines():
+        tool, *words = shlex.split(line)
+        if tool == "python":
+            runpy.run_path(words[0])
+        else:
+            assert main([*words, *(QUICK if words[0] == "fit" else [])]) == 0, (line, capsys.readouterr().err)
+    for text in blocks(page, "yaml"):
+        (folder / "own.yaml").write_text(text)
+        assert main(["fit", "--config", "own.yaml", *QUICK]) == 0
+
+
+# ---------------------------------------------------------------- FedPer (card 1.26)
+
+WATCH = '''
+"""Sees what travels."""
+
+from fl_lightning.callbacks import Callback
+
+
+class Watch(Callback):
+    downloads = []
+    sent = []
+
+    def on_download(self, fed, client, payload):
+        body = [payload.row[b.start : b.stop] for b in fed.layout.blocks if not b.head]
+        Watch.downloads.append((fed.server.round, client, [t.clone() for t in body]))
+        self.on_upload(fed, client, payload)
+
+    def on_upload(self, fed, client, payload):
+        Watch.sent += [(b.name, b.head, b.size) for b, s in zip(fed.layout.blocks, payload.sent) if s]
+'''
+
+
+def test_fedper_is_short() -> None:
+    text = files(ROOT / "docs" / "add-a-method.md")["my_methods.py"]
+    assert len(text.splitlines()) <= 40
+
+
+def test_fedper_keeps_its_promises(folder: Path) -> None:
+    (folder / "my_watch.py").write_text(WATCH)
+    flags = ["--config", "kapc_digits", *QUICK, "--federation.rounds", "2", "--federation.clients", "4"]
+    assert main(["fit", *flags, "--method", "fedavg", "--name", "fedavg"]) == 0
+    assert main(["fit", *flags, "--method", "my_methods.FedPer", "--callbacks", "my_watch.Watch", "--name", "a"]) == 0
+    watch = sys.modules["my_watch"].Watch
+
+    # The head is never in a payload, the whole body always is.
+    assert {head for _, head, _ in watch.sent} == {False}
+    assert len({name for name, _, _ in watch.sent}) == 4  # two hidden layers, weights and biases
+
+    # After each download all clients have the same body, and it moves from round to round.
+    for t in (0, 1):
+        bodies = [body for done, _, body in watch.downloads if done == t]
+        assert len(bodies) == 4
+        assert all(torch.equal(a, b) for body in bodies for a, b in zip(body, bodies[0], strict=True))
+    first, last = (next(body for done, _, body in watch.downloads if done == t) for t in (0, 1))
+    assert not torch.equal(first[0], last[0])
+
+    # The bytes are FedAvg's without the head: 32 * 10 weights and 10 biases of 4 bytes, 4 clients.
+    head = 4 * 4 * (32 * 10 + 10)
+    for ours, theirs in zip(rows("runs/a/metrics.csv"), rows("runs/fedavg/metrics.csv"), strict=True):
+        for column in ("upload_bytes", "download_bytes", "upload_parameter_bytes", "download_parameter_bytes"):
+            assert int(ours[column]) == int(theirs[column]) - head
+
+    # The heads differ.
+    models = []
+    for client in (0, 1):
+        assert main(["export", "--run", "runs/a", "--client", str(client), "--out", f"{client}.safetensors"]) == 0
+        models.append(load_file(f"{client}.safetensors"))
+    assert not torch.equal(models[0]["classifier.weight"], models[1]["classifier.weight"])
+    with np.load("runs/a/relation/round-0002.npz") as held:
+        assert held["layers"].tolist()[-1] == "classifier"
+        assert np.array_equal(held["rows"][:, -1], np.eye(4))
+
+
+def rows(path: str) -> list[dict[str, str]]:
+    """The rows of a table, as text."""
+    with Path(path).open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+# ---------------------------------------------------------------- the reference
+
+
+@pytest.fixture
+def reference() -> str:
+    return (ROOT / "docs" / "reference.md").read_text()
+
+
+def test_every_key_stands_in_the_reference(reference: str) -> None:
+    for group, kind in GROUPS.items():
+        for field in dataclasses.fields(kind):
+            default = yaml.safe_dump(field.default).splitlines()[0].strip("'")
+            assert f"| `{group}.{field.name}` | `{default}` |" in reference
+    for action in fit_parser()._actions:
+        if action.dest not in ("help", *GROUPS) and "." not in action.dest:
+            assert f"| `{action.dest}` |" in reference
+    keys = re.findall(rf"^\| `((?:{'|'.join(GROUPS)})\.\w+)` \|", reference, re.MULTILINE)
+    assert len(keys) == len(set(keys)) == sum(len(dataclasses.fields(kind)) for kind in GROUPS.values())
+
+
+@pytest.mark.parametrize("kind", sorted(BASES))
+def test_every_component_and_argument_stands_in_the_reference(kind: str, reference: str) -> None:
+    for entry in catalogue.table(kind).values():
+        assert f"`{entry.name}`" in reference
+        parameters = inspect.signature(_import(kind, kind, entry.class_path)).parameters
+        for name in parameters.keys() - BASES[kind][1]:
+            assert f"`{name}`" in reference, (entry.name, name)
+
+
+def test_every_column_and_file_stands_in_the_reference(reference: str, folder: Path) -> None:
+    shown = shlex.split("--loggers tensorboard --callbacks heatmaps --data.validation 0.1")
+    flags = shlex.split("--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a")
+    assert main(["fit", *QUICK, *flags, *shown]) == 0
+    run = folder / "runs" / "a"
+    names = {name for table in run.glob("*.csv") for name in rows(str(table))[0]}
+    names |= json.loads((run / "summary.json").read_text()).keys()
+    assert len(names) > 30
+    assert [name for name in sorted(names) if f"`{name}`" not in reference] == []
+    for path in run.iterdir():
+        assert f"`{path.name}{'/' * path.is_dir()}" in reference
+
+
+def test_every_exit_code_stands_in_the_reference(reference: str) -> None:
+    for code in (0, RunFailed.exit_code, BadInput.exit_code, BUG, 130, 143):
+        assert f"| {code} |" in reference
+
+
+def test_pictures_are_small() -> None:
+    pictures = list((ROOT / "docs" / "images").iterdir())
+    assert pictures
+    assert all(picture.stat().st_size < 60_000 for picture in pictures)
