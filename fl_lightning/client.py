@@ -35,19 +35,20 @@ class _Pull(torch.autograd.Function):
     def forward(
         ctx: Any, row: Tensor, heard: Tensor, pulled: list[_Pulled], places: list[tuple[int, int]], *parameters: Tensor
     ) -> Tensor:
-        gradient = torch.zeros_like(row)
+        difference = row - heard  # beyond the pulled columns it means nothing, and is not used
         value = row.new_zeros(())
         for p in pulled:
-            a, b = p.segment.start, p.segment.stop
-            difference = torch.sub(row[a:b], heard[a:b], out=gradient[a:b])
-            value = torch.add(value, difference.dot(difference), alpha=p.coefficient)
-            difference.mul_(2 * p.coefficient)
-        ctx.gradient, ctx.places, ctx.shapes = gradient, places, [p.shape for p in parameters]
+            part = difference[p.segment.start : p.segment.stop]
+            value = torch.add(value, part.dot(part), alpha=p.coefficient)
+        ctx.difference, ctx.pulled, ctx.places = difference, pulled, places
+        ctx.shapes = [p.shape for p in parameters]
         return value
 
     @staticmethod
     def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        gradient: Tensor = ctx.gradient * grad_outputs[0]  # type: ignore[attr-defined]
+        gradient: Tensor = ctx.difference  # type: ignore[attr-defined]  # in place: a term has one backward pass
+        for p in ctx.pulled:  # type: ignore[attr-defined]
+            gradient[p.segment.start : p.segment.stop].mul_(2 * p.coefficient * grad_outputs[0])
         parts = [
             gradient[a:b].view(shape) if b > a else None
             for (a, b), shape in zip(ctx.places, ctx.shapes, strict=True)  # type: ignore[attr-defined]

@@ -107,6 +107,7 @@ class Federation:
         self.download: Payload
         """What the client whose turn it is has heard."""
         self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
+        self._spare: list[Tensor] = []  # rows of clients that were not kept: fresh memory costs more than a copy
         self.resumed_from = 0
         for callback in self.callbacks:
             self.server.fields |= {k: v.clone() for k, v in callback.server_fields(self).items()}
@@ -250,6 +251,7 @@ class Federation:
         mixer.mean(segments, weights[:, 0], shared)
         self.server.shared = shared
         if not self.persistent:
+            self._spare += [state.row for state in self.states.values()]
             self.states.clear()  # one global model is all that is kept
         return self.view(weights.expand(-1, len(cohort), -1), cohort, cohort)
 
@@ -265,7 +267,7 @@ class Federation:
 
     def exchange(self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], clock: _Clock) -> RoundRecord:
         """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
-        here = [_numbers(r) for r in results.values()]
+        here = _numbers(list(results.values()))
         gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib(self.fabric.device)))
         clients = sorted((c for part, _, _ in gathered for c in part), key=lambda c: c["client"])
         traffic = np.stack([c.pop("traffic") for c in clients])
@@ -365,7 +367,7 @@ class Federation:
     def state(self, client: int) -> ClientState:
         """A client's state; made of the common initial model at its first turn."""
         if client not in self.states:
-            row = self.server.initial.clone()
+            row = self._spare.pop().copy_(self.server.initial) if self._spare else self.server.initial.clone()
             received = row.clone() if self._two_copies else row
             state = ClientState(client, row, _copied(self.server.initial_buffers), received)
             for callback in self.callbacks:
@@ -424,11 +426,13 @@ def spread(scores: Sequence[float]) -> dict[str, float]:
     return {"mean": float(values.mean()), "worst": float(worst.mean()), "std": float(values.std())}
 
 
-def _numbers(result: dict[str, Any]) -> dict[str, float]:
+def _numbers(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
     """Tensors to numbers, waiting for the device once."""
-    names = [k for k, v in result.items() if isinstance(v, Tensor)]
-    values = torch.stack([result[k].double() for k in names]).tolist() if names else []
-    return result | dict(zip(names, values, strict=True))
+    places = [(result, name) for result in results for name, value in result.items() if isinstance(value, Tensor)]
+    values = torch.stack([result[name].double() for result, name in places]).tolist() if places else []
+    for (result, name), value in zip(places, values, strict=True):
+        result[name] = value
+    return results
 
 
 def _peak_memory_mib(device: torch.device) -> dict[str, float]:

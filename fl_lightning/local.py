@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
 from typing import Any
 
@@ -58,10 +59,13 @@ class FastSGD(Descent):
     def step(self, loss: Tensor) -> None:
         """w <- w - lr (momentum and weight decay as `torch.optim.SGD`)."""
         gradients = torch.autograd.grad(loss, self.parameters, allow_unused=True)
-        used = [k for k, g in enumerate(gradients) if g is not None]
-        parameters: list[Tensor] = [self.parameters[k] for k in used]
-        found = [g for g in gradients if g is not None]
         config = self.config
+        used: Sequence[int] = range(len(gradients))
+        parameters: list[Tensor] = list(self.parameters)
+        found = list(gradients)
+        if any(g is None for g in gradients):  # parameters that the loss does not reach
+            used = [k for k in used if gradients[k] is not None]
+            parameters, found = [parameters[k] for k in used], [found[k] for k in used]
         with torch.no_grad():
             if not config.momentum and not config.weight_decay:  # what the call below comes to
                 torch._foreach_add_(parameters, found, alpha=-self.lr)
@@ -180,37 +184,49 @@ def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: 
         Mean task-plus-coaching loss and mean coaching loss over the steps, tensors of shape () (0 without a step).
         Nothing here waits for the device.
     """
-    client.train()
-    total: Tensor | None = None
-    pulled: Tensor | None = None
-    steps = 0
+    client.model.train()
+    device = fabric.device
+    autocast = _autocast(fabric)
+    losses: list[Tensor] = []
+    pulls: list[Tensor] = []
     for epoch in range(turn.first_epoch, turn.first_epoch + turn.epochs):
-        torch.manual_seed(key(turn.seed, turn.purpose + " global", turn.client, epoch))  # dropout and the like
+        _seed(key(turn.seed, turn.purpose + " global", turn.client, epoch), device)  # dropout and the like
         order = generator(turn.seed, turn.purpose + " order", turn.client, epoch)
-        augment = generator(turn.seed, turn.purpose + " augment", turn.client, epoch)
+        augment = generator(turn.seed, turn.purpose + " augment", turn.client, epoch) if part.augmented else None
         for k, batch in enumerate(part.batches(turn.batch_size, order, augment, whole_last=turn.whole_last)):
             if k == turn.most_batches:
                 break
             client.pull_value = None
-            with fabric.autocast():
+            with autocast():
                 loss = client.training_step(batch, k)
             optimizer.step(loss)
-            value = loss.detach()
-            total = value if total is None else total + value
+            losses.append(loss.detach())
             if client.pull_value is not None:
-                pulled = client.pull_value if pulled is None else pulled + client.pull_value
-            steps += 1
-    nothing = torch.zeros((), device=fabric.device)
-    mean = nothing if total is None else total / steps
-    return mean, nothing if pulled is None else pulled / steps
+                pulls.append(client.pull_value)
+    nothing = torch.zeros((), device=device)
+    mean = torch.stack(losses).mean() if losses else nothing
+    return mean, torch.stack(pulls).sum() / len(losses) if pulls else nothing
+
+
+def _autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
+    """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than a small step)."""
+    return nullcontext if fabric.strategy.precision.precision in ("32-true", "64-true") else fabric.autocast
+
+
+def _seed(seed: int, device: torch.device) -> None:
+    """`torch.manual_seed` for the two generators in use; the whole of it asks every backend."""
+    torch.default_generator.manual_seed(seed)
+    if device.type == "cuda":
+        torch.cuda.manual_seed(seed)
 
 
 @torch.no_grad()
 def accuracy(fabric: Fabric, client: Client, part: Part, batch_size: int) -> Tensor:
     """Share of right answers of the bound client on `part`, a tensor of shape (); NaN on an empty part."""
-    client.eval()
+    client.model.eval()
     right = torch.zeros((), device=fabric.device)
+    autocast = _autocast(fabric)
     for x, y in part.batches(batch_size):
-        with fabric.autocast():
+        with autocast():
             right = right + client.score(x, y)
     return right / len(part) if len(part) else right * torch.nan

@@ -16,7 +16,7 @@ from torch import Tensor
 from fl_lightning.layout import Segment
 from fl_lightning.parallel import Group
 
-TILE = 1 << 16
+TILE = 1 << 15
 """Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits), so it is fixed."""
 
 
@@ -116,7 +116,7 @@ class Mixer:
             if W is None:
                 continue
             mean = W.mean(0)
-            D = W - mean
+            D = W.sub_(mean)
             found[first] = torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]])
         here = dict(zip(found, torch.stack(list(found.values())).double().cpu(), strict=True)) if found else {}
         everywhere = {k: sums for part in self.group.gather_objects(here) for k, sums in part.items()}
@@ -139,11 +139,13 @@ class Mixer:
         mine = [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
         B = _less_own(A.to(self.group.device), places).to(self.work)
+        differences = torch.empty(len(self.sources) * TILE, dtype=self.work, device=self.group.device)
         for first, W in self._collected(tiles):
             tile = tiles[first] if W is not None else None
             out = None
             if W is not None and tile is not None:
-                out = torch.addmm(W[places], B[tile.layer], W - W[0]).to(self.dtype)
+                D = torch.sub(W, W[0], out=differences[: W.numel()].view(W.shape))
+                out = torch.addmm(W[places], B[tile.layer], D).to(self.dtype)
             if self.group.size == 1:
                 assert tile is not None and out is not None
                 for k, c in enumerate(receivers):
@@ -188,13 +190,19 @@ class Mixer:
     def _collected(self, tiles: list[Segment]) -> Iterator[tuple[int, Tensor | None]]:
         """For each of this rank's tiles its number and the sources' columns (n, width), rows in source order.
 
-        Every rank gets as many items as every other: past the last tile the columns are None.
+        The memory is used again for the next tile, and may be written to. Every rank gets as many items as every other:
+        past the last tile the columns are None.
         """
         size, rank = self.group.size, self.group.rank
         local = [self.rows[c] for c in self.by_rank[rank]]
         if size == 1:
+            held = torch.empty(
+                len(local) * TILE, dtype=self.dtype, device=self.group.device
+            )  # one tile's memory for all
             for k, t in enumerate(tiles):
-                yield k, torch.stack([row[t.start : t.stop] for row in local]).to(self.work)
+                W = held[: len(local) * (t.stop - t.start)].view(len(local), -1)
+                torch.stack([row[t.start : t.stop] for row in local], out=W)
+                yield k, W.to(self.work)
             return
         order = torch.tensor([self.places[c] for clients in self.by_rank for c in clients], device=self.group.device)
         for first in range(0, len(tiles), size):

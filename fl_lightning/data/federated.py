@@ -53,6 +53,11 @@ class Part(ABC):
     def __len__(self) -> int:
         return self._size
 
+    @property
+    def augmented(self) -> bool:
+        """Whether `batches` has a use for `augment`."""
+        return self._augmentation is not None
+
     def batches(
         self,
         batch_size: int,
