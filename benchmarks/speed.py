@@ -266,13 +266,14 @@ def main(argv: Sequence[str] | None = None) -> None:
     parser.add_argument("--pairs", type=int, default=10, help="how often each side runs (default 10)")
     parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(benchmarks(1, known)), help="%(choices)s")
     parser.add_argument("--out", type=Path, help="JSON file of machine and rows; rows of other benchmarks in it stay")
+    parser.add_argument("--table", action="store_true", help="measure nothing, print what is in --out")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
     chosen = benchmarks(args.pairs, known)
     here = machine()
     rows = _known_rows(args.out, here)
     start = time.perf_counter()
-    for name in args.only or chosen:
+    for name in [] if args.table else args.only or chosen:
         found = [replace(row, pairs=row.pairs or args.pairs, date=date.today().isoformat()) for row in chosen[name]()]
         rows = [row for row in rows if row.name != name] + found
         rows.sort(key=lambda row: list(chosen).index(row.name))

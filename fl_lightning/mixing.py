@@ -140,17 +140,22 @@ class Mixer:
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
         B = _less_own(A.to(self.group.device), places).to(self.work)
         differences = torch.empty(len(self.sources) * TILE, dtype=self.work, device=self.group.device)
+        products = torch.empty(len(receivers) * TILE, dtype=self.work, device=self.group.device)
+        own = [self.places[c] for c in receivers]
         for first, W in self._collected(tiles):
             tile = tiles[first] if W is not None else None
             out = None
             if W is not None and tile is not None:
                 D = torch.sub(W, W[0], out=differences[: W.numel()].view(W.shape))
-                out = torch.addmm(W[places], B[tile.layer], D).to(self.dtype)
+                out = products[: len(own) * W.shape[1]].view(len(own), -1)
+                torch.mm(B[tile.layer], D, out=out)
             if self.group.size == 1:
-                assert tile is not None and out is not None
-                for k, c in enumerate(receivers):
-                    into[c][tile.start : tile.stop] = out[k]
+                assert W is not None and tile is not None and out is not None
+                for k, c in enumerate(receivers):  # row by row: no further copy of the tile
+                    into[c][tile.start : tile.stop] = W[own[k]] + out[k]
                 continue
+            if W is not None and out is not None:
+                out = (W[places] + out).to(self.dtype)
             stripe = self._stripe(tiles, first)
             width = tile.stop - tile.start if tile is not None else 0
             send = torch.cat([out[ks].flatten() for ks in by_rank]) if out is not None else self._nothing()

