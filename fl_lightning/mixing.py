@@ -201,9 +201,8 @@ class Mixer:
         size, rank = self.group.size, self.group.rank
         local = [self.rows[c] for c in self.by_rank[rank]]
         if size == 1:
-            held = torch.empty(
-                len(local) * TILE, dtype=self.dtype, device=self.group.device
-            )  # one tile's memory for all
+            # One tile's memory serves them all: allocating anew fragments the heap at 30 clients and more.
+            held = torch.empty(len(local) * TILE, dtype=self.dtype, device=self.group.device)
             for k, t in enumerate(tiles):
                 W = held[: len(local) * (t.stop - t.start)].view(len(local), -1)
                 torch.stack([row[t.start : t.stop] for row in local], out=W)
