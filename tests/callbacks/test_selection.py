@@ -128,6 +128,9 @@ def test_what_is_not_sent_stays_stale_and_is_never_coached(federation: Make) -> 
         record = fed.round(t)
         for client, sent, row in watch.up:
             assert sent[normal].all()
+            omega = int(fed.states[client].fields["selection.omega"])
+            layers = layout.mask(lambda b: b.kind == "parameter" and not b.normalisation)
+            assert np.array_equal(sent[layers], layout.layer_of[layers] < omega)
             for block, went in zip(layout.blocks, sent, strict=True):
                 if went:
                     last[client][block.name] = row[block.start : block.stop]
