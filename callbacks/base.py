@@ -42,8 +42,10 @@ class RoundRecord:
     """The rows of `clients.csv` in the order of client numbers, each with `client`."""
     relation: RelationView
     traffic: np.ndarray
-    """Bytes that passed the hooks, int64 (clients, 2, L + 1, 3): download and upload of each row of `clients`, by layer
-    (the last: what is beside the model) and kind (parameters, buffers, other)."""
+    """Bytes that passed the hooks, int64 (clients, 2, L + 1, 4): download and upload of each row of `clients`, by layer
+    (the last: what is beside the model) and kind (`fl_lightning.payload.KINDS`)."""
+    sent: np.ndarray
+    """Bool (clients, 2, L): layers whose own parameters travelled, in each direction."""
     images: dict[str, np.ndarray] = field(default_factory=dict)
     """Pictures by name, uint8 arrays of shape (height, width, 3); loggers pass them on. Rank 0 only."""
 

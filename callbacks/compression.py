@@ -68,6 +68,7 @@ class Quantize(Callback):
         known = fed.states[client].received
         draws = generator(fed.config.seed, purpose, client, fed.server.round + 1)
         row = payload.row.clone()
+        fed.extra_flops += 9 * int(payload.layout.numbers[payload.sent].sum())
         for block in _sent(payload):
             columns = slice(block.start, block.stop)
             row[columns] = known[columns] + quantised(row[columns] - known[columns], self.bits, draws)
@@ -100,6 +101,7 @@ class TopK(Callback):
         """Keep the largest changes."""
         known = fed.states[client].received
         row = payload.row.clone()
+        fed.extra_flops += 3 * int(payload.layout.numbers[payload.sent].sum())  # differences, magnitudes and sums
         for block in _sent(payload):
             columns = slice(block.start, block.stop)
             row[columns] = known[columns] + largest(row[columns] - known[columns], self._count(block.size))

@@ -203,6 +203,13 @@ class LearnedCube(Relation):
         self._write_back(cube, R, mass, receivers, sources)
         return R
 
+    def flops(self, layers: int, receivers: int, sources: int) -> int:
+        """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost more, uncounted)."""
+        m, n = receivers, sources
+        if self.solver == "exact":
+            return layers * (8 * n**3 // 3 + 3 * n * n)
+        return self.relation_steps * layers * (2 * m * n * n + 10 * m * n)
+
     def _write_back(self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor) -> None:
         rows = cube[receivers]
         if self.partial == "literal":

@@ -60,6 +60,10 @@ class Relation(Callback):
         """Weights of shape (layers or 1, m, n), float64; with `shared`, m is 1."""
         raise NotImplementedError
 
+    def flops(self, layers: int, receivers: int, sources: int) -> int:
+        """Floating-point operations of `rows`, Gram matrices left aside."""
+        return 0
+
 
 class Alone(Relation):
     """Everybody hears only themselves."""
@@ -118,3 +122,7 @@ class Attention(Relation):
         weight.fill_diagonal_(0.0)
         weight += torch.diag(1 - weight.sum(1))
         return weight[hearing.places][None]
+
+    def flops(self, layers: int, receivers: int, sources: int) -> int:
+        """Sums over layers, distances, exponentials (counted as one each) and what is left for oneself."""
+        return (layers + 7) * sources * sources

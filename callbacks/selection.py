@@ -160,6 +160,8 @@ class LayerSelection(Callback):
         """||w^l|| and ||w^l - s^l|| of the client as it stands; the latter 0 for layers that were not heard."""
         L = len(fed.layer_names)
         row, heard = fed.states[client].row, fed.download
+        numbers = fed.layout.numbers * fed.layout.is_own
+        fed.extra_flops += int(2 * numbers.sum() + 3 * (numbers * heard.sent).sum())
         weight, distance = torch.zeros(L, dtype=torch.float64), torch.zeros(L, dtype=torch.float64)
         for block, sent in zip(fed.layout.blocks, heard.sent, strict=True):
             if block.normalisation or block.kind == "buffer":

@@ -80,13 +80,16 @@ class Client(LightningModule):
         self._heard: Tensor | None = None
         self._pulled: list[_Pulled] = []
         self._places: list[tuple[int, int]] = []
+        self._pulled_numbers = 0
         self._last_sent: bytes | None = None
+        self.pulled_numbers = 0
+        """How many numbers of the model are pulled."""
         self.pull_value: Tensor | None = None
         """The coaching term of the last training step (detached), None where there is none."""
 
     def hear(self, payload: Payload | None) -> None:
         """Be pulled, from now on, towards the parameters that came in `payload` (None: towards nothing)."""
-        self._heard = None
+        self._heard, self.pulled_numbers = None, 0
         if payload is None or not payload.sent.any() or not self._coefficients.any():
             return
         if payload.sent.tobytes() != self._last_sent:  # the columns change only when what is sent changes
@@ -95,12 +98,14 @@ class Client(LightningModule):
             active = np.where(payload.sent, self._coefficients, 0.0)
             for c in np.unique(active[active != 0]).tolist():
                 self._pulled += [_Pulled(s, c) for s in self.layout.segments(active == c)]
+            self._pulled_numbers = int(self.layout.numbers[active != 0].sum())
             self._places = [
                 (b.start, b.stop if a else b.start)
                 for b, a in zip(self.layout.blocks, active, strict=True)
                 if b.kind == "parameter"
             ]
-        self._heard = payload.row if self._pulled else None
+        if self._pulled:
+            self._heard, self.pulled_numbers = payload.row, self._pulled_numbers
 
     def forward(self, x: Tensor) -> Tensor:
         """Class scores (batch, classes) of images `x` (batch, channels, height, width)."""

@@ -21,6 +21,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
+from fl_lightning.accounting import SampleCost, sample_cost
 from fl_lightning.callbacks.base import Callback, RelationView, RoundRecord
 from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
@@ -28,7 +29,7 @@ from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.layout import Layout, copy_columns
-from fl_lightning.local import Turn, accuracy, descent, train
+from fl_lightning.local import Turn, accuracy, autocast, descent, train
 from fl_lightning.methods.base import Method
 from fl_lightning.mixing import Mixer
 from fl_lightning.parallel import Group, share_out
@@ -106,6 +107,13 @@ class Federation:
         """Who hears whom in the round at hand."""
         self.download: Payload
         """What the client whose turn it is has heard."""
+        self.extra_flops = 0
+        """Operations of the client whose turn it is beyond its training; callbacks add theirs."""
+        self.server_flops = 0
+        """Operations of the server in the round at hand."""
+        self.cost: SampleCost | None = None
+        """What training on one sample costs, once the run has begun; None where it could not be counted."""
+        self._mixing_bytes = 0
         self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
         self._spare: list[Tensor] = []  # rows of clients that were not kept: fresh memory costs more than a copy
         self.resumed_from = 0
@@ -119,6 +127,7 @@ class Federation:
         start = time.perf_counter()
         try:
             self.call("on_fit_start")
+            self.cost = self.sample_cost()
             for t in range(self.server.round + 1, self.rounds + 1):
                 self.call("on_round_end", self.round(t))
             summary = {"wall_seconds": time.perf_counter() - start, **self.judge_everyone()}
@@ -132,6 +141,7 @@ class Federation:
         clock = _Clock(self.fabric.device)
         judged = t % self.config.evaluation.every == 0 or t == self.rounds
         cohort = self.draw_cohort(t)
+        self.server_flops = 0
         self.call("on_round_start", t, cohort)
         downloads, self.relation_view = self.compose(cohort)
         clock.lap("server")
@@ -177,6 +187,7 @@ class Federation:
             if segments:
                 layers = len(self.layer_names) if self.relation.per_layer else 1
                 mixer.mix(segments, weights.expand(layers, -1, -1), cohort, rows)
+            self.account(mixer, len(cohort))
         return {c: Payload(self.layout, row, self.down_mask.copy()) for c, row in rows.items()}, view
 
     def guarded_turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
@@ -202,9 +213,8 @@ class Federation:
         state = self.state(client)
         result: dict[str, Any] = {"client": client, "train_samples": len(part.train), "test_samples": len(part.test)}
 
-        self.download = download
+        self.download, self.extra_flops = download, 0
         self.call("on_download", client, download)
-        result |= {"download_bytes": download.total_bytes, "download_parameter_bytes": download.parameter_bytes}
         if self.method.starts_from() == "server":
             copy_columns(state.row, download.row, self.layout.segments(download.sent))
         if self._stateless:
@@ -220,9 +230,8 @@ class Federation:
         schedule = self.turn_of(
             "train", client, (t - 1) * config.federation.local_epochs, config.federation.local_epochs
         )
-        result["train_loss"], result["coaching_loss"] = train(
-            self.fabric, self.resident, part.train, self.optimizer, schedule
-        )
+        trained = train(self.fabric, self.resident, part.train, self.optimizer, schedule)
+        result |= {"train_loss": trained.loss, "coaching_loss": trained.coaching}
         if config.optimizer.keep_state:
             kept = {k: v for k, v in state.fields.items() if not k.startswith("optimizer.")}
             state.fields = kept | {f"optimizer.{k}": v.clone() for k, v in self.optimizer.state().items()}
@@ -233,8 +242,11 @@ class Federation:
 
         upload = Payload(self.layout, state.row, self.up_mask.copy())
         self.call("on_upload", client, upload)
-        result |= {"upload_bytes": upload.total_bytes, "upload_parameter_bytes": upload.parameter_bytes}
         result["traffic"] = np.stack([download.by_layer, upload.by_layer])
+        result["sent"] = np.stack([download.layers_sent, upload.layers_sent])
+        if self.cost is not None:
+            result |= self.cost.of(trained.samples, trained.steps, self.resident.pulled_numbers)
+            result["flops_extra"] += self.extra_flops
         if self._two_copies:  # what did not arrive stays stale (KAPC+BLS, Eq. 33)
             copy_columns(state.received, upload.row, self.layout.segments(upload.sent))
         state.turns += 1
@@ -249,6 +261,7 @@ class Federation:
         segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
         shared = self.server.shared.clone()
         mixer.mean(segments, weights[:, 0], shared)
+        self.account(mixer, 1)
         self.server.shared = shared
         if not self.persistent:
             self._spare += [state.row for state in self.states.values()]
@@ -268,9 +281,15 @@ class Federation:
     def exchange(self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], clock: _Clock) -> RoundRecord:
         """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
         here = _numbers(list(results.values()))
-        gathered = self.group.gather_objects((here, clock.seconds(), _peak_memory_mib(self.fabric.device)))
+        memory_here = {"memory_server_mib": self.server_bytes() / 2**20, **_peak_memory_mib(self.fabric.device)}
+        gathered = self.group.gather_objects((here, clock.seconds(), memory_here))
         clients = sorted((c for part, _, _ in gathered for c in part), key=lambda c: c["client"])
-        traffic = np.stack([c.pop("traffic") for c in clients])
+        traffic, sent = (np.stack([c.pop(name) for c in clients]) for name in ("traffic", "sent"))
+        for client, table, layers in zip(clients, traffic.sum(axis=2), sent.sum(axis=2), strict=True):
+            for way, direction in enumerate(("download", "upload")):
+                client[f"{direction}_bytes"] = int(table[way].sum())
+                client[f"{direction}_parameter_bytes"] = int(table[way, 0])
+                client[f"layers_{direction}ed"] = int(layers[way])
         astray = [c["client"] for c in clients if not math.isfinite(c["train_loss"])]
         if astray:
             raise RunFailed(f"client {astray[0]} diverged in round {t}: its loss is not finite; lower optimizer.lr")
@@ -288,14 +307,15 @@ class Federation:
                 metrics[f"accuracy_{kind}"] = spread(values)["mean"]
         for name in ("train_loss", "coaching_loss"):
             metrics[name] = float(np.mean([c[name] for c in clients]))
-        for direction in ("upload", "download"):
-            for name in (f"{direction}_bytes", f"{direction}_parameter_bytes"):
-                metrics[name] = sum(c[name] for c in clients)
+        counted = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
+        for name in [*counted, *(n for n in clients[0] if n.startswith("flops_"))]:
+            metrics[name] = sum(c[name] for c in clients)
+        metrics["flops_server"] = self.server_flops
         for name in gathered[0][1]:
             metrics[name] = max(seconds[name] for _, seconds, _ in gathered)
         for name in gathered[0][2]:
             metrics[name] = sum(memory[name] for _, _, memory in gathered)
-        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic)
+        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic, sent)
 
     # ---------------------------------------------------------------- judging
 
@@ -357,6 +377,42 @@ class Federation:
         kinds = [k for k in self.group.gather_objects(kind if mine else None) if k is not None]
         figures = {f"final_{name}_accuracy": value for name, value in spread(scores).items()}
         return {"judge": self.judge, "final_model": kinds[0], **figures, "final_accuracies": scores}
+
+    # ---------------------------------------------------------------- accounting
+
+    def sample_cost(self) -> SampleCost | None:
+        """What training on one sample costs, counted on two samples of this rank's first client.
+
+        None where the step fails: it will fail again in its turn, where client and round are named.
+        """
+        part = self.data.client(self.at_home(range(self.clients))[0], self.fabric.device, self.dtype).train
+        self.resident.binding.bind(self.server.initial.clone(), _copied(self.server.initial_buffers))
+        try:
+            x, y = next(iter(part.batches(2)))
+            with autocast(self.fabric)():
+                pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
+                return sample_cost(self.resident, pair, Payload(self.layout, self.server.initial, self.down_mask))
+        except Exception:
+            self.resident.hear(None)
+            return None
+
+    def account(self, mixer: Mixer, receivers: int) -> None:
+        """Add what `mixer` and the relation have done for `receivers` to the round's count."""
+        layers, sources = (len(self.layer_names) if self.relation.per_layer else 1), len(mixer.sources)
+        self.server_flops += mixer.flops + self.relation.flops(layers, receivers, sources)
+        self._mixing_bytes = mixer.working_bytes
+
+    def server_bytes(self) -> int:
+        """What this rank holds for the server: models last received, what was composed, named tensors, work space.
+
+        A last-received model counts whether or not it shares its memory with the client's own (on a real server it
+        could not). Replicated tensors count on rank 0.
+        """
+        held = [state.received for state in self.states.values()] + self._spare + list(self._hears.values())
+        if self.is_main:
+            held += [self.server.initial, *self.server.fields.values()]
+            held += [self.server.shared] if self.server.shared is not self.server.initial else []
+        return sum(t.numel() * t.element_size() for t in held) + self._mixing_bytes
 
     # ---------------------------------------------------------------- small things
 

@@ -105,6 +105,13 @@ class Layout:
         return np.array([b.kind == "parameter" for b in self.blocks], dtype=bool)
 
     @cached_property
+    def is_own(self) -> np.ndarray:
+        """Which blocks are a layer's own parameters: not its normalisation, unless the layer is nothing else."""
+        own = self.mask(lambda b: b.kind == "parameter" and not b.normalisation)
+        bare = np.setdiff1d(self.layer_of, self.layer_of[own])
+        return own | (self.is_parameter & np.isin(self.layer_of, bare))
+
+    @cached_property
     def layer_of(self) -> np.ndarray:
         """Layer of each block (int64 [B])."""
         return np.array([b.layer for b in self.blocks], dtype=np.int64)

@@ -177,18 +177,27 @@ class Turn:
     """Stop an epoch after so many batches (`--smoke`)."""
 
 
-def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: Turn) -> tuple[Tensor, Tensor]:
-    """Train the bound client on `part` for the turn's epochs.
+@dataclass(frozen=True)
+class Trained:
+    """What a stretch of local training came to. The losses are tensors of shape (): nothing waits for the device."""
 
-    Returns:
-        Mean task-plus-coaching loss and mean coaching loss over the steps, tensors of shape () (0 without a step).
-        Nothing here waits for the device.
-    """
+    loss: Tensor
+    """Mean task-plus-coaching loss over the steps (0 without a step)."""
+    coaching: Tensor
+    """Mean coaching loss over the steps."""
+    steps: int
+    samples: int
+    """Samples that went through, each epoch counted."""
+
+
+def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: Turn) -> Trained:
+    """Train the bound client on `part` for the turn's epochs."""
     client.model.train()
     device = fabric.device
-    autocast = _autocast(fabric)
+    cast = autocast(fabric)
     losses: list[Tensor] = []
     pulls: list[Tensor] = []
+    samples = 0
     for epoch in range(turn.first_epoch, turn.first_epoch + turn.epochs):
         _seed(key(turn.seed, turn.purpose + " global", turn.client, epoch), device)  # dropout and the like
         order = generator(turn.seed, turn.purpose + " order", turn.client, epoch)
@@ -197,18 +206,20 @@ def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: 
             if k == turn.most_batches:
                 break
             client.pull_value = None
-            with autocast():
+            with cast():
                 loss = client.training_step(batch, k)
             optimizer.step(loss)
             losses.append(loss.detach())
+            samples += len(batch[1])
             if client.pull_value is not None:
                 pulls.append(client.pull_value)
     nothing = torch.zeros((), device=device)
     mean = torch.stack(losses).mean() if losses else nothing
-    return mean, torch.stack(pulls).sum() / len(losses) if pulls else nothing
+    pull = torch.stack(pulls).sum() / len(losses) if pulls else nothing
+    return Trained(mean, pull, len(losses), samples)
 
 
-def _autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
+def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
     """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than a small step)."""
     return nullcontext if fabric.strategy.precision.precision in ("32-true", "64-true") else fabric.autocast
 
@@ -225,8 +236,8 @@ def accuracy(fabric: Fabric, client: Client, part: Part, batch_size: int) -> Ten
     """Share of right answers of the bound client on `part`, a tensor of shape (); NaN on an empty part."""
     client.model.eval()
     right = torch.zeros((), device=fabric.device)
-    autocast = _autocast(fabric)
+    cast = autocast(fabric)
     for x, y in part.batches(batch_size):
-        with autocast():
+        with cast():
             right = right + client.score(x, y)
     return right / len(part) if len(part) else right * torch.nan

@@ -106,11 +106,17 @@ class Mixer:
         self.sources = list(sources)
         self.places = {c: k for k, c in enumerate(self.sources)}
         self.by_rank = [[c for c in self.sources if home[c] == r] for r in range(group.size)]
+        self.flops = 0
+        """Operations so far, over all ranks: those of the matrix products, and of centring."""
+        self.working_bytes = 0
+        """The most work space at once on this rank."""
 
     def gram(self, segments: Sequence[Segment], layers: int) -> Gram:
         """Inner products by layer over `segments` (equal on every rank)."""
         n = len(self.sources)
         tiles = _tiles(segments)
+        self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
+        self._holds(2 * n)
         found: dict[int, Tensor] = {}
         for first, W in self._collected(tiles):
             if W is None:
@@ -135,10 +141,12 @@ class Mixer:
             into: a row for each receiver whose home is this rank.
         """
         tiles = _tiles(segments)
+        self.flops += (2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)) * _columns(segments)
         places = torch.tensor([self.places[c] for c in receivers], device=self.group.device)
         mine = [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
         B = _less_own(A.to(self.group.device), places).to(self.work)
+        self._holds(2 * len(self.sources) + len(receivers))
         differences = torch.empty(len(self.sources) * TILE, dtype=self.work, device=self.group.device)
         products = torch.empty(len(receivers) * TILE, dtype=self.work, device=self.group.device)
         own = [self.places[c] for c in receivers]
@@ -173,7 +181,9 @@ class Mixer:
     def mean(self, segments: Sequence[Segment], p: Tensor, into: Tensor) -> None:
         """The one model that everybody hears, `p` (L, n) over the sources, written into `into` (D,) on every rank."""
         tiles = _tiles(segments)
+        self.flops += (3 * len(self.sources) + 1) * _columns(segments)
         p = p.to(self.group.device)
+        self._holds(2 * len(self.sources))
         for first, W in self._collected(tiles):
             out = mean_of(W, p[tiles[first].layer]).to(self.dtype) if W is not None else self._nothing()
             if self.group.size == 1:
@@ -188,6 +198,10 @@ class Mixer:
         """The tiles that the ranks work on at the same time as tile `mine` here."""
         first = mine - self.group.rank
         return tiles[first : first + self.group.size]
+
+    def _holds(self, rows: int) -> None:
+        """`rows` rows of a tile are in use at the same time."""
+        self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 
     def _nothing(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.group.device)
@@ -222,6 +236,10 @@ class Mixer:
             W = came.new_empty(len(self.sources), width)
             W[order] = came.view(-1, width)
             yield first + rank, W.to(self.work)
+
+
+def _columns(segments: Sequence[Segment]) -> int:
+    return sum(s.stop - s.start for s in segments)
 
 
 def _tiles(segments: Sequence[Segment]) -> list[Segment]:

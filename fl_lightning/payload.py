@@ -3,11 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 import numpy as np
-from torch import Tensor
 
-from fl_lightning.layout import Layout
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from fl_lightning.layout import Layout
+
+KINDS = ("parameters", "buffers", "statistics", "other")
+"""What bytes are counted as. Papers print parameters alone; buffers are normalisation's running statistics, statistics
+are numbers about a client's data or training, other is what a method exchanges beside models (prototypes,
+predictions)."""
 
 
 @dataclass
@@ -22,8 +30,10 @@ class Payload:
     """Row of shape (D,); only the blocks in `sent` mean anything."""
     sent: np.ndarray
     """Bool [B]: the blocks of the layout that travel."""
+    statistics: dict[str, Tensor] = field(default_factory=dict)
+    """Numbers about the client's data or training: class counts, losses."""
     extra: dict[str, Tensor] = field(default_factory=dict)
-    """Tensors beside the model: prototypes, predictions, counts."""
+    """Tensors beside the model: prototypes, predictions."""
     block_bytes: np.ndarray = field(init=False)
     """Int64 [B]: bytes of each block as it would travel. A hook that compresses puts a new array here."""
 
@@ -31,32 +41,22 @@ class Payload:
         self.block_bytes = self.layout.numbers * self.row.element_size()
 
     @property
-    def parameter_bytes(self) -> int:
-        """Bytes of the parameters that travel: the figure that papers print."""
-        return self._bytes(self.sent & self.layout.is_parameter)
-
-    @property
-    def buffer_bytes(self) -> int:
-        """Bytes of the buffers that travel (BatchNorm's running statistics)."""
-        return self._bytes(self.sent & ~self.layout.is_parameter)
-
-    @property
-    def extra_bytes(self) -> int:
-        """Bytes of what travels beside the model."""
-        return sum(t.numel() * t.element_size() for t in self.extra.values())
-
-    @property
-    def total_bytes(self) -> int:
-        """All that travels."""
-        return self.parameter_bytes + self.buffer_bytes + self.extra_bytes
-
-    @property
     def by_layer(self) -> np.ndarray:
-        """Bytes by layer and kind (parameters, buffers, other), int64 (L + 1, 3); last: what is beside the model."""
-        table = np.zeros((len(self.layout.layers) + 1, 3), dtype=np.int64)
-        np.add.at(table, (self.layout.layer_of, self.layout.kind_of), np.where(self.sent, self.block_bytes, 0))
-        table[-1, 2] = self.extra_bytes
+        """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is beside the model."""
+        shape = (len(self.layout.layers) + 1, len(KINDS))
+        cells = self.layout.layer_of * len(KINDS) + self.layout.kind_of
+        sent = np.bincount(cells[self.sent], self.block_bytes[self.sent], minlength=shape[0] * shape[1])
+        table = sent.astype(np.int64).reshape(shape)  # sums in float64: exact up to 2^53
+        table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
         return table
 
-    def _bytes(self, mask: np.ndarray) -> int:
-        return int(self.block_bytes[mask].sum())
+    @property
+    def layers_sent(self) -> np.ndarray:
+        """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation behind them."""
+        counted = np.zeros(len(self.layout.layers), dtype=bool)
+        counted[self.layout.layer_of[self.sent & self.layout.is_own]] = True
+        return counted
+
+
+def _bytes(tensors: dict[str, Tensor]) -> int:
+    return sum(t.numel() * t.element_size() for t in tensors.values())

@@ -19,6 +19,7 @@ import numpy as np
 
 from fl_lightning.callbacks.base import RelationView, RoundRecord
 from fl_lightning.files import whole, writing
+from fl_lightning.payload import KINDS
 
 Row = dict[str, float]
 
@@ -77,11 +78,22 @@ class RunFolder:
             return RelationView(held["rows"], receivers, layers, sources)
 
     def write_traffic(self, record: RoundRecord) -> None:
-        """Keep the bytes of a round as int64 `bytes` (clients, download and upload, layers and other, kinds)."""
+        """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`, `kinds`."""
         held = io.BytesIO()
         clients = np.asarray([row["client"] for row in record.clients], dtype=np.int64)
-        np.savez_compressed(held, bytes=np.asarray(record.traffic, dtype=np.int64), clients=clients)
-        _replace(self.path / "traffic" / f"round-{record.round:04d}.npz", held.getvalue())
+        np.savez_compressed(
+            held,
+            bytes=np.asarray(record.traffic, dtype=np.int64),
+            sent=np.asarray(record.sent, dtype=bool),
+            clients=clients,
+            layers=np.asarray(record.relation.layers, dtype=np.str_),
+            kinds=np.asarray(KINDS, dtype=np.str_),
+        )
+        _replace(self.traffic_file(record.round), held.getvalue())
+
+    def traffic_file(self, round: int) -> Path:
+        """Where the ledger of `round` is kept."""
+        return self.path / "traffic" / f"round-{round:04d}.npz"
 
     def write_final(self, accuracies: list[float]) -> None:
         """Write `final.csv`: the accuracy of each client's final model, in the order of client numbers."""

@@ -91,9 +91,16 @@ def test_a_payload_counts_what_travels_and_no_padding() -> None:
     layout = Layout(small(), head="5")
     row = torch.zeros(layout.size)
     whole = Payload(layout, row, np.ones(len(layout.blocks), dtype=bool))
-    assert whole.parameter_bytes == 4 * sum(p.numel() for p in small().parameters())
-    assert whole.buffer_bytes == 4 * 2 * 3
+    kinds = whole.by_layer.sum(axis=0)
+    assert kinds.tolist() == [4 * sum(p.numel() for p in small().parameters()), 4 * 2 * 3, 0, 0]
     whole.extra["prototypes"] = torch.zeros(10, 7)
-    assert whole.total_bytes == whole.parameter_bytes + whole.buffer_bytes + 280
+    whole.statistics["counts"] = torch.zeros(10, dtype=torch.int64)
+    assert whole.by_layer.sum(axis=0).tolist() == [kinds[0], kinds[1], 80, 280]
+    assert whole.by_layer[-1].tolist() == [0, 0, 80, 280]
+    assert whole.layers_sent.tolist() == [True] * len(layout.layers)
     nothing = Payload(layout, row, np.zeros(len(layout.blocks), dtype=bool))
-    assert nothing.total_bytes == 0
+    assert nothing.by_layer.sum() == 0
+    assert not nothing.layers_sent.any()
+    norm = Payload(layout, row, layout.mask(lambda b: b.normalisation))
+    assert norm.by_layer.sum() > 0
+    assert not norm.layers_sent.any()  # a layer of which normalisation alone travels is not sent

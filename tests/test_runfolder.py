@@ -14,9 +14,10 @@ def record(round: int, **metrics: float) -> RoundRecord:
     rows = np.full((2, 3, 2), round / 7)
     view = RelationView(rows, [0, 4], ["conv1", "fc", "head"], [0, 4])
     clients = [{"client": 0, "accuracy_after": 0.1 * round}, {"client": 4, "accuracy_after": 1 / 3}]
-    traffic = np.arange(2 * 2 * 4 * 3).reshape(2, 2, 4, 3)
+    traffic = np.arange(2 * 2 * 4 * 4).reshape(2, 2, 4, 4)
     means = {"mean_accuracy": round / 3, "upload_bytes": 2**40 + round, **metrics}
-    return RoundRecord(round, [0, 4], means, clients, view, traffic)
+    sent = np.arange(2 * 2 * 3).reshape(2, 2, 3) % 5 > 0
+    return RoundRecord(round, [0, 4], means, clients, view, traffic, sent)
 
 
 @pytest.fixture
@@ -37,7 +38,10 @@ def test_rows_come_back_with_every_digit(folder) -> None:
 def test_traffic_is_kept_by_round(folder) -> None:
     with np.load(folder.path / "traffic" / "round-0002.npz") as held:
         assert held["clients"].tolist() == [0, 4]
-        assert held["bytes"].tolist() == np.arange(48).reshape(2, 2, 4, 3).tolist()
+        assert held["bytes"].tolist() == np.arange(64).reshape(2, 2, 4, 4).tolist()
+        assert held["sent"].tolist() == (np.arange(12).reshape(2, 2, 3) % 5 > 0).tolist()
+        assert held["layers"].tolist() == ["conv1", "fc", "head"]
+        assert held["kinds"].tolist() == ["parameters", "buffers", "statistics", "other"]
     folder.truncate(1)
     assert [f.name for f in (folder.path / "traffic").iterdir()] == ["round-0001.npz"]
 

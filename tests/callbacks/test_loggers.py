@@ -29,7 +29,16 @@ def federation(folder: Path, resumed_from: int = 0, is_main: bool = True) -> Sim
 
 def record(round: int) -> RoundRecord:
     metrics = {"mean_accuracy": round / 4, "upload_bytes": 10 * round}
-    return RoundRecord(round, [0], metrics, [], NO_RELATION, np.zeros((0, 2, 1, 3)), {"relation/overview": PICTURE})
+    return RoundRecord(
+        round,
+        [0],
+        metrics,
+        [],
+        NO_RELATION,
+        np.zeros((0, 2, 1, 4)),
+        np.zeros((0, 2, 0)),
+        {"relation/overview": PICTURE},
+    )
 
 
 def run(logger, fed, rounds) -> dict:

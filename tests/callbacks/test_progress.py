@@ -30,9 +30,8 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
     if accuracy is not None:
         metrics |= {"mean_accuracy": accuracy, "worst_accuracy": accuracy / 2, "std_accuracy": 0.01 * round}
         metrics |= {"accuracy_before": 0.9 - accuracy, "accuracy_after": accuracy}
-    return RoundRecord(
-        round, [0, 1], metrics, [], RelationView(np.zeros((0, 0, 0)), [], [], []), np.zeros((0, 2, 1, 3))
-    )
+    view = RelationView(np.zeros((0, 0, 0)), [], [], [])
+    return RoundRecord(round, [0, 1], metrics, [], view, np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
 
 
 def run(fed, progress: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:

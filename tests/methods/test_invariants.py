@@ -11,8 +11,10 @@ import pytest
 import torch
 from torch import Tensor
 
+from fl_lightning import catalogue
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.config import Component
 from fl_lightning.federation import Federation
 from fl_lightning.layout import Block
 from fl_lightning.methods import Method, Scope
@@ -21,8 +23,14 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
+from fl_lightning.run import instantiate
 
 Make = Callable[..., Federation]
+
+
+def every_method() -> list[Method]:
+    """Each method of the project, with its defaults."""
+    return [instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()]
 
 
 class Watch(Callback):
@@ -380,15 +388,15 @@ def test_a_row_of_records_has_the_same_columns_every_round(federation: Make) -> 
     assert 0 <= last["worst_accuracy"] <= last["mean_accuracy"] <= 1
 
 
-@pytest.mark.parametrize("method", [Local(), FedAvg(), FedProx(), FedAMP(), KAPC(), KAPC(classifier="own")], ids=repr)
+@pytest.mark.parametrize("method", [*every_method(), KAPC(classifier="own")], ids=repr)
 def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> None:
     """By layer and kind, for every method: 4 bytes for each number of the tensors whose scope says that they travel."""
     fed = federation(method, net="norm", participation=0.5, rounds=1)
     record = fed.round(1)
     layers = len(fed.layer_names)
-    assert record.traffic.shape == (2, 2, layers + 1, 3)
+    assert record.traffic.shape == (2, 2, layers + 1, 4)
     for direction, scopes in ((0, ("shared",)), (1, ("shared", "uploaded"))):
-        by_hand = np.zeros((layers + 1, 3), dtype=np.int64)
+        by_hand = np.zeros((layers + 1, 4), dtype=np.int64)
         for b in fed.layout.blocks:
             if method.scope(b) in scopes:
                 by_hand[b.layer, int(b.kind == "buffer")] += 4 * int(np.prod(b.shape))
@@ -396,3 +404,6 @@ def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> No
         name = ("download", "upload")[direction]
         assert record.metrics[f"{name}_bytes"] == 2 * by_hand.sum()
         assert record.metrics[f"{name}_parameter_bytes"] == 2 * by_hand[:, 0].sum()
+        travel = [any(method.scope(b) in scopes for b in fed.layout.blocks if b.layer == k and not b.normalisation)
+                  for k in range(layers)]  # fmt: skip
+        assert record.sent[:, direction].tolist() == [travel, travel]

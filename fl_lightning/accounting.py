@@ -1,0 +1,75 @@
+"""What a client's training costs in floating-point operations (a multiply-add counts as two).
+
+Matrix products and convolutions are counted by `torch.utils.flop_counter` on one small batch, and are proportional to
+the samples. What it does not see (activations, normalisation, the optimiser's step) is small beside them and left out;
+the pull, which papers count, has a formula.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.client import Client
+from fl_lightning.payload import Payload
+
+PULL_FLOPS = 5
+"""Per pulled number and step: subtract, multiply and add for the value, multiply and add for the gradient."""
+
+
+@dataclass(frozen=True)
+class SampleCost:
+    """Operations for one training sample."""
+
+    forward: float
+    """One pass through the model."""
+    backward: float
+    """Back through it, to all parameters."""
+    extra: float
+    """What the training step does beyond that: further passes of a method or of a user's own step."""
+
+    def of(self, samples: int, steps: int, pulled: int) -> dict[str, int]:
+        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a turn.
+
+        Args:
+            samples: that went through, epochs counted.
+            steps: of the optimiser.
+            pulled: numbers in the pull.
+        """
+        return {
+            "flops_forward": round(self.forward * samples),
+            "flops_backward": round(self.backward * samples),
+            "flops_extra": round(self.extra * samples),
+            "flops_penalty": PULL_FLOPS * pulled * steps,
+        }
+
+
+def sample_cost(client: Client, batch: tuple[Tensor, Tensor], heard: Payload) -> SampleCost:
+    """Count on one `batch`, with the pull and whatever else comes of having heard `heard`.
+
+    It writes to what is bound (running statistics): bind a copy first.
+    """
+    from torch.utils.flop_counter import FlopCounterMode
+
+    def counted(step: Tensor) -> Tensor:
+        torch.autograd.grad(step, [p for p in client.binding.parameters if p.requires_grad], allow_unused=True)
+        return step
+
+    client.model.train()
+    client.hear(heard)
+    n = len(batch[1])
+    with FlopCounterMode(display=False) as passed:
+        out = client.model(batch[0])
+    with FlopCounterMode(display=False) as returned:
+        counted(_total(out))
+    with FlopCounterMode(display=False) as whole:
+        counted(client.training_step(batch, 0))
+    client.hear(None)
+    forward, backward, step = (mode.get_total_flops() / n for mode in (passed, returned, whole))
+    return SampleCost(forward, backward, max(step - forward - backward, 0.0))
+
+
+def _total(out: Tensor | tuple[Tensor, ...]) -> Tensor:
+    return out.sum() if isinstance(out, Tensor) else torch.stack([o.sum() for o in out]).sum()

@@ -1,0 +1,22 @@
+"""FedBN: Li, Jiang, Zhang, Kamp, Dou: FedBN: Federated Learning on Non-IID Features via Local Batch Normalization.
+
+ICLR 2021.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from fl_lightning.layout import Block
+from fl_lightning.methods.base import Method, Scope
+
+
+@dataclass(frozen=True)
+class FedBN(Method):
+    """FedAvg on everything but normalisation, which every client keeps for itself."""
+
+    judge = "after"
+
+    def scope(self, block: Block) -> Scope:
+        """Normalisation is found by its type, with its running statistics, and is never sent."""
+        return "personal" if block.normalisation else "shared"
