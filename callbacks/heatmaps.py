@@ -60,7 +60,7 @@ def draw_client(view: RelationView, client: int, round: int) -> np.ndarray:
     values = view.rows[view.receivers.index(client)]
     own = np.broadcast_to(np.array(view.sources) == client, values.shape)
     title = f"Round {round}: how much client {client} hears of each client's layers"
-    return heatmap(values, view.layers, view.sources, title, "source client", "layer", high=_top(values, own))
+    return heatmap(values, view.layers, view.sources, title, "source client", "layer", high=top(values, own))
 
 
 def draw_overview(view: RelationView, round: int) -> np.ndarray:
@@ -70,10 +70,10 @@ def draw_overview(view: RelationView, round: int) -> np.ndarray:
     layers = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
     title = f"Round {round}: who hears whom ({layers})"
     labels = ("source client", "receiving client")
-    return heatmap(values, view.receivers, view.sources, title, *labels, high=_top(values, own))
+    return heatmap(values, view.receivers, view.sources, title, *labels, high=top(values, own))
 
 
-def _top(values: np.ndarray, own: np.ndarray) -> float | None:
-    """Where the colours end; None: at the greatest value."""
+def top(values: np.ndarray, own: np.ndarray) -> float | None:
+    """Where the colours end (see `Heatmaps`); None: at the greatest value. `own`: where a client hears itself."""
     others = values[~own & np.isfinite(values)].max(initial=0.0)
     return float(1.5 * others) if 0 < 1.5 * others < values.max() else None

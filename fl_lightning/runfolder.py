@@ -12,6 +12,7 @@ import json
 import math
 import os
 from collections.abc import Iterable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +23,20 @@ from fl_lightning.files import whole, writing
 from fl_lightning.payload import KINDS
 
 Row = dict[str, float]
+
+
+@dataclass
+class Traffic:
+    """The ledger of one round. Direction 0 is the download, 1 the upload."""
+
+    bytes: np.ndarray
+    """int64 (clients, 2, L + 1, kinds); the last of the layers is what is beside the model."""
+    sent: np.ndarray
+    """Bool (clients, 2, L): whether the layer travelled."""
+    clients: list[int]
+    layers: list[str] | None
+    """None: the file does not name them."""
+    kinds: list[str]
 
 
 class RunFolder:
@@ -95,10 +110,32 @@ class RunFolder:
         """Where the ledger of `round` is kept."""
         return self.path / "traffic" / f"round-{round:04d}.npz"
 
+    def read_traffic(self, round: int) -> Traffic:
+        """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
+        with np.load(self.traffic_file(round)) as held:
+            sizes, clients = held["bytes"], held["clients"].tolist()
+            layers = held["layers"].tolist() if "layers" in held else None
+            # Earlier versions did not write `kinds` and `sent`.
+            kinds = held["kinds"].tolist() if "kinds" in held else ["parameters", "buffers", "other"]
+            sent = held["sent"] if "sent" in held else sizes[:, :, :-1, 0] > 0
+        return Traffic(sizes, sent, clients, layers, kinds)
+
+    def relation_rounds(self) -> list[int]:
+        """The rounds whose relation is kept, in order."""
+        return _rounds(self.path / "relation")
+
+    def traffic_rounds(self) -> list[int]:
+        """The rounds whose ledger is kept, in order."""
+        return _rounds(self.path / "traffic")
+
     def write_final(self, accuracies: list[float]) -> None:
         """Write `final.csv`: the accuracy of each client's final model, in the order of client numbers."""
         rows: list[Row] = [{"client": c, "accuracy": accuracy} for c, accuracy in enumerate(accuracies)]
         _Table(self.path / "final.csv").write(rows)
+
+    def read_final(self) -> list[Row]:
+        """The rows of `final.csv`: `client`, `accuracy`; none before the run has ended."""
+        return _Table(self.path / "final.csv").read()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -200,6 +237,11 @@ def _number(cell: str) -> float:
         return int(cell)
     except ValueError:
         return float(cell)
+
+
+def _rounds(folder: Path) -> list[int]:
+    numbers = (file.stem.removeprefix("round-") for file in folder.glob("round-*.npz"))
+    return sorted(int(number) for number in numbers if number.isdecimal())
 
 
 def _replace(path: Path, content: bytes) -> None:

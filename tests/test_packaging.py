@@ -125,6 +125,7 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     for top, pattern in (("callbacks", "*.py"), ("configs", "*.py"), ("configs", "*.yaml"), ("slurm", "*")):
         found = [path for path in (ROOT / top).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
+    wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "fl_lightning" / "report").glob("page.*")}
     assert set(held) == wanted | {"fl_lightning/py.typed"}
     assert any(name.endswith("/LICENSE") for name in names)
 

@@ -21,6 +21,7 @@ Personalised federated learning: who learned what from whom.
   fit      train a federation            fl-train fit --config kapc_digits.yaml
   test     judge a finished run again    fl-train test --run runs/kapc_digits-001
   export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out model.safetensors
+  report   one HTML page on runs         fl-train report runs/kapc_digits-001
   list     what can be chosen by name    fl-train list methods
 
 All keys of a command: fl-train COMMAND --help
@@ -59,7 +60,13 @@ def _dispatch(argv: list[str]) -> None:
     from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import commands
 
-    known = {"fit": commands.fit, "test": commands.test, "export": commands.export, "list": commands.list_names}
+    known = {
+        "fit": commands.fit,
+        "test": commands.test,
+        "export": commands.export,
+        "report": commands.report,
+        "list": commands.list_names,
+    }
     name, *rest = argv
     if name not in known:
         raise BadInput("command", name, f"no such command{did_you_mean(name, known)}; commands: {', '.join(known)}")

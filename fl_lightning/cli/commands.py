@@ -1,4 +1,4 @@
-"""What `fl-train fit`, `test`, `list` and `export` do. The engine is imported last: bad input is answered at once."""
+"""What the commands of `fl-train` do. The engine is imported last: bad input is answered at once."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import export_parser, fit_parser, keys, test_parser, typed
+from fl_lightning.cli.parser import export_parser, fit_parser, keys, report_parser, test_parser, typed
 from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, read_config, read_flags
 from fl_lightning.errors import BadInput
@@ -85,6 +85,33 @@ def export(argv: list[str]) -> None:
     print(text, end="")
 
 
+def report(argv: list[str]) -> None:
+    """Write one HTML page on the named run folders; prints where it is."""
+    parser = report_parser()
+    if _asks_help(argv, parser):
+        return
+    words, flags, rest = [], [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        if word.startswith("--"):
+            flags += [word] if "=" in word or not rest else [word, rest.pop(0)]
+        else:
+            words.append(word)
+    values = typed(parser, Settings.merged(read_flags(flags, keys(parser))).plain)
+    if not words:
+        raise BadInput("run", None, "it must be given: fl-train report RUN [RUN ...]")
+    from fl_lightning.files import whole
+    from fl_lightning.report import MARKER, load, render
+
+    found = load([Path(word) for word in words])
+    out = Path(values.out) if values.out is not None else Path(words[0] if len(words) == 1 else ".") / "report.html"
+    _check_page(out, MARKER)
+    page = render(found)
+    with whole(out) as aside:
+        aside.write_text(page, encoding="utf-8")
+    print(f"report: {out}")
+
+
 def list_names(argv: list[str]) -> None:
     """Print what can be chosen by name, one line each."""
     if argv and argv[0] in ("-h", "--help"):
@@ -99,6 +126,16 @@ def list_names(argv: list[str]) -> None:
             print(kind)
         for entry in catalogue.table(kind).values():
             print(f"{'' if len(argv) == 1 else '  '}{entry.name:20s} {entry.summary}")
+
+
+def _check_page(out: Path, marker: str) -> None:
+    """Raise `BadInput` unless a page may be written to `out`: nothing but an earlier page is written over."""
+    if out.suffix != ".html":
+        raise BadInput("out", str(out), "it must end with .html")
+    if not out.parent.is_dir():
+        raise BadInput("out", str(out), f"there is no folder {out.parent}")
+    if out.exists() and not (out.is_file() and marker.encode() in out.read_bytes()[:1000]):
+        raise BadInput("out", str(out), "it exists and is no report, and is not written over")
 
 
 def load(folder: Path, flags: list[Layer] | None = None) -> Config:

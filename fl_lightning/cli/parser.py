@@ -70,6 +70,14 @@ def export_parser() -> ArgumentParser:
     return parser
 
 
+def report_parser() -> ArgumentParser:
+    """`--out`; the runs are words without a key."""
+    parser = _parser("report", "Write one HTML page on one or several run folders, side by side.", "RUN [RUN ...]")
+    text = "The page (default: report.html, in the run folder if there is one RUN, else here)."
+    parser.add_argument("--out", type=str | None, default=None, metavar="FILE.html", help=text)
+    return parser
+
+
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
     return {action.dest: action for action in parser._actions if action.dest not in GROUPS and action.dest != "help"}
@@ -148,9 +156,9 @@ def _key_in(message: str) -> str:
     return found.group(1) if found else ""
 
 
-def _parser(command: str, description: str) -> ArgumentParser:
+def _parser(command: str, description: str, words: str = "") -> ArgumentParser:
     name = f"fl-train {command}"
-    usage = f"{name} [--key value ...]"
+    usage = " ".join(filter(None, [name, words, "[--key value ...]"]))
     return ArgumentParser(name, usage=usage, description=description, exit_on_error=False, allow_abbrev=False)
 
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from fl_lightning.callbacks.base import RelationView, RoundRecord
-from fl_lightning.callbacks.heatmaps import Heatmaps, _top
+from fl_lightning.callbacks.heatmaps import Heatmaps, top
 from fl_lightning.errors import BadInput
 
 
@@ -83,6 +83,6 @@ def test_bad_arguments_are_named(tmp_path) -> None:
 
 def test_a_strong_own_weight_does_not_swallow_the_rest() -> None:
     own = np.eye(2, dtype=bool)
-    assert _top(np.array([[0.9, 0.1], [0.2, 0.8]]), own) == pytest.approx(0.3)  # 1.5 x 0.2
-    assert _top(np.array([[0.5, 0.5], [0.5, 0.5]]), own) is None
-    assert _top(np.eye(2), own) is None  # nothing for others: 0 to 1
+    assert top(np.array([[0.9, 0.1], [0.2, 0.8]]), own) == pytest.approx(0.3)  # 1.5 x 0.2
+    assert top(np.array([[0.5, 0.5], [0.5, 0.5]]), own) is None
+    assert top(np.eye(2), own) is None  # nothing for others: 0 to 1

@@ -1,0 +1,241 @@
+"""Run folders as plain data. A folder may be half written: what cannot be read becomes a note, never an error."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import zipfile
+import zlib
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, TypeVar
+
+import numpy as np
+import yaml
+
+from fl_lightning.errors import BadInput
+from fl_lightning.runfolder import Row, RunFolder
+
+T = TypeVar("T")
+
+MIB = 2**20
+UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged table, npz or JSON file may raise."""
+AXES = {"round": "round", "mib": "MiB sent", "channel": "modelled channel seconds", "wall": "wall seconds"}
+"""What may stand below the accuracy curves; all but the rounds add up from round to round."""
+_SUMMED = {"mib": ("upload_bytes", "download_bytes"), "channel": ("channel_s",), "wall": ("seconds",)}
+_JUDGED = ("after", "before", "global", "finetuned")
+
+
+@dataclass
+class Ledger:
+    """What travelled in the rounds whose ledger can be read. Direction 0 is the download, 1 the upload."""
+
+    rounds: list[int]
+    layers: list[str]
+    share: np.ndarray
+    """(2, L, rounds): share of the cohort whose layer travelled, 0..1."""
+    kinds: dict[str, tuple[int, int]]
+    """Bytes downloaded and uploaded by kind, over these rounds."""
+
+
+@dataclass
+class Run:
+    """One run folder, as far as it can be read."""
+
+    folder: RunFolder
+    name: str
+    """Its folder's name; longer where two runs would have the same."""
+    config: dict[str, Any]
+    metrics: list[Row]
+    clients: list[Row]
+    final: list[Row]
+    summary: dict[str, Any]
+    """Empty unless the run has ended."""
+    ledger: Ledger | None = None
+    notes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
+    """What is missing, by section of the page."""
+
+    def note_damaged(self, section: str, rounds: list[int]) -> None:
+        """Note that the files of these rounds cannot be read; nothing if there are none."""
+        if rounds:
+            more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
+            self.notes[section].append(f"files that cannot be read: round {', '.join(map(str, rounds[:10]))}{more}")
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key of config.yaml; None if it has none."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def rounds_done(self) -> int:
+        """The last round with a row in metrics.csv; 0 if there is none."""
+        return int(max((row["round"] for row in self.metrics), default=0))
+
+    @property
+    def rounds_asked(self) -> int | None:
+        """`federation.rounds`."""
+        rounds = self.setting("federation.rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    @property
+    def finished(self) -> bool:
+        """Whether the run has ended and was not extended since."""
+        asked = self.rounds_asked or 0
+        return self.summary.get("rounds") == asked and self.rounds_done >= asked
+
+    @property
+    def judge(self) -> str | None:
+        """The kind of model that `mean_accuracy` speaks of; None if it cannot be told."""
+        if self.summary.get("judge") in _JUDGED:
+            return str(self.summary["judge"])
+        judged = [row for row in self.metrics if "mean_accuracy" in row]
+        for kind in _JUDGED:  # the configuration may say auto, but the numbers are those of one kind
+            if judged and all(row.get(f"accuracy_{kind}") == row["mean_accuracy"] for row in judged):
+                return kind
+        return None
+
+    def has(self, column: str) -> bool:
+        """Whether metrics.csv has a value in this column."""
+        return any(column in row for row in self.metrics)
+
+    def column(self, name: str) -> list[float]:
+        """A column of metrics.csv; nan where a round has no value."""
+        return [row.get(name, math.nan) for row in self.metrics]
+
+    def total(self, *names: str) -> float | None:
+        """Sum of columns over the rounds; None unless every round has them all."""
+        if not self.metrics or any(name not in row for row in self.metrics for name in names):
+            return None
+        return sum(row[name] for row in self.metrics for name in names)
+
+    def axis(self, name: str) -> list[float] | None:
+        """One of `AXES` at the end of each round; None if a round lacks it."""
+        if name == "round":
+            return self.column("round")
+        if self.total(*_SUMMED[name]) is None:
+            return None
+        unit = MIB if name == "mib" else 1
+        return [
+            so_far / unit for so_far in itertools.accumulate(sum(row[c] for c in _SUMMED[name]) for row in self.metrics)
+        ]
+
+    def scores(self) -> tuple[dict[int, float], str]:
+        """Accuracy by client, and which one it is: of the final models, or (unfinished) of the last judged round."""
+        if self.finished and self.final:
+            return {int(row["client"]): row["accuracy"] for row in self.final}, "final models"
+        column = f"accuracy_{self.judge}"
+        judged = [row for row in self.clients if column in row and row["round"] <= self.rounds_done]
+        last = max((row["round"] for row in judged), default=0)
+        return {int(row["client"]): row[column] for row in judged if row["round"] == last}, f"round {int(last)}"
+
+
+def load(paths: list[Path]) -> list[Run]:
+    """Read run folders, in the order given.
+
+    Raises:
+        BadInput: a folder does not exist or holds no run, or is given twice.
+    """
+    for at, path in enumerate(paths):
+        if not path.is_dir():
+            raise BadInput("run", str(path), "it must be a run folder; there is no such folder")
+        if not (path / "config.yaml").is_file():
+            raise BadInput("run", str(path), "it must be a run folder; config.yaml is missing")
+        if path.resolve() in [other.resolve() for other in paths[:at]]:
+            raise BadInput("run", str(path), "it must be given once")
+    return [_load(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Folder names, with their parents' where that is needed to tell them apart."""
+    short = [path.resolve().name for path in paths]
+    long = [f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, short, strict=True)]
+    names = [name if short.count(name) == 1 else longer for name, longer in zip(short, long, strict=True)]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[:at].count(name) + 1})" for at, name in enumerate(names)
+    ]
+
+
+def _load(path: Path, name: str) -> Run:
+    try:
+        config = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        config = None
+    if not isinstance(config, dict):
+        raise BadInput("run", str(path), "it must be a run folder; its config.yaml cannot be read")
+    folder = RunFolder(path)
+    run = Run(folder, name, config, [], [], [], {})
+    run.metrics = _table(run, "accuracy", "metrics.csv", folder.read_metrics, "round")
+    run.clients = _table(run, "fairness", "clients.csv", folder.read_clients, "round", "client")
+    run.final = _table(run, "fairness", "final.csv", folder.read_final, "client", "accuracy")
+    summary = _read(run, "runs", "summary.json", folder.read_summary)
+    run.summary = summary if isinstance(summary, dict) else {}
+    if (path / "failure.txt").is_file():
+        run.notes["runs"].append("a client failed: failure.txt in the run folder says how")
+    run.ledger = _ledger(run)
+    return run
+
+
+def _read(run: Run, section: str, file: str, read: Callable[[], T]) -> T | None:
+    """What `read` gives, or a note that `file` cannot be read; a file that is not there is no news here."""
+    try:
+        return read()
+    except FileNotFoundError:
+        return None
+    except UNREADABLE:
+        run.notes[section].append(f"{file} cannot be read")
+        return None
+
+
+def _table(run: Run, section: str, file: str, read: Callable[[], list[Row]], *needed: str) -> list[Row]:
+    """The rows that have a finite number in every `needed` column."""
+    rows = _read(run, section, file, read) or []
+    return [row for row in rows if all(math.isfinite(row.get(name, math.nan)) for name in needed)]
+
+
+def _ledger(run: Run) -> Ledger | None:
+    rounds: list[int] = []
+    damaged: list[int] = []
+    shares: list[np.ndarray] = []
+    names: list[str] | None = None
+    kinds: dict[str, tuple[int, int]] = {}
+    for number in run.folder.traffic_rounds():
+        try:
+            traffic = run.folder.read_traffic(number)
+            sizes, sent = np.asarray(traffic.bytes, dtype=np.int64), np.asarray(traffic.sent, dtype=bool)
+            clients, _, layers = sent.shape
+            if sizes.shape != (clients, 2, layers + 1, len(traffic.kinds)) or not clients:
+                raise ValueError("its arrays do not fit together")
+            if shares and layers != shares[0].shape[1]:
+                raise ValueError("it has other layers than the rounds before")
+        except UNREADABLE:
+            damaged.append(number)
+            continue
+        rounds.append(number)
+        shares.append(sent.mean(axis=0))
+        names = names or traffic.layers
+        for kind, (down, up) in zip(traffic.kinds, sizes.sum(axis=(0, 2)).T.tolist(), strict=True):
+            before = kinds.get(str(kind), (0, 0))
+            kinds[str(kind)] = (before[0] + down, before[1] + up)
+    run.note_damaged("ledger", damaged)
+    if not rounds:
+        return None
+    count = shares[0].shape[1]
+    names = names or _layers_of_relation(run)
+    if names is None or len(names) != count:
+        names = [f"layer {number}" for number in range(count)]
+    return Ledger(rounds, names, np.stack(shares, axis=-1), kinds)
+
+
+def _layers_of_relation(run: Run) -> list[str] | None:
+    """Older ledgers do not name their layers; the relation does."""
+    for number in run.folder.relation_rounds():
+        try:
+            return run.folder.read_relation(number).layers
+        except UNREADABLE:
+            continue
+    return None

@@ -1,0 +1,173 @@
+"use strict";
+const data = JSON.parse(document.getElementById("data").textContent);
+const find = (id) => document.getElementById(id);
+const STEPS = 253, OVER = 254; // codes of a picture: up to STEPS, beyond the colours, then not finite
+const DASHES = { mean_accuracy: "solid", worst_accuracy: "dot", accuracy_before: "dash", accuracy_after: "dashdot" };
+const drawn = new Set();
+
+// ---------------------------------------------------------------- drawing in the reader's theme
+
+function draw(id, traces, layout) {
+  const css = getComputedStyle(document.documentElement);
+  const ink = css.getPropertyValue("--ink").trim(), line = css.getPropertyValue("--line").trim();
+  const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
+  drawn.add(id);
+  Plotly.react(find(id), traces, {
+    autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
+    font: { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: ink },
+    margin: { l: 60, r: 24, t: 36, b: 50 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: axis.linecolor, activecolor: ink },
+    ...layout,
+    xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
+    legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...layout.legend },
+  }, {
+    responsive: true, displaylogo: false, displayModeBar: "hover", modeBarButtons: [["toImage", "resetScale2d"]],
+  });
+}
+
+function drawFigures() {
+  for (const [id, { data: traces, layout }] of Object.entries(data.figures)) draw(id, traces, layout);
+}
+
+// ---------------------------------------------------------------- accuracy curves
+
+function drawCurves() {
+  if (!find("curves")) return;
+  const axis = find("curve-axis").value, words = data.curves.axes[axis];
+  const kinds = [...find("curve-kinds").querySelectorAll("input:checked")].map((box) => box.value);
+  const traces = [], without = [];
+  data.curves.runs.forEach(({ x, y }, number) => {
+    if (!x[axis].length) { without.push(data.names[number]); return; }
+    for (const kind of kinds.filter((name) => y[name])) {
+      const short = x[axis].length <= 60;
+      traces.push({
+        type: "scatter", mode: short ? "lines+markers" : "lines", x: x[axis], y: y[kind], connectgaps: true,
+        name: kinds.length > 1 ? `${data.names[number]} · ${data.curves.kinds[kind]}` : data.names[number],
+        line: { color: data.colours[number], dash: DASHES[kind] || "longdash", width: 2 }, marker: { size: 5 },
+        customdata: x.round, hovertemplate: "round %{customdata}: %{y:.2%}",
+      });
+    }
+  });
+  draw("curves", traces, {
+    xaxis: { title: { text: words }, rangemode: "tozero" }, yaxis: { title: { text: "accuracy" }, tickformat: ".0%" },
+    showlegend: true, height: 460,
+  });
+  const entities = { "&lt;": "<", "&gt;": ">", "&amp;": "&" };
+  const names = without.map((name) => name.replace(/&(lt|gt|amp);/g, (word) => entities[word])).join(", ");
+  find("curve-note").textContent = names && `Not measured in every round of ${names}: ${words}.`;
+}
+
+// ---------------------------------------------------------------- pictures
+
+function decode(picture, columns) {
+  const codes = atob(picture.codes), step = (picture.high - picture.low) / STEPS, rows = [];
+  let beyond = 0;
+  for (let at = 0; at < codes.length; at++) {
+    const code = codes.charCodeAt(at);
+    if (at % columns === 0) rows.push([]);
+    rows[rows.length - 1].push(
+      code < OVER ? picture.low + code * step : code === OVER ? picture.over[beyond++] : null);
+  }
+  return rows;
+}
+
+// `range`: pictures that share their colours.
+function drawPicture(id, picture, x, y, range, layout, hover) {
+  const column = x.map(String), row = y.map(String);
+  const high = Math.max(...range.map((other) => other.high)), low = Math.min(...range.map((other) => other.low));
+  draw(id, [{
+    type: "heatmap", z: picture ? decode(picture, x.length) : [], x: column, y: row, zmin: low, zmax: high,
+    colorscale: "Viridis", hovertemplate: `${hover}<extra></extra>`, hoverongaps: false,
+    colorbar: { thickness: 12, outlinewidth: 0, tickformat: layout.tickformat || "" },
+  }], {
+    height: layout.height, xaxis: { type: "category", title: { text: layout.x }, showgrid: false },
+    yaxis: { type: "category", title: { text: layout.y }, autorange: "reversed", showgrid: false,
+      ...(layout.all ? { tickmode: "linear", dtick: 1 } : {}) },
+  });
+}
+
+const layersHeight = (layers) => Math.max(280, 150 + 17 * layers.length);
+
+function drawRelation() {
+  if (!find("round")) return;
+  const round = data.relation.rounds[find("round").value], client = find("client") && find("client").value;
+  const same = find("same").checked;
+  find("round-number").textContent = round;
+  find("round").setAttribute("aria-valuetext", `round ${round}`);
+  data.relation.runs.forEach(({ pictures, layers }, number) => {
+    if (!Object.keys(pictures).length) return;
+    const now = pictures[round] || { clients: {}, receivers: [], sources: [] };
+    const all = same ? Object.values(pictures) : [now];
+    const mean = layers.length > 1 ? `mean over ${layers.length} layers` : "one layer";
+    find(`overview-title-${number}`).textContent = pictures[round]
+      ? `round ${round}, who hears whom (${mean})` : `round ${round} is not there`;
+    drawPicture(`overview-${number}`, now.overview, now.sources, now.receivers,
+      all.map((picture) => picture.overview).filter(Boolean),
+      { height: 440, x: "client that is heard", y: "client that hears" },
+      "client %{y} hears client %{x}<br>weight %{z:.4~g}");
+    if (client === null) return;
+    const own = now.clients[client];
+    find(`client-title-${number}`).textContent = own ? `round ${round}, what client ${client} hears of each layer`
+      : `round ${round}: client ${client} is not in the cohort`;
+    drawPicture(`client-${number}`, own, own ? now.sources : [], own ? layers : [],
+      all.map((picture) => picture.clients[client]).filter(Boolean),
+      { height: Math.max(layersHeight(layers), 440), x: "client that is heard", y: "", all: true },
+      "layer %{y} of client %{x}<br>weight %{z:.4~g}");
+  });
+}
+
+function drawShares() {
+  const way = find("way") && find("way").value;
+  data.shares.forEach((share, at) => {
+    drawPicture(`share-${at}`, share[way], share.rounds, share.layers, [{ low: 0, high: 1 }],
+      { height: layersHeight(share.layers), x: "round", y: "", all: true, tickformat: ".0%" },
+      "round %{x}, %{y}<br>%{z:.0%} of the cohort");
+  });
+}
+
+// ---------------------------------------------------------------- what the reader does
+
+let playing = null;
+
+function stop() {
+  clearInterval(playing);
+  playing = null;
+  find("play").textContent = "▶ Play";
+}
+
+function play() {
+  const slider = find("round");
+  if (playing) { stop(); return; }
+  if (slider.value === slider.max) slider.value = 0;
+  drawRelation();
+  find("play").textContent = "❚❚ Pause";
+  playing = setInterval(() => {
+    slider.value = Number(slider.value) + 1;
+    drawRelation();
+    if (slider.value === slider.max) stop();
+  }, 700);
+}
+
+function drawAll() {
+  drawFigures();
+  drawCurves();
+  drawRelation();
+  drawShares();
+}
+
+const on = (id, event, act) => find(id) && find(id).addEventListener(event, act);
+on("curve-axis", "change", drawCurves);
+on("curve-kinds", "change", drawCurves);
+on("round", "input", drawRelation);
+on("client", "change", drawRelation);
+on("same", "change", drawRelation);
+on("play", "click", play);
+on("way", "change", drawShares);
+matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
+for (const [event, printed] of [["beforeprint", true], ["afterprint", false]]) {
+  addEventListener(event, () => { // paper is white, and narrower than a screen
+    document.documentElement.classList.toggle("printed", printed);
+    drawAll();
+    for (const id of drawn) Plotly.Plots.resize(find(id));
+  });
+}
+drawAll();

@@ -1,0 +1,64 @@
+"""The page itself: template, style, script and plotly.js put into one file that needs no network."""
+
+from __future__ import annotations
+
+import json
+from importlib.resources import files
+from typing import Any
+
+from fl_lightning import __version__
+from fl_lightning.report import figures, pictures, tables
+from fl_lightning.report.load import Run
+
+MARKER = '<meta name="generator" content="fl-train report'
+"""Stands near the top of every page: a file that has it may be written over."""
+
+
+def render(runs: list[Run]) -> str:
+    """The HTML of the page on `runs`."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+    from plotly.offline import get_plotlyjs
+
+    drawn = figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    relation = pictures.relations(runs)
+    for run in relation["runs"]:
+        run["name"], run["layers"] = figures.label(run["name"]), [figures.label(layer) for layer in run["layers"]]
+    data = {
+        "names": [figures.label(run.name) for run in runs],
+        "colours": [figures.colour(number) for number in range(len(runs))],
+        "curves": figures.curves(runs),
+        "figures": drawn,
+        "relation": relation,
+        "shares": figures.shares(runs),
+    }
+    source = files("fl_lightning.report")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(source.joinpath("page.html.j2").read_text(encoding="utf-8")).render(
+        version=__version__,
+        marker=Markup(MARKER),
+        style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
+        script=Markup(source.joinpath("page.js").read_text(encoding="utf-8")),
+        plotly=Markup(get_plotlyjs()),
+        data=Markup(_json(data)),
+        runs=runs,
+        colours=data["colours"],
+        tables=tables,
+        figures=drawn,
+        curves=data["curves"],
+        relation=relation,
+        clients=_clients(relation),
+        shares=data["shares"],
+        notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
+    )
+
+
+def _json(data: dict[str, Any]) -> str:
+    """JSON that may stand inside a script element."""
+    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
+    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+
+
+def _clients(relation: dict[str, Any]) -> list[int]:
+    rounds = [picture for run in relation["runs"] for picture in run["pictures"].values()]
+    return sorted({client for picture in rounds for client in picture["clients"]})

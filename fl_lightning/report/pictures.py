@@ -1,0 +1,138 @@
+"""Heatmaps as bytes: the relation by round, and which layers travelled.
+
+A page of a long run must stay small. So a cell is one byte, 254 steps between the ends of its picture's colours; the
+few cells beyond the end (a client's own weight, mostly) are numbers beside it; and long runs show some rounds only.
+"""
+
+from __future__ import annotations
+
+import base64
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.callbacks.base import RelationView
+from fl_lightning.callbacks.heatmaps import top
+from fl_lightning.report.load import UNREADABLE, Run
+
+STEPS, OVER, MISSING = 253, 254, 255
+"""Greatest code of a value within the colours, codes of a value beyond them and of one that is not finite."""
+BUDGET = 6_000_000
+"""Characters of the page that all relations together may take."""
+MOST_ROUNDS, FEWEST_ROUNDS = 100, 4
+"""Rounds that the slider shows at most, and at least as long as leaving out clients makes room for them."""
+
+Picture = dict[str, Any]
+
+
+def encode(values: np.ndarray, high: float | None = None) -> Picture:
+    """A picture of `values` (rows, columns): `low` and `high` ends of the colours, `codes` (base64), `over`."""
+    values = np.asarray(values, dtype=np.float64)
+    finite = np.isfinite(values)
+    low = float(values[finite].min(initial=0.0))
+    end = float(values[finite].max(initial=low)) if high is None else high
+    end = end if end > low else low + 1.0
+    level = (np.where(finite, values, low) - low) / (end - low)
+    codes = (level.clip(0, 1) * STEPS).round().astype(np.uint8)
+    beyond = finite & (level > 1)
+    codes[beyond], codes[~finite] = OVER, MISSING
+    over = [float(f"{value:.4g}") for value in values[beyond]]
+    return {"low": low, "high": float(f"{end:.6g}"), "codes": base64.b64encode(codes.tobytes()).decode(), "over": over}
+
+
+def decode(picture: Picture, columns: int) -> np.ndarray:
+    """What a picture shows, float64 (rows, columns), as the page's script reads it."""
+    codes = np.frombuffer(base64.b64decode(picture["codes"]), dtype=np.uint8)
+    values = picture["low"] + codes * ((picture["high"] - picture["low"]) / STEPS)
+    values[codes == OVER], values[codes == MISSING] = picture["over"], np.nan
+    return values.reshape(-1, columns)
+
+
+def relations(runs: list[Run]) -> dict[str, Any]:
+    """The pictures of all runs: `rounds` of the slider, and for each run its `layers` and `pictures` by round.
+
+    A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients` (layers x sources by
+    receiver). What is left out is noted in the runs.
+    """
+    kept = {run.name: run.folder.relation_rounds() for run in runs}
+    for run in runs:
+        absent = run.rounds_done - len([number for number in kept[run.name] if number <= run.rounds_done])
+        if absent > 0:
+            run.notes["relation"].append(f"{absent} of {run.rounds_done} rounds have no relation file")
+    rounds, most = _plan(runs, kept)
+    shown = []
+    for run in runs:
+        pictures: dict[int, Any] = {}
+        layers: list[str] = []
+        details = most[run.name]
+        due = [number for number in rounds if number in kept[run.name]] if details is not None else []
+        for number in due:
+            view = _view(run, number)
+            if view is not None:
+                layers = view.layers
+                pictures[number] = _round(view, details or 0)
+        run.note_damaged("relation", [number for number in due if number not in pictures])
+        shown.append({"name": run.name, "layers": layers, "pictures": pictures})
+    rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
+    return {"rounds": rounds, "of": len({number for numbers in kept.values() for number in numbers}), "runs": shown}
+
+
+def _plan(runs: list[Run], kept: dict[str, list[int]]) -> tuple[list[int], dict[str, int | None]]:
+    """Which rounds to show, and how many receivers of each run in detail (None: not even the overview)."""
+    every = sorted({number for numbers in kept.values() for number in numbers})
+    having = [run for run in runs if kept[run.name]]
+    wanted = min(len(every), MOST_ROUNDS)
+    most: dict[str, int | None] = dict.fromkeys(kept)
+    keep = wanted
+    for run in having:
+        share = BUDGET / len(having)
+        views = (_view(run, number) for number in reversed(kept[run.name]))
+        view = next((view for view in views if view is not None), None)
+        if view is None:
+            run.notes["relation"].append("no relation file can be read")
+            continue
+        receivers, layers, sources = view.rows.shape
+        overview, detail = _cost(receivers, sources, receivers), _cost(layers, sources, layers)
+        for_details = share / min(wanted, FEWEST_ROUNDS) - overview
+        if for_details < 0:
+            run.notes["relation"].append(f"{receivers} x {sources} clients are too many for this page")
+            continue
+        count = min(receivers, int(for_details // detail))
+        most[run.name] = count
+        if count < receivers:
+            run.notes["relation"].append(f"layer by layer, only the first {count} of each round's cohort are shown")
+        keep = min(keep, int(share // (overview + count * detail)))
+    chosen = {every[at] for at in np.linspace(0, len(every) - 1, max(keep, 1)).round().astype(int)} if every else set()
+    return sorted(chosen | {kept[run.name][-1] for run in having}), most
+
+
+def _cost(rows: int, columns: int, over: int) -> int:
+    """Characters of a picture: its codes in base64, the numbers beyond, labels."""
+    return rows * columns * 4 // 3 + 8 * over + 90
+
+
+def _view(run: Run, number: int) -> RelationView | None:
+    """The relation of a round; None if its file is damaged."""
+    try:
+        raw = run.folder.read_relation(number)
+        receivers, sources = ([int(client) for client in clients] for clients in (raw.receivers, raw.sources))
+        view = RelationView(np.asarray(raw.rows, dtype=np.float32), receivers, list(map(str, raw.layers)), sources)
+        if view.rows.shape != (len(view.receivers), len(view.layers), len(view.sources)) or not view.rows.size:
+            raise ValueError("its arrays do not fit together")
+    except UNREADABLE:
+        return None
+    return view
+
+
+def _round(view: RelationView, most: int) -> dict[str, Any]:
+    own = np.array(view.receivers)[:, None] == np.array(view.sources)
+    overview = view.rows.mean(axis=1)
+    clients = {}
+    for receiver, rows, is_own in zip(view.receivers[:most], view.rows, own, strict=False):
+        clients[receiver] = encode(rows, top(rows, np.broadcast_to(is_own, rows.shape)))
+    return {
+        "receivers": view.receivers,
+        "sources": view.sources,
+        "overview": encode(overview, top(overview, own)),
+        "clients": clients,
+    }

@@ -1,0 +1,296 @@
+"""The page's tables, as text: what ran, when a target was reached, what came out, how clients differ."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.report.load import MIB, Run
+from fl_lightning.runfolder import best
+
+NONE = "–"
+MOST_TARGETS = 8
+_MACHINE = ("data.root", "data.download", "data.resident")  # where data lie, not which
+_COMPARED = ("seed", "smoke", "model", "data", "federation", "evaluation")
+
+
+@dataclass
+class Table:
+    """A head and rows; the first cell of a row heads it. Where `of_runs`, each further column is a run."""
+
+    head: list[str]
+    rows: list[list[str]]
+    of_runs: bool = True
+
+
+def overview(runs: list[Run]) -> Table:
+    """What was run."""
+    facts: dict[str, Callable[[Run], str]] = {
+        "method": lambda run: component(run.config.get("method")),
+        "model": lambda run: component(run.config.get("model")),
+        "data": _data,
+        "clients": lambda run: _text(run.setting("federation.clients")),
+        "participation": _participation,
+        "local epochs": lambda run: _text(run.setting("federation.local_epochs")),
+        "rounds done": lambda run: f"{run.rounds_done} of {_text(run.rounds_asked)}",
+        "judged": lambda run: _judge(run),
+        "seed": lambda run: _text(run.setting("seed")),
+        "version": lambda run: _text(run.summary.get("version")),
+    }
+    return Table(["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()])
+
+
+def remarks(runs: list[Run]) -> list[str]:
+    """What must be known before any number is believed."""
+    said = []
+    for run in runs:
+        if not run.finished:
+            said.append(f"{run.name} is unfinished: {run.rounds_done} of {_text(run.rounds_asked)} rounds are done.")
+        if run.summary.get("made_up_data"):
+            said.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
+        elif run.setting("smoke"):
+            said.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
+    return said
+
+
+def incomparable(runs: list[Run]) -> list[str]:
+    """Keys that differ between the runs although a comparison needs them equal."""
+    keys = {key for key, values in _differing(runs) if key.partition(".")[0] in _COMPARED and key not in _MACHINE}
+    # `auto` may stand for different kinds of model: what counts is which one was judged.
+    keys -= {"evaluation.judge"}
+    if len({run.judge for run in runs if run.judge}) > 1:
+        keys.add("evaluation.judge")
+    return sorted(keys)
+
+
+def differences(runs: list[Run]) -> Table:
+    """Every setting that is not the same in all runs."""
+    rows = [[key, *(_text(value) for value in values)] for key, values in _differing(runs)]
+    return Table(["setting", *_names(runs)], rows)
+
+
+def targets(runs: list[Run]) -> list[float]:
+    """Multiples of 5 points that a run reached, ascending; the highest few, without those all runs began with."""
+    curves = [[row["mean_accuracy"] for row in run.metrics if "mean_accuracy" in row] for run in runs]
+    curves = [curve for curve in curves if curve]
+    reached = [k / 20 for k in range(1, 21) if any(max(curve) >= k / 20 for curve in curves)]
+    begun = min((curve[0] for curve in curves), default=0.0)
+    return ([target for target in reached if target > begun] or reached)[-MOST_TARGETS:]
+
+
+def reached(run: Run, target: float) -> dict[str, float | None] | None:
+    """Where on each axis the judge's mean accuracy first was `target` or more; None if it never was."""
+    for at, row in enumerate(run.metrics):
+        if row.get("mean_accuracy", -math.inf) >= target:
+            axes = {name: run.axis(name) for name in ("round", "mib", "channel", "wall")}
+            return {name: None if values is None else values[at] for name, values in axes.items()}
+    return None
+
+
+def time_to_accuracy(runs: list[Run]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
+    """For each target: its text, and for each run its number and the cells round, MiB, channel, wall."""
+    table = []
+    for target in targets(runs):
+        lines = []
+        for number, run in enumerate(runs):
+            found = reached(run, target)
+            cells = ["not reached", "", "", ""]
+            if found is not None:
+                of = {name: NONE if value is None else seconds(value) for name, value in found.items()}
+                sent = found["mib"]
+                cells = [f"{found['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
+            lines.append((number, cells))
+        table.append((f"{target:.0%}", lines))
+    return table
+
+
+def scores(runs: list[Run]) -> Table:
+    """What came out and what it cost."""
+
+    def at_best(run: Run, column: str) -> str:
+        accuracy, number = best(run.metrics, column)
+        chosen = next((row for row in run.metrics if row["round"] == number), {}).get("mean_accuracy", math.nan)
+        return NONE if math.isnan(accuracy) or math.isnan(chosen) else f"{percent(chosen)} (round {number})"
+
+    def last(run: Run) -> str:
+        judged = [row for row in run.metrics if "mean_accuracy" in row]
+        return f"{percent(judged[-1]['mean_accuracy'])} (round {judged[-1]['round']:.0f})" if judged else NONE
+
+    def summed(*columns: str) -> Callable[[Run], str]:
+        return lambda run: _known(run.total(*columns), mib, MIB)
+
+    def peak(column: str) -> Callable[[Run], str]:
+        return lambda run: _known(max((row[column] for row in run.metrics if column in row), default=None), mib)
+
+    def final(key: str) -> Callable[[Run], str]:
+        return lambda run: _known(run.summary.get(f"final_{key}_accuracy") if run.finished else None, percent)
+
+    facts: dict[str, Callable[[Run], str]] = {
+        "best round, chosen on test data (optimistic)": lambda run: at_best(run, "mean_accuracy"),
+        "last judged round": last,
+        "round chosen on validation data": lambda run: at_best(run, "validation_accuracy"),
+        "all clients at the end: mean": final("mean"),
+        "all clients at the end: worst 10 %": final("worst"),
+        "all clients at the end: spread (std)": final("std"),
+        "upload": summed("upload_bytes"),
+        "upload, parameters only": summed("upload_parameter_bytes"),
+        "download": summed("download_bytes"),
+        "download, parameters only": summed("download_parameter_bytes"),
+        "modelled channel time": lambda run: _known(run.total("channel_s"), seconds),
+        "wall time of the rounds": lambda run: _known(run.total("seconds"), seconds),
+        "operations": lambda run: _known(flops(run), operations),
+        "peak memory, host": peak("memory_mib"),
+        "peak memory, GPU": peak("memory_device_mib"),
+        "peak memory, server's share": peak("memory_server_mib"),
+    }
+    rows = [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
+    optional = ("round chosen", "modelled", "operations", "peak")
+    kept = [row for row in rows if not row[0].startswith(optional) or set(row[1:]) != {NONE}]
+    return Table(["", *_names(runs)], kept)
+
+
+def fairness(runs: list[Run]) -> Table:
+    """How far apart the clients of a run are."""
+
+    def spread(run: Run) -> list[str]:
+        found, which = run.scores()
+        if not found:
+            return [NONE] * 8
+        values = np.sort(list(found.values()))
+        worst = values[: max(1, len(values) // 10)].mean()
+        numbers = (values.mean(), values.std(), values[0], worst, np.median(values), values[-1])
+        return [which, str(len(values)), *(percent(float(number)) for number in numbers)]
+
+    names = [
+        "scores of",
+        "clients",
+        "mean",
+        "spread (std)",
+        "worst client",
+        "worst 10 %, mean",
+        "median",
+        "best client",
+    ]
+    columns = [spread(run) for run in runs]
+    rows = [[name, *(column[at] for column in columns)] for at, name in enumerate(names)]
+    return Table(["", *_names(runs)], rows)
+
+
+def flops(run: Run) -> float | None:
+    """Floating-point operations of the whole run, of clients and server; None where they were not counted."""
+    columns = [name for name in FLOPS if run.has(name)]
+    return run.total(*columns) if columns else None
+
+
+FLOPS = {
+    "flops_forward": "forward",
+    "flops_backward": "backward",
+    "flops_extra": "further passes",
+    "flops_penalty": "pull",
+    "flops_server": "server",
+}
+"""Columns of metrics.csv that count operations, in words."""
+
+
+# ---------------------------------------------------------------- numbers with their units
+
+
+def percent(value: float) -> str:
+    """An accuracy in 0..1."""
+    return f"{100 * value:.2f} %"
+
+
+def mib(value: float) -> str:
+    """MiB, or GiB where that reads better."""
+    return (
+        f"{value / 1024:,.1f} GiB" if value >= 10_240 else f"{value:,.0f} MiB" if value >= 100 else f"{value:.2f} MiB"
+    )
+
+
+def seconds(value: float) -> str:
+    """Seconds, minutes or hours."""
+    if value >= 7200:
+        return f"{value / 3600:,.1f} h"
+    return f"{value / 60:.1f} min" if value >= 600 else f"{value:.1f} s"
+
+
+def operations(value: float) -> str:
+    """Floating-point operations: kFLOP to EFLOP."""
+    power = min(6, int(math.log10(value) // 3)) if value >= 1 else 0
+    return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP"
+
+
+def _known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
+    return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE
+
+
+# ---------------------------------------------------------------- settings in words
+
+
+def component(value: Any) -> str:
+    """A method or model as config.yaml gives it: its name and what it is built with."""
+    if isinstance(value, list):
+        return ", ".join(component(item) for item in value)
+    if not isinstance(value, dict):
+        return _text(value)
+    name = _text(value.get("name") or value.get("class_path"))
+    count = f"{value['count']} x " if value.get("count") else ""
+    given = value.get("init_args")
+    inside = ", ".join(f"{key} {_text(item)}" for key, item in given.items()) if isinstance(given, dict) else ""
+    return f"{count}{name} ({inside})" if inside else f"{count}{name}"
+
+
+def _data(run: Run) -> str:
+    words = [_text(run.setting("data.source")), _text(run.setting("data.partition"))]
+    if run.setting("data.partition") == "dirichlet":
+        words.append(f"alpha {_text(run.setting('data.alpha'))}")
+    if run.setting("data.partition") == "pathological":
+        words.append(f"{_text(run.setting('data.classes_per_client'))} classes a client")
+    return ", ".join(words)
+
+
+def _participation(run: Run) -> str:
+    share = run.setting("federation.participation")
+    return f"{share:.0%} of the clients a round" if isinstance(share, int | float) else _text(share)
+
+
+def _judge(run: Run) -> str:
+    words = {
+        "before": "what the client received, before local training",
+        "after": "the client's model after local training",
+        "global": "the global model",
+        "finetuned": "the global model, fine-tuned by the client",
+    }
+    return words.get(run.judge or "", NONE)
+
+
+def _differing(runs: list[Run]) -> Iterator[tuple[str, list[Any]]]:
+    flat = [dict(_leaves(run.config)) for run in runs]
+    for key in dict.fromkeys(key for settings in flat for key in settings):
+        values = [settings.get(key) for settings in flat]
+        if any(value != values[0] for value in values):
+            yield key, values
+
+
+def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from _leaves(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def _text(value: Any) -> str:
+    if isinstance(value, dict):
+        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or NONE
+    if isinstance(value, list):
+        return "[" + ", ".join(map(_text, value)) + "]"
+    return NONE if value is None else str(value)
+
+
+def _names(runs: list[Run]) -> list[str]:
+    return [run.name for run in runs]
