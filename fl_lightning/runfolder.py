@@ -88,7 +88,7 @@ class RunFolder:
 
     def read_relation(self, round: int) -> RelationView:
         """What `write_relation` kept for `round`; FileNotFoundError if there is nothing."""
-        with np.load(self.relation_file(round)) as held:
+        with self.relation_file(round).open("rb") as file, np.load(file) as held:
             receivers, layers, sources = (held[name].tolist() for name in ("receivers", "layers", "sources"))
             return RelationView(held["rows"], receivers, layers, sources)
 
@@ -112,7 +112,7 @@ class RunFolder:
 
     def read_traffic(self, round: int) -> Traffic:
         """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
-        with np.load(self.traffic_file(round)) as held:
+        with self.traffic_file(round).open("rb") as file, np.load(file) as held:
             sizes, clients = held["bytes"], held["clients"].tolist()
             layers = held["layers"].tolist() if "layers" in held else None
             # Earlier versions did not write `kinds` and `sent`.

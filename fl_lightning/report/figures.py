@@ -38,10 +38,16 @@ def colour(number: int) -> str:
     return COLOURS[number % len(COLOURS)]
 
 
-def label(text: str, longest: int = 28) -> str:
-    """A name for plotly, which takes some HTML: shortened in the middle, and escaped."""
+def labels(names: list[str], longest: int = 28) -> list[str]:
+    """Names for plotly, which takes some HTML: escaped, and shortened in the middle unless two would then be one."""
     half = (longest - 1) // 2
-    return html.escape(text if len(text) <= longest else f"{text[:half]}…{text[-half:]}", quote=False)
+    short = [name if len(name) <= longest else f"{name[:half]}…{name[-half:]}" for name in names]
+    return [html.escape(name, quote=False) for name in (short if len({*short}) == len(names) else names)]
+
+
+def run_labels(runs: list[Run]) -> list[str]:
+    """The names of runs, for plotly."""
+    return labels([run.name for run in runs])
 
 
 def curves(runs: list[Run]) -> dict[str, Any]:
@@ -63,14 +69,14 @@ def curves(runs: list[Run]) -> dict[str, Any]:
 def fairness(runs: list[Run]) -> dict[str, Figure]:
     """Every client's accuracy: in order, and as a box for each run."""
     ordered, boxes = [], []
-    for number, run in enumerate(runs):
+    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         found = sorted(run.scores()[0].items(), key=lambda item: item[1])
         if not found:
             continue
         count = len(found)
         values = _short([accuracy for _, accuracy in found])
         names = [f"client {client}" for client, _ in found]
-        shared = {"name": label(run.name), "text": names}
+        shared = {"name": label, "text": names}
         line = {"color": colour(number), "width": 2}
         ordered.append(
             {
@@ -104,32 +110,27 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
 def ledger(runs: list[Run]) -> dict[str, Figure]:
     """MiB and layers by round, and what the bytes were."""
     sent, layers = [], []
-    for number, run in enumerate(runs):
+    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         for column, way, dash in (("upload_bytes", "up", "solid"), ("download_bytes", "down", "dot")):
             line = {"color": colour(number), "dash": dash, "width": 2}
             if run.has(column):
                 y = [value / MIB for value in run.column(column)]
-                sent.append(_line(run, way, line, run.column("round"), y))
+                sent.append(_line(f"{label} · {way}", line, run.column("round"), y))
             if run.ledger:
                 y = run.ledger.share[int(way == "up")].sum(axis=0).tolist()
-                layers.append(_line(run, way, line, list(map(float, run.ledger.rounds)), y))
+                layers.append(_line(f"{label} · {way}", line, list(map(float, run.ledger.rounds)), y))
     made = {}
     if sent:
         made["ledger-bytes"] = _by_round(sent, "MiB in the round")
     if layers:
         made["ledger-layers"] = _by_round(layers, "layers, mean over the cohort")
-    with_ledger = [run for run in runs if run.ledger]
-    names = list(
-        dict.fromkeys(kind for run in with_ledger if run.ledger for kind, n in run.ledger.kinds.items() if any(n))
-    )
+    kinds = [run.ledger.kinds for run in runs if run.ledger]
     parts = {
-        name: [
-            value / MIB for run in with_ledger if run.ledger for value in reversed(run.ledger.kinds.get(name, (0, 0)))
-        ]
-        for name in names
+        name: [size / MIB for of_run in kinds for size in reversed(of_run.get(name, (0, 0)))]
+        for name in dict.fromkeys(name for of_run in kinds for name, sizes in of_run.items() if any(sizes))
     }
     if parts:
-        rows = [f"{label(run.name, 22)} {way}" for run in with_ledger for way in ("up", "down")]
+        rows = [f"{name} {way}" for name in run_labels([run for run in runs if run.ledger]) for way in ("up", "down")]
         made["ledger-kinds"] = _bars(rows, parts, "MiB in all")
     return made
 
@@ -140,7 +141,7 @@ def shares(runs: list[Run]) -> list[dict[str, Any]]:
         {
             "run": number,
             "rounds": run.ledger.rounds,
-            "layers": [label(layer) for layer in run.ledger.layers],
+            "layers": labels(run.ledger.layers),
             "down": encode(run.ledger.share[0], high=1.0),
             "up": encode(run.ledger.share[1], high=1.0),
         }
@@ -174,14 +175,14 @@ def costs(runs: list[Run]) -> dict[str, Figure]:
             if any(run.has(column) for run in having)
         }
         if parts:
-            made[name] = _bars([label(run.name, 22) for run in having], parts, title)
+            made[name] = _bars(run_labels(having), parts, title)
     return made
 
 
-def _line(run: Run, way: str, line: dict[str, Any], x: list[float], y: list[float]) -> dict[str, Any]:
+def _line(name: str, line: dict[str, Any], x: list[float], y: list[float]) -> dict[str, Any]:
     hover = "round %{x}: %{y:.4~g}"
     return {
-        "type": "scatter", "mode": "lines", "name": f"{label(run.name)} · {way}", "line": line,
+        "type": "scatter", "mode": "lines", "name": name, "line": line,
         "x": _short(x), "y": _short(y), "hovertemplate": hover,
     }  # fmt: skip
 
@@ -194,7 +195,7 @@ def _by_round(data: list[dict[str, Any]], title: str) -> Figure:
 def _bars(rows: list[str], parts: dict[str, list[float]], title: str) -> Figure:
     data = [
         {
-            "type": "bar", "orientation": "h", "name": label(name), "x": _short(values), "y": rows,
+            "type": "bar", "orientation": "h", "name": html.escape(name, quote=False), "x": _short(values), "y": rows,
             "marker": {"color": _PARTS[at % len(_PARTS)]}, "hovertemplate": "%{y}: %{x:.4~s}",
         }
         for at, (name, values) in enumerate(parts.items())

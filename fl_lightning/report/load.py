@@ -21,7 +21,7 @@ from fl_lightning.runfolder import Row, RunFolder
 T = TypeVar("T")
 
 MIB = 2**20
-UNREADABLE = (OSError, ValueError, KeyError, EOFError, zipfile.BadZipFile, zlib.error)
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged table, npz or JSON file may raise."""
 AXES = {"round": "round", "mib": "MiB sent", "channel": "modelled channel seconds", "wall": "wall seconds"}
 """What may stand below the accuracy curves; all but the rounds add up from round to round."""
@@ -208,7 +208,7 @@ def _ledger(run: Run) -> Ledger | None:
             traffic = run.folder.read_traffic(number)
             sizes, sent = np.asarray(traffic.bytes, dtype=np.int64), np.asarray(traffic.sent, dtype=bool)
             clients, _, layers = sent.shape
-            if sizes.shape != (clients, 2, layers + 1, len(traffic.kinds)) or not clients:
+            if (clients, 2, layers + 1, len(traffic.kinds)) != sizes.shape or sent.shape[1] != 2 or not clients:
                 raise ValueError("its arrays do not fit together")
             if shares and layers != shares[0].shape[1]:
                 raise ValueError("it has other layers than the rounds before")

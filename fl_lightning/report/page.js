@@ -59,13 +59,13 @@ function drawCurves() {
 // ---------------------------------------------------------------- pictures
 
 function decode(picture, columns) {
-  const codes = atob(picture.codes), step = (picture.high - picture.low) / STEPS, rows = [];
+  const codes = atob(picture.codes), span = picture.high - picture.low, rows = [];
   let beyond = 0;
   for (let at = 0; at < codes.length; at++) {
     const code = codes.charCodeAt(at);
     if (at % columns === 0) rows.push([]);
     rows[rows.length - 1].push(
-      code < OVER ? picture.low + code * step : code === OVER ? picture.over[beyond++] : null);
+      code < OVER ? picture.low + (code * span) / STEPS : code === OVER ? picture.over[beyond++] : null);
   }
   return rows;
 }
@@ -73,7 +73,8 @@ function decode(picture, columns) {
 // `range`: pictures that share their colours.
 function drawPicture(id, picture, x, y, range, layout, hover) {
   const column = x.map(String), row = y.map(String);
-  const high = Math.max(...range.map((other) => other.high)), low = Math.min(...range.map((other) => other.low));
+  const ends = range.length ? range : [{ low: 0, high: 1 }];
+  const high = Math.max(...ends.map((other) => other.high)), low = Math.min(...ends.map((other) => other.low));
   draw(id, [{
     type: "heatmap", z: picture ? decode(picture, x.length) : [], x: column, y: row, zmin: low, zmax: high,
     colorscale: "Viridis", hovertemplate: `${hover}<extra></extra>`, hoverongaps: false,

@@ -23,9 +23,9 @@ def render(runs: list[Run]) -> str:
     drawn = figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
     relation = pictures.relations(runs)
     for run in relation["runs"]:
-        run["name"], run["layers"] = figures.label(run["name"]), [figures.label(layer) for layer in run["layers"]]
+        run["layers"] = figures.labels(run["layers"])
     data = {
-        "names": [figures.label(run.name) for run in runs],
+        "names": figures.run_labels(runs),
         "colours": [figures.colour(number) for number in range(len(runs))],
         "curves": figures.curves(runs),
         "figures": drawn,

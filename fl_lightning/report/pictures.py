@@ -72,7 +72,7 @@ def relations(runs: list[Run]) -> dict[str, Any]:
                 layers = view.layers
                 pictures[number] = _round(view, details or 0)
         run.note_damaged("relation", [number for number in due if number not in pictures])
-        shown.append({"name": run.name, "layers": layers, "pictures": pictures})
+        shown.append({"layers": layers, "pictures": pictures})
     rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
     return {"rounds": rounds, "of": len({number for numbers in kept.values() for number in numbers}), "runs": shown}
 

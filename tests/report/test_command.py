@@ -1,0 +1,85 @@
+"""`fl-train report` from the command line."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.cli import main
+
+from .conftest import MakeRun
+
+
+@pytest.fixture
+def refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Callable[..., str]:
+    """Runs a command line that must be refused, and leave the disk as it is; gives the one line it prints."""
+    monkeypatch.chdir(tmp_path)
+
+    def run(*argv: str) -> str:
+        before = {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")}
+        assert main(["report", *argv]) == 2
+        out, err = capsys.readouterr()
+        assert out == ""
+        assert err.startswith("fl-train: error: ")
+        assert err.count("\n") == 1
+        assert {path: path.stat().st_mtime_ns for path in tmp_path.rglob("*")} == before
+        return err.removeprefix("fl-train: error: ")
+
+    return run
+
+
+def test_bad_input_is_one_line(refused: Callable[..., str], make_run: MakeRun, tmp_path: Path) -> None:
+    make_run("a")
+    (tmp_path / "notes.html").write_text("mine")
+    (tmp_path / "folder.html").mkdir()
+    assert refused() == "run: None is not allowed; it must be given: fl-train report RUN [RUN ...]\n"
+    assert refused("nowhere").startswith("run: 'nowhere' is not allowed; it must be a run folder")
+    assert refused(".").startswith("run: '.' is not allowed")
+    assert refused("a", "nowhere").startswith("run: 'nowhere'")
+    assert refused("a", "./a/").startswith("run: 'a' is not allowed; it must be given once")
+    assert refused("a", "--out", "no/page.html").startswith("out: 'no/page.html' is not allowed; there is no folder")
+    assert refused("a", "--out", "page.txt") == "out: 'page.txt' is not allowed; it must end with .html\n"
+    assert "is no report" in refused("a", "--out", "notes.html")
+    assert "is no report" in refused("a", "--out=folder.html")
+    assert refused("a", "--out").startswith("out: '' is not allowed; it needs a value")
+    assert refused("a", "--name", "x").startswith("name: 'x' is not allowed; no such key")
+
+
+def test_where_the_page_goes(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    make_run("a")
+    make_run("b")
+    for words, page in (
+        (["a"], "a/report.html"),
+        (["a", "b"], "report.html"),
+        (["a", "--out", "one.html", "b"], "one.html"),
+        (["--out=a/two.html", "b"], "a/two.html"),
+    ):
+        for _ in range(2):  # an earlier report is written over
+            assert main(["report", *words]) == 0
+            assert capsys.readouterr().out == f"report: {page}\n"
+        assert Path(page).read_text().endswith("</html>\n") or Path(page).read_text().endswith("</html>")
+    assert not list(tmp_path.rglob("*.part"))
+
+
+def test_help(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["report", "--help"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("usage: fl-train report RUN [RUN ...]")
+    assert "--out FILE.html" in out
+    assert main([]) == 0
+    assert "fl-train report runs/" in capsys.readouterr().out
+
+
+def test_torch_is_not_imported(make_run: MakeRun) -> None:
+    code = "import sys; from fl_lightning.cli import main; main(sys.argv[1:]); assert 'torch' not in sys.modules"
+    done = subprocess.run(
+        [sys.executable, "-c", code, "report", str(make_run())], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr

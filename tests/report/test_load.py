@@ -1,0 +1,137 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_lightning.errors import BadInput
+from fl_lightning.report import load, render
+
+from .conftest import LAYERS, MakeRun
+
+
+def test_axes_add_up(make_run: MakeRun) -> None:
+    (run,) = load([make_run(channel=True)])
+    assert run.axis("round") == [1, 2, 3]
+    assert run.axis("mib") == [8, 16, 24]  # 4 clients, 1 MiB up and 1 MiB down
+    assert run.axis("channel") == [3, 6, 9]
+    assert run.axis("wall") == [2, 4, 6]
+
+
+def test_an_axis_with_a_gap_is_none(make_run: MakeRun) -> None:
+    path = make_run()
+    text = (path / "metrics.csv").read_text()
+    (path / "metrics.csv").write_text(text.replace(",2.0,1.5,", ",,1.5,", 1))
+    (run,) = load([path])
+    assert run.axis("wall") is None
+    assert run.axis("mib") == [8, 16, 24]
+    assert run.axis("channel") is None
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_the_ledger_new_and_old(make_run: MakeRun, old: bool) -> None:
+    (run,) = load([make_run(old=old)])
+    assert run.ledger is not None
+    assert run.ledger.rounds == [1, 2, 3]
+    assert run.ledger.layers == LAYERS  # an old ledger does not name them, the relation does
+    up = [1, 1, 0] if old else [1, 0, 0]  # without `sent`, what has bytes is taken to have been sent
+    assert run.ledger.share[1].T.tolist() == [up] * 3
+    assert run.ledger.share[0].T.tolist() == [[1, 1, 1]] * 3
+    assert run.ledger.kinds["parameters"] == (3 * 4 * 3000, 3 * 4 * 2000)
+    assert list(run.ledger.kinds) == ["parameters", "buffers", *([] if old else ["statistics"]), "other"]
+
+
+def test_names_tell_runs_apart(make_run: MakeRun, tmp_path: Path) -> None:
+    paths = [make_run("x/run"), make_run("y/run"), make_run("other")]
+    assert [run.name for run in load(paths)] == ["x/run", "y/run", "other"]
+
+
+def test_what_is_no_run_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
+    path = make_run()
+    with pytest.raises(BadInput, match="no such folder"):
+        load([tmp_path / "nowhere"])
+    with pytest.raises(BadInput, match=r"config\.yaml is missing"):
+        load([tmp_path])
+    with pytest.raises(BadInput, match="given once"):
+        load([path, path / ".." / path.name])
+    (path / "config.yaml").write_text("a: [")
+    with pytest.raises(BadInput, match="cannot be read"):
+        load([path])
+
+
+def spoil(path: Path, what: str) -> None:
+    """Make the run half written, or damaged, in one way."""
+    damaged = b"no table, no archive"
+    if what.endswith("/"):
+        for file in (path / what).iterdir():
+            file.unlink()
+        (path / what).rmdir()
+    elif what.startswith("no "):
+        (path / what[3:]).unlink()
+    elif what == "cut":
+        text = (path / "metrics.csv").read_text()
+        (path / "metrics.csv").write_text(text[:-20])
+    elif what == "half":
+        file = path / "relation" / "round-0002.npz"
+        file.write_bytes(file.read_bytes()[:200])
+    elif what == "other shapes":
+        np.savez(path / "relation" / "round-0002.npz", rows=np.ones(3), receivers=[1], layers=["a"], sources=["b"])
+        np.savez(path / "traffic" / "round-0002.npz", bytes=np.ones((4, 2, 2, 3)), clients=[1])
+    elif what == "nothing in config":
+        (path / "config.yaml").write_text("federation: 3\n")
+    else:
+        (path / what).write_bytes(damaged)
+
+
+@pytest.mark.parametrize(
+    ("what", "said"),
+    [
+        ("no metrics.csv", ["0 of 3 rounds are done", "No round has been judged yet", "No run has reached 5 %"]),
+        ("no clients.csv", []),
+        ("no final.csv", []),
+        ("no summary.json", ["unfinished: 3 of 3"]),
+        ("relation/", ["3 of 3 rounds have no relation file", "No relation can be shown"]),
+        ("traffic/", ["Nothing is known by layer"]),
+        ("no relation/round-0002.npz", ["1 of 3 rounds have no relation file"]),
+        ("no traffic/round-0002.npz", []),
+        ("metrics.csv", ["No round has been judged yet"]),
+        ("final.csv", []),
+        ("summary.json", ["summary.json cannot be read"]),
+        ("relation/round-0002.npz", ["files that cannot be read: round 2."]),
+        ("traffic/round-0002.npz", ["files that cannot be read: round 2."]),
+        ("half", ["files that cannot be read: round 2."]),
+        ("other shapes", ["files that cannot be read: round 2."]),
+        ("cut", ["2 of 3 rounds are done"]),
+        ("nothing in config", ["rounds are done"]),
+    ],
+)
+def test_a_run_that_is_not_whole_still_has_a_page(make_run: MakeRun, what: str, said: list[str]) -> None:
+    path = make_run()
+    spoil(path, what)
+    page = render(load([path]))
+    for words in said:
+        assert words in page
+    assert "</html>" in page
+
+
+@pytest.mark.parametrize("table", ["metrics.csv", "clients.csv", "final.csv"])
+@pytest.mark.parametrize("cell", ["words", "nan", "inf", "", "1e999"])
+def test_cells_that_are_no_numbers(make_run: MakeRun, table: str, cell: str) -> None:
+    path = make_run()
+    lines = [line.split(",") for line in (path / table).read_text().splitlines()]
+    for column in range(len(lines[0])):
+        spoiled = [list(line) for line in lines]
+        spoiled[-1][column] = cell
+        (path / table).write_text("".join(",".join(line) + "\n" for line in spoiled))
+        assert "</html>" in render(load([path]))
+
+
+def test_a_new_run_that_has_only_its_config(make_run: MakeRun, tmp_path: Path) -> None:
+    path = make_run()
+    for what in ("no metrics.csv", "no clients.csv", "no final.csv", "no summary.json", "relation/", "traffic/"):
+        spoil(path, what)
+    page = render(load([path]))
+    assert "0 of 3 rounds are done" in page
+    assert "No client has been judged yet" in page
+    assert 'id="curves"' not in page

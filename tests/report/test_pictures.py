@@ -1,0 +1,88 @@
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_lightning.report import load, render
+from fl_lightning.report.pictures import STEPS, decode, encode, relations
+
+from .conftest import MakeRun
+
+
+def test_a_picture_is_read_back() -> None:
+    values = np.random.default_rng(0).random((5, 7))
+    picture = encode(values)
+    assert decode(picture, 7) == pytest.approx(values, abs=0.51 * values.max() / STEPS)
+
+
+def test_what_lies_beyond_the_colours_is_exact_and_what_is_missing_stays_missing() -> None:
+    values = np.array([[0.1, 0.9876], [np.nan, 0.2], [np.inf, -0.3]])
+    back = decode(encode(values, high=0.3), 2)
+    assert back[0, 1] == pytest.approx(0.9876)
+    assert np.isnan(back[[1, 2], 0]).all()
+    assert back[2, 1] == pytest.approx(-0.3)
+    assert back[0, 0] == pytest.approx(0.1, abs=0.6 / STEPS)
+
+
+@pytest.mark.parametrize("value", [0.0, 1.0, -1.0, np.nan, 1e-30])
+def test_one_value_alone(value: float) -> None:
+    back = decode(encode(np.full((2, 2), value)), 2)
+    assert back == pytest.approx(np.full((2, 2), value), nan_ok=True)
+
+
+def test_own_weights_do_not_swamp_the_colours(make_run: MakeRun) -> None:
+    shown = relations(load([make_run()]))
+    picture = shown["runs"][0]["pictures"][3]
+    assert picture["overview"]["high"] == pytest.approx(1.5 * 0.1 / 3, rel=1e-3)
+    assert picture["overview"]["over"] == [pytest.approx(0.9)] * 4
+    overview = decode(picture["overview"], 4)
+    assert np.diag(overview) == pytest.approx(0.9)
+    assert overview[0, 1] == pytest.approx(0.1 / 3, rel=0.01)
+    assert decode(picture["clients"][2], 4)[:, 2] == pytest.approx(0.9)
+
+
+def test_cohorts_keep_their_numbers(make_run: MakeRun) -> None:
+    shown = relations(load([make_run("a", cohort=(1, 5, 7))]))
+    picture = shown["runs"][0]["pictures"][1]
+    assert (picture["receivers"], picture["sources"]) == ([1, 5, 7], [1, 5, 7])
+    assert list(picture["clients"]) == [1, 5, 7]
+
+
+def big_run(make_run: MakeRun, rounds: int, clients: int, layers: int) -> Path:
+    """A run whose relation does not compress, with tables to match."""
+    path = make_run("big", tuple(np.linspace(0.1, 0.9, rounds)), cohort=tuple(range(clients)))
+    random = np.random.default_rng(0)
+    rows = random.dirichlet(np.ones(clients), (clients, layers)).astype(np.float32)
+    names = np.array([f"layer{number}.conv" for number in range(layers)])
+    numbers = np.arange(clients)
+    for number in range(1, rounds + 1):
+        file = path / "relation" / f"round-{number:04d}.npz"
+        np.savez(file, rows=rows, receivers=numbers, layers=names, sources=numbers)
+    return path
+
+
+def test_the_page_of_a_large_run_is_small(make_run: MakeRun) -> None:
+    runs = load([big_run(make_run, 100, 100, 21)])
+    page = render(runs)
+    assert len(page) < 12_000_000
+    shown = relations(runs)
+    assert len(shown["rounds"]) >= 15
+    assert (shown["rounds"][0], shown["rounds"][-1], shown["of"]) == (1, 100, 100)
+    assert f"{len(shown['rounds'])} of 100 rounds are shown" in page
+    assert len(shown["runs"][0]["pictures"][100]["clients"]) == 100
+
+
+def test_of_a_huge_cohort_some_are_shown_in_detail(make_run: MakeRun, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("fl_lightning.report.pictures.BUDGET", 200_000)
+    runs = load([big_run(make_run, 12, 60, 30)])
+    shown = relations(runs)
+    assert len(shown["rounds"]) >= 4
+    assert 0 < len(shown["runs"][0]["pictures"][12]["clients"]) < 60
+    assert "only the first" in runs[0].notes["relation"][0]
+
+    monkeypatch.setattr("fl_lightning.report.pictures.BUDGET", 10_000)
+    runs = load([runs[0].folder.path])
+    assert relations(runs)["rounds"] == []
+    assert runs[0].notes["relation"] == ["60 x 60 clients are too many for this page"]

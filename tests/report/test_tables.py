@@ -1,0 +1,144 @@
+from __future__ import annotations
+
+import pytest
+
+from fl_lightning.report import load
+from fl_lightning.report.tables import (
+    component,
+    fairness,
+    incomparable,
+    mib,
+    operations,
+    overview,
+    reached,
+    remarks,
+    scores,
+    seconds,
+    targets,
+    time_to_accuracy,
+)
+
+from .conftest import MakeRun
+
+
+def test_targets_are_what_a_run_reached_and_did_not_begin_with(make_run: MakeRun) -> None:
+    runs = load([make_run("a", (0.12, 0.5, 0.31)), make_run("b", (0.30, 0.40))])
+    assert targets(runs) == [0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
+    assert targets(load([make_run("c", (0.99, 0.995))])) == [
+        0.6,
+        0.65,
+        0.7,
+        0.75,
+        0.8,
+        0.85,
+        0.9,
+        0.95,
+    ]  # no better one
+    assert targets(load([make_run("d", (0.01,))])) == []
+
+
+def test_a_target_is_reached_with_what_was_spent_by_then(make_run: MakeRun) -> None:
+    (run,) = load([make_run("a", (0.1, 0.5, 0.4, 0.8), channel=True)])
+    assert reached(run, 0.5) == {"round": 2, "mib": 16.0, "channel": 6.0, "wall": 4.0}  # 4 clients, up and down
+    assert reached(run, 0.55) == {"round": 4, "mib": 32.0, "channel": 12.0, "wall": 8.0}
+    assert reached(run, 0.85) is None
+
+
+def test_the_table_of_targets(make_run: MakeRun) -> None:
+    table = time_to_accuracy(load([make_run("a", (0.1, 0.52)), make_run("b", (0.1, 0.2), channel=True)]))
+    assert [target for target, _ in table] == ["15%", "20%", "25%", "30%", "35%", "40%", "45%", "50%"]
+    assert table[0][1] == [(0, ["2", "16.00 MiB", "–", "4.0 s"]), (1, ["2", "16.00 MiB", "6.0 s", "4.0 s"])]
+    assert table[-1][1][1] == (1, ["not reached", "", "", ""])
+
+
+def test_rounds_that_are_not_judged_still_cost(make_run: MakeRun) -> None:
+    path = make_run("a", (0.1, 0.5, 0.8))
+    lines = (path / "metrics.csv").read_text().splitlines()
+    lines[2] = lines[2].replace("2,0.5,0.25,0.125,0.5,", "2,,,,,")
+    (path / "metrics.csv").write_text("\n".join(lines) + "\n")
+    (run,) = load([path])
+    assert reached(run, 0.5) == {"round": 3, "mib": 24.0, "channel": None, "wall": 6.0}
+
+
+def test_final_scores(make_run: MakeRun) -> None:
+    cells = {row[0]: row[1:] for row in scores(load([make_run("a", (0.1, 0.85, 0.8)), make_run("b", old=True)])).rows}
+    assert cells["best round, chosen on test data (optimistic)"] == ["85.00 % (round 2)", "80.00 % (round 3)"]
+    assert cells["last judged round"] == ["80.00 % (round 3)", "80.00 % (round 3)"]
+    assert cells["all clients at the end: mean"] == ["75.00 %", "75.00 %"]
+    assert cells["upload"] == ["12.00 MiB", "12.00 MiB"]
+    assert cells["upload, parameters only"] == ["6.00 MiB", "6.00 MiB"]
+    assert cells["wall time of the rounds"] == ["6.0 s", "6.0 s"]
+    assert cells["operations"] == ["9 GFLOP", "–"]
+    assert cells["peak memory, host"] == ["103 MiB", "103 MiB"]
+    assert "round chosen on validation data" not in cells
+
+
+def test_the_round_chosen_on_validation_data_is_read_on_test_data(make_run: MakeRun) -> None:
+    path = make_run("a", (0.1, 0.9, 0.8))
+    header, *lines = (path / "metrics.csv").read_text().splitlines()
+    chosen = [f"{line},{value}" for line, value in zip(lines, (0.2, 0.3, 0.7), strict=True)]
+    (path / "metrics.csv").write_text("\n".join([f"{header},validation_accuracy", *chosen]) + "\n")
+    cells = {row[0]: row[1] for row in scores(load([path])).rows}
+    assert cells["round chosen on validation data"] == "80.00 % (round 3)"
+
+
+def test_fairness_of_final_models_and_of_an_unfinished_run(make_run: MakeRun) -> None:
+    runs = load([make_run("a"), make_run("b", (0.1, 0.8), cohort=(0, 2), asked=9, ended=False)])
+    cells = {row[0]: row[1:] for row in fairness(runs).rows}
+    assert cells["scores of"] == ["final models", "round 2"]
+    assert cells["clients"] == ["4", "2"]
+    assert cells["mean"] == ["75.00 %", "79.00 %"]  # 0.9, 0.8, 0.7, 0.6; 0.80, 0.78
+    assert cells["worst client"] == cells["worst 10 %, mean"] == ["60.00 %", "78.00 %"]
+    assert cells["median"] == ["75.00 %", "79.00 %"]
+    assert cells["spread (std)"] == ["11.18 %", "1.00 %"]
+
+
+def test_an_extended_run_is_unfinished_and_its_old_end_is_not_its_end(make_run: MakeRun) -> None:
+    (run,) = load([make_run("a", asked=9)])
+    assert not run.finished
+    assert run.scores()[1] == "round 3"
+    assert "all clients at the end: mean" in {row[0] for row in scores([run]).rows if row[1] == "–"}
+    assert remarks([run]) == ["a is unfinished: 3 of 9 rounds are done."]
+
+
+def test_made_up_data_are_named(make_run: MakeRun) -> None:
+    (said,) = remarks(load([make_run("a", summary=', "made_up_data": true')]))
+    assert said.startswith("a was trained on made-up data")
+
+
+def test_what_cannot_be_compared_is_named(make_run: MakeRun) -> None:
+    a = make_run("a")
+    method = {"method": {"name": "fedavg"}}
+    assert incomparable(load([a, make_run("b", config=method)])) == []
+    other = {"seed": 1, "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.5, "root": "elsewhere"}}
+    assert incomparable(load([a, make_run("c", config=method | other)])) == ["data.alpha", "seed"]
+    d = make_run("d", asked=9)
+    assert incomparable(load([a, d])) == ["federation.rounds"]
+    (d / "summary.json").write_text('{"judge": "global"}')
+    assert incomparable(load([a, d])) == ["evaluation.judge", "federation.rounds"]
+
+
+def test_the_judge_of_an_unfinished_run_is_read_from_its_numbers(make_run: MakeRun) -> None:
+    (run,) = load([make_run("a", ended=False)])
+    assert run.judge == "after"
+    assert dict(zip(*[["", "a"], overview([run]).head], strict=True)) == {"": "", "a": "a"}
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ({"name": "kapc", "init_args": {"lam": 0.1, "start": "own"}}, "kapc (lam 0.1, start own)"),
+        ({"class_path": "my.Net", "init_args": {}}, "my.Net"),
+        ([{"name": "mlp", "count": 3}, {"name": "cnn", "count": 1}], "3 x mlp, 1 x cnn"),
+        ("cnn", "cnn"),
+        (None, "–"),
+    ],
+)
+def test_components_in_words(value: object, text: str) -> None:
+    assert component(value) == text
+
+
+def test_units() -> None:
+    assert [mib(value) for value in (0.5, 99.5, 5000, 20_480)] == ["0.50 MiB", "99.50 MiB", "5,000 MiB", "20.0 GiB"]
+    assert [seconds(value) for value in (1.25, 599, 900, 9000)] == ["1.2 s", "599.0 s", "15.0 min", "2.5 h"]
+    assert [operations(value) for value in (0, 999, 1500, 2.5e15)] == ["0 FLOP", "999 FLOP", "1.5 kFLOP", "2.5 PFLOP"]
