@@ -101,7 +101,7 @@ def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.Captur
             assert main(["list", *words]) == 0, line
             capsys.readouterr()
         else:
-            assert command in ("test", "export"), line
+            assert command in ("test", "export", "report"), line
     assert not (folder / "runs").exists()
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import html
 import math
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
 
 from fl_lightning.report.load import AXES, MIB, Run
 from fl_lightning.report.pictures import encode
-from fl_lightning.report.tables import FLOPS
+from fl_lightning.report.tables import FLOPS, flop_unit
 
 Figure = dict[str, Any]
 
@@ -52,13 +53,16 @@ def run_labels(runs: list[Run]) -> list[str]:
 
 def curves(runs: list[Run]) -> dict[str, Any]:
     """Accuracies by round, and where the rounds lie on each axis, for the page to draw as the reader chooses."""
-    axes = {name: [run.axis(name) for run in runs] for name in AXES}
+    axes = {name: [run.axis(name) or [] for run in runs] for name in AXES}
+    unit, size = _unit([mib * MIB for values in axes["mib"] for mib in values])
+    axes["mib"] = [[mib * MIB / size for mib in values] for values in axes["mib"]]
+    words = AXES | {"mib": f"{unit} sent"}
     return {
-        "axes": {name: words for name, words in AXES.items() if any(axes[name])},
+        "axes": {name: words[name] for name in AXES if any(axes[name])},
         "kinds": {name: words for name, words in KINDS.items() if any(run.has(name) for run in runs)},
         "runs": [
             {
-                "x": {name: _short(axes[name][at] or []) for name in AXES},
+                "x": {name: _short(axes[name][at]) for name in AXES},
                 "y": {name: _short(run.column(name)) for name in KINDS if run.has(name)},
             }
             for at, run in enumerate(runs)
@@ -110,28 +114,31 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
 def ledger(runs: list[Run]) -> dict[str, Figure]:
     """MiB and layers by round, and what the bytes were."""
     sent, layers = [], []
+    columns = ("upload_bytes", "download_bytes")
+    unit, size = _unit([value for run in runs for column in columns for value in run.column(column)])
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
-        for column, way, dash in (("upload_bytes", "up", "solid"), ("download_bytes", "down", "dot")):
+        for column, way, dash in zip(columns, ("up", "down"), ("solid", "dot"), strict=True):
             line = {"color": colour(number), "dash": dash, "width": 2}
             if run.has(column):
-                y = [value / MIB for value in run.column(column)]
+                y = [value / size for value in run.column(column)]
                 sent.append(_line(f"{label} · {way}", line, run.column("round"), y))
             if run.ledger:
                 y = run.ledger.share[int(way == "up")].sum(axis=0).tolist()
                 layers.append(_line(f"{label} · {way}", line, list(map(float, run.ledger.rounds)), y))
     made = {}
     if sent:
-        made["ledger-bytes"] = _by_round(sent, "MiB in the round")
+        made["ledger-bytes"] = _by_round(sent, f"{unit} in the round")
     if layers:
         made["ledger-layers"] = _by_round(layers, "layers, mean over the cohort")
     kinds = [run.ledger.kinds for run in runs if run.ledger]
+    unit, size = _unit([value for of_run in kinds for sizes in of_run.values() for value in sizes])
     parts = {
-        name: [size / MIB for of_run in kinds for size in reversed(of_run.get(name, (0, 0)))]
+        name: [value / size for of_run in kinds for value in reversed(of_run.get(name, (0, 0)))]
         for name in dict.fromkeys(name for of_run in kinds for name, sizes in of_run.items() if any(sizes))
     }
     if parts:
         rows = [f"{name} {way}" for name in run_labels([run for run in runs if run.ledger]) for way in ("up", "down")]
-        made["ledger-kinds"] = _bars(rows, parts, "MiB in all")
+        made["ledger-kinds"] = _bars(rows, parts, f"{unit} in all")
     return made
 
 
@@ -174,9 +181,18 @@ def costs(runs: list[Run]) -> dict[str, Figure]:
             for column, words in columns.items()
             if any(run.has(column) for run in having)
         }
+        if parts and name == "cost-flops":
+            title, size = flop_unit(max(map(sum, zip(*parts.values(), strict=True))))
+            parts = {words: [value / size for value in values] for words, values in parts.items()}
         if parts:
             made[name] = _bars(run_labels(having), parts, title)
     return made
+
+
+def _unit(sizes: Sequence[float]) -> tuple[str, int]:
+    """The unit that suits the greatest of `sizes` (bytes), and its bytes."""
+    greatest = max((value for value in sizes if math.isfinite(value)), default=0)
+    return ("GiB", 1024 * MIB) if greatest >= 10 * 1024 * MIB else ("MiB", MIB)
 
 
 def _line(name: str, line: dict[str, Any], x: list[float], y: list[float]) -> dict[str, Any]:

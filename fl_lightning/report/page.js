@@ -80,7 +80,7 @@ function drawPicture(id, picture, x, y, range, layout, hover) {
     colorscale: "Viridis", hovertemplate: `${hover}<extra></extra>`, hoverongaps: false,
     colorbar: { thickness: 12, outlinewidth: 0, tickformat: layout.tickformat || "" },
   }], {
-    height: layout.height, xaxis: { type: "category", title: { text: layout.x }, showgrid: false },
+    height: layout.height, xaxis: { type: "category", title: { text: layout.x }, showgrid: false, tickangle: 0, nticks: 16 },
     yaxis: { type: "category", title: { text: layout.y }, autorange: "reversed", showgrid: false,
       ...(layout.all ? { tickmode: "linear", dtick: 1 } : {}) },
   });
@@ -96,19 +96,21 @@ function drawRelation() {
   find("round").setAttribute("aria-valuetext", `round ${round}`);
   data.relation.runs.forEach(({ pictures, layers }, number) => {
     if (!Object.keys(pictures).length) return;
-    const now = pictures[round] || { clients: {}, receivers: [], sources: [] };
-    const all = same ? Object.values(pictures) : [now];
+    // A run that ended before this round, or has no file of it, shows the round before; the title says so.
+    const kept = Object.keys(pictures).map(Number);
+    const at = Math.max(...kept.filter((other) => other <= round), Math.min(...kept));
+    const now = pictures[at], all = same ? Object.values(pictures) : [now];
     const mean = layers.length > 1 ? `mean over ${layers.length} layers` : "one layer";
-    find(`overview-title-${number}`).textContent = pictures[round]
-      ? `round ${round}, who hears whom (${mean})` : `round ${round} is not there`;
+    const when = at === round ? `round ${round}` : `round ${at} (${round} is not there)`;
+    find(`overview-title-${number}`).textContent = `${when}, who hears whom (${mean})`;
     drawPicture(`overview-${number}`, now.overview, now.sources, now.receivers,
       all.map((picture) => picture.overview).filter(Boolean),
       { height: 440, x: "client that is heard", y: "client that hears" },
       "client %{y} hears client %{x}<br>weight %{z:.4~g}");
     if (client === null) return;
     const own = now.clients[client];
-    find(`client-title-${number}`).textContent = own ? `round ${round}, what client ${client} hears of each layer`
-      : `round ${round}: client ${client} is not in the cohort`;
+    find(`client-title-${number}`).textContent = own ? `${when}, what client ${client} hears of each layer`
+      : `${when}: client ${client} is not in the cohort`;
     drawPicture(`client-${number}`, own, own ? now.sources : [], own ? layers : [],
       all.map((picture) => picture.clients[client]).filter(Boolean),
       { height: Math.max(layersHeight(layers), 440), x: "client that is heard", y: "", all: true },

@@ -80,30 +80,33 @@ def relations(runs: list[Run]) -> dict[str, Any]:
 def _plan(runs: list[Run], kept: dict[str, list[int]]) -> tuple[list[int], dict[str, int | None]]:
     """Which rounds to show, and how many receivers of each run in detail (None: not even the overview)."""
     every = sorted({number for numbers in kept.values() for number in numbers})
-    having = [run for run in runs if kept[run.name]]
-    wanted = min(len(every), MOST_ROUNDS)
+    wanted = keep = min(len(every), MOST_ROUNDS)
     most: dict[str, int | None] = dict.fromkeys(kept)
-    keep = wanted
-    for run in having:
-        share = BUDGET / len(having)
+    sizes = {}
+    for run in runs:
         views = (_view(run, number) for number in reversed(kept[run.name]))
         view = next((view for view in views if view is not None), None)
-        if view is None:
+        if view is not None:
+            receivers, layers, sources = view.rows.shape
+            sizes[run.name] = receivers, _cost(receivers, sources, receivers), _cost(layers, sources, layers)
+        elif kept[run.name]:
             run.notes["relation"].append("no relation file can be read")
-            continue
-        receivers, layers, sources = view.rows.shape
-        overview, detail = _cost(receivers, sources, receivers), _cost(layers, sources, layers)
+    everything = sum(overview + receivers * detail for receivers, overview, detail in sizes.values())
+    for run in (run for run in runs if run.name in sizes):
+        receivers, overview, detail = sizes[run.name]
+        share = BUDGET * (overview + receivers * detail) / everything
         for_details = share / min(wanted, FEWEST_ROUNDS) - overview
         if for_details < 0:
-            run.notes["relation"].append(f"{receivers} x {sources} clients are too many for this page")
+            run.notes["relation"].append(f"{receivers} clients are too many for this page")
             continue
-        count = min(receivers, int(for_details // detail))
-        most[run.name] = count
+        most[run.name] = count = min(receivers, int(for_details // detail))
         if count < receivers:
             run.notes["relation"].append(f"layer by layer, only the first {count} of each round's cohort are shown")
         keep = min(keep, int(share // (overview + count * detail)))
-    chosen = {every[at] for at in np.linspace(0, len(every) - 1, max(keep, 1)).round().astype(int)} if every else set()
-    return sorted(chosen | {kept[run.name][-1] for run in having}), most
+    if not every:
+        return [], most
+    spread = {every[at] for at in np.linspace(0, len(every) - 1, keep).round().astype(int)}
+    return sorted(spread | {numbers[-1] for numbers in kept.values() if numbers}), most
 
 
 def _cost(rows: int, columns: int, over: int) -> int:

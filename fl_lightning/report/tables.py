@@ -30,8 +30,8 @@ class Table:
 def overview(runs: list[Run]) -> Table:
     """What was run."""
     facts: dict[str, Callable[[Run], str]] = {
-        "method": lambda run: component(run.config.get("method")),
-        "model": lambda run: component(run.config.get("model")),
+        "method": lambda run: component(_distinct("method", run, runs)),
+        "model": lambda run: component(_distinct("model", run, runs)),
         "data": _data,
         "clients": lambda run: _text(run.setting("federation.clients")),
         "participation": _participation,
@@ -219,9 +219,15 @@ def seconds(value: float) -> str:
 
 
 def operations(value: float) -> str:
-    """Floating-point operations: kFLOP to EFLOP."""
+    """Floating-point operations, in the unit that suits them."""
+    unit, size = flop_unit(value)
+    return f"{value / size:.3g} {unit}"
+
+
+def flop_unit(value: float) -> tuple[str, int]:
+    """FLOP to EFLOP, as suits `value`, and how many operations that is."""
     power = min(6, int(math.log10(value) // 3)) if value >= 1 else 0
-    return f"{value / 1000**power:.3g} {('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP"
+    return f"{('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP", 1000**power
 
 
 def _known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
@@ -242,6 +248,22 @@ def component(value: Any) -> str:
     given = value.get("init_args")
     inside = ", ".join(f"{key} {_text(item)}" for key, item in given.items()) if isinstance(given, dict) else ""
     return f"{count}{name} ({inside})" if inside else f"{count}{name}"
+
+
+def _distinct(key: str, run: Run, runs: list[Run]) -> Any:
+    """A run's method or model; of the same one in other runs too, those arguments alone in which they differ."""
+
+    def parts(of: Run) -> tuple[Any, dict[str, Any]]:
+        value = of.config.get(key)
+        if not isinstance(value, dict) or not isinstance(value.get("init_args"), dict):
+            return value, {}
+        return component({**value, "init_args": None}), value["init_args"]
+
+    name, given = parts(run)
+    same = [others for other, others in map(parts, runs) if other == name]
+    if len(runs) == 1 or not given:
+        return run.config.get(key)
+    return {"name": name, "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)}}
 
 
 def _data(run: Run) -> str:

@@ -166,6 +166,13 @@ def test_the_slider_moves_the_heatmaps(opened: Callable[..., Browser], make_run:
     check_quiet(browser)
 
 
+def test_a_shorter_run_shows_its_last_round_and_says_so(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+    browser = opened(make_run("a"), make_run("b", (0.1, 0.2)))
+    title = "return document.getElementById('overview-title-1').textContent"
+    assert browser.run(title) == "round 2 (3 is not there), who hears whom (mean over 3 layers)"
+    check_quiet(browser)
+
+
 def test_play_runs_to_the_last_round_and_stops(opened: Callable[..., Browser], make_run: MakeRun) -> None:
     browser = opened(make_run("a"))
     shown = "return document.getElementById('round-number').textContent"

@@ -7,6 +7,8 @@ import pytest
 
 from fl_lightning.errors import BadInput
 from fl_lightning.report import load, render
+from fl_lightning.report.figures import curves, labels
+from fl_lightning.report.load import MIB
 
 from .conftest import LAYERS, MakeRun
 
@@ -42,9 +44,25 @@ def test_the_ledger_new_and_old(make_run: MakeRun, old: bool) -> None:
     assert list(run.ledger.kinds) == ["parameters", "buffers", *([] if old else ["statistics"]), "other"]
 
 
+def test_units_suit_the_greatest_number(make_run: MakeRun) -> None:
+    path = make_run()
+    assert curves(load([path]))["axes"]["mib"] == "MiB sent"
+    (path / "metrics.csv").write_text((path / "metrics.csv").read_text().replace(str(4 * MIB), str(4096 * MIB)))
+    shown = curves(load([path]))
+    assert shown["axes"]["mib"] == "GiB sent"
+    assert shown["runs"][0]["x"]["mib"] == [8, 16, 24]
+
+
 def test_names_tell_runs_apart(make_run: MakeRun, tmp_path: Path) -> None:
     paths = [make_run("x/run"), make_run("y/run"), make_run("other")]
     assert [run.name for run in load(paths)] == ["x/run", "y/run", "other"]
+
+
+def test_long_names_are_shortened_unless_two_would_be_one() -> None:
+    assert labels(["short", "a" * 20 + "b" * 20]) == ["short", "a" * 13 + "…" + "b" * 13]
+    alike = [f"{'a' * 20}{number}{'b' * 20}" for number in (1, 2)]
+    assert labels(alike) == alike
+    assert labels(["<b>&"]) == ["&lt;b&gt;&amp;"]
 
 
 def test_what_is_no_run_is_refused(make_run: MakeRun, tmp_path: Path) -> None:
@@ -117,7 +135,8 @@ def test_a_run_that_is_not_whole_still_has_a_page(make_run: MakeRun, what: str, 
 
 @pytest.mark.parametrize("table", ["metrics.csv", "clients.csv", "final.csv"])
 @pytest.mark.parametrize("cell", ["words", "nan", "inf", "", "1e999"])
-def test_cells_that_are_no_numbers(make_run: MakeRun, table: str, cell: str) -> None:
+def test_cells_that_are_no_numbers(make_run: MakeRun, table: str, cell: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("plotly.offline.get_plotlyjs", str)  # five megabytes less to carry, many times
     path = make_run()
     lines = [line.split(",") for line in (path / table).read_text().splitlines()]
     for column in range(len(lines[0])):

@@ -85,4 +85,4 @@ def test_of_a_huge_cohort_some_are_shown_in_detail(make_run: MakeRun, monkeypatc
     monkeypatch.setattr("fl_lightning.report.pictures.BUDGET", 10_000)
     runs = load([runs[0].folder.path])
     assert relations(runs)["rounds"] == []
-    assert runs[0].notes["relation"] == ["60 x 60 clients are too many for this page"]
+    assert runs[0].notes["relation"] == ["60 clients are too many for this page"]

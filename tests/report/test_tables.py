@@ -138,6 +138,17 @@ def test_components_in_words(value: object, text: str) -> None:
     assert component(value) == text
 
 
+def test_beside_each_other_runs_show_the_arguments_that_differ(make_run: MakeRun) -> None:
+    def method(lam: float, name: str = "kapc") -> dict[str, object]:
+        return {"method": {"name": name, "init_args": {"lam": lam, "start": "own"}}}
+
+    names = {"a": method(0.1), "b": method(0.2), "c": method(0.3, "fedamp"), "d": {"method": "fedavg"}}
+    runs = load([make_run(name, config=config) for name, config in names.items()])
+    shown = {row[0]: row[1:] for row in overview(runs).rows}
+    assert shown["method"] == ["kapc (lam 0.1)", "kapc (lam 0.2)", "fedamp", "fedavg"]
+    assert {row[0]: row[1:] for row in overview(runs[:1]).rows}["method"] == ["kapc (lam 0.1, start own)"]
+
+
 def test_units() -> None:
     assert [mib(value) for value in (0.5, 99.5, 5000, 20_480)] == ["0.50 MiB", "99.50 MiB", "5,000 MiB", "20.0 GiB"]
     assert [seconds(value) for value in (1.25, 599, 900, 9000)] == ["1.2 s", "599.0 s", "15.0 min", "2.5 h"]
