@@ -218,7 +218,7 @@ def _bars(rows: list[str], parts: dict[str, list[float]], title: str) -> Figure:
     ]  # fmt: skip
     layout = {
         "barmode": "stack", "bargap": 0.35, "height": 150 + 34 * len(rows), "xaxis": {"title": {"text": title}},
-        "yaxis": {"autorange": "reversed", "type": "category"}, "legend": {"traceorder": "normal"},
+        "yaxis": {"autorange": "reversed", "type": "category"}, "legend": {"traceorder": "normal"}, "showlegend": True,
     }  # fmt: skip
     return {"data": data, "layout": layout}
 

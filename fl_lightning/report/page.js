@@ -121,6 +121,7 @@ function drawRelation() {
 function drawShares() {
   const way = find("way") && find("way").value;
   data.shares.forEach((share, at) => {
+    find(`share-title-${at}`).textContent = way === "up" ? "sent" : "received";
     drawPicture(`share-${at}`, share[way], share.rounds, share.layers, [{ low: 0, high: 1 }],
       { height: layersHeight(share.layers), x: "round", y: "", all: true, tickformat: ".0%" },
       "round %{x}, %{y}<br>%{z:.0%} of the cohort");

@@ -15,6 +15,7 @@ from fl_lightning.runfolder import best
 NONE = "–"
 MOST_TARGETS = 8
 _MACHINE = ("data.root", "data.download", "data.resident")  # where data lie, not which
+_ABSENT = object()  # a key that a config does not have
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "evaluation")
 
 
@@ -30,8 +31,8 @@ class Table:
 def overview(runs: list[Run]) -> Table:
     """What was run."""
     facts: dict[str, Callable[[Run], str]] = {
-        "method": lambda run: component(_distinct("method", run, runs)),
-        "model": lambda run: component(_distinct("model", run, runs)),
+        "method": lambda run: component(_method(run, runs)),
+        "model": lambda run: component(run.config.get("model")),
         "data": _data,
         "clients": lambda run: _text(run.setting("federation.clients")),
         "participation": _participation,
@@ -59,7 +60,10 @@ def remarks(runs: list[Run]) -> list[str]:
 
 def incomparable(runs: list[Run]) -> list[str]:
     """Keys that differ between the runs although a comparison needs them equal."""
-    keys = {key for key, values in _differing(runs) if key.partition(".")[0] in _COMPARED and key not in _MACHINE}
+    # A run of an earlier version has no value for a newer key: nothing can be said of that.
+    known = [(key, [value for value in values if value is not _ABSENT]) for key, values in _differing(runs)]
+    differing = {key for key, values in known if any(value != values[0] for value in values)}
+    keys = {key for key in differing if key.partition(".")[0] in _COMPARED and key not in _MACHINE}
     # `auto` may stand for different kinds of model: what counts is which one was judged.
     keys -= {"evaluation.judge"}
     if len({run.judge for run in runs if run.judge}) > 1:
@@ -250,11 +254,11 @@ def component(value: Any) -> str:
     return f"{count}{name} ({inside})" if inside else f"{count}{name}"
 
 
-def _distinct(key: str, run: Run, runs: list[Run]) -> Any:
-    """A run's method or model; of the same one in other runs too, those arguments alone in which they differ."""
+def _method(run: Run, runs: list[Run]) -> Any:
+    """A run's method; beside other runs, with those arguments alone in which runs of the same method differ."""
 
     def parts(of: Run) -> tuple[Any, dict[str, Any]]:
-        value = of.config.get(key)
+        value = of.config.get("method")
         if not isinstance(value, dict) or not isinstance(value.get("init_args"), dict):
             return value, {}
         return component({**value, "init_args": None}), value["init_args"]
@@ -262,7 +266,7 @@ def _distinct(key: str, run: Run, runs: list[Run]) -> Any:
     name, given = parts(run)
     same = [others for other, others in map(parts, runs) if other == name]
     if len(runs) == 1 or not given:
-        return run.config.get(key)
+        return run.config.get("method")
     return {"name": name, "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)}}
 
 
@@ -293,7 +297,7 @@ def _judge(run: Run) -> str:
 def _differing(runs: list[Run]) -> Iterator[tuple[str, list[Any]]]:
     flat = [dict(_leaves(run.config)) for run in runs]
     for key in dict.fromkeys(key for settings in flat for key in settings):
-        values = [settings.get(key) for settings in flat]
+        values = [settings.get(key, _ABSENT) for settings in flat]
         if any(value != values[0] for value in values):
             yield key, values
 
@@ -311,7 +315,7 @@ def _text(value: Any) -> str:
         return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or NONE
     if isinstance(value, list):
         return "[" + ", ".join(map(_text, value)) + "]"
-    return NONE if value is None else str(value)
+    return NONE if value is None or value is _ABSENT else str(value)
 
 
 def _names(runs: list[Run]) -> list[str]:

@@ -211,6 +211,7 @@ def test_layers_sent_down_and_up(opened: Callable[..., Browser], make_run: MakeR
     assert browser.run(cells) == [1, 0, 0]
     browser.run("const c = document.getElementById('way'); c.value = 'down'; c.dispatchEvent(new Event('change'))")
     assert browser.run(cells) == [1, 1, 1]
+    assert browser.run("return document.getElementById('share-title-0').textContent") == "received"
     check_quiet(browser)
 
 

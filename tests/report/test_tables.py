@@ -112,6 +112,11 @@ def test_what_cannot_be_compared_is_named(make_run: MakeRun) -> None:
     assert incomparable(load([a, make_run("b", config=method)])) == []
     other = {"seed": 1, "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.5, "root": "elsewhere"}}
     assert incomparable(load([a, make_run("c", config=method | other)])) == ["data.alpha", "seed"]
+    older = {
+        "data": {"source": "digits", "partition": "dirichlet", "alpha": 0.1},
+        "evaluation": {"judge": "auto", "x": 1},
+    }
+    assert incomparable(load([a, make_run("older", config=older)])) == []  # keys that one of them does not know
     d = make_run("d", asked=9)
     assert incomparable(load([a, d])) == ["federation.rounds"]
     (d / "summary.json").write_text('{"judge": "global"}')
