@@ -98,7 +98,7 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
         )  # fmt: skip
     if not ordered:
         return {}
-    y = {"title": {"text": "accuracy"}, "tickformat": ".0%"}
+    y = {"title": {"text": "accuracy"}, "tickformat": "~%"}
     return {
         "fairness-order": {
             "data": ordered,

@@ -48,7 +48,7 @@ function drawCurves() {
     }
   });
   draw("curves", traces, {
-    xaxis: { title: { text: words }, rangemode: "tozero" }, yaxis: { title: { text: "accuracy" }, tickformat: ".0%" },
+    xaxis: { title: { text: words }, rangemode: "tozero" }, yaxis: { title: { text: "accuracy" }, tickformat: "~%" },
     showlegend: true, height: 460,
   });
   const entities = { "&lt;": "<", "&gt;": ">", "&amp;": "&" };

@@ -78,12 +78,19 @@ def differences(runs: list[Run]) -> Table:
 
 
 def targets(runs: list[Run]) -> list[float]:
-    """Multiples of 5 points that a run reached, ascending; the highest few, without those all runs began with."""
+    """Round accuracies, ascending, that a run reached and not all runs began with: the highest few.
+
+    Five points apart, or as close as it takes to have any.
+    """
     curves = [[row["mean_accuracy"] for row in run.metrics if "mean_accuracy" in row] for run in runs]
     curves = [curve for curve in curves if curve]
-    reached = [k / 20 for k in range(1, 21) if any(max(curve) >= k / 20 for curve in curves)]
     begun = min((curve[0] for curve in curves), default=0.0)
-    return ([target for target in reached if target > begun] or reached)[-MOST_TARGETS:]
+    highest = max((max(curve) for curve in curves), default=0.0)
+    for parts in (20, 50, 100, 200):
+        steps = [k / parts for k in range(1, parts + 1) if begun < k / parts <= highest]
+        if steps:
+            return steps[-MOST_TARGETS:]
+    return []
 
 
 def reached(run: Run, target: float) -> dict[str, float | None] | None:
@@ -108,7 +115,7 @@ def time_to_accuracy(runs: list[Run]) -> list[tuple[str, list[tuple[int, list[st
                 sent = found["mib"]
                 cells = [f"{found['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
             lines.append((number, cells))
-        table.append((f"{target:.0%}", lines))
+        table.append((f"{100 * target:g} %", lines))
     return table
 
 

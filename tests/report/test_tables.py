@@ -24,16 +24,9 @@ from .conftest import MakeRun
 def test_targets_are_what_a_run_reached_and_did_not_begin_with(make_run: MakeRun) -> None:
     runs = load([make_run("a", (0.12, 0.5, 0.31)), make_run("b", (0.30, 0.40))])
     assert targets(runs) == [0.15, 0.2, 0.25, 0.3, 0.35, 0.4, 0.45, 0.5]
-    assert targets(load([make_run("c", (0.99, 0.995))])) == [
-        0.6,
-        0.65,
-        0.7,
-        0.75,
-        0.8,
-        0.85,
-        0.9,
-        0.95,
-    ]  # no better one
+    # Where no five points were gained, closer ones.
+    assert targets(load([make_run("c", (0.71, 0.7412))])) == [0.72, 0.74]
+    assert targets(load([make_run("e", (0.99, 0.995))])) == [0.995]
     assert targets(load([make_run("d", (0.01,))])) == []
 
 
@@ -46,7 +39,7 @@ def test_a_target_is_reached_with_what_was_spent_by_then(make_run: MakeRun) -> N
 
 def test_the_table_of_targets(make_run: MakeRun) -> None:
     table = time_to_accuracy(load([make_run("a", (0.1, 0.52)), make_run("b", (0.1, 0.2), channel=True)]))
-    assert [target for target, _ in table] == ["15%", "20%", "25%", "30%", "35%", "40%", "45%", "50%"]
+    assert [target for target, _ in table] == ["15 %", "20 %", "25 %", "30 %", "35 %", "40 %", "45 %", "50 %"]
     assert table[0][1] == [(0, ["2", "16.00 MiB", "–", "4.0 s"]), (1, ["2", "16.00 MiB", "6.0 s", "4.0 s"])]
     assert table[-1][1][1] == (1, ["not reached", "", "", ""])
 
