@@ -134,3 +134,16 @@ def test_a_terminal_gets_a_bar_that_moves_with_the_clients(tmp_path) -> None:
     assert "mean accuracy 0.5000 (best 0.5000 in round 2)" in screen.getvalue()
     progress.on_close(fed)
     assert bar.finished or not bar.live.is_started
+
+
+def test_a_channel_has_a_line(tmp_path, capsys) -> None:
+    fed, progress = federation(tmp_path), Progress()
+    for round in (1, 2):
+        made = record(round, 0.5)
+        parts = {"channel_download_s": 1.5, "channel_compute_s": 0.25, "channel_upload_s": 4.0}
+        made.metrics |= {"channel_s": 5.75, **parts}
+        progress.on_round_end(fed, made)
+    progress.on_fit_end(fed, {})
+    progress.on_close(fed)
+    line = "11.5 s over the channel (download 3.0, compute 0.5, upload 8.0; the slowest client of each round)"
+    assert line in capsys.readouterr().out.splitlines()

@@ -1,0 +1,189 @@
+"""From bytes to seconds: how long a round takes when its clients sit at the far end of a link.
+
+Each client of the cohort hears, computes, then sends; the round is over when the slowest has sent. Training is not
+touched, and no clock is read: equal runs have equal times, on any number of processes.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fl_lightning.callbacks.base import Callback, RoundRecord
+from fl_lightning.config import check
+from fl_lightning.rng import numpy_rng
+from fl_lightning.runfolder import RunFolder
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+
+PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
+_WORK = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
+
+
+@dataclass
+class _Channel(Callback):
+    """What all channels share: seconds of a client and of a round. The server's own time is not counted."""
+
+    client_gflops: float | None = field(default=73.0, kw_only=True)
+    latency_ms: float = field(default=0.0, kw_only=True)
+
+    def __post_init__(self) -> None:
+        self._check("client_gflops", self.client_gflops is None or self.client_gflops > 0, "above 0, or null")
+        self._check("latency_ms", self.latency_ms >= 0, "0 or more")
+
+    def _check(self, argument: str, holds: bool, allowed: str) -> None:
+        """Raise `BadInput` unless `holds` and the value is finite."""
+        value = getattr(self, argument)
+        check(f"{self._key}.{argument}", value, holds and math.isfinite(value or 0), f"it must be {allowed}")
+
+    @property
+    def _key(self) -> str:
+        return f"callbacks.{type(self).__name__.lower()}"
+
+    def rates(self, fed: Federation, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+        """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes (n, 2)."""
+        raise NotImplementedError
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` where there are two channels: a round has one length."""
+        given = [type(c).__name__.lower() for c in fed.callbacks if isinstance(c, _Channel)]
+        check("callbacks", ", ".join(given), len(given) == 1, "one channel at a time")
+
+    def on_round_end(self, fed: Federation, record: RoundRecord) -> None:
+        """Add each client's seconds, and those of the slowest: the round's."""
+        sizes = np.array([[row["download_bytes"], row["upload_bytes"]] for row in record.clients], dtype=np.float64)
+        rates = self.rates(fed, record.round, [int(row["client"]) for row in record.clients], sizes)
+        travel = np.where(sizes > 0, 8 * sizes / rates + self.latency_ms / 1e3, 0.0)
+        for row, (download, upload) in zip(record.clients, travel.tolist(), strict=True):
+            work = sum(row.get(name, 0) for name in _WORK)
+            compute = work / (self.client_gflops * 1e9) if self.client_gflops else 0.0
+            row |= dict(zip(PARTS, (download, compute, upload), strict=True))
+        slowest = max(record.clients, key=lambda row: sum(row[part] for part in PARTS))
+        parts = {part: slowest[part] for part in PARTS}
+        record.metrics |= {"channel_s": sum(parts.values()), **parts}
+
+    def on_fit_end(self, fed: Federation, summary: dict[str, Any]) -> None:
+        """Sum up the run, with the rounds before a resume."""
+        if fed.is_main:
+            rows = RunFolder(fed.folder).read_metrics()
+            summary["channel_s"] = math.fsum(row.get("channel_s", 0.0) for row in rows)
+
+
+@dataclass
+class FixedRate(_Channel):
+    """Seconds of a round over links of a fixed rate, the same for every client.
+
+    Args:
+        upload_mbit: megabits a second of each client's upload. 18.56: 42.654 MiB in 19.28 s (BLS journal, Table 5).
+        download_mbit: of its download. 49.97: 42.654 MiB in 7.16 s (likewise).
+        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes no time. 73.0:
+            424.13 GFLOPs in 5.81 s (BLS journal, FedAvg in Tables 6 and 5, if both mean the same work).
+        latency_ms: added to each transfer that happens. 0: the journal has none.
+    """
+
+    upload_mbit: float = 18.56
+    download_mbit: float = 49.97
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("upload_mbit", "download_mbit"):
+            self._check(name, getattr(self, name) > 0, "above 0")
+
+    def rates(self, fed: Federation, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+        """The given ones."""
+        return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
+
+
+@dataclass
+class Wireless(_Channel):
+    """Seconds of a round in a radio cell: Shannon rates over distance, bands shared among the round's clients.
+
+    After the system study of KAPC+BLS (Zhi et al., IEEE TMC 2025). Its Table 4, the cell's parameters, was not at hand
+    but for the downlink's 50 MHz: the rest is 3GPP's macro cell (TR 36.814, case 1) without walls and shadowing, and
+    the two values marked "fitted" are chosen so that FedAvg's times of its Table 5 come out (docs/decisions/0011).
+    Shares of a band are fixed for a round and go to those who exchange anything in it.
+
+    Args:
+        upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB, slowest of 10).
+        download_mhz: band that its downloads share equally, and the server's power with it. 50: journal.
+        shares: of the upload band: equal, or in proportion to each client's bytes. equal: ours; the journal speaks of
+            shares but its rule was not at hand.
+        client_dbm: power of a client. 23: 3GPP.
+        server_dbm: power of the server's station over its whole band. 46: 3GPP.
+        path_loss_db: loss at 1 km. 128.1: 3GPP.
+        path_loss_slope: further loss for ten times the distance, in dB. 37.6: 3GPP.
+        noise_dbm_hz: thermal noise density. -174: physics, at 290 K.
+        interference_db: how far interference and receivers lift noise, both ways. 5.9: fitted (7.16 s download).
+        near: least distance of a client, in metres. 35: 3GPP.
+        far: greatest. 289: 3GPP, radius of a cell where stations stand 500 m apart.
+        fading: Rayleigh fading, drawn anew for each client, round and direction. false: the fit is without.
+        client_gflops: what a client computes in a second, in 1e9 operations; null: computing takes no time. 73.0:
+            424.13 GFLOPs in 5.81 s (journal, FedAvg in Tables 6 and 5, if both mean the same work).
+        latency_ms: added to each transfer that happens. 0: the journal has none.
+    """
+
+    upload_mhz: float = 28.6
+    download_mhz: float = 50.0
+    shares: Literal["equal", "bytes"] = "equal"
+    client_dbm: float = 23.0
+    server_dbm: float = 46.0
+    path_loss_db: float = 128.1
+    path_loss_slope: float = 37.6
+    noise_dbm_hz: float = -174.0
+    interference_db: float = 5.9
+    near: float = 35.0
+    far: float = 289.0
+    fading: bool = False
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        for name in ("upload_mhz", "download_mhz", "near"):
+            self._check(name, getattr(self, name) > 0, "above 0")
+        self._check("far", self.far >= self.near, f"at least near = {self.near:g}")
+        for name in ("path_loss_slope", "interference_db"):
+            self._check(name, getattr(self, name) >= 0, "0 or more")
+        for name in ("client_dbm", "server_dbm", "path_loss_db", "noise_dbm_hz"):
+            self._check(name, -500 <= getattr(self, name) <= 500, "in [-500, 500]")
+        check(f"{self._key}.shares", self.shares, self.shares in ("equal", "bytes"), "it must be equal or bytes")
+
+    def distance(self, seed: int, client: int) -> float:
+        """Metres to the server: the same in every round, drawn evenly over the ring's area."""
+        inner, outer = self.near**2, self.far**2
+        return math.sqrt(inner + (outer - inner) * numpy_rng(seed, "channel distance", client).random())
+
+    def gains(self, seed: int, round: int, client: int) -> np.ndarray:
+        """Power received over power sent, down and up, shape (2,)."""
+        lost = self.path_loss_db + self.path_loss_slope * math.log10(self.distance(seed, client) / 1e3)
+        gain = np.full(2, _ratio(-lost))
+        if self.fading:  # the power of a Rayleigh-distributed amplitude, 1 on average
+            gain *= numpy_rng(seed, "channel fading", client, round).exponential(size=2)
+        return gain
+
+    def rates(self, fed: Federation, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+        """Shannon's: band times log2(1 + signal over noise and interference)."""
+        gain = np.array([self.gains(fed.config.seed, round, client) for client in clients])
+        weights = np.stack([sizes[:, 0] > 0, sizes[:, 1] if self.shares == "bytes" else sizes[:, 1] > 0], axis=1)
+        share = np.where(sizes > 0, weights / np.maximum(weights.sum(axis=0), 1.0), 1.0)  # 1: unused, never 0
+        band = share * np.array([self.download_mhz, self.upload_mhz]) * 1e6
+        power = 1e-3 * np.array([_ratio(self.server_dbm), _ratio(self.client_dbm)])  # watts
+        power = power * np.stack([share[:, 0], np.ones(len(clients))], axis=1)
+        return rate(band, power * gain, 1e-3 * _ratio(self.noise_dbm_hz + self.interference_db))
+
+
+def rate(band: np.ndarray, received: np.ndarray, noise: float) -> np.ndarray:
+    """Shannon's bits a second.
+
+    Args:
+        band: hertz.
+        received: power of the signal in watts.
+        noise: density of noise and interference in watts a hertz.
+    """
+    return band * np.log1p(received / (noise * band)) / math.log(2)
+
+
+def _ratio(decibel: float) -> float:
+    return float(10 ** (decibel / 10))

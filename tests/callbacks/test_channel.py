@@ -1,0 +1,222 @@
+"""Seconds from bytes: by hand, by order, by chance, and as the journal's Table 5 has them."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_lightning.callbacks.base import RelationView, RoundRecord
+from fl_lightning.callbacks.channel import PARTS, FixedRate, Wireless, rate
+from fl_lightning.cli import main
+from fl_lightning.errors import BadInput
+from fl_lightning.federation import Federation
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.local import Local
+from fl_lightning.rng import numpy_rng
+from fl_lightning.runfolder import RunFolder
+
+Make = Callable[..., Federation]
+MIB = 2**20
+
+
+def fed(seed: int = 0) -> Any:
+    return SimpleNamespace(config=SimpleNamespace(seed=seed), callbacks=[], is_main=True)
+
+
+def record(sizes: dict[int, tuple[float, float]], round: int = 1, **work: float) -> RoundRecord:
+    """A round of clients with their bytes down and up."""
+    clients = [{"client": c, "download_bytes": d, "upload_bytes": u, **work} for c, (d, u) in sizes.items()]
+    nothing = RelationView(np.zeros((0, 0, 0)), [], [], [])
+    return RoundRecord(round, [*sizes], {}, clients, nothing, np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+
+
+def seconds(channel: Any, sizes: dict[int, tuple[float, float]], round: int = 1, seed: int = 0) -> dict[int, list]:
+    """Download, compute and upload of each client."""
+    made = record(sizes, round)
+    channel.on_round_end(fed(seed), made)
+    return {int(row["client"]): [row[part] for part in PARTS] for row in made.clients}
+
+
+# ---------------------------------------------------------------- fixed rates
+
+
+def test_fixed_rates_are_exact_and_the_slowest_is_the_round() -> None:
+    """2 and 8 Mbit/s, 50 ms: a megabyte takes 4.05 s up and 1.05 s down."""
+    made = record({3: (1e6, 1e6), 5: (2e6, 1e6), 8: (0, 0)}, flops_forward=1e9, flops_penalty=5e8)
+    FixedRate(2.0, 8.0, latency_ms=50, client_gflops=3.0).on_round_end(fed(), made)
+    assert [[row[part] for part in PARTS] for row in made.clients] == [
+        pytest.approx([1.05, 0.5, 4.05]),
+        pytest.approx([2.05, 0.5, 4.05]),
+        [0.0, 0.5, 0.0],
+    ]
+    slowest = made.clients[1]
+    assert made.metrics == {"channel_s": sum(slowest[part] for part in PARTS), **{p: slowest[p] for p in PARTS}}
+
+
+def test_computing_may_be_left_out_and_may_be_unknown() -> None:
+    made = record({0: (8e6, 0)}, flops_forward=1e12)
+    FixedRate(8.0, 8.0, client_gflops=None).on_round_end(fed(), made)
+    assert [made.clients[0][part] for part in PARTS] == [8.0, 0.0, 0.0]
+    assert seconds(FixedRate(8.0, 8.0), {0: (8e6, 0)}) == {0: [8.0, 0.0, 0.0]}
+
+
+def test_the_defaults_are_the_journals_fedavg() -> None:
+    made = record({0: (42.654 * MIB, 42.654 * MIB)}, flops_forward=424.13e9)
+    FixedRate().on_round_end(fed(), made)
+    assert [made.metrics[part] for part in PARTS] == pytest.approx([7.16, 5.81, 19.28], abs=0.005)
+
+
+# ---------------------------------------------------------------- the radio cell
+
+
+def test_shannon_by_hand() -> None:
+    """A signal as strong as the noise: a bit a second for each hertz; 3 and 1023 times as strong: 2 and 10."""
+    one = rate(np.full(3, 1e6), np.array([1e-9, 3e-9, 1023e-9]), 1e-15)
+    np.testing.assert_allclose(one, [1e6, 2e6, 10e6])
+    # At 1 km: 30 dBm - 130 dB = -100 dBm, noise -170 dBm/Hz + 60 dB for a megahertz + 10 dB = -100 dBm: 1 bit/s/Hz,
+    # down, where the whole power of 3 MHz is shared like the band. Up 23 dB more: log2(1 + 10^2.3) = 7.65.
+    cell = Wireless(
+        3.0, 3.0, client_dbm=53.0, server_dbm=30 + 10 * math.log10(3), path_loss_db=130.0, noise_dbm_hz=-170.0,
+        interference_db=10.0, near=1000.0, far=1000.0,
+    )  # fmt: skip
+    got = cell.rates(fed(), 1, [0, 1, 2], np.ones((3, 2)))
+    np.testing.assert_allclose(got, [[1e6, 1e6 * math.log2(1 + 10**2.3)]] * 3)
+
+
+def test_more_bytes_and_more_distance_take_longer() -> None:
+    clients = dict.fromkeys(range(20), (1000000.0, 1000000.0))
+    once, twice = (seconds(Wireless(), {c: (k * d, k * u) for c, (d, u) in clients.items()}) for k in (1, 2))
+    by_distance = sorted(clients, key=lambda c: Wireless().distance(0, c))
+    for way in (0, 2):
+        times = [once[c][way] for c in by_distance]
+        assert times == sorted(times)
+        assert len(set(times)) == 20
+        np.testing.assert_allclose([twice[c][way] for c in clients], [2 * once[c][way] for c in clients])
+
+
+def test_bands_are_shared_among_those_who_use_them() -> None:
+    alone = seconds(Wireless(), {0: (1e6, 1e6)})[0]
+    idle = seconds(Wireless(), {0: (1e6, 1e6), 1: (0, 0)})
+    assert idle == {0: alone, 1: [0.0, 0.0, 0.0]}
+    both = seconds(Wireless(), {0: (1e6, 1e6), 1: (1e6, 1e6)})[0]
+    assert both[0] == pytest.approx(2 * alone[0])  # power is shared like the band
+    assert alone[2] < both[2] < 2 * alone[2]  # a client has its whole power in half the band
+    same_place = {"near": 100.0, "far": 100.0, "shares": "bytes"}
+    uneven = seconds(Wireless(**same_place), {0: (1e6, 1e6), 1: (1e6, 3e6)})
+    cell = Wireless(**same_place)
+    bits = cell.rates(fed(), 1, [0, 1], np.array([[1e6, 1e6], [1e6, 3e6]]))[:, 1]
+    assert uneven[1][2] == pytest.approx(24e6 / bits[1])
+    noise = 10 ** ((-174 + 5.9) / 10 - 3)
+    received = 10 ** ((23 - 128.1 + 37.6) / 10 - 3)  # at a tenth of a kilometre
+    np.testing.assert_allclose(bits, rate(np.array([0.25, 0.75]) * 28.6e6, np.array([received]), noise))
+
+
+def test_neither_order_nor_company_moves_a_client() -> None:
+    cell = Wireless(fading=True)
+    one, other = ([cell.gains(7, 3, c).tolist() for c in order] for order in ([4, 1, 9], [9, 4, 1]))
+    assert one == [other[1], other[2], other[0]]
+    assert cell.gains(7, 3, 4).tolist() != cell.gains(7, 4, 4).tolist()
+    assert Wireless().gains(7, 3, 4).tolist() == Wireless().gains(7, 4, 4).tolist()
+    there, back = (
+        seconds(cell, dict(pairs)) for pairs in (((0, (1e6, 2e6)), (1, (3e6, 1e6))), ((1, (3e6, 1e6)), (0, (1e6, 2e6))))
+    )
+    assert there == back
+
+
+def test_clients_are_spread_evenly_over_the_ring() -> None:
+    distances = np.array([Wireless(near=100.0, far=300.0).distance(0, c) for c in range(4000)])
+    assert 100 <= distances.min() < 110
+    assert 295 < distances.max() <= 300
+    inside = np.mean(distances < 200)  # (200^2 - 100^2) / (300^2 - 100^2) = 3 / 8
+    assert inside == pytest.approx(3 / 8, abs=0.03)
+
+
+def test_fading_is_one_on_average() -> None:
+    still, moving = Wireless(), Wireless(fading=True)
+    ratios = np.array([moving.gains(0, t, 5) / still.gains(0, t, 5) for t in range(4000)])
+    np.testing.assert_allclose(ratios.mean(axis=0), 1.0, atol=0.06)  # four standard errors
+    assert abs(np.corrcoef(ratios.T)[0, 1]) < 0.06  # up and down fade apart
+    assert np.mean(ratios < math.log(2)) == pytest.approx(0.5, abs=0.03)  # the exponential's median
+
+
+def test_the_defaults_give_the_journals_times() -> None:
+    """ResNet-18, 10 of 100 clients, 42.654 MiB each way: 19.28 s up and 7.16 s down for the slowest (Table 5)."""
+    made = []
+    for seed in range(300):
+        cohort = numpy_rng(seed, "cohort", 1).choice(100, 10, replace=False)
+        made.append(record({int(c): (42.654 * MIB, 42.654 * MIB) for c in cohort}))
+        Wireless().on_round_end(fed(seed), made[-1])
+    down, _, up = (np.mean([one.metrics[part] for one in made]) for part in PARTS)
+    assert up == pytest.approx(19.28, rel=0.02)
+    assert down == pytest.approx(7.16, rel=0.02)
+
+
+# ---------------------------------------------------------------- in a run
+
+
+def test_two_channels_are_refused(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"callbacks: .fixedrate, wireless. .*one channel at a time"):
+        federation(FedAvg(), callbacks=[FixedRate(), Wireless()]).fit()
+
+
+@pytest.mark.parametrize(
+    ("make", "message"),
+    [
+        (lambda: FixedRate(0.0), r"callbacks\.fixedrate\.upload_mbit: 0\.0 .*above 0"),
+        (lambda: FixedRate(1.0, math.nan), r"fixedrate\.download_mbit"),
+        (lambda: FixedRate(client_gflops=0.0), r"fixedrate\.client_gflops: 0\.0 .*above 0, or null"),
+        (lambda: Wireless(latency_ms=-1.0), r"callbacks\.wireless\.latency_ms: -1\.0 .*0 or more"),
+        (lambda: Wireless(near=0.0), r"wireless\.near"),
+        (lambda: Wireless(far=10.0), r"wireless\.far: 10\.0 .*at least near = 35"),
+        (lambda: Wireless(upload_mhz=math.inf), r"wireless\.upload_mhz"),
+        (lambda: Wireless(client_dbm=1e4), r"wireless\.client_dbm"),
+        (lambda: Wireless(shares="fair"), r"wireless\.shares: .fair. .*equal or bytes"),  # type: ignore[arg-type]
+    ],
+)
+def test_bad_values_are_named(make: Callable[[], object], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        make()
+
+
+def test_all_bytes_count_and_nothing_sent_takes_no_time(federation: Make) -> None:
+    run = federation(FedAvg(), net="norm", callbacks=[channel := FixedRate(1.0, 1.0)], rounds=1)
+    made = run.round(1)
+    run.callbacks[-1].on_round_end(run, made)
+    for row in made.clients:
+        assert row["upload_bytes"] > row["upload_parameter_bytes"]
+        assert row["channel_upload_s"] == row["upload_bytes"] * 8 / 1e6
+    silent = federation(Local(), callbacks=[channel], rounds=1)
+    made = silent.round(1)
+    channel.on_round_end(silent, made)
+    assert made.metrics["channel_download_s"] == made.metrics["channel_upload_s"] == 0
+
+
+def test_resumed_as_if_never_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = (
+        "--config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null --data.fraction 0.4"
+    )
+    flags += (
+        " --fabric.accelerator cpu --federation.clients 5 --federation.local_epochs 1 --federation.participation 0.6"
+    )
+    flags += " --callbacks wireless --callbacks.wireless.fading true"
+    assert main(["fit", *flags.split(), "--federation.rounds", "4", "--name", "whole"]) == 0
+    assert main(["fit", *flags.split(), "--federation.rounds", "2", "--name", "parts"]) == 0
+    assert main(["fit", "--federation.rounds", "4", "--name", "parts", "--resume"]) == 0
+    whole, parts = (RunFolder(tmp_path / "runs" / name) for name in ("whole", "parts"))
+    assert whole.read_clients() == parts.read_clients()
+    columns = ("channel_s", *PARTS)
+    rows = [[[row[name] for name in columns] for row in folder.read_metrics()] for folder in (whole, parts)]
+    assert rows[0] == rows[1]
+    for total, *split in rows[0]:
+        assert total == pytest.approx(sum(split))
+        assert min(split) > 0
+    totals = [json.loads((folder.path / "summary.json").read_text())["channel_s"] for folder in (whole, parts)]
+    assert totals[0] == totals[1] == math.fsum(row[0] for row in rows[0])
