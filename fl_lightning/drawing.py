@@ -167,11 +167,16 @@ def _ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 def _kept(labels: Sequence[str | int], room: int, needed: int) -> range:
     """Which labels are written: all names, and every first, second, fifth, tenth, ... number, as fits."""
-    step = 1
-    if not any(isinstance(label, str) for label in labels):
-        steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
-        step = next(candidate for candidate in steps if candidate * room >= needed)
-    return range(0, len(labels), step)
+    numbers = [label for label in labels if not isinstance(label, str)]
+    if len(numbers) < max(len(labels), 2):
+        return range(len(labels))
+    steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
+    step = next(candidate for candidate in steps if candidate * room >= needed)
+    apart = numbers[1] - numbers[0]
+    even = numbers[:-1] == [*range(numbers[0], numbers[-1], apart)] if apart > 0 else False
+    # Rounds from 1 on: 10, 20, 30 rather than 1, 11, 21.
+    start = -(numbers[0] // apart) % step if even and numbers[0] % apart == 0 else 0
+    return range(start if start < len(labels) else 0, len(labels), step)
 
 
 def _write_upwards(image: Image.Image, text: str, place: Point) -> None:

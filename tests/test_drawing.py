@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.drawing import _ticks, heatmap, save_png
+from fl_lightning.drawing import _kept, _ticks, heatmap, save_png
 
 YELLOW, VIOLET, GREY = (0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54), (200, 200, 200)
 
@@ -94,3 +94,19 @@ def test_degenerate_values_are_drawn(values) -> None:
 )
 def test_the_bar_has_round_numbers_and_both_ends(low, high, most, texts) -> None:
     assert [text for _, text in _ticks(low, high, most)] == texts
+
+
+@pytest.mark.parametrize(
+    ("labels", "room", "written"),
+    [
+        (range(0, 12), 5, [0, 5, 10]),
+        (range(1, 13), 5, [5, 10]),  # rounds
+        (range(1, 4), 20, [1, 2, 3]),
+        (range(1, 4), 1, [1]),
+        ([*range(5, 60, 5), 58], 10, [10, 20, 30, 40, 50, 58]),  # columns of five rounds, the last one cut short
+        ([3, 17, 22, 40, 41, 60], 5, [3, 60]),  # a cohort
+        (["a", "b"], 1, ["a", "b"]),
+    ],
+)
+def test_numbers_that_are_written_are_round_ones(labels, room, written) -> None:
+    assert [labels[k] for k in _kept(labels, room, 20)] == written
