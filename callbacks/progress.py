@@ -144,8 +144,8 @@ def _closing_lines(fed: Federation, rows: list[Row], summary: dict[str, Any]) ->
         "The best round is chosen on test data, so it is optimistic; the last round is not.",
     ]
     if "channel_s" in total:
-        parts = ", ".join(f"{part} {total[f'channel_{part}_s']:.1f}" for part in ("download", "compute", "upload"))
-        lines.insert(1, f"{total['channel_s']:.1f} s over the channel ({parts}; the slowest client of each round)")
+        parts = ", ".join(f"{part} {total[f'channel_{part}_s']:.2f}" for part in ("download", "compute", "upload"))
+        lines.insert(1, f"{total['channel_s']:.2f} s over the channel ({parts}; the slowest client of each round)")
     if (fed.folder / "figures").is_dir():
         lines.append(f"figures: {fed.folder / 'figures'}")
     if (fed.folder / "tensorboard").is_dir():

@@ -145,5 +145,5 @@ def test_a_channel_has_a_line(tmp_path, capsys) -> None:
         progress.on_round_end(fed, made)
     progress.on_fit_end(fed, {})
     progress.on_close(fed)
-    line = "11.5 s over the channel (download 3.0, compute 0.5, upload 8.0; the slowest client of each round)"
+    line = "11.50 s over the channel (download 3.00, compute 0.50, upload 8.00; the slowest client of each round)"
     assert line in capsys.readouterr().out.splitlines()
