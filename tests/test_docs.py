@@ -28,8 +28,8 @@ from fl_lightning.errors import BadInput, RunFailed
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = ("my_callbacks", "my_data", "my_groups", "my_methods", "my_models", "my_watch")
-QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.progress null --fabric.accelerator cpu")
-QUICK = [*QUIET, *shlex.split("--federation.rounds 1 --federation.local_epochs 1")]
+QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null")
+QUICK = [*QUIET, *shlex.split("--federation.rounds 1 --federation.local_epochs 1 --fabric.accelerator cpu")]
 
 
 def blocks(page: Path, language: str) -> list[str]:
@@ -218,7 +218,7 @@ def test_every_component_and_argument_stands_in_the_reference(kind: str, referen
 
 
 def test_every_column_and_file_stands_in_the_reference(reference: str, folder: Path) -> None:
-    shown = shlex.split("--loggers tensorboard --callbacks heatmaps,wireless --data.validation 0.1")
+    shown = shlex.split("--loggers tensorboard --callbacks heatmaps,ledger,wireless --data.validation 0.1")
     flags = shlex.split("--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a")
     assert main(["fit", *QUICK, *flags, *shown]) == 0
     run = folder / "runs" / "a"

@@ -43,6 +43,8 @@ def test_traffic_is_kept_by_round(folder) -> None:
         assert held["layers"].tolist() == ["conv1", "fc", "head"]
         assert held["kinds"].tolist() == ["parameters", "buffers", "statistics", "other"]
     folder.truncate(1)
+    with pytest.raises(FileNotFoundError):
+        folder.read_traffic(2)
     assert [f.name for f in (folder.path / "traffic").iterdir()] == ["round-0001.npz"]
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import logging
 import multiprocessing
 import os
 import signal
@@ -60,6 +61,7 @@ def _dispatch(argv: list[str]) -> None:
     from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import commands
 
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
     known = {
         "fit": commands.fit,
         "test": commands.test,

@@ -22,7 +22,7 @@ CONFIG = "config.yaml"
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
 MAY_CHANGE = (
     "federation.rounds", "fabric.accelerator", "fabric.devices", "fabric.num_nodes", "fabric.threads", "loggers",
-    "callbacks.progress", "callbacks.heatmaps", "data.root", "data.download", "data.resident",
+    "callbacks.progress", "callbacks.heatmaps", "callbacks.ledger", "data.root", "data.download", "data.resident",
 )  # fmt: skip
 
 

@@ -23,7 +23,7 @@ from fl_lightning.errors import BadInput
 Layer = dict[str, Any]
 
 # Callbacks that every run has unless they are set to null, in the order in which they run, after all others.
-DEFAULT_CALLBACKS = ("heatmaps", "progress", "checkpoint")
+DEFAULT_CALLBACKS = ("heatmaps", "ledger", "progress", "checkpoint")
 # KAPC on the digits that ship with the package: what `fl-train fit` alone does.
 DEFAULTS: Layer = {"method": "kapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}
 

@@ -200,13 +200,10 @@ def test_all_bytes_count_and_nothing_sent_takes_no_time(federation: Make) -> Non
 
 def test_resumed_as_if_never_broken_off(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = (
-        "--config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null --data.fraction 0.4"
-    )
-    flags += (
-        " --fabric.accelerator cpu --federation.clients 5 --federation.local_epochs 1 --federation.participation 0.6"
-    )
-    flags += " --callbacks wireless --callbacks.wireless.fading true"
+    flags = "--config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.ledger null"
+    flags += " --callbacks.progress null --callbacks wireless --callbacks.wireless.fading true --data.fraction 0.4"
+    flags += " --fabric.accelerator cpu --federation.clients 5 --federation.local_epochs 1"
+    flags += " --federation.participation 0.6"
     assert main(["fit", *flags.split(), "--federation.rounds", "4", "--name", "whole"]) == 0
     assert main(["fit", *flags.split(), "--federation.rounds", "2", "--name", "parts"]) == 0
     assert main(["fit", "--federation.rounds", "4", "--name", "parts", "--resume"]) == 0

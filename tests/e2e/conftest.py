@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 from fl_lightning.cli import main
 
 SMALL = """
---config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null
+--config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null
 --fabric.accelerator cpu --fabric.threads 1 --data.fraction 0.4 --model.hidden [16]
 --federation.clients 5 --federation.local_epochs 1 --federation.rounds 3
 """
