@@ -24,19 +24,23 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
+from unittest import mock
 
+import numpy as np
 import torch
 from bare import BareFedAvg, Stepper
 from measure import interleaved, machine, ratio
 from workloads import Workload, data_root, workloads
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, RoundRecord
+from fl_lightning.callbacks.channel import Wireless
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.kapc import KAPC
+from fl_lightning.payload import KINDS, Payload
 from fl_lightning.run import _Keeper
 from fl_lightning.runfolder import RunFolder
 
@@ -169,6 +173,44 @@ def coaching(workload: Workload, pairs: int) -> list[Row]:
     ]
 
 
+class Unledgered(RunFolder):
+    """The tables of a run without its ledger."""
+
+    def write_traffic(self, record: RoundRecord) -> None:
+        pass
+
+
+def accounting(workload: Workload, pairs: int) -> list[Row]:
+    """A round of KAPC with ledger, operations and channel, against the same round with none of them."""
+    data, source = workload.load()
+    with tempfile.TemporaryDirectory() as folder:
+        counted = workload.federation(
+            KAPC(), data, Path(folder), [Wireless(), _Keeper(RunFolder(Path(folder) / "counted"))], "after"
+        )
+        counted.cost = counted.sample_cost()
+        bare = workload.federation(KAPC(), data, Path(folder), [_Keeper(Unledgered(Path(folder) / "bare"))], "after")
+        layers = len(bare.layer_names)
+        nothing = {"by_layer": np.zeros((layers + 1, len(KINDS)), np.int64), "layers_sent": np.zeros(layers, bool)}
+
+        def uncounted(t: int) -> None:
+            with contextlib.ExitStack() as patches:
+                for name, value in nothing.items():
+                    patches.enter_context(mock.patch.object(Payload, name, value))
+                patches.enter_context(mock.patch.object(Federation, "account"))
+                patches.enter_context(mock.patch.object(Federation, "server_bytes", return_value=0))
+                plain_round(bare, t)
+
+        sides: dict[str, Callable[[], object]] = {
+            "counted": Rounds(partial(plain_round, counted), workload.rounds_at_once),
+            "bare": Rounds(uncounted, workload.rounds_at_once),
+        }
+        seconds = interleaved(sides, pairs)
+    what, against = "a round of KAPC with ledger, operations and channel", "the same without them"
+    scale = workload.rounds_at_once
+    name = f"accounting-{workload.name}"
+    return [compared(name, what, seconds["counted"], against, seconds["bare"], scale, "<= 1.02", source)]
+
+
 def server_step(clients: int, pairs: int) -> list[Row]:
     """Gram, relation and mix for models of ResNet-18's size, in a process of its own."""
     rows = []
@@ -239,6 +281,8 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
         found[name] = partial(against_bare, workload, pairs)
     for name, workload in known.items():
         found[f"kapc-{name}"] = partial(coaching, workload, pairs)
+    for name, workload in known.items():
+        found[f"accounting-{name}"] = partial(accounting, workload, pairs)
     for clients, most in SERVER_PAIRS.items():
         found[f"server-{clients}"] = partial(server_step, clients, min(pairs, most))
     found["start"] = partial(start_up, pairs)

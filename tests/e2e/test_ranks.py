@@ -16,7 +16,7 @@ RUNS = {
     "fedavg": "--method fedavg --federation.participation 0.5",
     "fedamp": "--method fedamp --federation.participation 0.5",
     "normed": "--model fl_own_models.Normed --method.classifier own --optimizer.momentum 0.9",
-    "selected": "--callbacks layerselection --callbacks.wireless.fading true --federation.participation 0.5",
+    "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
 }
 

@@ -20,7 +20,8 @@ RUNS = {
     "adam": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 --optimizer.lr 0.01",
     "kept momentum": "--optimizer.momentum 0.9 --optimizer.keep_state true --method fedamp",
     "fedavg": "--method fedavg --federation.participation 0.5",
-    "selected": "--callbacks layerselection --federation.participation 0.5",
+    "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
+    "partly selected": "--callbacks layerselection --federation.participation 0.5",
     "normed": "--model fl_own_models.Normed --method fedavg --federation.participation 0.5",
 }
 
