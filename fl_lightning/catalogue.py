@@ -108,7 +108,7 @@ def _base_names(node: ast.ClassDef) -> set[str]:
 
 
 def _observers() -> list[tuple[str, ast.ClassDef]]:
-    """Classes that descend from Callback, save the relations: a method brings its own."""
+    """Classes that descend from Callback, save relations and knowledge: a method brings its own."""
     classes = list(_classes("callbacks"))
     bases = {node.name: _base_names(node) for _, node in classes}
 
@@ -117,7 +117,8 @@ def _observers() -> list[tuple[str, ast.ClassDef]]:
         return direct.union(*(ancestors(base) for base in direct))
 
     lines = {node.name: {node.name} | ancestors(node.name) for _, node in classes}
-    return [(m, node) for m, node in classes if "Callback" in lines[node.name] and "Relation" not in lines[node.name]]
+    brought = {"Relation", "Knowledge"}
+    return [(m, node) for m, node in classes if "Callback" in lines[node.name] and not brought & lines[node.name]]
 
 
 def _callbacks(loggers: bool) -> dict[str, Entry]:

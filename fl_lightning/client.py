@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -15,6 +15,9 @@ from torchmetrics.functional.classification import multiclass_stat_scores
 from fl_lightning.layout import Binding, Layout, Segment
 from fl_lightning.methods.base import Method
 from fl_lightning.payload import Payload
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.knowledge import Knowledge
 
 
 @dataclass(frozen=True)
@@ -65,11 +68,20 @@ class Client(LightningModule):
         method: what the loss is pulled by.
     """
 
-    def __init__(self, model: nn.Module, layout: Layout, method: Method, num_classes: int) -> None:
+    def __init__(
+        self, model: nn.Module, layout: Layout, method: Method, num_classes: int, knowledge: Knowledge | None = None
+    ) -> None:
         super().__init__()
         self.model = model
         self.layout = layout
         self.num_classes = num_classes
+        self.knowledge = knowledge
+        self.heard: dict[str, Tensor] = {}
+        """What the knowledge has made of the last payload."""
+        self.features: Tensor
+        """With knowledge: what the classifier saw in the last pass, (batch, d)."""
+        if knowledge is not None:
+            self.head.register_forward_pre_hook(self._look)
         self.binding = Binding(model, layout)
         self._own_step = (
             isinstance(model, LightningModule) and type(model).training_step is not LightningModule.training_step
@@ -87,9 +99,26 @@ class Client(LightningModule):
         self.pull_value: Tensor | None = None
         """The coaching term of the last training step (detached), None where there is none."""
 
+    @property
+    def head(self) -> nn.Module:
+        """The classifier."""
+        return self.model.get_submodule(self.layout.head)
+
+    @property
+    def device_of_model(self) -> torch.device:
+        """Where the model lies."""
+        return next(iter(self.model.parameters())).device
+
+    def _look(self, head: nn.Module, seen: tuple[Tensor, ...]) -> None:
+        self.features = seen[0]
+
     def hear(self, payload: Payload | None) -> None:
-        """Be pulled, from now on, towards the parameters that came in `payload` (None: towards nothing)."""
+        """Train, from now on, on what came in `payload` (None: on nothing): pulled by its parameters, and knowing."""
         self._heard, self.pulled_numbers = None, 0
+        if self.knowledge is not None:
+            self.heard = {}
+            if payload is not None:
+                self.knowledge.hear(self, payload)
         if payload is None or not payload.sent.any() or not self._coefficients.any():
             return
         if payload.sent.tobytes() != self._last_sent:  # the columns change only when what is sent changes
@@ -131,8 +160,11 @@ class Client(LightningModule):
         return term
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
-        """Task loss plus coaching term."""
+        """Task loss plus coaching term, and what the method's knowledge adds."""
         loss = self.task_loss(batch, batch_idx)
+        if self.knowledge is not None and self.heard:
+            known = self.knowledge.term(self, batch[1])
+            loss = loss if known is None else loss + known
         term = self.coaching()
         if term is None:
             return loss
@@ -142,7 +174,11 @@ class Client(LightningModule):
     def score(self, x: Tensor, y: Tensor) -> Tensor:
         """Number of right answers in a batch, a tensor of shape ()."""
         counts: Tensor = multiclass_stat_scores(
-            self.model(x), y, num_classes=self.num_classes, average="micro", validate_args=False
+            self.model(x) if self.knowledge is None else self.knowledge.predict(self, x),
+            y,
+            num_classes=self.num_classes,
+            average="micro",
+            validate_args=False,
         )
         return counts[0]  # true positives; a share would be rounded
 

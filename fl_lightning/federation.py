@@ -79,7 +79,8 @@ class Federation:
         row, buffers = row.to(fabric.device), [b.to(fabric.device) for b in buffers]
         self.server = ServerState(initial=row, initial_buffers=buffers, shared=row)
         self.states: dict[int, ClientState] = {}
-        self.resident = Client(model.to(fabric.device), self.layout, method, data.num_classes)
+        self.knowledge = method.knowledge()
+        self.resident = Client(model.to(fabric.device), self.layout, method, data.num_classes, self.knowledge)
         self.resident.fabric = fabric
         self.resident.binding.bind(row.clone(), _copied(buffers))
         self.optimizer = descent(fabric, self.resident, config.optimizer)
@@ -91,10 +92,11 @@ class Federation:
         self.down_mask = np.array([s == "shared" for s in scopes], dtype=bool)
         self.up_mask = np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool)
         self.relation = method.relation()
-        self.callbacks: list[Callback] = [self.relation, *callbacks]
+        self.callbacks: list[Callback] = [self.relation, *([self.knowledge] if self.knowledge else []), *callbacks]
         self.has_global = self.relation.shared and bool(self.down_mask[self.layout.is_parameter].all())
         # The server's copy of a client is that client's own row until a hook may change what travels.
-        self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in self.callbacks)
+        changers = [c for c in self.callbacks if c is not self.knowledge]
+        self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in changers)
         # A client that begins every round from what it hears has nothing of its own to keep.
         self._stateless = method.starts_from() == "server" and bool(self.down_mask.all())
         keeps = any(type(c).client_fields is not Callback.client_fields for c in self.callbacks)
@@ -247,6 +249,8 @@ class Federation:
         if self.cost is not None:
             result |= self.cost.of(trained.samples, trained.steps, self.resident.pulled_numbers)
             result["flops_extra"] += self.extra_flops
+        if self.knowledge is not None:
+            result["told"] = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
         if self._two_copies:  # what did not arrive stays stale (KAPC+BLS, Eq. 33)
             copy_columns(state.received, upload.row, self.layout.segments(upload.sent))
         state.turns += 1
@@ -293,6 +297,8 @@ class Federation:
         astray = [c["client"] for c in clients if not math.isfinite(c["train_loss"])]
         if astray:
             raise RunFailed(f"client {astray[0]} diverged in round {t}: its loss is not finite; lower optimizer.lr")
+        if self.knowledge is not None:
+            self.knowledge.merge(self, {c["client"]: c.pop("told") for c in clients})
         metrics: dict[str, float] = {}
         scored = [c for c in clients if f"accuracy_{self.judge}" in c]
         if scored:
@@ -335,6 +341,8 @@ class Federation:
 
     def score(self, client: int) -> Tensor:
         """Accuracy of the bound model on a client's test data, shape ()."""
+        if self.knowledge is not None:
+            self.knowledge.before_score(self)
         part = self.data.client(client, self.fabric.device, self.dtype).test
         return accuracy(self.fabric, self.resident, part, self.config.evaluation.batch_size)
 

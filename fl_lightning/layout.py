@@ -65,6 +65,7 @@ class Layout:
     """
 
     def __init__(self, model: nn.Module, head: str) -> None:
+        self.head = head
         self.layers: list[str] = []
         modules = dict(model.named_modules())
         places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []

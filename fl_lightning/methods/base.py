@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import ClassVar, Literal
 
+from fl_lightning.callbacks.knowledge import Knowledge
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.layout import Block
 
@@ -26,6 +27,10 @@ class Method:
     def relation(self) -> Relation:
         """Who hears whom."""
         return SampleCounts()
+
+    def knowledge(self) -> Knowledge | None:
+        """What is exchanged beside models, if anything."""
+        return None
 
     def scope(self, block: Block) -> Scope:
         """How one tensor of the model travels."""

@@ -1,0 +1,45 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fl_lightning.errors import BadInput
+from fl_lightning.layout import Layout
+from fl_lightning.models import head_of
+from fl_lightning.models.resnet18 import ResNet18
+from fl_lightning.models.shufflenetv2 import ShuffleNetV2
+
+
+def size(model: torch.nn.Module) -> int:
+    return sum(p.numel() for p in model.parameters())
+
+
+def test_the_parameters_are_those_that_fedhkd_prints() -> None:
+    """FedHKD, Table 1: 1.286, 11.209 and 11.215 million."""
+    assert size(ShuffleNetV2(10, (3, 32, 32), representation=32)) == 1_286_734
+    assert size(ResNet18(10, (3, 32, 32), representation=64)) == 11_209_994
+    assert size(ResNet18(100, (3, 32, 32), representation=64)) == 11_215_844
+
+
+@pytest.mark.parametrize("representation", [None, 32])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_scores_and_classifier(representation: int | None, channels: int) -> None:
+    model = ShuffleNetV2(7, (channels, 32, 32), representation)
+    assert model.eval()(torch.randn(2, channels, 32, 32)).shape == (2, 7)
+    assert head_of(model) == "classifier"
+    assert model.classifier.in_features == (representation or 1024)
+    assert any(b.head for b in Layout(model, "classifier").blocks)
+
+
+def test_resnet18_with_a_representation_is_classified_by_the_layer_behind_it() -> None:
+    model = ResNet18(10, (1, 28, 28), stem="3x3", representation=64)
+    assert head_of(model) == "classifier"
+    assert model.eval()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
+
+
+@pytest.mark.parametrize("model", [ResNet18, ShuffleNetV2])
+def test_bad_arguments_are_named(model: type) -> None:
+    with pytest.raises(BadInput, match="representation"):
+        model(10, (3, 32, 32), representation=0)
+    with pytest.raises(BadInput, match="images"):
+        model(10, (64,))
