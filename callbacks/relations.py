@@ -17,6 +17,7 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.mixing import Gram
 
 if TYPE_CHECKING:
+    from fl_lightning.data.federated import Part
     from fl_lightning.federation import Federation
 
 
@@ -53,12 +54,21 @@ class Relation(Callback):
     """Everybody hears the same: one row, mixed when the round's uploads are in; it is the global model."""
     per_layer: ClassVar[bool] = False
     """Every layer has weights of its own."""
-    mixes: Literal["cohort", "known"] = "cohort"
-    """Whose last-known models are mixed: the cohort's, or those of all clients heard so far and the cohort's."""
+    mixes: Literal["cohort", "known", "all"] = "cohort"
+    """Whose last-known models are mixed: the cohort's, those of all clients heard so far and the cohort's, or
+    everybody's (an unheard client's is the initial model)."""
 
     def rows(self, hearing: Hearing) -> Tensor:
         """Weights of shape (layers or 1, m, n), float64; with `shared`, m is 1."""
         raise NotImplementedError
+
+    def newcomer(self, fed: Federation, part: Part, labelled: bool) -> Tensor:
+        """Weights (N,) of all clients' models in what a new client with the training data `part` hears.
+
+        Raises:
+            BadInput: the relation says nothing about clients that have taken part in no round.
+        """
+        raise BadInput("run", str(fed.folder), f"{type(fed.method).__name__.lower()} cannot place a new client")
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Floating-point operations of `rows`, Gram matrices left aside."""

@@ -91,6 +91,7 @@ class Client(LightningModule):
         self._coefficients = np.array([method.pull(b) if b.kind == "parameter" else 0.0 for b in layout.blocks])
         self._heard: Tensor | None = None
         self._pulled: list[_Pulled] = []
+        self._strong: list[_Pulled] = []
         self._places: list[tuple[int, int]] = []
         self._pulled_numbers = 0
         self._last_sent: bytes | None = None
@@ -112,14 +113,17 @@ class Client(LightningModule):
     def _look(self, head: nn.Module, seen: tuple[Tensor, ...]) -> None:
         self.features = seen[0]
 
-    def hear(self, payload: Payload | None) -> None:
-        """Train, from now on, on what came in `payload` (None: on nothing): pulled by its parameters, and knowing."""
+    def hear(self, payload: Payload | None, strength: float = 1.0) -> None:
+        """Train, from now on, on what came in `payload` (None: on nothing): pulled by its parameters, and knowing.
+
+        `strength` is a factor on the pull; at 0 there is none.
+        """
         self._heard, self.pulled_numbers = None, 0
         if self.knowledge is not None:
             self.heard = {}
             if payload is not None:
                 self.knowledge.hear(self, payload)
-        if payload is None or not payload.sent.any() or not self._coefficients.any():
+        if payload is None or not payload.sent.any() or not self._coefficients.any() or not strength:
             return
         if payload.sent.tobytes() != self._last_sent:  # the columns change only when what is sent changes
             self._last_sent = payload.sent.tobytes()
@@ -133,6 +137,7 @@ class Client(LightningModule):
                 for b, a in zip(self.layout.blocks, active, strict=True)
                 if b.kind == "parameter"
             ]
+        self._strong = [_Pulled(p.segment, strength * p.coefficient) for p in self._pulled]
         if self._pulled:
             self._heard, self.pulled_numbers = payload.row, self._pulled_numbers
 
@@ -156,7 +161,7 @@ class Client(LightningModule):
             return None
         row = self.binding.row
         assert row is not None
-        term: Tensor = _Pull.apply(row, self._heard, self._pulled, self._places, *self.binding.parameters)
+        term: Tensor = _Pull.apply(row, self._heard, self._strong, self._places, *self.binding.parameters)
         return term
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:

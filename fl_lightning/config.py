@@ -119,6 +119,8 @@ class DataConfig:
     """Pathological partition: classes each client holds. 2: McMahan et al., 2017."""
     fraction: float = 1.0
     """Share of the training and of the test data that is used at all."""
+    test_fraction: float | None = None
+    """Share of the test data that is used; None: as `fraction`."""
     validation: float = 0.0
     """Share of each client's training data held back for validation."""
     min_samples: int = 10
@@ -133,6 +135,8 @@ class DataConfig:
         check("data.alpha", self.alpha, self.alpha > 0, "it must be above 0")
         check("data.classes_per_client", self.classes_per_client, self.classes_per_client >= 1, "it must be at least 1")
         check("data.fraction", self.fraction, 0 < self.fraction <= 1, "it must lie in (0, 1]")
+        share = self.test_fraction
+        check("data.test_fraction", share, share is None or 0 < share <= 1, "it must lie in (0, 1], or null")
         check("data.validation", self.validation, 0 <= self.validation < 1, "it must lie in [0, 1)")
         check("data.min_samples", self.min_samples, self.min_samples >= 1, "it must be at least 1")
 

@@ -27,9 +27,10 @@ from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
+from fl_lightning.data.federated import ClientData
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.layout import Layout, copy_columns
-from fl_lightning.local import Turn, accuracy, autocast, descent, train
+from fl_lightning.local import Turn, accuracy, autocast, descent, mean_loss, train
 from fl_lightning.methods.base import Method
 from fl_lightning.mixing import Mixer
 from fl_lightning.parallel import Group, share_out
@@ -95,8 +96,7 @@ class Federation:
         self.callbacks: list[Callback] = [self.relation, *([self.knowledge] if self.knowledge else []), *callbacks]
         self.has_global = self.relation.shared and bool(self.down_mask[self.layout.is_parameter].all())
         # The server's copy of a client is that client's own row until a hook may change what travels.
-        changers = [c for c in self.callbacks if c is not self.knowledge]
-        self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in changers)
+        self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in callbacks)
         # A client that begins every round from what it hears has nothing of its own to keep.
         self._stateless = method.starts_from() == "server" and bool(self.down_mask.all())
         keeps = any(type(c).client_fields is not Callback.client_fields for c in self.callbacks)
@@ -173,7 +173,11 @@ class Federation:
             rows = dict.fromkeys(mine, self.server.shared)
             view = self.relation_view  # what the last round's uploads gave
         else:
-            sources = sorted(self.server.heard.union(cohort)) if self.relation.mixes == "known" else cohort
+            sources = {
+                "cohort": cohort,
+                "known": sorted(self.server.heard.union(cohort)),
+                "all": list(range(self.clients)),
+            }[self.relation.mixes]
             mixer = self.mixer(sources)
             segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
             weights = self.relation.rows(self.hearing(cohort, sources, mixer))
@@ -227,7 +231,9 @@ class Federation:
             result |= self.scores("before", client)
         clock.lap("evaluation")
 
-        self.resident.hear(download)
+        strength = self.method.strength(self, client, download)
+        self.resident.binding.bind(state.row, state.buffers)
+        self.resident.hear(download, strength)
         self.begin_optimizer(t, state)
         schedule = self.turn_of(
             "train", client, (t - 1) * config.federation.local_epochs, config.federation.local_epochs
@@ -339,6 +345,12 @@ class Federation:
             found["accuracy_validation"] = accuracy(self.fabric, self.resident, validation, size)
         return found
 
+    def validation_loss(self, client: int, row: Tensor) -> float:
+        """Mean task loss of the model `row` on a client's validation data (its own buffers; home rank)."""
+        self.resident.binding.bind(row, self.states[client].buffers)
+        part = self.data.client(client, self.fabric.device, self.dtype).validation
+        return float(mean_loss(self.fabric, self.resident, part, self.config.evaluation.batch_size))
+
     def score(self, client: int) -> Tensor:
         """Accuracy of the bound model on a client's test data, shape ()."""
         if self.knowledge is not None:
@@ -385,6 +397,43 @@ class Federation:
         kinds = [k for k in self.group.gather_objects(kind if mine else None) if k is not None]
         figures = {f"final_{name}_accuracy": value for name, value in spread(scores).items()}
         return {"judge": self.judge, "final_model": kinds[0], **figures, "final_accuracies": scores}
+
+    # ---------------------------------------------------------------- a new client
+
+    def join(self, new: ClientData, labelled: bool, rounds: int) -> tuple[ClientState, dict[str, float]]:
+        """A model for a client that has taken part in no round; nobody else's state is touched. One process only.
+
+        It hears the mix of all clients' models that the relation finds for its data, and with labels trains from
+        there for `rounds` times the local epochs, pulled as the method says.
+
+        Returns:
+            Its state, and its accuracies on test data, where it has any: as heard, and after training.
+        """
+        number = self.clients
+        row = self.server.shared.clone()
+        if not self.relation.shared:
+            weights = self.relation.newcomer(self, new.train, labelled)
+            mixer = self.mixer(list(range(self.clients)))
+            mixer.mean(self.layout.segments(self.down_mask), weights[None], row)
+        self.data.admit(number, new)
+        state = ClientState(number, row.clone(), _copied(self.server.initial_buffers), row)
+        self.states[number] = state
+        try:
+            self.resident.binding.bind(state.row, state.buffers)
+            scores = {"accuracy_heard": self.score(number)} if len(new.test) else {}
+            if labelled and rounds:
+                download = Payload(self.layout, row, self.down_mask.copy())
+                epochs = rounds * self.config.federation.local_epochs
+                strength = self.method.strength(self, number, download)
+                self.resident.binding.bind(state.row, state.buffers)
+                self.resident.hear(download, strength)
+                self.begin_optimizer(max(self.server.round, 1), None)
+                train(self.fabric, self.resident, new.train, self.optimizer, self.turn_of("join", number, 0, epochs))
+                if len(new.test):
+                    scores["accuracy"] = self.score(number)
+        finally:
+            del self.states[number]
+        return state, {k: float(v) for k, v in scores.items()}
 
     # ---------------------------------------------------------------- accounting
 

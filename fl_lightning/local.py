@@ -241,3 +241,15 @@ def accuracy(fabric: Fabric, client: Client, part: Part, batch_size: int) -> Ten
         with cast():
             right = right + client.score(x, y)
     return right / len(part) if len(part) else right * torch.nan
+
+
+@torch.no_grad()
+def mean_loss(fabric: Fabric, client: Client, part: Part, batch_size: int) -> Tensor:
+    """Mean task loss of the bound client on `part`, a tensor of shape (); NaN on an empty part."""
+    client.model.eval()
+    total = torch.zeros((), device=fabric.device, dtype=torch.float64)
+    cast = autocast(fabric)
+    for k, (x, y) in enumerate(part.batches(batch_size)):
+        with cast():
+            total = total + len(y) * client.task_loss((x, y), k).double()
+    return total / len(part) if len(part) else total * torch.nan

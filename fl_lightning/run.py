@@ -56,6 +56,16 @@ def export(config: Config, folder: Path, client: int, out: Path) -> dict[str, An
     return _launch(single, _export, folder, client, out)
 
 
+def join(config: Config, folder: Path, data: str, out: Path, rounds: int) -> dict[str, Any]:
+    """Write a model for a client that was not in the run of `folder`, whose data are in the npz file `data`.
+
+    Nothing in the run folder is written to. Returns what `export` returns, whether the data are `labelled`, and the
+    accuracy on test data where there are any: as heard, and after training.
+    """
+    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
+    return _launch(single, _join, folder, data, out, rounds)
+
+
 # ---------------------------------------------------------------- on every rank
 
 
@@ -93,14 +103,27 @@ def _export(fabric: Fabric, config: Config, folder: Path, client: int, out: Path
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints")
     kind, row, buffers = fed.final_model(client)
+    return {"kind": kind, **_written(fed, row, buffers, out)}
+
+
+def _join(fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int) -> dict[str, Any]:
+    fed = assemble(fabric, config, folder, [])
+    restore(fed, folder / "checkpoints")
+    new, labelled = fed.data.newcomer(data, config.data.validation if rounds else 0.0, config.seed)
+    state, scores = fed.join(new, labelled, rounds)
+    return {"kind": "personal", "labelled": labelled, **scores, **_written(fed, state.row, state.buffers, out)}
+
+
+def _written(fed: Federation, row: torch.Tensor, buffers: list[torch.Tensor], out: Path) -> dict[str, Any]:
+    """Write one model as safetensors; returns the run's round and what its class is called with."""
     model = fed.resident.model
     fed.resident.binding.bind(row, buffers)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the row
     with whole(out) as aside:
         save_model(model, str(aside))  # tensors that the model ties are written once
-    arguments = arguments_of(config.models[0].component, fed.data.input_shape, fed.data.num_classes)
-    return {"kind": kind, "round": fed.server.round, "arguments": arguments}
+    arguments = arguments_of(fed.config.models[0].component, fed.data.input_shape, fed.data.num_classes)
+    return {"round": fed.server.round, "arguments": arguments}
 
 
 def assemble(fabric: Fabric, config: Config, folder: Path, callbacks: list[Callback]) -> Federation:

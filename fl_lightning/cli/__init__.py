@@ -23,6 +23,7 @@ Personalised federated learning: who learned what from whom.
   test     judge a finished run again    fl-train test --run runs/kapc_digits-001
   export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out model.safetensors
   report   one HTML page on runs         fl-train report runs/kapc_digits-001
+  join     a model for a new client      fl-train join --run runs/fedora-001 --data new.npz --out model.safetensors
   list     what can be chosen by name    fl-train list methods
 
 All keys of a command: fl-train COMMAND --help
@@ -66,6 +67,7 @@ def _dispatch(argv: list[str]) -> None:
         "fit": commands.fit,
         "test": commands.test,
         "export": commands.export,
+        "join": commands.join,
         "report": commands.report,
         "list": commands.list_names,
     }

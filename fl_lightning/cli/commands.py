@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import export_parser, fit_parser, keys, report_parser, test_parser, typed
+from fl_lightning.cli.parser import export_parser, fit_parser, join_parser, keys, report_parser, test_parser, typed
 from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, read_config, read_flags
 from fl_lightning.errors import BadInput
@@ -69,18 +69,11 @@ def export(argv: list[str]) -> None:
     values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
-    loader = out.with_suffix(".py")
-    if not out.parent.is_dir():
-        raise BadInput("out", values.out, f"there is no folder {out.parent}")
-    if out.suffix != ".safetensors":
-        raise BadInput("out", values.out, "it must end with .safetensors")
-    for path in (out, loader):
-        if path.exists():
-            raise BadInput("out", values.out, f"{path} exists, and is not written over")
+    loader = _free(out, values.out)
     from fl_lightning.run import export as engine
 
     facts = engine(config, folder, values.client, out)
-    text = _snippet(config, folder, values.client, out, facts)
+    text = _snippet(config, folder, f"client {values.client}", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
 
@@ -110,6 +103,41 @@ def report(argv: list[str]) -> None:
     with whole(out) as aside:
         aside.write_text(page, encoding="utf-8")
     print(f"report: {out}")
+
+
+def join(argv: list[str]) -> None:
+    """Write a new client's model, and beside it (and on the screen) the lines that load it; the run stays as it is."""
+    parser = join_parser()
+    if _asks_help(argv, parser):
+        return
+    values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+    folder, out = Path(values.run), Path(values.out)
+    config = load(folder)
+    loader = _free(out, values.out)
+    if values.rounds < 0:
+        raise BadInput("rounds", values.rounds, "it must be 0 or more")
+    from fl_lightning.run import join as engine
+
+    facts = engine(config, folder, values.data, out, values.rounds)
+    text = _snippet(config, folder, "a new client", out, facts)
+    loader.write_text(text, encoding="utf-8")
+    print(text, end="")
+    for name in ("labelled", "accuracy_heard", "accuracy"):
+        if name in facts:
+            print(f"# {name}: {facts[name]}")
+
+
+def _free(out: Path, given: str) -> Path:
+    """The `.py` that will stand beside the safetensors file `out`; `BadInput` unless both can be written."""
+    loader = out.with_suffix(".py")
+    if not out.parent.is_dir():
+        raise BadInput("out", given, f"there is no folder {out.parent}")
+    if out.suffix != ".safetensors":
+        raise BadInput("out", given, "it must end with .safetensors")
+    for path in (out, loader):
+        if path.exists():
+            raise BadInput("out", given, f"{path} exists, and is not written over")
+    return loader
 
 
 def list_names(argv: list[str]) -> None:
@@ -182,13 +210,13 @@ def _run_and_flags(argv: list[str], parser: ArgumentParser) -> tuple[Path, list[
     return Path(values.run), [layer for layer in layers if "run" not in layer]
 
 
-def _snippet(config: Config, folder: Path, client: int, out: Path, facts: dict[str, Any]) -> str:
+def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:
     """Python that loads the exported model."""
     component = config.models[0].component
     module, _, name = component.class_path.rpartition(".")
     arguments = ", ".join(f"{key}={value!r}" for key, value in facts["arguments"].items())
     return (
-        f"# {facts['kind'].capitalize()} model of client {client} after round {facts['round']} of {folder}.\n"
+        f"# {facts['kind'].capitalize()} model of {whose} after round {facts['round']} of {folder}.\n"
         "from safetensors.torch import load_model\n\n"
         f"from {module} import {name}\n\n"
         f"model = {name}({arguments})\n"

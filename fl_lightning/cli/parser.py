@@ -78,9 +78,24 @@ def report_parser() -> ArgumentParser:
     return parser
 
 
+def join_parser() -> ArgumentParser:
+    """`--run`, `--data`, `--out`, `--rounds`."""
+    parser = _parser("join", "Give a new client a personalised model from a finished run, which stays as it is.")
+    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    parser.add_argument(
+        "--data", type=str, required=True, metavar="FILE.npz", help="x_train, y_train (without it: unlabelled), and, "
+        "to be judged, x_test, y_test.",
+    )  # fmt: skip
+    parser.add_argument("--out", type=str, required=True, metavar="FILE.safetensors", help="The file to write.")
+    parser.add_argument("--rounds", type=int, default=1, help="How many times local_epochs a labelled client trains.")
+    return parser
+
+
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
-    return {action.dest: action for action in parser._actions if action.dest not in GROUPS and action.dest != "help"}
+    names = [action.dest for action in parser._actions]
+    groups = {name for name in GROUPS if any(other.startswith(f"{name}.") for other in names)}
+    return {action.dest: action for action in parser._actions if action.dest not in groups | {"help"}}
 
 
 def hint(action: Action) -> Any:

@@ -38,7 +38,8 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         used_test = _few(source.test.labels, SMOKE_TEST, clients)
     else:
         used_train = _used(source.train.labels, data.fraction, numpy_rng(seed, "data.train"))
-        used_test = _used(source.test.labels, data.fraction, numpy_rng(seed, "data.test"))
+        share = data.fraction if data.test_fraction is None else data.test_fraction
+        used_test = _used(source.test.labels, share, numpy_rng(seed, "data.test"))
     train_labels, test_labels = source.train.labels[used_train], source.test.labels[used_test]
     train_shares, test_shares = partition.deal(train_labels, test_labels, clients, data, numpy_rng(seed, "partition"))
     holding_rng = numpy_rng(seed, "data.validation")

@@ -44,6 +44,31 @@ def load(root: str | None) -> Source:
     return Source(pools["train"], pools["test"], [str(label) for label in range(classes)])
 
 
+def newcomer(root: str) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+    """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
+    path = Path(root).expanduser()
+    if not path.is_file():
+        raise BadInput("data", root, "there is no such file")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            held = {key: archive[key] for key in KEYS if key in archive}
+    except Exception as error:  # as in `load`
+        raise BadInput("data", root, f"it cannot be read as an .npz archive ({str(error).splitlines()[0]})") from error
+    if "x_train" not in held or ("x_test" in held) != ("y_test" in held):
+        raise BadInput("data", root, "it must hold x_train, y_train where there are labels, and x_test with y_test")
+    found: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    for part in ("train", "test"):
+        if f"x_{part}" not in held:
+            continue
+        x, y = held[f"x_{part}"], held.get(f"y_{part}")
+        try:
+            pool = _pool(root, part, x, np.zeros(len(x), np.int64) if y is None else y)
+        except BadInput as error:
+            raise BadInput("data", root, error.allowed) from None
+        found[part] = (pool.read(np.arange(len(x))), None if y is None else pool.labels)
+    return found
+
+
 def _pool(root: str, part: str, x: np.ndarray, y: np.ndarray) -> Pool:
     if len(x.shape) == 0 or len(y.shape) == 0 or len(x) == 0:
         raise BadInput("data.root", root, f"x_{part} or y_{part} is empty")

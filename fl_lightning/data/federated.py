@@ -14,6 +14,8 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.data.augment import Augmentation
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import generator
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 
@@ -162,6 +164,37 @@ class FederatedData:
                 self._part(self._test, test, i, device, dtype, None),
             )
         return self._cache[key]
+
+    def newcomer(self, file: str, validation: float, seed: int) -> tuple[ClientData, bool]:
+        """A new client's parts from an npz file, prepared as everybody's; and whether it has labels.
+
+        Raises:
+            BadInput: the file cannot be read, or its samples are of another shape or class.
+        """
+        from fl_lightning.data import arrays
+
+        pools = arrays.newcomer(file)
+        parts = []
+        for name in ("train", "test"):
+            raw, labels = pools.get(name, (np.zeros((0, *self.input_shape), np.uint8), np.zeros(0, np.int64)))
+            if raw.shape[1:] != self.input_shape:
+                raise BadInput("data", file, f"samples of shape {raw.shape[1:]}, but the run has {self.input_shape}")
+            if labels is not None and len(labels) and labels.max() >= self.num_classes:
+                raise BadInput("data", file, f"label {labels.max()}, but the run has {self.num_classes} classes")
+            known = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
+            samples = Samples(torch.from_numpy(raw), known, self._train.mean, self._train.std)
+            x = samples.inputs(torch.arange(len(raw)), 0.0, torch.device("cpu"), torch.float32)
+            parts.append((x, known))
+        labelled = pools["train"][1] is not None
+        (x, y), test = parts
+        order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation"))
+        held, kept = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
+        train, validation_part = (ResidentPart(x[i], y[i], None) for i in (kept.sort().values, held.sort().values))
+        return ClientData(train, validation_part, ResidentPart(*test, None)), labelled
+
+    def admit(self, client: int, parts: ClientData) -> None:
+        """Make `parts` the data of `client` (a number beyond the federation's), on the CPU in 32 bits."""
+        self._cache[client, torch.device("cpu"), torch.float32] = parts
 
     def _part(
         self,

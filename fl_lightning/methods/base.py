@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import ClassVar, Literal
+from typing import TYPE_CHECKING, ClassVar, Literal
 
 from fl_lightning.callbacks.knowledge import Knowledge
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.layout import Block
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
@@ -43,3 +47,7 @@ class Method:
     def pull(self, block: Block) -> float:
         """c in the loss term c ||w - s||^2 for this block, where s is what the client heard (constant). 0: no term."""
         return 0.0
+
+    def strength(self, fed: Federation, client: int, download: Payload) -> float:
+        """A factor on the whole pull of `client` in this round, which has just heard `download`."""
+        return 1.0

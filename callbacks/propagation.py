@@ -1,0 +1,148 @@
+"""FEDORA's relation: models propagate over a graph of how alike the clients' data subspaces are.
+
+Theta^ = (1 - kappa)(I - kappa Pi)^-1 Theta with Pi = D^-1 W, kappa = alpha / (1 + alpha) (Wu et al., KDD 2023, Eq. 6).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.relations import Hearing, Relation
+from fl_lightning.errors import BadInput
+
+if TYPE_CHECKING:
+    from fl_lightning.data.federated import Part
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
+
+
+def basis(part: Part, directions: int, classes: int) -> Tensor:
+    """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples, uncentred.
+
+    Args:
+        part: training data.
+        directions: p; where there are fewer samples than that, the rest are zero columns.
+        classes: width of the one-hot labels; 0 leaves labels out, and none is read.
+
+    Returns:
+        Shape (dim + classes, p), float64, on the CPU.
+    """
+    columns = []
+    for x, y in part.batches(4096):
+        flat = x.flatten(1).double().cpu()
+        if classes:
+            flat = torch.cat([flat, torch.nn.functional.one_hot(y.cpu(), classes).double()], 1)
+        columns.append(flat)
+    matrix = torch.cat(columns).T
+    # The small side's eigenvectors: far cheaper than a whole decomposition of images by samples.
+    if matrix.shape[0] > matrix.shape[1]:
+        values, right = torch.linalg.eigh(matrix.T @ matrix)
+        left = matrix @ right.flip(1)[:, :directions]
+    else:
+        values, vectors = torch.linalg.eigh(matrix @ matrix.T)
+        left = vectors.flip(1)[:, :directions]
+    found = torch.zeros(matrix.shape[0], directions, dtype=torch.float64)
+    rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
+    if rank:
+        found[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
+    return found
+
+
+def similarity(U: Tensor, V: Tensor) -> Tensor:
+    """Sums of the cosines of principal angles between subspaces `U` (n, dim, p) and `V` (m, dim, p): (n, m), 0 to p."""
+    products = torch.einsum("idp,jdq->ijpq", U, V)
+    return torch.linalg.svdvals(products).clamp(0.0, 1.0).sum(-1)
+
+
+def propagated(W: Tensor, alpha: float, steps: int | None = None) -> Tensor:
+    """Rows A (N, N) with Theta^ = A Theta: non-negative, each summing to 1.
+
+    Args:
+        W: similarities (N, N), non-negative; a row of zeros is its own only neighbour.
+        alpha: weight of the propagation; kappa = alpha / (1 + alpha).
+        steps: of Theta^ <- kappa Pi Theta^ + (1 - kappa) Theta from Theta^ = Theta (Eq. 7); None: the fixed point.
+    """
+    eye = torch.eye(len(W), dtype=torch.float64)
+    degree = W.sum(1, keepdim=True)
+    walk = torch.where(degree > 0, W / degree.clamp_min(1e-300), eye)
+    kappa = alpha / (1 + alpha)
+    if steps is None:
+        A = (1 - kappa) * torch.linalg.solve(eye - kappa * walk, eye)
+    else:
+        A = eye
+        for _ in range(steps):
+            A = kappa * walk @ A + (1 - kappa) * eye
+    A = A.clamp_min(0.0)
+    return A / A.sum(1, keepdim=True)
+
+
+def neighbourhood(S: Tensor, sharpness: float, neighbours: int) -> Tensor:
+    """The authors' code: exp(sharpness S) of the `neighbours` most alike *others*; ties to the lower number."""
+    W = torch.exp(sharpness * S)
+    W.fill_diagonal_(0.0)
+    order = torch.sort(W, dim=1, descending=True, stable=True).indices[:, : min(neighbours, len(W) - 1)]
+    return torch.zeros_like(W).scatter(1, order, W.gather(1, order))
+
+
+@dataclass
+class Propagation(Relation):
+    """The fixed matrix of FEDORA: every client's last-known model counts, whoever takes part.
+
+    Args: as in `fl_lightning.methods.fedora.FEDORA`.
+    """
+
+    mixes = "all"
+
+    alpha: float = 1.0
+    directions: int = 1
+    sharpness: float | None = None
+    neighbours: int = 2
+    steps: int | None = None
+    validated: bool = True
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` where the pull is to be chosen on validation data and there are none."""
+        if self.validated and not all(len(fed.data.client(c).validation) for c in fed.at_home(range(fed.clients))):
+            allowed = "fedora chooses its pull on validation data: above 0, and enough for every client"
+            raise BadInput("data.validation", fed.config.data.validation, allowed)
+
+    def server_fields(self, fed: Federation) -> dict[str, Tensor]:
+        """`fedora.rows` (N, N), and every client's `fedora.bases` (N, dim + C, p) and those of features alone."""
+        mine = {}
+        for client in fed.at_home(range(fed.clients)):
+            part = fed.data.client(client, fed.fabric.device, fed.dtype).train
+            mine[client] = [basis(part, self.directions, c) for c in (fed.data.num_classes, 0)]
+        found = {c: pair for part in fed.group.gather_objects(mine) for c, pair in part.items()}
+        bases, features = (torch.stack([found[c][k] for c in range(fed.clients)]) for k in (0, 1))
+        S = similarity(bases, bases)
+        W = S if self.sharpness is None else neighbourhood(S, self.sharpness, self.neighbours)
+        rows = propagated(W, self.alpha, self.steps)
+        return {"fedora.rows": rows, "fedora.bases": bases, "fedora.feature_bases": features}
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """A client tells its basis once, with its first upload."""
+        if fed.states[client].turns == 0:
+            payload.extra["basis"] = fed.server.fields["fedora.bases"][client].float()
+
+    def rows(self, hearing: Hearing) -> Tensor:
+        """The receivers' rows, (1, m, N)."""
+        return hearing.fields["fedora.rows"][torch.tensor(hearing.receivers)][None]
+
+    def newcomer(self, fed: Federation, part: Part, labelled: bool) -> Tensor:
+        """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model yet."""
+        name, classes = ("fedora.bases", fed.data.num_classes) if labelled else ("fedora.feature_bases", 0)
+        known = fed.server.fields[name]
+        S = similarity(basis(part, self.directions, classes)[None], known)[0]
+        if self.sharpness is not None:
+            S = torch.exp(self.sharpness * S)
+            last = S.sort(descending=True).values[min(self.neighbours, len(S)) - 1]
+            S = torch.where(last <= S, S, torch.zeros_like(S))
+        return (S / S.sum()) @ fed.server.fields["fedora.rows"]
+
+    def flops(self, layers: int, receivers: int, sources: int) -> int:
+        """Nothing: the matrix was made before the first round."""
+        return 0

@@ -1,0 +1,82 @@
+"""FEDORA: Wu, Xie, Zhang, Zhu, Yao, Cui, ...: Personalized Federated Learning with parameter propagation. KDD 2023."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+from fl_lightning.callbacks.propagation import Propagation
+from fl_lightning.callbacks.relations import Relation
+from fl_lightning.config import check
+from fl_lightning.layout import Block, copy_columns
+from fl_lightning.methods.base import Method, Scope
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
+
+
+@dataclass(frozen=True)
+class FEDORA(Method):
+    """Clients are pulled towards models propagated over a graph of like data, as far as that helps on validation data.
+
+    Client k minimises f_k(w) + lambda_k ||w - w^_k||^2 with lambda_k = max(epsilon, L_val(w_k) - L_val(w^_k)).
+
+    Args:
+        alpha: weight of propagation; kappa = alpha / (1 + alpha). 1: paper (the authors' code has 4).
+        directions: singular vectors of a client's data that stand for it, p. 1: paper.
+        steps: of the iterative propagation; null: its fixed point, in closed form (paper).
+        sharpness: null: similarities as they are (paper); 10: exp(10 similarity) of the closest others (authors' code).
+        neighbours: how many others count, with `sharpness`. 2: the authors' code.
+        selection: lambda_k by the `paper`, by the `code` (0, or exp((L_own - L_heard) / 2) where hearing helps, with
+            half the paper's gradient), or 1 for everybody (`always`).
+        epsilon: the least lambda_k of the paper. 1e-8: paper.
+    """
+
+    judge = "after"
+
+    alpha: float = 1.0
+    directions: int = 1
+    steps: int | None = None
+    sharpness: float | None = None
+    neighbours: int = 2
+    selection: Literal["paper", "code", "always"] = "paper"
+    epsilon: float = 1e-8
+
+    def __post_init__(self) -> None:
+        for key in ("alpha", "epsilon"):
+            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
+        for key in ("directions", "neighbours"):
+            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 1, "it must be at least 1")
+        check("method.steps", self.steps, self.steps is None or self.steps >= 0, "it must be 0 or more, or null")
+
+    def relation(self) -> Relation:
+        """Propagation over like data."""
+        return Propagation(
+            self.alpha, self.directions, self.sharpness, self.neighbours, self.steps, self.selection != "always"
+        )
+
+    def scope(self, block: Block) -> Scope:
+        """All parameters; running statistics are the client's own."""
+        return "personal" if block.kind == "buffer" else "shared"
+
+    def starts_from(self) -> Literal["own", "server"]:
+        """Its own model."""
+        return "own"
+
+    def pull(self, block: Block) -> float:
+        """Every parameter, by `strength`."""
+        return 1.0
+
+    def strength(self, fed: Federation, client: int, download: Payload) -> float:
+        """lambda_k, from the losses of the own and of the heard model on the client's validation data."""
+        if self.selection == "always":
+            return 1.0
+        row = fed.states[client].row
+        heard = row.clone()
+        copy_columns(heard, download.row, fed.layout.segments(download.sent))
+        gain = fed.validation_loss(client, row) - fed.validation_loss(client, heard)
+        if self.selection == "paper":
+            return max(self.epsilon, gain)
+        return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))

@@ -1,0 +1,314 @@
+"""FEDORA: subspaces, propagation, selective pull and new clients (cards 1.34 and 1.34b)."""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+from collections.abc import Callable
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.propagation import Propagation, basis, neighbourhood, propagated, similarity
+from fl_lightning.cli import main
+from fl_lightning.data.federated import ResidentPart
+from fl_lightning.federation import Federation
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedora import FEDORA
+from fl_lightning.methods.local import Local
+from fl_lightning.mixing import mixed
+
+Make = Callable[..., Federation]
+VALIDATED = {"validation": 0.25}
+
+
+class Rows(Callback):
+    def __init__(self) -> None:
+        self.rows: list[Tensor] = []
+
+    def on_client_end(self, fed: Federation, client: int) -> None:
+        self.rows.append(fed.states[client].row.clone())
+
+
+def trained(make: Make, method: Method, alone: bool = False, **changes: Any) -> list[Tensor]:
+    """Every client's model after each of its turns; with `alone` nobody's data are like anybody else's."""
+    watch = Rows()
+    fed = make(method, callbacks=[watch], data=None, rounds=3, **changes)
+    if alone:
+        fed.server.fields["fedora.rows"] = propagated(torch.eye(fed.clients, dtype=torch.float64), 1.0)
+    for t in (1, 2, 3):
+        fed.round(t)
+    return watch.rows
+
+
+@pytest.fixture
+def make(federation: Make) -> Make:
+    def made(method: Method, data: Any = None, **changes: Any) -> Federation:
+        from fl_lightning.config import DataConfig
+        from fl_lightning.data import prepare
+
+        loaded = prepare(DataConfig(**VALIDATED), changes.get("clients", 4), 0)
+        return federation(method, data=loaded, **changes)
+
+    return made
+
+
+def part(x: Tensor, y: Tensor | None = None) -> ResidentPart:
+    return ResidentPart(x, torch.zeros(len(x), dtype=torch.int64) if y is None else y, None)
+
+
+def some(seed: int, n: int = 30, dim: int = 12) -> tuple[Tensor, Tensor]:
+    draws = torch.Generator().manual_seed(seed)
+    return torch.rand(n, dim, generator=draws), torch.randint(0, 3, (n,), generator=draws)
+
+
+# ---------------------------------------------------------------- subspaces
+
+
+@pytest.mark.parametrize("n", [5, 40])
+@pytest.mark.parametrize("p", [1, 3])
+def test_a_basis_spans_the_leading_singular_vectors(n: int, p: int) -> None:
+    x, y = some(0, n)
+    U = basis(part(x, y), p, 3)
+    matrix = torch.cat([x.double(), torch.nn.functional.one_hot(y, 3).double()], 1).T
+    want = torch.linalg.svd(matrix, full_matrices=False).U[:, :p]
+    assert U.shape == (15, p)
+    torch.testing.assert_close(U.T @ U, torch.eye(p, dtype=torch.float64), rtol=0, atol=1e-9)
+    torch.testing.assert_close(U @ U.T, want @ want.T, rtol=0, atol=1e-7)
+
+
+def test_similarity_lies_between_nothing_and_p_and_forgets_order_and_sign() -> None:
+    p = 2
+    bases = torch.stack([basis(part(*some(k)), p, 3) for k in range(5)])
+    S = similarity(bases, bases)
+    assert (S >= 0).all() and (p + 1e-9 >= S).all()
+    torch.testing.assert_close(S, S.T)
+    torch.testing.assert_close(S.diagonal(), torch.full((5,), float(p), dtype=torch.float64))
+    x, y = some(0)
+    order = torch.randperm(30, generator=torch.Generator().manual_seed(9))
+    again = basis(part(x[order], y[order]), p, 3)
+    torch.testing.assert_close(similarity(again[None] * -1, bases), S[:1], rtol=0, atol=1e-7)
+    twin = torch.stack([bases[0], bases[0]])
+    torch.testing.assert_close(similarity(twin, twin), torch.full((2, 2), float(p), dtype=torch.float64))
+
+
+def test_without_labels_none_is_read() -> None:
+    class Blind(ResidentPart):
+        def batches(self, *args: Any, **kwargs: Any) -> Any:
+            for x, _ in super().batches(*args, **kwargs):
+                yield x, None
+
+    x, y = some(1)
+    assert basis(Blind(x, y, None), 1, 0).shape == (12, 1)
+
+
+# ---------------------------------------------------------------- propagation
+
+
+def graph(seed: int = 0, n: int = 6) -> Tensor:
+    W = torch.rand(n, n, generator=torch.Generator().manual_seed(seed), dtype=torch.float64)
+    return W + W.T
+
+
+@pytest.mark.parametrize("alpha", [0.0, 1.0, 4.0])
+def test_the_closed_form_is_the_fixed_point_of_the_iteration(alpha: float) -> None:
+    W = graph()
+    A, kappa = propagated(W, alpha), alpha / (1 + alpha)
+    walk = W / W.sum(1, keepdim=True)
+    torch.testing.assert_close(A, kappa * walk @ A + (1 - kappa) * torch.eye(6, dtype=torch.float64), rtol=0, atol=1e-9)
+    assert (A >= 0).all()
+    torch.testing.assert_close(A.sum(1), torch.ones(6, dtype=torch.float64))
+    errors = [float((propagated(W, alpha, steps) - A).abs().sum(1).max()) for steps in range(6)]
+    assert all(later <= kappa * earlier + 1e-9 for earlier, later in pairwise(errors))
+    torch.testing.assert_close(propagated(W, alpha, 400), A, rtol=0, atol=1e-6)
+
+
+def test_equal_models_stay_equal_and_a_graph_of_loners_changes_nothing() -> None:
+    W = torch.randn(6, 50)
+    equal = W[:1].expand(6, -1).contiguous()
+    assert torch.equal(mixed(equal, propagated(graph(), 1.0), range(6)), equal)
+    assert torch.equal(propagated(torch.eye(6, dtype=torch.float64), 1.0), torch.eye(6, dtype=torch.float64))
+    assert torch.equal(mixed(W, propagated(torch.eye(6, dtype=torch.float64), 1.0), range(6)), W)
+
+
+def test_everybody_alike_gives_ones_own_and_the_mean() -> None:
+    p = torch.rand(6, dtype=torch.float64)
+    p /= p.sum()
+    kappa = 1 / 2
+    W = p.expand(6, -1)
+    want = (1 - kappa) * torch.eye(6, dtype=torch.float64) + kappa * p
+    torch.testing.assert_close(propagated(W, 1.0), want)
+
+
+def test_the_codes_neighbourhood_keeps_the_closest_others() -> None:
+    S = torch.tensor([[1.0, 0.9, 0.5, 0.9], [0.9, 1.0, 0.1, 0.2], [0.5, 0.1, 1.0, 0.3], [0.9, 0.2, 0.3, 1.0]]).double()
+    W = neighbourhood(S, 10.0, 2)
+    assert [row.nonzero()[:, 0].tolist() for row in W] == [[1, 3], [0, 3], [0, 3], [0, 2]]
+    torch.testing.assert_close(W[0, 1], (10 * S[0, 1]).exp())
+    one = neighbourhood(torch.full((4, 4), 0.5).double(), 10.0, 1)  # ties: the lower number
+    assert [row.nonzero()[:, 0].tolist() for row in one] == [[1], [0], [0], [0]]
+
+
+# ---------------------------------------------------------------- training
+
+
+def same(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+def test_loners_train_as_if_alone(make: Make) -> None:
+    assert same(trained(make, FEDORA(epsilon=0.0), alone=True), trained(make, Local()))
+    assert not same(trained(make, FEDORA(selection="always")), trained(make, Local()))
+    # In the authors' code a tie gives lambda = 1; but s is one's own model at the start, so the pull is not local.
+    assert not same(trained(make, FEDORA(selection="code"), alone=True), trained(make, Local()))
+
+
+def test_without_strength_it_is_local(make: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(FEDORA, "strength", lambda *args: 0.0)
+    assert same(trained(make, FEDORA()), trained(make, Local()))
+
+
+def test_the_strength_is_the_gain_on_validation_data(make: Make) -> None:
+    fed = make(FEDORA())
+    fed.round(1)
+    from fl_lightning.payload import Payload
+
+    own = fed.states[0].row
+    heard = torch.zeros_like(own)  # a model that knows nothing: the loss is log 10
+    download = Payload(fed.layout, heard, fed.down_mask.copy())
+    gain = fed.validation_loss(0, own) - fed.validation_loss(0, heard)
+    assert fed.validation_loss(0, heard) == pytest.approx(np.log(10), rel=1e-5)
+    assert gain < 0
+    assert FEDORA().strength(fed, 0, download) == 1e-8
+    assert FEDORA(selection="code").strength(fed, 0, download) == 0
+    assert FEDORA(selection="always").strength(fed, 0, download) == 1
+    fed.states[0].row = heard
+    download.row = own
+    assert FEDORA().strength(fed, 0, download) == pytest.approx(-gain)
+    assert FEDORA(selection="code").strength(fed, 0, download) == pytest.approx(0.5 * np.exp(-gain / 2))
+
+
+def test_everybodys_model_counts_whoever_takes_part(make: Make) -> None:
+    fed = make(FEDORA(), participation=0.5)
+    record = fed.round(1)
+    assert record.relation.sources == [0, 1, 2, 3]
+    assert record.relation.rows.shape == (2, len(fed.layer_names), 4)
+    basis_bytes = 4 * (64 + 10)
+    assert record.traffic[:, 1, -1].tolist() == [[0, 0, 0, basis_bytes]] * 2  # told once ...
+    again = [row["client"] for row in fed.round(2).clients if row["client"] in record.cohort]
+    second = fed.round(3)
+    for k, row in enumerate(second.clients):
+        first_time = fed.states[row["client"]].turns == 1
+        assert second.traffic[k, 1, -1, 3] == (basis_bytes if first_time else 0)  # ... and never again
+    assert isinstance(again, list)
+
+
+def test_validation_data_are_asked_for(federation: Make) -> None:
+    from fl_lightning.errors import BadInput
+
+    with pytest.raises(BadInput, match=r"data\.validation"):
+        federation(FEDORA()).fit()
+    federation(FEDORA(selection="always")).fit()
+
+
+# ---------------------------------------------------------------- new clients
+
+
+def test_a_newcomer_like_one_client_only_hears_what_that_client_hears(make: Make) -> None:
+    fed = make(FEDORA())
+    relation = fed.relation
+    assert isinstance(relation, Propagation)
+    weights = relation.newcomer(fed, fed.data.client(2).train, labelled=True)
+    torch.testing.assert_close(weights.sum(), torch.tensor(1.0, dtype=torch.float64))
+    assert (weights >= 0).all()
+    # Orthogonal to all others, identical to client 2.
+    dim = fed.server.fields["fedora.bases"].shape[1]
+    eye = torch.eye(dim, dtype=torch.float64)
+    fed.server.fields["fedora.bases"] = eye[torch.tensor([3, 4, 0, 5])][:, :, None]
+    x = torch.zeros(6, 64)
+    x[:, 0] = 1.0
+    fed.server.fields["fedora.feature_bases"] = torch.eye(64, dtype=torch.float64)[torch.tensor([3, 4, 0, 5])][
+        :, :, None
+    ]
+    alike = relation.newcomer(fed, part(x), labelled=False)
+    assert torch.equal(alike, fed.server.fields["fedora.rows"][2])
+
+
+def hashes(folder: Path) -> dict[str, str]:
+    return {str(p): hashlib.sha256(p.read_bytes()).hexdigest() for p in sorted(folder.rglob("*")) if p.is_file()}
+
+
+@pytest.mark.parametrize("labelled", [True, False])
+def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = "--config kapc_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
+    flags += " --federation.rounds 2 --federation.clients 4 --out runs --name a --fabric.accelerator cpu"
+    assert main(["fit", *flags.split()]) == 0
+    before = hashes(tmp_path / "runs")
+    from sklearn.datasets import load_digits
+
+    digits = load_digits()
+    x = (digits.images * 15.9).astype(np.uint8)
+    arrays = {"x_train": x[:100], "x_test": x[100:160], "y_test": digits.target[100:160]}
+    np.savez("new.npz", **arrays, **({"y_train": digits.target[:100]} if labelled else {}))
+    capsys.readouterr()
+    assert main(["join", "--run", "runs/a", "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    said = capsys.readouterr().out
+    assert hashes(tmp_path / "runs") == before
+    assert f"# labelled: {labelled}" in said
+    assert ("# accuracy: " in said) == labelled
+    scope: dict[str, Any] = {}
+    exec((tmp_path / "new.py").read_text(), scope)
+    assert scope["model"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)
+    assert (
+        main(["join", "--run", "runs/a", "--data", "new.npz", "--out", "new.safetensors"]) == 2
+    )  # it is not written over
+
+
+@pytest.mark.parametrize(
+    ("arrays", "said"),
+    [
+        ({"x_train": np.zeros((5, 9, 9), np.uint8)}, "shape"),
+        ({"x_train": np.zeros((5, 8, 8), np.uint8), "y_train": np.array([0, 1, 2, 3, 77])}, "classes"),
+        ({"y_train": np.arange(5)}, "x_train"),
+    ],
+)
+def test_join_refuses_what_does_not_fit(arrays: Any, said: str, tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = "--config kapc_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
+    flags += " --federation.rounds 1 --federation.clients 3 --out runs --name a --fabric.accelerator cpu"
+    assert main(["fit", *flags.split()]) == 0
+    np.savez("new.npz", **arrays)
+    capsys.readouterr()
+    assert main(["join", "--run", "runs/a", "--data", "new.npz", "--out", "new.safetensors"]) == 2
+    error = capsys.readouterr().err.strip().splitlines()
+    assert len(error) == 1 and said in error[0]
+    assert not (tmp_path / "new.safetensors").exists()
+
+
+def test_a_newcomer_to_fedavg_gets_the_global_model_and_kapc_says_no(tmp_path: Path, capsys, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    quick = " --loggers null --callbacks.heatmaps null --federation.rounds 1 --federation.clients 3 --out runs"
+    for method in ("fedavg", "kapc"):
+        assert main(f"fit --config kapc_digits --method {method}{quick} --name {method}".split()) == 0
+    np.savez("new.npz", x_train=np.zeros((5, 8, 8), np.uint8))
+    assert main(["join", "--run", "runs/fedavg", "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    assert main(["export", "--run", "runs/fedavg", "--client", "0", "--out", "old.safetensors"]) == 0
+    assert (tmp_path / "new.safetensors").read_bytes() == (tmp_path / "old.safetensors").read_bytes()
+    capsys.readouterr()
+    assert main(["join", "--run", "runs/kapc", "--data", "new.npz", "--out", "other.safetensors"]) == 2
+    assert "cannot place a new client" in capsys.readouterr().err
+
+
+def test_every_round_is_judged_on_validation_data_too(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags = "--config kapc_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
+    assert main(["fit", *flags.split(), *["--federation.rounds", "2", "--federation.clients", "3", "--name", "a"]]) == 0
+    with (tmp_path / "runs" / "a" / "metrics.csv").open() as file:
+        assert all(0 <= float(row["validation_accuracy"]) <= 1 for row in csv.DictReader(file))
