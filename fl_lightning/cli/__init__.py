@@ -24,6 +24,7 @@ Personalised federated learning: who learned what from whom.
   export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out model.safetensors
   report   one HTML page on runs         fl-train report runs/kapc_digits-001
   join     a model for a new client      fl-train join --run runs/fedora-001 --data new.npz --out model.safetensors
+  relative compare with training alone   fl-train relative --run runs/fedora-001
   list     what can be chosen by name    fl-train list methods
 
 All keys of a command: fl-train COMMAND --help
@@ -69,6 +70,7 @@ def _dispatch(argv: list[str]) -> None:
         "export": commands.export,
         "join": commands.join,
         "report": commands.report,
+        "relative": commands.relative,
         "list": commands.list_names,
     }
     name, *rest = argv

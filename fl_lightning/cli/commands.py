@@ -7,7 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import export_parser, fit_parser, join_parser, keys, report_parser, test_parser, typed
+from fl_lightning.cli.parser import (
+    export_parser,
+    fit_parser,
+    join_parser,
+    keys,
+    relative_parser,
+    report_parser,
+    test_parser,
+    typed,
+)
 from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, read_config, read_flags
 from fl_lightning.errors import BadInput
@@ -125,6 +134,20 @@ def join(argv: list[str]) -> None:
     for name in ("labelled", "accuracy_heard", "accuracy"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
+
+
+def relative(argv: list[str]) -> None:
+    """Print, and write to `relative.json`, how a run's clients fare beside training alone; the reference is kept."""
+    parser = relative_parser()
+    if _asks_help(argv, parser):
+        return
+    values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+    folder = Path(values.run)
+    config = load(folder)
+    from fl_lightning.relative import compare
+
+    for name, value in compare(config, folder).items():
+        print(f"{name:28s} {value}")
 
 
 def _free(out: Path, given: str) -> Path:

@@ -91,6 +91,13 @@ def join_parser() -> ArgumentParser:
     return parser
 
 
+def relative_parser() -> ArgumentParser:
+    """`--run`."""
+    parser = _parser("relative", "Compare a finished run, client by client, with training alone.")
+    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    return parser
+
+
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
     names = [action.dest for action in parser._actions]

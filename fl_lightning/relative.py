@@ -1,0 +1,83 @@
+"""What federating has brought each client: its accuracy beside that of training alone, as long and from the same start.
+
+R-Acc and PTR are FEDORA's (Wu et al., KDD 2023).
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.cli.folder import write_config
+from fl_lightning.cli.resolve import to_yaml
+from fl_lightning.config import Component, Config
+from fl_lightning.errors import BadInput
+from fl_lightning.files import whole
+from fl_lightning.runfolder import RunFolder
+
+REFERENCES = "references"
+"""Beside the runs: local references by what they were trained with, so that all runs of a setting share one."""
+
+
+def reference(config: Config) -> Config:
+    """`config` with nobody hearing anybody: the same first model, data, split, batches and number of local epochs."""
+    return replace(
+        config,
+        method=Component("fl_lightning.methods.local.Local"),
+        evaluation=replace(config.evaluation, every=config.federation.rounds, judge="auto", models=None),
+        callbacks={"checkpoint": Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 10})},
+        loggers={},
+    )
+
+
+def compare(config: Config, folder: Path) -> dict[str, Any]:
+    """Compare the finished run in `folder` with its local reference, which is trained unless it has been before.
+
+    Returns:
+        `relative_accuracy` (mean over clients of (accuracy - local) / local), `positive_transfer_ratio` (share of
+        clients at least as accurate as alone), the two mean accuracies, and where the reference lies. Clients whose
+        local accuracy is 0 are left out of the first and counted in `without_reference`.
+
+    Raises:
+        BadInput: the run is not finished.
+    """
+    run = RunFolder(folder)
+    if not (folder / "summary.json").exists():
+        raise BadInput("run", str(folder), "it is not finished")
+    if run.read_summary()["rounds"] != config.federation.rounds:
+        raise BadInput("run", str(folder), "it has been asked for more rounds than it has run: finish it first")
+    alone = reference(config)
+    where = folder.resolve().parent / REFERENCES / _identity(alone)
+    if not (where / "summary.json").exists():
+        from fl_lightning.run import fit
+
+        where.mkdir(parents=True, exist_ok=True)
+        write_config(where, alone)
+        fit(alone, where, resume=True)
+    pairs = list(zip(*(_final(folder) for folder in (run, RunFolder(where))), strict=True))
+    gains = [(ours - local) / local for ours, local in pairs if local > 0]
+    found: dict[str, Any] = {
+        "relative_accuracy": sum(gains) / len(gains) if gains else float("nan"),
+        "positive_transfer_ratio": sum(ours >= local for ours, local in pairs) / len(pairs),
+        "mean_accuracy": sum(ours for ours, _ in pairs) / len(pairs),
+        "local_mean_accuracy": sum(local for _, local in pairs) / len(pairs),
+        "clients": len(pairs),
+        "without_reference": len(pairs) - len(gains),
+        "reference": str(where.relative_to(folder.resolve().parent)),
+    }
+    with whole(folder / "relative.json") as aside:
+        aside.write_text(json.dumps(found, indent=2) + "\n")
+    return found
+
+
+def _final(run: RunFolder) -> list[float]:
+    return [row["accuracy"] for row in run.read_final()]
+
+
+def _identity(config: Config) -> str:
+    """A name for all that decides the numbers of a reference: not where it runs."""
+    plain = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
+    return hashlib.blake2b(to_yaml(plain).encode(), digest_size=8).hexdigest()
