@@ -284,7 +284,7 @@ def on_ranks(workplace: Path) -> Callable[..., None]:
                 with (workplace / f"rank{rank}.out").open("w") as out, (workplace / f"rank{rank}.err").open("w") as err:
                     line = [sys.executable, "-c", SEVERAL, plan]
                     started.append(subprocess.Popen(line, cwd=workplace, env=env, stdout=out, stderr=err))
-            codes = [process.wait(timeout=300) for process in started]
+            codes = [process.wait(timeout=900) for process in started]
         finally:
             for process in started:
                 process.kill()

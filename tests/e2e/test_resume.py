@@ -22,9 +22,6 @@ RUNS = {
     "fedavg": "--method fedavg --federation.participation 0.5",
     "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
     "partly selected": "--callbacks layerselection --federation.participation 0.5",
-    "fedhkd": "--method fedhkd --federation.participation 0.5",
-    "fedproto": "--method fedproto --method.predict prototype",
-    "fedora": "--method fedora --data.validation 0.2 --federation.participation 0.5",
     "normed": "--model fl_own_models.Normed --method fedavg --federation.participation 0.5",
 }
 
