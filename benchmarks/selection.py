@@ -53,8 +53,8 @@ def line(folder: Path, label: str, whole: RunFolder | None) -> str:
         return f"| {label} | no round yet |"
     up, down = (mean(r[f"{way}_parameter_bytes"] for r in rows) / 2**20 for way in ("upload", "download"))
     saved = ["", ""]
-    if whole is not None:
-        full = whole.read_metrics()[0]
+    full = next(iter(whole.read_metrics() if whole is not None else []), None)
+    if full is not None:
         for k, (way, sent) in enumerate((("upload", up), ("download", down))):
             saved[k] = f" ({100 - 100 * sent * 2**20 / full[f'{way}_parameter_bytes']:.1f} % less)"
     omega = mean(c["layers_uploaded"] for c in clients)
