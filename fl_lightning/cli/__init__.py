@@ -25,6 +25,8 @@ Personalised federated learning: who learned what from whom.
   report   one HTML page on runs         fl-train report runs/kapc_digits-001
   join     a model for a new client      fl-train join --run runs/fedora-001 --data new.npz --out model.safetensors
   relative compare with training alone   fl-train relative --run runs/fedora-001
+  submit   hand a fit to SLURM           fl-train submit --config kapc_resnet18.yaml --gpus-per-node 4 --time 4:00:00
+  status   where the runs stand          fl-train status runs
   list     what can be chosen by name    fl-train list methods
 
 All keys of a command: fl-train COMMAND --help
@@ -62,6 +64,8 @@ def _dispatch(argv: list[str]) -> None:
         return
     from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import commands
+    from fl_lightning.cli.status import status
+    from fl_lightning.cli.submit import submit
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
     known = {
@@ -71,6 +75,8 @@ def _dispatch(argv: list[str]) -> None:
         "join": commands.join,
         "report": commands.report,
         "relative": commands.relative,
+        "submit": submit,
+        "status": status,
         "list": commands.list_names,
     }
     name, *rest = argv

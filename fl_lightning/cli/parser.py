@@ -98,6 +98,26 @@ def relative_parser() -> ArgumentParser:
     return parser
 
 
+def submit_parser() -> ArgumentParser:
+    """What a SLURM job needs; all other keys are `fit`'s."""
+    parser = _parser(
+        "submit", "Hand a fit to SLURM: a job that goes on where it stood when it is stopped, or an array."
+    )
+    parser.add_argument("--nodes", type=int, default=1, help="Machines; sets fabric.num_nodes.")
+    parser.add_argument("--gpus_per_node", type=int, default=0, help="GPUs, one process each; sets fabric.devices.")
+    parser.add_argument("--tasks_per_node", type=int, default=1, help="Processes on each node without GPUs.")
+    parser.add_argument("--time", type=str, required=True, metavar="HH:MM:SS", help="The job's time limit.")
+    parser.add_argument("--partition", type=str | None, default=None, help="SLURM's partition.")
+    text = "A sweep, one run folder each: 'seed=0-4 data.alpha=0.1,0.3'."
+    parser.add_argument("--array", type=str | None, default=None, metavar="'KEY=VALUES ...'", help=text)
+    parser.add_argument(
+        "--warning", type=int, default=120, help="Seconds before the limit at which the run stops itself."
+    )
+    parser.add_argument("--sbatch", type=str | None, default=None, help="Further words for sbatch, in quotes.")
+    parser.add_argument("--dry_run", type=bool, default=False, help="Show the script, submit nothing.")
+    return parser
+
+
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
     names = [action.dest for action in parser._actions]

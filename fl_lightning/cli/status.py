@@ -1,0 +1,136 @@
+"""`fl-train status OUT`: where all runs of a folder stand."""
+
+from __future__ import annotations
+
+import json
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from statistics import median
+from typing import Any, Literal
+
+import yaml
+
+from fl_lightning.cli.folder import CONFIG
+from fl_lightning.errors import BadInput
+from fl_lightning.runfolder import RunFolder, best
+
+State = Literal["finished", "running", "stopped", "failed", "waiting", "unreadable"]
+STALE = 3.0
+"""Without a lock to ask, a run counts as running if it wrote a round within so many times its usual round."""
+
+
+@dataclass(frozen=True)
+class Standing:
+    """One run, as its folder tells."""
+
+    name: str
+    method: str
+    done: int
+    asked: int
+    last: float
+    """Mean accuracy of the last judged round; NaN before there is one."""
+    best: float
+    state: State
+    left: float | None
+    """Seconds to the end, by the median of the last rounds, where it is running."""
+    silent: float
+    """Seconds since it wrote."""
+
+
+def standing(folder: Path, now: float) -> Standing:
+    """How the run in `folder` stands at time `now` (seconds since the epoch)."""
+    name = folder.name
+    try:
+        config: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
+        asked, method = int(config["federation"]["rounds"]), config["method"]
+        method = str(method if isinstance(method, str) else method.get("name", method.get("class_path", "")))
+        rows = RunFolder(folder).read_metrics()
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+        return Standing(name, "", 0, 0, math.nan, math.nan, "unreadable", None, 0.0)
+    done = int(rows[-1]["round"]) if rows else 0
+    judged = [row["mean_accuracy"] for row in rows if "mean_accuracy" in row]
+    wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
+    usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
+    state: State = "stopped" if rows else "waiting"
+    if done >= asked and _finished(folder, asked):
+        state = "finished"
+    elif _held(folder, now - wrote, usual):
+        state = "running"
+    elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
+        state = "failed"
+    left = (asked - done) * usual if state == "running" and usual else None
+    return Standing(
+        name, method, done, asked, judged[-1] if judged else math.nan, best(rows)[0], state, left, now - wrote
+    )
+
+
+def standings(out: Path) -> list[Standing]:
+    """All runs in `out`, by name.
+
+    Raises:
+        BadInput: there is no such folder, or no run in it.
+    """
+    if not out.is_dir():
+        raise BadInput("status", str(out), "there is no such folder")
+    folders = [out] if (out / CONFIG).exists() else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
+    if not folders:
+        raise BadInput("status", str(out), f"it holds no run: no {CONFIG} in it or in a folder of it")
+    return [standing(folder, time.time()) for folder in folders]
+
+
+def status(argv: list[str]) -> None:
+    """Print a table of the runs in a folder (default: runs)."""
+    if argv and argv[0] in ("-h", "--help"):
+        print("usage: fl-train status [OUT]")
+        return
+    if len(argv) > 1 or (argv and argv[0].startswith("--")):
+        raise BadInput("status", " ".join(argv), "one folder: fl-train status OUT")
+    from rich.console import Console
+    from rich.table import Table
+
+    table = Table()
+    table.add_column("run", no_wrap=True)
+    table.add_column("method", no_wrap=True)
+    for column in ("round", "last", "best", "state", "left", "wrote"):
+        table.add_column(column, justify="right", no_wrap=True)
+    for s in standings(Path(argv[0] if argv else "runs")):
+        cells = (
+            f"{s.done}/{s.asked}",
+            _percent(s.last),
+            _percent(s.best),
+            s.state,
+            _span(s.left),
+            f"{_span(s.silent)} ago",
+        )
+        table.add_row(s.name, s.method, *cells)
+    console = Console()
+    if not console.is_terminal:
+        console = Console(width=200)  # a file or a pipe has no width to keep to
+    console.print(table)
+
+
+def _finished(folder: Path, asked: int) -> bool:
+    try:
+        return int(json.loads((folder / "summary.json").read_text())["rounds"]) >= asked
+    except (OSError, ValueError, KeyError, TypeError):
+        return False
+
+
+def _held(folder: Path, silent: float, usual: float) -> bool:
+    """Whether a process is at work in `folder`: by its silence, since a lock cannot be asked from another machine."""
+    return silent < max(60.0, STALE * usual)
+
+
+def _percent(value: float) -> str:
+    return "" if math.isnan(value) else f"{100 * value:.2f}"
+
+
+def _span(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
+        if seconds >= 2 * size:
+            return f"{seconds / size:.1f} {unit}"
+    return f"{seconds:.0f} s"

@@ -1,0 +1,153 @@
+"""`fl-train submit`: a SLURM job, or an array of jobs, for what `fl-train fit` would run here."""
+
+from __future__ import annotations
+
+import itertools
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from importlib import resources
+from pathlib import Path
+from string import Template
+from typing import Any
+
+from fl_lightning.cli import folder as runs
+from fl_lightning.cli.parser import fit_parser, keys, submit_parser, typed
+from fl_lightning.cli.resolve import complete, plan, start_of
+from fl_lightning.cli.settings import Settings, read_flags
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput, RunFailed
+
+FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
+"""Keys of `fit` that the job itself sets."""
+MOST_RUNS = 1000  # SLURM's own default limit on an array
+
+
+def submit(argv: list[str]) -> None:
+    """Write the job script into OUT, and hand it to sbatch; with `--dry_run` only show it."""
+    parser = submit_parser()
+    if "-h" in argv or "--help" in argv:
+        parser.print_help()
+        return
+    ours, theirs = _split(argv, list(keys(parser)))
+    values = typed(parser, Settings.merged(read_flags(ours, keys(parser))).plain)
+    _check(values)
+    for key in FIXED:
+        if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in theirs):
+            raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
+    lines = [_named(theirs, point) for point in grid(values.array)]
+    for line in lines:  # bad input is answered now, not when the job's turn has come
+        _try_out(line)
+    out = Path(start_of(read_flags(lines[0], keys(fit_parser()))).out)
+    text = script(values, lines, out)
+    if values.dry_run:
+        print(text, end="")
+        return
+    if shutil.which("sbatch") is None:
+        raise BadInput("submit", "sbatch", "it is not on this machine: --dry_run shows the script")
+    file = out / "jobs" / f"{_job_name(lines)}.sbatch"
+    file.parent.mkdir(parents=True, exist_ok=True)
+    file.write_text(text, encoding="utf-8")
+    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RunFailed(f"sbatch refused {file}: {' '.join(done.stderr.split())}")
+    print(done.stdout.strip())
+    print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; script: {file}; see: fl-train status {out}")
+
+
+def script(values: Any, lines: list[list[str]], out: Path) -> str:
+    """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
+    template = Template(resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8"))
+    gpus = values.gpus_per_node
+    directives = [f"#SBATCH --gres=gpu:{gpus}"] if gpus else []
+    directives += [f"#SBATCH --partition={values.partition}"] if values.partition else []
+    directives += [f"#SBATCH --array=0-{len(lines) - 1}"] if len(lines) > 1 else []
+    directives += [f"#SBATCH {word}" for word in shlex.split(values.sbatch or "")]
+    return template.substitute(
+        name=_job_name(lines),
+        nodes=values.nodes,
+        tasks=gpus or values.tasks_per_node,
+        time=values.time,
+        log=out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"),
+        warning=values.warning,
+        directives="\n".join(directives),
+        runs="\n".join(f"  {shlex.quote(shlex.join(line))}" for line in lines),
+        command=shlex.join([sys.executable, "-m", "fl_lightning"]),
+    )
+
+
+def grid(text: str | None) -> list[dict[str, str]]:
+    """The points of a sweep: `seed=0-4 data.alpha=0.1,0.3` are ten. None: one point that sets nothing.
+
+    Raises:
+        BadInput: a word is not KEY=VALUES, a key stands twice, or there are too many points.
+    """
+    axes: dict[str, list[str]] = {}
+    for word in (text or "").split():
+        key, equals, values = word.partition("=")
+        found: list[str] = []
+        for part in values.split(","):
+            span = re.fullmatch(r"(\d+)-(\d+)", part)
+            found += [str(k) for k in range(int(span[1]), int(span[2]) + 1)] if span else [part]
+        if not equals or not key or key in axes or not all(found):
+            raise BadInput("array", text, "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'")
+        axes[key] = found
+    points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
+    check("array", text, 1 <= len(points) <= MOST_RUNS, f"it must give 1 to {MOST_RUNS} runs")
+    return points
+
+
+def _split(argv: list[str], ours: list[str]) -> tuple[list[str], list[str]]:
+    """The words for `submit` (with hyphens or underscores) and those for `fit`."""
+    mine: list[str] = []
+    others: list[str] = []
+    into = others
+    for word in argv:
+        if word.startswith("--"):
+            key, equals, value = word[2:].partition("=")
+            plain = key.replace("-", "_")
+            into = mine if plain in ours else others
+            word = f"--{plain}{equals}{value}" if plain in ours else word
+        into.append(word)
+    return mine, others
+
+
+def _check(values: Any) -> None:
+    for key in ("nodes", "tasks_per_node", "warning"):
+        check(key, getattr(values, key), getattr(values, key) >= 1, "it must be at least 1")
+    check("gpus_per_node", values.gpus_per_node, values.gpus_per_node >= 0, "it must be 0 or more")
+    fine = re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", values.time) is not None
+    check("time", values.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
+    name = re.fullmatch(r"[\w.-]+", values.partition or "x") is not None
+    check("partition", values.partition, name, "it must be a partition's name")
+
+
+def _named(words: list[str], point: dict[str, str]) -> list[str]:
+    """The words of one run, with a `--name` of its own: a resumed job must find its folder."""
+    layers = read_flags(words, keys(fit_parser()))
+    start = start_of(layers)
+    first = next((words[k + 1] for k, word in enumerate(words) if word == "--config"), None)
+    first = first or next((w.partition("=")[2] for w in words if w.startswith("--config=")), None)
+    stem = start.name or (Path(first).stem if first else "run")
+    suffix = "-".join(f"{key.rpartition('.')[2]}{value}" for key, value in point.items())
+    name = "-".join([stem, re.sub(r"[^\w.+-]", "_", suffix)]) if suffix else stem
+    if start.name is None and not suffix:
+        number = next(k for k in itertools.count(1) if not (Path(start.out) / f"{stem}-{k:03d}").exists())
+        name = f"{stem}-{number:03d}"
+    out = ["--out", str(Path(start.out).resolve())]
+    swept = [word for key, value in point.items() for word in (f"--{key}", value)]
+    return [*words, *swept, *out, "--name", name]
+
+
+def _try_out(line: list[str]) -> None:
+    layers = read_flags(line, keys(fit_parser()))
+    start = start_of(layers)
+    runs.check_name(start)
+    complete(plan(layers))
+
+
+def _job_name(lines: list[list[str]]) -> str:
+    names = [line[line.index("--name") + 1] for line in lines]
+    return names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-more"

@@ -1,0 +1,63 @@
+"""`fl-train status`: states, times and refusals."""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.cli import main
+from fl_lightning.cli.status import standing
+
+CONFIG = "method: {name: kapc, init_args: {}}\nfederation: {rounds: 10}\n"
+
+
+def run(out: Path, name: str, rounds: int, finished: bool = False, failed: bool = False) -> Path:
+    folder = out / name
+    folder.mkdir(parents=True)
+    (folder / "config.yaml").write_text(CONFIG)
+    if rounds:
+        rows = [f"{t},{0.5 + 0.01 * t},{20.0}" for t in range(1, rounds + 1)]
+        (folder / "metrics.csv").write_text("\n".join(["round,mean_accuracy,seconds", *rows]) + "\n")
+    if finished:
+        (folder / "summary.json").write_text(json.dumps({"rounds": 10}))
+    if failed:
+        (folder / "failure.txt").write_text("Traceback")
+    return folder
+
+
+def test_states_and_time_left(tmp_path: Path) -> None:
+    now = os.path.getmtime(run(tmp_path, "a", 4) / "metrics.csv")
+    a = standing(tmp_path / "a", now + 5)
+    assert (a.state, a.done, a.asked, a.left) == ("running", 4, 10, 120.0)
+    assert (a.last, a.best) == (pytest.approx(0.54), pytest.approx(0.54))
+    assert standing(tmp_path / "a", now + 600).state == "stopped"
+    assert standing(tmp_path / "a", now + 600).left is None
+    assert standing(run(tmp_path, "b", 10, finished=True), now).state == "finished"
+    assert standing(run(tmp_path, "c", 3, failed=True), now + 600).state == "failed"
+    waiting = standing(run(tmp_path, "d", 0), now + 600)
+    assert waiting.state == "waiting"
+    assert math.isnan(waiting.last)
+    broken = run(tmp_path, "e", 1)
+    (broken / "config.yaml").write_text("federation: [1")
+    assert standing(broken, now).state == "unreadable"
+
+
+def test_the_table_names_every_run(tmp_path: Path, capsys) -> None:
+    for name in ("a", "b-with-quite-a-long-name-for-a-run-folder"):
+        run(tmp_path, name, 10, finished=True)
+    assert main(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "b-with-quite-a-long-name-for-a-run-folder" in out
+    assert out.count("finished") == 2
+    assert main(["status", str(tmp_path / "a")]) == 0
+    assert "10/10" in capsys.readouterr().out
+
+
+def test_no_runs_is_one_line(tmp_path: Path, capsys) -> None:
+    for words in ([str(tmp_path)], [str(tmp_path / "none")], ["a", "b"]):
+        assert main(["status", *words]) == 2
+        assert capsys.readouterr().err.count("\n") == 1

@@ -1,0 +1,142 @@
+"""`fl-train submit`: the script it writes, what it refuses, and what it hands to sbatch."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import stat
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.cli import main
+from fl_lightning.cli.submit import grid
+from fl_lightning.errors import BadInput
+
+BASE = "submit --config kapc_digits.yaml --time 01:00:00"
+
+
+def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
+    capsys.readouterr()
+    assert main([*shlex.split(words), "--dry-run"]) == 0
+    return capsys.readouterr().out
+
+
+def lines_of(text: str) -> list[list[str]]:
+    """The words of each run in a script."""
+    inside = text.split("RUNS=(\n")[1].split("\n)\n")[0]
+    return [shlex.split(shlex.split(line)[0]) for line in inside.splitlines()]
+
+
+def test_nodes_and_gpus_set_the_fabric(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shown(f"{BASE} --nodes 2 --gpus-per-node 4 --partition main --federation.rounds 3", capsys)
+    for word in ("nodes=2", "ntasks-per-node=4", "gres=gpu:4", "time=01:00:00", "partition=main", "requeue"):
+        assert f"#SBATCH --{word}\n" in text
+    assert "--fabric.num_nodes 2 --fabric.devices 4" in text
+    (words,) = lines_of(text)
+    assert words[:4] == ["--config", "kapc_digits.yaml", "--federation.rounds", "3"]
+    assert words[-2:] == ["--name", "kapc_digits-001"]
+    assert words[words.index("--out") + 1] == str(tmp_path / "runs")
+    assert "--array" not in text
+    assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
+    assert not (tmp_path / "runs").exists()  # nothing was written
+
+
+def test_a_sweep_is_an_array_with_a_folder_for_each_run(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shown(f"{BASE} --array 'seed=0-2 method.lam=0.05,1'", capsys)
+    assert "#SBATCH --array=0-5\n" in text
+    runs = lines_of(text)
+    assert len({words[-1] for words in runs}) == 6
+    assert runs[1][-1] == "kapc_digits-seed0-lam1"
+    assert [words[words.index("--seed") + 1] for words in runs] == ["0", "0", "1", "1", "2", "2"]
+
+
+def test_the_script_runs_the_line_of_its_task_and_resumes(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shown(f"{BASE} --array 'seed=3,4' --name 'a b'", capsys)
+    (tmp_path / "srun").write_text("#!/bin/bash\nprintf '%s\\n' \"$@\" > said\n")
+    (tmp_path / "srun").chmod(0o755)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_ARRAY_TASK_ID": "1", "SLURM_JOB_ID": "7"}
+    assert subprocess.run(["bash", "-s"], input=text, text=True, env=env, check=False).returncode == 0
+    said = (tmp_path / "said").read_text().splitlines()
+    assert said[said.index("--seed") + 1] == "4"
+    assert said[-1] == "a b-seed4"
+    assert "--resume" in said
+
+
+@pytest.mark.parametrize(("signal", "requeued"), [("USR1", True), ("TERM", False)])
+def test_signals_stop_the_run_and_the_limit_queues_it_again(
+    signal: str, requeued: bool, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shown(BASE, capsys)
+    (tmp_path / "srun").write_text(
+        "#!/bin/bash\ntrap 'echo stopped >> said; exit 143' TERM\ntouch up\nsleep 30 & wait\n"
+    )
+    (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@" >> said\n')
+    for name in ("srun", "scontrol"):
+        (tmp_path / name).chmod(stat.S_IRWXU)
+    env = {**os.environ, "PATH": f"{tmp_path}:{os.environ['PATH']}", "SLURM_JOB_ID": "7"}
+    (tmp_path / "job").write_text(text)
+    with subprocess.Popen(["bash", "job"], env=env, stdout=subprocess.PIPE, text=True) as job:
+        while not (tmp_path / "up").exists():
+            assert job.poll() is None
+        subprocess.run(["kill", f"-{signal}", str(job.pid)], check=True)
+        job.communicate(timeout=20)
+    assert job.returncode == (0 if requeued else 143)
+    assert (tmp_path / "said").read_text().splitlines() == ["stopped", *(["requeue 7"] if requeued else [])]
+
+
+def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sbatch").write_text('#!/bin/bash\ncp "$1" got; echo Submitted batch job 42\n')
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(shlex.split(f"{BASE} --nodes 1")) == 0
+    out = capsys.readouterr().out
+    assert "Submitted batch job 42" in out
+    file = tmp_path / "runs" / "jobs" / "kapc_digits-001.sbatch"
+    assert file.read_text() == (tmp_path / "got").read_text()
+    (tmp_path / "sbatch").write_text("#!/bin/bash\necho no such partition >&2; exit 1\n")
+    assert main(shlex.split(f"{BASE} --partition nowhere --name b")) == 1
+    assert "no such partition" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--time soon", "time"),
+        ("--time 01:00 --nodes 0", "nodes"),
+        ("--time 01:00 --array seed", "array"),
+        ("--time 01:00 --fabric.devices 4", "fabric.devices"),
+        ("--time 01:00 --federation.rounds x", "federation.rounds"),
+        ("--time 01:00 --method nosuch", "nosuch"),
+        ("", "time"),
+    ],
+)
+def test_bad_input_is_one_line_and_leaves_nothing(words: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(f"submit --config kapc_digits.yaml {words}")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_without_slurm_it_says_so(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("PATH", str(tmp_path))
+    assert main(shlex.split(BASE)) == 2
+    assert "sbatch" in capsys.readouterr().err
+
+
+def test_points_of_a_sweep() -> None:
+    assert grid(None) == [{}]
+    assert grid("a=1-3") == [{"a": "1"}, {"a": "2"}, {"a": "3"}]
+    assert grid("a=x,y b=2") == [{"a": "x", "b": "2"}, {"a": "y", "b": "2"}]
+    for bad in ("a", "a=", "a=1 a=2", "=3", "a=0-2000"):
+        with pytest.raises(BadInput):
+            grid(bad)
