@@ -74,7 +74,7 @@ def test_signals_stop_the_run_and_the_limit_queues_it_again(
     monkeypatch.chdir(tmp_path)
     text = shown(BASE, capsys)
     (tmp_path / "srun").write_text(
-        "#!/bin/bash\ntrap 'echo stopped >> said; exit 143' TERM\ntouch up\nsleep 30 & wait\n"
+        "#!/bin/bash\ntrap 'echo stopped >> said; exit 143' TERM\ntouch up\nsleep 30 >/dev/null & wait\n"
     )
     (tmp_path / "scontrol").write_text('#!/bin/bash\necho "$@" >> said\n')
     for name in ("srun", "scontrol"):
