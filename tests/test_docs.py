@@ -100,8 +100,11 @@ def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.Captur
         elif command == "list":
             assert main(["list", *words]) == 0, line
             capsys.readouterr()
+        elif command == "submit":
+            assert main(["submit", *words, "--dry-run"]) == 0, line
+            assert capsys.readouterr().out.startswith("#!/bin/bash"), line
         else:
-            assert command in ("test", "export", "report"), line
+            assert command in ("test", "export", "report", "join", "relative", "status"), line
     assert not (folder / "runs").exists()
 
 
