@@ -9,10 +9,14 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
+from fl_lightning.errors import BadInput
+from fl_lightning.mixing import mean_of
+
 if TYPE_CHECKING:
     import numpy as np
     from torch import Tensor
 
+    from fl_lightning.callbacks.relations import Hearing
     from fl_lightning.federation import Federation
     from fl_lightning.payload import Payload
 
@@ -46,6 +50,8 @@ class RoundRecord:
     (the last: what is beside the model) and kind (`fl_lightning.payload.KINDS`)."""
     sent: np.ndarray
     """Bool (clients, 2, L): layers whose own parameters travelled, in each direction."""
+    failures: list[dict[str, int | str]] = field(default_factory=list)
+    """The rows of `failures.csv`: `client`, `stage`, `reason`, `outcome` of whatever went wrong and was borne."""
     images: dict[str, np.ndarray] = field(default_factory=dict)
     """Pictures by name, uint8 arrays of shape (height, width, 3); loggers pass them on. Rank 0 only."""
 
@@ -87,3 +93,30 @@ class Callback:
 
     def on_close(self, fed: Federation) -> None:
         """Runs last, whether the run ended well or not: let go of files and bars."""
+
+
+class Aggregator(Callback):
+    """How a round's uploads become the one model that everybody hears. This one: the mean by the relation's weights.
+
+    At most one callback of a run is one, and only where the method's relation is shared.
+    """
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` where there is no shared model, or another aggregator."""
+        key = f"callbacks.{type(self).__name__.lower()}"
+        if not fed.relation.shared:
+            allowed = "it needs a method with one shared model: fedavg, fedprox, fedper, fedbn"
+            raise BadInput(key, type(fed.method).__name__.lower(), allowed)
+        if fed.aggregator is not self:
+            raise BadInput(key, "", f"one way to aggregate, and {type(fed.aggregator).__name__.lower()} is one already")
+
+    def weights(self, p: Tensor, hearing: Hearing) -> Tensor:
+        """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""
+        return p
+
+    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+        """One row (columns,) from a tile of all sources' rows `W` (n, columns) and their weights `p` (n,).
+
+        Tiles are taken one by one: what is done to a column may depend on that column and on `p` alone.
+        """
+        return mean_of(W, p)

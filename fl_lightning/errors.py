@@ -20,3 +20,17 @@ class RunFailed(Exception):
     """A run that began well cannot go on (a client failed, a disk is full): one line; exit code 1."""
 
     exit_code = 1
+
+
+class BadClient(RunFailed):
+    """One client failed: in which round, at which stage and why. `federation.on_bad_client` says what follows.
+
+    Stages are `data`, `download`, `training`, `evaluation` and `upload`.
+    """
+
+    def __init__(self, client: int, round: int, stage: str, reason: str) -> None:
+        super().__init__(client, round, stage, reason)  # as they are: an error that is pickled is made from them again
+        self.client, self.round, self.stage, self.reason = client, round, stage, reason
+
+    def __str__(self) -> str:
+        return f"client {self.client} failed in round {self.round}, stage {self.stage}: {self.reason}"

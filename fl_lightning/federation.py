@@ -6,12 +6,15 @@ rank, store what arrived, judge, observe. Which method is running, the loop neve
 
 from __future__ import annotations
 
+import contextlib
+import copy
 import math
 import resource
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,13 +25,14 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.accounting import SampleCost, sample_cost
-from fl_lightning.callbacks.base import Callback, RelationView, RoundRecord
+from fl_lightning.callbacks.base import Aggregator, Callback, RelationView, RoundRecord
 from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
 from fl_lightning.data.federated import ClientData
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.errors import BadClient, BadInput, RunFailed
+from fl_lightning.files import writing
 from fl_lightning.layout import Layout, copy_columns
 from fl_lightning.local import Turn, accuracy, autocast, descent, mean_loss, train
 from fl_lightning.methods.base import Method
@@ -39,6 +43,11 @@ from fl_lightning.rng import numpy_rng
 from fl_lightning.state import ClientState, ServerState
 
 SMOKE_BATCHES = 2
+
+Results = dict[int, dict[str, Any]]
+"""What each client's turn came to, by client; tensors of shape () until they are needed as numbers."""
+Failures = list[tuple[BadClient, str]]
+"""Failures that the run has borne, and what became of the client: `retried`, `skipped` or `not judged`."""
 
 
 class Federation:
@@ -94,6 +103,7 @@ class Federation:
         self.up_mask = np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool)
         self.relation = method.relation()
         self.callbacks: list[Callback] = [self.relation, *([self.knowledge] if self.knowledge else []), *callbacks]
+        self.aggregator = next((c for c in callbacks if isinstance(c, Aggregator)), Aggregator())
         self.has_global = self.relation.shared and bool(self.down_mask[self.layout.is_parameter].all())
         # The server's copy of a client is that client's own row until a hook may change what travels.
         self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in callbacks)
@@ -109,6 +119,10 @@ class Federation:
         """Who hears whom in the round at hand."""
         self.download: Payload
         """What the client whose turn it is has heard."""
+        self.stage = "data"
+        """What the client whose turn it is does."""
+        self.tolerant = config.federation.on_bad_client != "stop"
+        """Whether the run goes on without a client that fails."""
         self.extra_flops = 0
         """Operations of the client whose turn it is beyond its training; callbacks add theirs."""
         self.server_flops = 0
@@ -129,7 +143,7 @@ class Federation:
         start = time.perf_counter()
         try:
             self.call("on_fit_start")
-            self.cost = self.sample_cost()
+            self.cost = next((c for c in self.group.gather_objects(self.sample_cost()) if c), None)
             for t in range(self.server.round + 1, self.rounds + 1):
                 self.call("on_round_end", self.round(t))
             summary = {"wall_seconds": time.perf_counter() - start, **self.judge_everyone()}
@@ -147,16 +161,17 @@ class Federation:
         self.call("on_round_start", t, cohort)
         downloads, self.relation_view = self.compose(cohort)
         clock.lap("server")
-        results = {c: self.guarded_turn(t, c, downloads[c], judged, clock) for c in self.at_home(cohort)}
+        results, failures = self.turns(t, cohort, downloads, judged, clock)
+        present = self.present(t, cohort, failures)
         if self.relation.shared:
-            self.relation_view = self.aggregate(cohort)
+            self.relation_view = self.aggregate(present)
         clock.lap("server")
         if judged:
-            self.judge_after_aggregation(t, results)
+            self.judge_after_aggregation(t, results, failures)
         clock.lap("evaluation")
-        record = self.exchange(t, cohort, results, clock)
+        record = self.exchange(t, cohort, results, failures, clock)
         self.server.round = t
-        self.server.heard.update(cohort)
+        self.server.heard.update(present)
         return record
 
     def draw_cohort(self, t: int) -> list[int]:
@@ -196,30 +211,94 @@ class Federation:
             self.account(mixer, len(cohort))
         return {c: Payload(self.layout, row, self.down_mask.copy()) for c, row in rows.items()}, view
 
-    def guarded_turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
-        """`turn`, in which whatever the client's model or data raise names the client and the round.
+    def turns(
+        self, t: int, cohort: list[int], downloads: dict[int, Payload], judged: bool, clock: _Clock
+    ) -> tuple[Results, Failures]:
+        """The turns of this rank's clients: what came of those that went well, and the failures of the others.
+
+        A client that failed is left as it was before its turn. With `retry` it has a second attempt with the same
+        draws: what was no fault of its own then leaves no trace in any number.
+        """
+        results: Results = {}
+        failures: Failures = []
+        attempts = 2 if self.config.federation.on_bad_client == "retry" else 1
+        for client in self.at_home(cohort):
+            for left in reversed(range(attempts)):
+                before = copy.deepcopy(self.states.get(client)) if self.tolerant else None
+                download = replace(downloads[client], sent=downloads[client].sent.copy())  # hooks write to it
+                try:
+                    with self.blaming(t, client):
+                        result = self.turn(t, client, download, judged, clock)
+                    if self.tolerant:
+                        self.check_finite(t, [result])
+                    results[client] = result
+                    break
+                except BadClient as failure:
+                    if not self.tolerant:
+                        raise
+                    self.states.pop(client, None)
+                    if before is not None:
+                        self.states[client] = before
+                    failures.append((failure, "retried" if left else "skipped"))
+        if not self.tolerant:  # all at once: the device is waited for but once
+            self.check_finite(t, list(results.values()))
+        return results, failures
+
+    @contextlib.contextmanager
+    def blaming(self, t: int, client: int) -> Iterator[None]:
+        """Whatever the client's model, data or hooks raise within names the client, the round and the stage.
 
         Raises:
-            RunFailed: the client failed; `failure.txt` in the run folder holds the traceback.
+            BadClient: the client failed; `failure.txt` in the run folder has the traceback added to it.
         """
         try:
-            return self.turn(t, client, download, judged, clock)
+            yield
         except (BadInput, RunFailed):
             raise
         except Exception as error:
             note = self.folder / "failure.txt"
-            note.write_text(traceback.format_exc())
+            with writing(note), note.open("a", encoding="utf-8") as file:
+                file.write(f"client {client}, round {t}, stage {self.stage}\n{traceback.format_exc()}\n")
             reason = f"{type(error).__name__}: {error}".splitlines()[0]
-            raise RunFailed(f"client {client} failed in round {t} ({reason}); the traceback is in {note}") from error
+            raise BadClient(client, t, self.stage, f"{reason} (traceback in failure.txt)") from error
+
+    def check_finite(self, t: int, results: list[dict[str, Any]]) -> None:
+        """Raise `BadClient` for the first client whose loss, model or upload is not finite."""
+        checks = (
+            ("train_loss", "training", "its loss"),
+            ("model_norm", "training", "its model"),
+            ("upload_norm", "upload", "its upload"),
+        )
+        for result in _numbers(results):
+            for name, stage, what in checks:
+                if not math.isfinite(result.get(name, 0.0)):
+                    raise BadClient(result["client"], t, stage, f"{what} is not finite; lower optimizer.lr")
+            result.pop("model_norm")
+            result.pop("upload_norm", None)
+
+    def present(self, t: int, cohort: list[int], failures: Failures) -> list[int]:
+        """The clients of the cohort, on all ranks, that have not failed.
+
+        Raises:
+            RunFailed: all of them have.
+        """
+        if not self.tolerant:
+            return cohort
+        here = [failure for failure, outcome in failures if outcome == "skipped"]
+        lost = {f.client: f for part in self.group.gather_objects(here) for f in part}
+        if len(lost) == len(cohort):
+            raise RunFailed(f"every client of round {t} failed; the first: {lost[cohort[0]]}")
+        return [c for c in cohort if c not in lost]
 
     def turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
         """One client's turn on its home rank: hear, be judged, train, be judged, upload."""
         config = self.config
+        self.stage = "data"
         part = self.data.client(client, self.fabric.device, self.dtype)
         state = self.state(client)
         result: dict[str, Any] = {"client": client, "train_samples": len(part.train), "test_samples": len(part.test)}
 
-        self.download, self.extra_flops = download, 0
+        self.stage, self.download, self.extra_flops = "download", download, 0
         self.call("on_download", client, download)
         if self.method.starts_from() == "server":
             copy_columns(state.row, download.row, self.layout.segments(download.sent))
@@ -227,10 +306,12 @@ class Federation:
             state.buffers = _copied(self.server.initial_buffers)
         self.resident.binding.bind(state.row, state.buffers)
         clock.lap("client")
+        self.stage = "evaluation"
         if judged and self.is_judged("before"):
             result |= self.scores("before", client)
         clock.lap("evaluation")
 
+        self.stage = "training"
         strength = self.method.strength(self, client, download)
         self.resident.binding.bind(state.row, state.buffers)
         self.resident.hear(download, strength)
@@ -244,12 +325,15 @@ class Federation:
             kept = {k: v for k, v in state.fields.items() if not k.startswith("optimizer.")}
             state.fields = kept | {f"optimizer.{k}": v.clone() for k, v in self.optimizer.state().items()}
         clock.lap("client")
+        self.stage = "evaluation"
         if judged and self.is_judged("after"):
             result |= self.scores("after", client)
         clock.lap("evaluation")
 
+        self.stage = "upload"
         upload = Payload(self.layout, state.row, self.up_mask.copy())
         self.call("on_upload", client, upload)
+        result |= self.norms(state, upload)
         result["traffic"] = np.stack([download.by_layer, upload.by_layer])
         result["sent"] = np.stack([download.layers_sent, upload.layers_sent])
         if self.cost is not None:
@@ -264,55 +348,85 @@ class Federation:
         clock.lap("client")
         return result
 
+    def norms(self, state: ClientState, upload: Payload) -> dict[str, Tensor]:
+        """Norms of the client's model, and of its upload where that is another tensor; not finite if one number is not.
+
+        Raises:
+            ValueError: the upload is no row of this model.
+        """
+        wanted, found = ((tuple(row.shape), row.dtype) for row in (state.row, upload.row))
+        if wanted != found or upload.sent.shape != self.up_mask.shape:
+            raise ValueError(f"its upload is {found[1]} of shape {found[0]}, not {wanted[1]} of shape {wanted[0]}")
+        norms = {"model_norm": torch.linalg.vector_norm(state.row)}
+        segments = self.layout.segments(upload.sent)
+        if upload.row is not state.row and segments:
+            parts = [torch.linalg.vector_norm(upload.row[s.start : s.stop]) for s in segments]
+            norms["upload_norm"] = torch.linalg.vector_norm(torch.stack(parts))
+        return norms
+
     def aggregate(self, cohort: list[int]) -> RelationView:
         """The one model that everybody will hear, mixed from the cohort's uploads, on every rank."""
         mixer = self.mixer(cohort)
-        weights = self.relation.rows(self.hearing(cohort, cohort, mixer))
+        hearing = self.hearing(cohort, cohort, mixer)
+        weights = self.aggregator.weights(self.relation.rows(hearing)[:, 0], hearing)
         segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
         shared = self.server.shared.clone()
-        mixer.mean(segments, weights[:, 0], shared)
+        mixer.mean(segments, weights, shared, self.aggregator.combine)
         self.account(mixer, 1)
         self.server.shared = shared
         if not self.persistent:
             self._spare += [state.row for state in self.states.values()]
             self.states.clear()  # one global model is all that is kept
-        return self.view(weights.expand(-1, len(cohort), -1), cohort, cohort)
+        return self.view(weights[:, None].expand(-1, len(cohort), -1), cohort, cohort)
 
-    def judge_after_aggregation(self, t: int, results: dict[int, dict[str, Any]]) -> None:
-        """Scores of models that exist only now: the global one, and fine-tuned copies."""
+    def judge_after_aggregation(self, t: int, results: Results, failures: Failures) -> None:
+        """Scores of models that exist only now: the global one, and fine-tuned copies.
+
+        A client that fails here has been heard already: it only goes without the score.
+        """
+        self.stage = "evaluation"
         for client, result in results.items():
-            if self.has_global and self.is_judged("global"):
-                self.resident.binding.bind(self.server.shared, self.server.initial_buffers)
-                result |= self.scores("global", client)
-            if self.is_judged("finetuned"):
-                self.finetune(t, client)
-                result |= self.scores("finetuned", client)
+            try:
+                with self.blaming(t, client):
+                    if self.has_global and self.is_judged("global"):
+                        self.resident.binding.bind(self.server.shared, self.server.initial_buffers)
+                        result |= self.scores("global", client)
+                    if self.is_judged("finetuned"):
+                        self.finetune(t, client)
+                        result |= self.scores("finetuned", client)
+            except BadClient as failure:
+                if not self.tolerant:
+                    raise
+                failures.append((failure, "not judged"))
 
-    def exchange(self, t: int, cohort: list[int], results: dict[int, dict[str, Any]], clock: _Clock) -> RoundRecord:
+    def exchange(self, t: int, cohort: list[int], results: Results, failures: Failures, clock: _Clock) -> RoundRecord:
         """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
         here = _numbers(list(results.values()))
         memory_here = {"memory_server_mib": self.server_bytes() / 2**20, **_peak_memory_mib(self.fabric.device)}
-        gathered = self.group.gather_objects((here, clock.seconds(), memory_here))
-        clients = sorted((c for part, _, _ in gathered for c in part), key=lambda c: c["client"])
+        gathered = self.group.gather_objects((here, clock.seconds(), memory_here, failures))
+        clients = sorted((c for part, *_ in gathered for c in part), key=lambda c: c["client"])
+        borne = sorted((f for *_, part in gathered for f in part), key=lambda f: f[0].client)
+        for failure, outcome in borne if self.is_main else ():
+            print(f"{failure}; {outcome}", file=sys.stderr)
         traffic, sent = (np.stack([c.pop(name) for c in clients]) for name in ("traffic", "sent"))
         for client, table, layers in zip(clients, traffic.sum(axis=2), sent.sum(axis=2), strict=True):
             for way, direction in enumerate(("download", "upload")):
                 client[f"{direction}_bytes"] = int(table[way].sum())
                 client[f"{direction}_parameter_bytes"] = int(table[way, 0])
                 client[f"layers_{direction}ed"] = int(layers[way])
-        astray = [c["client"] for c in clients if not math.isfinite(c["train_loss"])]
-        if astray:
-            raise RunFailed(f"client {astray[0]} diverged in round {t}: its loss is not finite; lower optimizer.lr")
         if self.knowledge is not None:
             self.knowledge.merge(self, {c["client"]: c.pop("told") for c in clients})
         metrics: dict[str, float] = {}
+        if self.tolerant:
+            metrics["clients_failed"] = len(cohort) - len(clients)
         scored = [c for c in clients if f"accuracy_{self.judge}" in c]
         if scored:
             scores = [c[f"accuracy_{self.judge}"] for c in scored]
             metrics |= {f"{k}_accuracy": v for k, v in spread(scores).items()}
             metrics["weighted_accuracy"] = float(np.average(scores, weights=[c["test_samples"] for c in scored]))
-            if "accuracy_validation" in scored[0]:
-                metrics["validation_accuracy"] = spread([c["accuracy_validation"] for c in scored])["mean"]
+            validated = [c["accuracy_validation"] for c in scored if "accuracy_validation" in c]
+            if validated:
+                metrics["validation_accuracy"] = spread(validated)["mean"]
         for kind in ("before", "after", "global", "finetuned"):
             values = [c[f"accuracy_{kind}"] for c in clients if f"accuracy_{kind}" in c]
             if values:
@@ -324,10 +438,13 @@ class Federation:
             metrics[name] = sum(c[name] for c in clients)
         metrics["flops_server"] = self.server_flops
         for name in gathered[0][1]:
-            metrics[name] = max(seconds[name] for _, seconds, _ in gathered)
+            metrics[name] = max(seconds[name] for _, seconds, *_ in gathered)
         for name in gathered[0][2]:
-            metrics[name] = sum(memory[name] for _, _, memory in gathered)
-        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic, sent)
+            metrics[name] = sum(memory[name] for _, _, memory, _ in gathered)
+        rows: list[dict[str, int | str]] = [
+            {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in borne
+        ]
+        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic, sent, rows)
 
     # ---------------------------------------------------------------- judging
 
@@ -381,21 +498,35 @@ class Federation:
         return "personal", row, self.server.initial_buffers
 
     def judge_everyone(self) -> dict[str, Any]:
-        """The final models of all clients, whether they took part or not; all scores are under `final_accuracies`."""
+        """The final models of all clients, whether they took part or not; all scores are under `final_accuracies`.
+
+        Where failing clients are borne, the score of one that cannot be judged is NaN, and in no mean.
+        """
+        self.stage = "evaluation"
         mine: dict[int, Tensor] = {}
         for client in self.at_home(range(self.clients)):
             kind, row, buffers = self.final_model(client)
-            if self.judge == "finetuned":
-                kind = "finetuned"
-                self.finetune(self.server.round, client)
-            else:
-                self.resident.binding.bind(row, buffers)
-            mine[client] = self.score(client)
+            try:
+                with self.blaming(self.server.round, client):
+                    if self.judge == "finetuned":
+                        kind = "finetuned"
+                        self.finetune(self.server.round, client)
+                    else:
+                        self.resident.binding.bind(row, buffers)
+                    mine[client] = self.score(client)
+            except BadClient as failure:
+                if not self.tolerant:
+                    raise
+                print(f"{failure}; its final model is not judged", file=sys.stderr)
+                mine[client] = torch.full((), math.nan, device=self.fabric.device)
         here = dict(zip(mine, torch.stack(list(mine.values())).tolist(), strict=True)) if mine else {}
         everyone = {c: a for part in self.group.gather_objects(here) for c, a in part.items()}
         scores = [everyone[c] for c in range(self.clients)]
         kinds = [k for k in self.group.gather_objects(kind if mine else None) if k is not None]
-        figures = {f"final_{name}_accuracy": value for name, value in spread(scores).items()}
+        judged = [score for score in scores if not math.isnan(score)]
+        if not judged:
+            raise RunFailed("no client's final model can be judged")
+        figures = {f"final_{name}_accuracy": value for name, value in spread(judged).items()}
         return {"judge": self.judge, "final_model": kinds[0], **figures, "final_accuracies": scores}
 
     # ---------------------------------------------------------------- a new client
@@ -438,20 +569,21 @@ class Federation:
     # ---------------------------------------------------------------- accounting
 
     def sample_cost(self) -> SampleCost | None:
-        """What training on one sample costs, counted on two samples of this rank's first client.
+        """What training on one sample costs, counted on two samples of the first client here whose step does not fail.
 
-        None where the step fails: it will fail again in its turn, where client and round are named.
+        None where there is none: they will fail again in their turns, where client and round are named.
         """
-        part = self.data.client(self.at_home(range(self.clients))[0], self.fabric.device, self.dtype).train
-        self.resident.binding.bind(self.server.initial.clone(), _copied(self.server.initial_buffers))
-        try:
-            x, y = next(iter(part.batches(2)))
-            with autocast(self.fabric)():
-                pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
-                return sample_cost(self.resident, pair, Payload(self.layout, self.server.initial, self.down_mask))
-        except Exception:
-            self.resident.hear(None)
-            return None
+        for client in self.at_home(range(self.clients)):
+            self.resident.binding.bind(self.server.initial.clone(), _copied(self.server.initial_buffers))
+            try:
+                part = self.data.client(client, self.fabric.device, self.dtype).train
+                x, y = next(iter(part.batches(2)))
+                with autocast(self.fabric)():
+                    pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
+                    return sample_cost(self.resident, pair, Payload(self.layout, self.server.initial, self.down_mask))
+            except Exception:
+                self.resident.hear(None)
+        return None
 
     def account(self, mixer: Mixer, receivers: int) -> None:
         """Add what `mixer` and the relation have done for `receivers` to the round's count."""

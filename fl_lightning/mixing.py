@@ -7,7 +7,7 @@ sources, and the sums run in client order whatever the number of ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -178,14 +178,23 @@ class Mixer:
                     into[receivers[k]][t.start : t.stop] = back[at : at + t.stop - t.start]
                     at += t.stop - t.start
 
-    def mean(self, segments: Sequence[Segment], p: Tensor, into: Tensor) -> None:
-        """The one model that everybody hears, `p` (L, n) over the sources, written into `into` (D,) on every rank."""
+    def mean(
+        self,
+        segments: Sequence[Segment],
+        p: Tensor,
+        into: Tensor,
+        combine: Callable[[Tensor, Tensor], Tensor] = mean_of,
+    ) -> None:
+        """The one model that everybody hears, `p` (L, n) over the sources, written into `into` (D,) on every rank.
+
+        `combine` makes one row of a tile of rows and their weights; operations are counted as those of the mean.
+        """
         tiles = _tiles(segments)
         self.flops += (3 * len(self.sources) + 1) * _columns(segments)
         p = p.to(self.group.device)
         self._holds(2 * len(self.sources))
         for first, W in self._collected(tiles):
-            out = mean_of(W, p[tiles[first].layer]).to(self.dtype) if W is not None else self._nothing()
+            out = combine(W, p[tiles[first].layer]).to(self.dtype) if W is not None else self._nothing()
             if self.group.size == 1:
                 into[tiles[first].start : tiles[first].stop] = out
                 continue

@@ -1,4 +1,4 @@
-"""What a run leaves behind: metrics.csv, clients.csv, relation/ and summary.json, written so that a crash spares them.
+"""What a run leaves behind: its tables, relation/ and summary.json, written so that a crash spares them.
 
 A row is one write, flushed to the disk; everything else is written aside and renamed. A round's row in `metrics.csv` is
 written last: a round that has it has the rest too. Rank 0 alone writes.
@@ -11,7 +11,7 @@ import io
 import json
 import math
 import os
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -46,17 +46,21 @@ class RunFolder:
         self.path = path
         self._metrics = _Table(path / "metrics.csv")
         self._clients = _Table(path / "clients.csv")
+        self._failures = _Table(path / "failures.csv")
 
     def append(self, record: RoundRecord) -> None:
-        """Write one round: its relation, its clients' rows, its row of metrics."""
+        """Write one round: its relation, its clients' rows, its failures, its row of metrics."""
         self.write_relation(record.round, record.relation)
         self.write_traffic(record)
         self._clients.append([{"round": record.round, **row} for row in record.clients])
+        if record.failures:
+            self._failures.append([{"round": record.round, **row} for row in record.failures])
         self._metrics.append([{"round": record.round, **record.metrics}])
 
     def truncate(self, round: int) -> None:
         """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
         self._clients.truncate(round)
+        self._failures.truncate(round)
         self._metrics.truncate(round)
         for file in [*self.path.glob("relation/round-*.npz"), *self.path.glob("traffic/round-*.npz")]:
             if int(file.stem.removeprefix("round-")) > round:
@@ -155,7 +159,7 @@ def best(rows: Iterable[Row], column: str = "mean_accuracy") -> tuple[float, int
 
 
 class _Table:
-    """A CSV file of numbers whose header may grow. Integers stay integers, floats keep every digit."""
+    """A CSV file of numbers and words whose header may grow. Integers stay integers, floats keep every digit."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -165,7 +169,7 @@ class _Table:
         header = list(dict.fromkeys(name for row in rows for name in row))
         self._rewrite(header, _lines(header, rows))
 
-    def append(self, rows: list[Row]) -> None:
+    def append(self, rows: Sequence[Mapping[str, float | str]]) -> None:
         """Add `rows` in one write; columns the file does not have yet are added to all of it."""
         header = self._header()
         new = list(dict.fromkeys(name for row in rows for name in row if name not in header))
@@ -214,7 +218,7 @@ class _Table:
         _replace(self.path, _encode([header, *padded]))
 
 
-def _lines(header: list[str], rows: list[Row]) -> list[list[str]]:
+def _lines(header: list[str], rows: Sequence[Mapping[str, float | str]]) -> list[list[str]]:
     return [[_text(row.get(name)) for name in header] for row in rows]
 
 
@@ -224,10 +228,10 @@ def _encode(lines: list[list[str]]) -> bytes:
     return held.getvalue().encode()
 
 
-def _text(value: float | None) -> str:
+def _text(value: float | str | None) -> str:
     """`value` with every digit; numpy's and torch's numbers included."""
-    if value is None:
-        return ""
+    if value is None or isinstance(value, str):
+        return value or ""
     number = value.item() if hasattr(value, "item") else value
     return repr(number)
 

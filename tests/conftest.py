@@ -86,9 +86,10 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         settings: dict[str, Any] = {
             "rounds": 2, "clients": 4, "participation": 1.0, "local_epochs": 1, "batch_size": 32,
             "optimizer": {}, "evaluation": {}, "data": {}, "seed": 0, "precision": "32-true",
+            "on_bad_client": "stop",
         }  # fmt: skip
         settings |= changes
-        who = {k: settings[k] for k in ("rounds", "clients", "participation", "local_epochs", "batch_size")}
+        who = {k: settings[k] for k in FederationConfig.__dataclass_fields__}
         config = Config(
             method=Component("unused"),
             models=[ModelConfig(Component("unused"))],

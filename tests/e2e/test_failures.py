@@ -32,11 +32,11 @@ def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
     capsys: pytest.CaptureFixture[str],
 ) -> None:  # fmt: skip
     whole = record(fit("whole", BURSTING))
-    bursts.at = 5 + 3  # five clients in round 1, three in round 2
+    bursts.at = 2 + 5 + 3  # operations are counted on two passes; five clients in round 1, three in round 2
     capsys.readouterr()
     assert main(small("a", BURSTING)) == 1
     err = capsys.readouterr().err.splitlines()
-    assert err[-1].startswith("fl-train: error: client 2 failed in round 2 (ArithmeticError: it burst); ")
+    assert err[-1].startswith("fl-train: error: client 2 failed in round 2, stage training: ArithmeticError: it burst ")
     assert not any("Traceback" in line for line in err)
     folder = Path("runs/a")
     assert "on a second line" in (folder / "failure.txt").read_text()
@@ -51,11 +51,11 @@ def test_a_failing_client_is_named_and_the_rounds_before_it_are_kept(
 def test_a_failing_client_on_another_process(
     command: Callable[..., Any], small: Callable[..., list[str]], table: Any
 ) -> None:
-    at = 5  # no process has more than three of the five clients: round 2
+    at = 2 + 5  # operations are counted on two; no process has more than three of the five clients: round 2
     done = command(*small("a", BURSTING, f"--model.at {at} --fabric.devices 2"), code=1)
     last = done.stderr.splitlines()[-1]
     assert last.startswith("fl-train: error: client ")
-    assert "failed in round 2 (ArithmeticError: it burst)" in last
+    assert "failed in round 2, stage training: ArithmeticError: it burst" in last
     assert "Traceback" not in done.stderr
     assert [row["round"] for row in table(Path("runs/a"))] == ["1"]
 
