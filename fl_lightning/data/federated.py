@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -18,6 +18,8 @@ from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator
 
 Batches = Iterator[tuple[Tensor, Tensor]]
+Relabelling = Callable[[Tensor], Tensor]
+"""New labels (n,) for old ones."""
 
 RESIDENT_SHARE = 0.5
 """`data.resident: auto`: tensors on the device if all samples in use take at most this share of its free memory."""
@@ -121,6 +123,17 @@ class LoadedPart(Part):
         return iter(DataLoader(self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own))
 
 
+class RelabelledPart(Part):
+    """`part` with its labels changed."""
+
+    def __init__(self, part: Part, change: Relabelling) -> None:
+        super().__init__(len(part), part._augmentation)
+        self._part, self._change = part, change
+
+    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
+        return ((x, self._change(y)) for x, y in self._part._in_order(order, sizes))
+
+
 class FederatedData:
     """Every client's samples, materialised when first asked for."""
 
@@ -151,6 +164,7 @@ class FederatedData:
         self._augmentation = None if augment == "none" else Augmentation(augment == "crop_flip", black)
         self._cache: dict[tuple[int, torch.device, torch.dtype], ClientData] = {}
         self._fitting: dict[torch.device, bool] = {}
+        self._relabelled: dict[int, Relabelling] = {}
 
     def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> ClientData:
         """Client `i`'s parts on `device`, kept for the next call."""
@@ -158,8 +172,10 @@ class FederatedData:
         key = (i, device, dtype)
         if key not in self._cache:
             train, validation, test = (share[i] for share in self._shares)
+            training = self._part(self._train, train, i, device, dtype, self._augmentation)
+            change = self._relabelled.get(i)
             self._cache[key] = ClientData(
-                self._part(self._train, train, i, device, dtype, self._augmentation),
+                RelabelledPart(training, change) if change else training,
                 self._part(self._train, validation, i, device, dtype, None),
                 self._part(self._test, test, i, device, dtype, None),
             )
@@ -195,6 +211,12 @@ class FederatedData:
     def admit(self, client: int, parts: ClientData) -> None:
         """Make `parts` the data of `client` (a number beyond the federation's), on the CPU in 32 bits."""
         self._cache[client, torch.device("cpu"), torch.float32] = parts
+
+    def relabel(self, i: int, change: Relabelling) -> None:
+        """From now on client `i` trains on changed labels (`class_counts` stay those of the true ones)."""
+        self._relabelled[i] = change
+        for key in [key for key in self._cache if key[0] == i]:
+            del self._cache[key]
 
     def _part(
         self,

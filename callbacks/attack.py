@@ -1,0 +1,79 @@
+"""Simulated attackers, for tests and studies of what a defence is worth. No part of honest training."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Literal
+
+import torch
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.robust import known_row
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import generator, numpy_rng
+
+if TYPE_CHECKING:
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
+
+
+@dataclass
+class Attack(Callback):
+    """A SIMULATION of clients that mean harm. It stands before all callbacks that change what travels.
+
+    Args:
+        kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's change from;
+            `noise` uploads s and Gaussian noise of scale times the length of w - s; `label_flip` trains on the labels
+            C - 1 - y, and uploads what comes of it.
+        clients: who attacks, by number.
+        share: instead of `clients`: this share of all clients, rounded, drawn from the seed.
+        scale: how much harder than its honest change an attacker pushes. 1: as much.
+    """
+
+    kind: Literal["label_flip", "sign_flip", "noise"]
+    clients: list[int] | None = None
+    share: float | None = None
+    scale: float = 1.0
+    attackers: frozenset[int] = field(init=False, default=frozenset())
+
+    def __post_init__(self) -> None:
+        kinds = ("label_flip", "sign_flip", "noise")
+        check("callbacks.attack.kind", self.kind, self.kind in kinds, f"it must be one of {', '.join(kinds)}")
+        fine = (self.clients is None) != (self.share is None)
+        check("callbacks.attack.clients", self.clients, fine, "either clients or share says who attacks")
+        check("callbacks.attack.share", self.share, self.share is None or 0 <= self.share <= 1, "it must lie in [0, 1]")
+        check("callbacks.attack.scale", self.scale, self.scale >= 0, "it must be 0 or more")
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Choose the attackers; with `label_flip`, turn their training labels."""
+        for callback in fed.callbacks[: fed.callbacks.index(self)]:
+            if type(callback).on_upload is not Callback.on_upload:
+                name = type(callback).__name__.lower()
+                raise BadInput("callbacks.attack", self.kind, f"it must stand before {name}, which is no attacker's")
+        if self.clients is not None:
+            fine = all(0 <= c < fed.clients for c in self.clients)
+            check("callbacks.attack.clients", self.clients, fine, f"they must lie in [0, {fed.clients - 1}]")
+            self.attackers = frozenset(self.clients)
+        else:
+            count = round((self.share or 0.0) * fed.clients)
+            drawn = numpy_rng(fed.config.seed, "attackers").choice(fed.clients, count, replace=False)
+            self.attackers = frozenset(int(c) for c in drawn)
+        if self.kind == "label_flip":
+            for client in self.attackers:
+                fed.data.relabel(client, lambda y: fed.data.num_classes - 1 - y)
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Upload something else."""
+        if client not in self.attackers or self.kind == "label_flip":
+            return
+        known = known_row(fed, client)
+        change = payload.row - known
+        if self.kind == "noise":
+            sent = [change[s.start : s.stop] for s in payload.layout.segments(payload.sent)]
+            if not sent:
+                return
+            draws = generator(fed.config.seed, "attack", client, fed.server.round + 1)
+            noise = torch.randn(change.shape, generator=draws, dtype=torch.float64).to(change)
+            change = -noise * torch.cat(sent).square().mean().sqrt()
+        payload.row = known - self.scale * change

@@ -1,0 +1,165 @@
+"""Clients that mean harm: means that a few of them cannot move far, and a bound on what one may change.
+
+Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
+Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent.
+NeurIPS 2017. All count every client once: numbers of samples are what clients say of themselves.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Aggregator, Callback
+from fl_lightning.config import check
+from fl_lightning.layout import copy_columns
+from fl_lightning.mixing import mean_of
+
+if TYPE_CHECKING:
+    from fl_lightning.callbacks.relations import Hearing
+    from fl_lightning.federation import Federation
+    from fl_lightning.payload import Payload
+
+
+def trimmed_mean(W: Tensor, cut: int) -> Tensor:
+    """The mean of each column of `W` (n, columns) without its `cut` smallest and `cut` largest numbers, (columns,).
+
+    Taken around the smallest number that is left: equal numbers stay equal bit for bit, and the order of rows does not
+    matter. `cut` is below n / 2.
+    """
+    kept = W.sort(0).values[cut : len(W) - cut]
+    return kept[0] + (kept - kept[0]).mean(0)
+
+
+@dataclass
+class TrimmedMean(Aggregator):
+    """The mean of each number over the clients, without the smallest and the largest (Yin et al., ICML 2018).
+
+    Args:
+        share: of the cohort that is cut off at either end, rounded up; at least the attackers' share. 0: the unweighted
+            mean.
+    """
+
+    share: float
+
+    def __post_init__(self) -> None:
+        check("callbacks.trimmedmean.share", self.share, 0 <= self.share < 0.5, "it must lie in [0, 0.5)")
+
+    def weights(self, p: Tensor, hearing: Hearing) -> Tensor:
+        """1 / n each."""
+        return torch.full_like(p, 1 / p.shape[-1])
+
+    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+        """The trimmed mean of each column; of few rows at least the middle ones are kept."""
+        n = len(W)
+        return trimmed_mean(W, min(math.ceil(self.share * n - 1e-9), (n - 1) // 2))
+
+
+@dataclass
+class Median(Aggregator):
+    """The median of each number over the clients (Yin et al., ICML 2018); for an even n, the mean of the middle two."""
+
+    def weights(self, p: Tensor, hearing: Hearing) -> Tensor:
+        """1 / n each."""
+        return torch.full_like(p, 1 / p.shape[-1])
+
+    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+        """The median of each column."""
+        return trimmed_mean(W, (len(W) - 1) // 2)
+
+
+@dataclass
+class Krum(Aggregator):
+    """The model whose nearest neighbours are nearest, or the mean of some such (Blanchard et al., NeurIPS 2017).
+
+    A model's score is the sum of its squared distances, over all that is sent, to the n - attackers - 2 models nearest
+    to it. Equal scores: the lower client number.
+
+    Args:
+        attackers: how many clients of a cohort may mean harm, f; the cohort has at least 2 f + 3.
+        keep: models of least score that are averaged; 1 is Krum, more is Multi-Krum.
+    """
+
+    attackers: int
+    keep: int = 1
+
+    def __post_init__(self) -> None:
+        check("callbacks.krum.attackers", self.attackers, self.attackers >= 0, "it must be 0 or more")
+        check("callbacks.krum.keep", self.keep, self.keep >= 1, "it must be at least 1")
+
+    def on_fit_start(self, fed: Federation) -> None:
+        """Raise `BadInput` for a cohort that is too small."""
+        super().on_fit_start(fed)
+        n, most = fed.cohort_size, (fed.cohort_size - 3) // 2
+        check("callbacks.krum.attackers", self.attackers, self.attackers <= most, f"of {n} clients at most {most}")
+        check("callbacks.krum.keep", self.keep, self.keep <= n - self.attackers, f"at most {n - self.attackers}")
+
+    def weights(self, p: Tensor, hearing: Hearing) -> Tensor:
+        """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are looked at."""
+        n = p.shape[-1]
+        distance = hearing.gram().total().distances[0].nan_to_num(nan=math.inf)  # too far to be told
+        distance.fill_diagonal_(math.inf)  # oneself is no neighbour
+        neighbours = max(1, n - self.attackers - 2)
+        scores = distance.sort(1).values[:, :neighbours].sum(1)
+        chosen = scores.argsort(stable=True)[: self.keep]
+        weights = torch.zeros(n, dtype=p.dtype)
+        weights[chosen] = 1 / len(chosen)
+        return weights.expand(p.shape)
+
+    def combine(self, W: Tensor, p: Tensor) -> Tensor:
+        """The mean of the chosen rows; the others do not come in, however large they are."""
+        chosen = p > 0
+        return mean_of(W[chosen], p[chosen])
+
+
+@dataclass
+class NormBound(Callback):
+    """A bound on how far an upload may lie from what the server knows (Sun et al., Can You Really Backdoor FL?, 2019).
+
+    That is the L2 norm, over all that is sent, of the difference from what the client has heard, where it starts from
+    it, and from its last upload otherwise.
+
+    Args:
+        bound: the greatest norm; it depends on model, learning rate and epochs.
+        action: `clip` brings a larger change down to the bound; `refuse` has the client fail at the stage `upload`, and
+            `federation.on_bad_client` says what follows.
+    """
+
+    bound: float
+    action: Literal["clip", "refuse"] = "clip"
+
+    def __post_init__(self) -> None:
+        fine = 0 < self.bound < math.inf
+        check("callbacks.normbound.bound", self.bound, fine, "it must be above 0")
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        """Measure, and clip or refuse."""
+        known = known_row(fed, client)
+        segments = payload.layout.segments(payload.sent)
+        if not segments:
+            return
+        parts = [torch.linalg.vector_norm(payload.row[s.start : s.stop] - known[s.start : s.stop]) for s in segments]
+        change = float(torch.linalg.vector_norm(torch.stack(parts)))
+        fed.extra_flops += 3 * int(payload.layout.numbers[payload.sent].sum())
+        if change <= self.bound:
+            return
+        if self.action == "refuse":
+            raise ValueError(
+                f"its upload changes by {change:.4g}, more than callbacks.normbound.bound = {self.bound:g}"
+            )
+        payload.row = known + (payload.row - known) * (self.bound / change)
+
+
+def known_row(fed: Federation, client: int) -> Tensor:
+    """The model (D,) that the server counts a client's change from: heard, where it starts from that, or its last."""
+    known = fed.states[client].received
+    if fed.method.starts_from() == "own":
+        return known
+    row = known.clone()
+    heard = fed.download
+    copy_columns(row, heard.row, heard.layout.segments(heard.sent))
+    return row
