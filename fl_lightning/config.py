@@ -6,6 +6,7 @@ Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 an
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -210,7 +211,11 @@ class Config:
     def validate(self) -> None:
         """Raise `BadInput` for the first value that cannot work."""
         check("seed", self.seed, 0 <= self.seed < 2**63, "it must lie in [0, 2**63)")
-        for group in (self.federation, self.data, self.optimizer, self.evaluation, self.fabric):
+        for name in ("federation", "data", "optimizer", "evaluation", "fabric"):
+            group = getattr(self, name)
+            for key, value in vars(group).items():
+                finite = not isinstance(value, float) or math.isfinite(value)
+                check(f"{name}.{key}", value, finite, "it must be a finite number")
             group.validate()
         counts = [m.count for m in self.models]
         if any(c is not None for c in counts):

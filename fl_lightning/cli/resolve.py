@@ -10,6 +10,7 @@ import dataclasses
 import enum
 import importlib
 import inspect
+import math
 import os
 import sys
 from pathlib import PurePath
@@ -21,7 +22,7 @@ from jsonargparse import ArgumentParser
 from fl_lightning import catalogue
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
-from fl_lightning.config import Component, Config, ModelConfig
+from fl_lightning.config import Component, Config, ModelConfig, check
 from fl_lightning.errors import BadInput
 
 # What each kind of component descends from, and the arguments that the engine gives it.
@@ -47,6 +48,8 @@ def start_of(layers: list[Layer]) -> Start:
     """How the run is to be begun, whatever its components."""
     plain = ({key: value for key, value in layer.items() if key not in COMPONENTS} for layer in layers)
     values = typed(fit_parser(), Settings.merged(plain).plain)
+    if len(os.fsencode(values.name or "")) > 255:
+        raise BadInput("name", values.name, "no file system takes a name of more than 255 bytes")
     return Start(values.out, values.name, values.resume, values.print_config)
 
 
@@ -135,6 +138,9 @@ def _completed(kind: str, key: str, component: Component) -> Component:
     from_engine = BASES[kind][1] - component.init_args.keys()
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
     values = typed(parser, component.init_args, prefix=f"{key}.").as_dict()
+    for name, value in values.items():
+        finite = not isinstance(value, float) or math.isfinite(value)
+        check(f"{key}.{name}", value, finite, "it must be a finite number")
     parameters = inspect.signature(cls).parameters
     for name in values.keys() - component.init_args.keys():
         if name in parameters and not _is_plain(parameters[name].default):

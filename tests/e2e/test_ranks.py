@@ -17,11 +17,12 @@ RUNS = {
     "fedamp": "--method fedamp --federation.participation 0.5",
     "normed": "--model fl_own_models.Normed --method.classifier own --optimizer.momentum 0.9",
     "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
-    "trimmed": "--method fedavg --callbacks attack,trimmedmean --callbacks.attack.kind noise --callbacks.attack.share 0.2"
-    " --callbacks.trimmedmean.share 0.2",
+    "trimmed": "--method fedavg --callbacks attack,trimmedmean --callbacks.attack.kind noise"
+    " --callbacks.attack.share 0.2 --callbacks.trimmedmean.share 0.2",
     "krum": "--method fedbn --model fl_own_models.Normed --callbacks attack,krum --callbacks.attack.kind sign_flip"
     " --callbacks.attack.clients [1] --callbacks.krum.attackers 1 --callbacks.krum.keep 2",
-    "median": "--method fedavg --callbacks attack,median --callbacks.attack.kind label_flip --callbacks.attack.clients [1]",
+    "median": "--method fedavg --callbacks attack,median --callbacks.attack.kind label_flip"
+    " --callbacks.attack.clients [1]",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
 }
 

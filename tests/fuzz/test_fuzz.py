@@ -1,0 +1,64 @@
+"""A slice of the fuzz run (`python tests/fuzz/fuzz.py` is the whole), and that it would see what is not allowed."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from fl_lightning.cli import commands
+
+
+@pytest.fixture
+def fuzz(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(Path(__file__).parent))
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    yield importlib.import_module("fuzz")
+    sys.modules.pop("fuzz", None)
+
+
+def found(fuzz: ModuleType, seed: int, count: int, as_command: bool = False) -> list[str]:
+    """The outcomes; a bug is shown with its input."""
+    outcomes = []
+    for case in fuzz.cases(seed, count):
+        outcome = fuzz.tried(case, as_command)
+        assert not outcome.startswith("BUG"), (case, outcome)
+        outcomes.append(outcome)
+    return outcomes
+
+
+def test_sixty_inputs(fuzz: ModuleType) -> None:
+    outcomes = found(fuzz, seed=1000, count=60)
+    assert min(outcomes.count("ran"), outcomes.count("refused")) >= 10
+
+
+@pytest.mark.slow
+def test_four_hundred_inputs_and_five_commands(fuzz: ModuleType) -> None:
+    assert len(found(fuzz, seed=1001, count=400)) + len(found(fuzz, 1002, 5, as_command=True)) == 405
+
+
+def forever(layers: object) -> None:
+    while True:
+        pass
+
+
+def test_what_is_not_allowed_is_seen(fuzz: ModuleType, monkeypatch: pytest.MonkeyPatch) -> None:
+    case = fuzz.Case(["--out", "OUT"])
+
+    def outcome_of(engine: object) -> str:
+        monkeypatch.setattr(commands, "plan", engine)
+        outcome: str = fuzz.tried(case)
+        return outcome
+
+    assert "Traceback" in outcome_of(lambda layers: 1 / 0)
+    assert "files outside OUT" in outcome_of(lambda layers: Path("elsewhere").touch())
+    monkeypatch.setattr(fuzz, "PATIENCE", 1)
+    assert "hangs" in outcome_of(forever)
+    assert fuzz.outcome(2, "fl-train: error: a: 1\nand more\n", set()).startswith("BUG")
+    assert fuzz.outcome(2, "fl-train: error: a: 1\n", {"OUT"}).startswith("BUG")
+    assert fuzz.outcome(1, "fl-train: error: no disk\n", set()).startswith("BUG")
+    assert fuzz.outcome(2, "fl-train: error: a: 1\n", {"edits.yaml"}) == "refused"
