@@ -225,7 +225,9 @@ class Federation:
         for client in self.at_home(cohort):
             for left in reversed(range(attempts)):
                 before = copy.deepcopy(self.states.get(client)) if self.tolerant else None
-                download = replace(downloads[client], sent=downloads[client].sent.copy())  # hooks write to it
+                download = downloads[client]
+                if left:  # hooks write to it, and the next attempt must hear the same
+                    download = replace(download, sent=download.sent.copy())
                 try:
                     with self.blaming(t, client):
                         result = self.turn(t, client, download, judged, clock)

@@ -15,6 +15,11 @@ FOLDER = Path(__file__).resolve().parents[1] / "configs"
 FILES = sorted(FOLDER.rglob("*.yaml"))
 
 
+def _spoken(path: Path) -> str:
+    """What `--config` calls it: its name where it is listed, else its path."""
+    return path.stem if path.parent == FOLDER else str(path)
+
+
 def test_the_top_of_the_folder_is_what_is_listed() -> None:
     assert [path.stem for path in FILES if path.parent == FOLDER] == list(table("configs"))
 
@@ -25,12 +30,12 @@ def test_the_first_line_says_what_it_is(path: Path) -> None:
     assert first.startswith("# ") and len(first) > 20
 
 
-@pytest.mark.parametrize("name", table("configs"))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_what_it_resolves_to_can_be_fed_back(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(["fit", "--config", name, "--print_config"]) == 0
+    assert main(["fit", "--config", _spoken(path), "--print_config"]) == 0
     printed = capsys.readouterr().out
     assert {"method", "model", "federation", "data", "optimizer", "evaluation"} <= yaml.safe_load(printed).keys()
     (tmp_path / "again.yaml").write_text(printed)
@@ -39,17 +44,18 @@ def test_what_it_resolves_to_can_be_fed_back(
     assert [path.name for path in tmp_path.iterdir()] == ["again.yaml"]
 
 
-@pytest.mark.parametrize("name", table("configs"))
+@pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_runs_without_data_and_without_a_network(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+    path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("WANDB_MODE", "offline")
     for proxy in ("http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
         monkeypatch.setenv(proxy, "http://127.0.0.1:9")  # where nothing listens
     start = time.monotonic()
-    assert main(["fit", "--config", name, "--smoke", "--fabric.accelerator", "cpu"]) == 0
+    assert main(["fit", "--config", _spoken(path), "--smoke", "--fabric.accelerator", "cpu"]) == 0
     assert time.monotonic() - start < 60  # some 5 s on a quiet core
+    name = path.stem
     folder = tmp_path / "runs" / f"{name}-001"
     assert (folder / "metrics.csv").read_text().count("\n") == 2
     assert f'"made_up_data": {"false" if "digits" in name else "true"}' in (folder / "summary.json").read_text()
