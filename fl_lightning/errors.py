@@ -32,5 +32,9 @@ class BadClient(RunFailed):
         super().__init__(client, round, stage, reason)  # as they are: an error that is pickled is made from them again
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
 
+    def bare(self) -> BadClient:
+        """The same without its traceback, whose frames would keep the failed turn's tensors alive."""
+        return BadClient(*self.args)
+
     def __str__(self) -> str:
         return f"client {self.client} failed in round {self.round}, stage {self.stage}: {self.reason}"

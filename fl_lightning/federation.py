@@ -241,7 +241,7 @@ class Federation:
                     self.states.pop(client, None)
                     if before is not None:
                         self.states[client] = before
-                    failures.append((failure, "retried" if left else "skipped"))
+                    failures.append((failure.bare(), "retried" if left else "skipped"))
         if not self.tolerant:  # all at once: the device is waited for but once
             self.check_finite(t, list(results.values()))
         return results, failures
@@ -399,7 +399,7 @@ class Federation:
             except BadClient as failure:
                 if not self.tolerant:
                     raise
-                failures.append((failure, "not judged"))
+                failures.append((failure.bare(), "not judged"))
 
     def exchange(self, t: int, cohort: list[int], results: Results, failures: Failures, clock: _Clock) -> RoundRecord:
         """Every client's results on every rank, in the order of clients, and the round's metrics from them."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import weakref
 from collections.abc import Callable
 from typing import Any, Literal
 
@@ -251,6 +252,26 @@ def test_a_fault_that_stays_is_skipped(federation: Make) -> None:
     assert [f["outcome"] for f in record.failures] == ["retried", "skipped"]
     assert record.metrics["clients_failed"] == 1
     assert torch.equal(fed.server.shared, skipping.server.shared)
+
+
+def test_a_second_attempt_has_the_memory_of_the_first(federation: Make) -> None:
+    """What the failed turn had made is gone when the next begins, or a full GPU would be full again."""
+    made: list[weakref.ref[Tensor]] = []
+
+    def fills_the_memory(fed: Federation, payload: Any) -> None:
+        large = torch.zeros(9)
+        made.append(weakref.ref(large))
+        raise MemoryError
+
+    def looks(fed: Federation, client: int, payload: Any) -> None:
+        if client == 1 and made:
+            assert made[0]() is None
+
+    fault = Fault(fills_the_memory, {1}, times=1)
+    fault.on_download = looks  # type: ignore[method-assign]
+    fed = federation(FedAvg(), on_bad_client="retry", callbacks=[fault])
+    assert [f["outcome"] for f in fed.round(1).failures] == ["retried"]
+    assert len(made) == 1
 
 
 # ---------------------------------------------------------------- cost and precision

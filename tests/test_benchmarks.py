@@ -112,3 +112,17 @@ def test_a_finished_run_is_not_repeated_and_a_longer_one_goes_on(
     assert f"| {100 * best:.2f} / " in line
     with pytest.raises(SystemExit, match="other settings"):
         tables.run(folder, tables.config("digits", cell, 0.1, 0, 3, None))
+
+
+def test_the_table_of_attackers(
+    script: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """One round each; a model that left the finite numbers is said to have."""
+    attackers = script("attackers")
+    monkeypatch.setattr(attackers, "RUN", f"{attackers.RUN} --federation.rounds 1 --evaluation.every 1")
+    monkeypatch.setattr(attackers, "DEFENCES", {k: attackers.DEFENCES[k] for k in ("mean", "median")})
+    monkeypatch.setitem(attackers.ATTACKS, "far off", "--callbacks.attack.kind noise --callbacks.attack.scale 1e60")
+    attackers.table("iid", ["none", "far off"], seeds=1)
+    none, far = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[-2:])
+    assert all(0 < float(cell.split()[0]) <= 100 for cell in none[1:])
+    assert far[1:] == ["diverged", "diverged |"]
