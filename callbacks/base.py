@@ -50,10 +50,10 @@ class RoundRecord:
     (the last: what is beside the model) and kind (`fl_lightning.payload.KINDS`)."""
     sent: np.ndarray
     """Bool (clients, 2, L): layers whose own parameters travelled, in each direction."""
-    failures: list[dict[str, int | str]] = field(default_factory=list)
-    """The rows of `failures.csv`: `client`, `stage`, `reason`, `outcome` of whatever went wrong and was borne."""
     images: dict[str, np.ndarray] = field(default_factory=dict)
     """Pictures by name, uint8 arrays of shape (height, width, 3); loggers pass them on. Rank 0 only."""
+    failures: list[dict[str, int | str]] = field(default_factory=list)
+    """The rows of `failures.csv`: `client`, `stage`, `reason`, `outcome` of whatever went wrong and was borne."""
 
 
 class Callback:

@@ -6,17 +6,25 @@ Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 an
 from __future__ import annotations
 
 import dataclasses
-import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fl_lightning.errors import BadInput
+
+FLOAT32 = 3.4e38
+"""What a number of 32 bits can hold, about."""
 
 
 def check(key: str, value: Any, holds: bool, allowed: str) -> None:
     """Raise `BadInput` for `key` unless `holds`."""
     if not holds:
         raise BadInput(key, value, allowed)
+
+
+def check_finite(key: str, value: Any) -> None:
+    """Raise `BadInput` for a number that is NaN, infinite, or too large for the 32 bits that models have."""
+    fine = not isinstance(value, float) or abs(value) < FLOAT32
+    check(key, value, fine, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
 
 
 @dataclass
@@ -214,8 +222,7 @@ class Config:
         for name in ("federation", "data", "optimizer", "evaluation", "fabric"):
             group = getattr(self, name)
             for key, value in vars(group).items():
-                finite = not isinstance(value, float) or math.isfinite(value)
-                check(f"{name}.{key}", value, finite, "it must be a finite number")
+                check_finite(f"{name}.{key}", value)
             group.validate()
         counts = [m.count for m in self.models]
         if any(c is not None for c in counts):

@@ -446,7 +446,7 @@ class Federation:
         rows: list[dict[str, int | str]] = [
             {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in borne
         ]
-        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic, sent, rows)
+        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic, sent, failures=rows)
 
     # ---------------------------------------------------------------- judging
 

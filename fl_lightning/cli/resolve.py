@@ -10,7 +10,6 @@ import dataclasses
 import enum
 import importlib
 import inspect
-import math
 import os
 import sys
 from pathlib import PurePath
@@ -22,7 +21,7 @@ from jsonargparse import ArgumentParser
 from fl_lightning import catalogue
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
-from fl_lightning.config import Component, Config, ModelConfig, check
+from fl_lightning.config import Component, Config, ModelConfig, check_finite
 from fl_lightning.errors import BadInput
 
 # What each kind of component descends from, and the arguments that the engine gives it.
@@ -139,8 +138,7 @@ def _completed(kind: str, key: str, component: Component) -> Component:
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
     values = typed(parser, component.init_args, prefix=f"{key}.").as_dict()
     for name, value in values.items():
-        finite = not isinstance(value, float) or math.isfinite(value)
-        check(f"{key}.{name}", value, finite, "it must be a finite number")
+        check_finite(f"{key}.{name}", value)
     parameters = inspect.signature(cls).parameters
     for name in values.keys() - component.init_args.keys():
         if name in parameters and not _is_plain(parameters[name].default):
