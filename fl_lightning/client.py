@@ -12,6 +12,8 @@ from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
 from torchmetrics.functional.classification import multiclass_stat_scores
 
+from fl_lightning.config import FLOAT32
+from fl_lightning.errors import BadInput
 from fl_lightning.layout import Binding, Layout, Segment
 from fl_lightning.methods.base import Method
 from fl_lightning.payload import Payload
@@ -89,6 +91,10 @@ class Client(LightningModule):
         if isinstance(model, LightningModule):
             model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
         self._coefficients = np.array([method.pull(b) if b.kind == "parameter" else 0.0 for b in layout.blocks])
+        if not (np.abs(self._coefficients) < FLOAT32).all():
+            raise BadInput(
+                "method", type(method).__name__.lower(), "its pull, with these arguments, has no 32-bit number"
+            )
         self._heard: Tensor | None = None
         self._pulled: list[_Pulled] = []
         self._strong: list[_Pulled] = []
