@@ -73,11 +73,12 @@ class ClassMeans(Knowledge):
     def server_fields(self, fed: Federation) -> dict[str, Tensor]:
         """`means.features` (C, d), `means.predictions` (C, C) if exchanged, and `means.known` (C,)."""
         classes, width = fed.data.num_classes, feature_width(fed.resident)
+        dtype = torch.promote_types(fed.dtype, torch.float32)
         fields = {
-            "means.features": torch.zeros(classes, width),
+            "means.features": torch.zeros(classes, width, dtype=dtype),
             "means.known": torch.zeros(classes, dtype=torch.bool),
         }
-        return fields | ({"means.predictions": torch.zeros(classes, classes)} if self.predictions else {})
+        return fields | ({"means.predictions": torch.zeros(classes, classes, dtype=dtype)} if self.predictions else {})
 
     def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
         """Send what is known, class by class."""
@@ -118,12 +119,13 @@ class ClassMeans(Knowledge):
         resident, classes = fed.resident, fed.data.num_classes
         part = fed.data.client(client, fed.fabric.device, fed.dtype).train
         resident.model.eval()
-        sums = torch.zeros(classes, feature_width(resident) + classes + 1, device=fed.fabric.device)
+        dtype = torch.promote_types(fed.dtype, torch.float32)
+        sums = torch.zeros(classes, feature_width(resident) + classes + 1, device=fed.fabric.device, dtype=dtype)
         for x, y in part.batches(fed.config.evaluation.batch_size):
             scores = resident.model(x)
-            soft = (scores.float()[:, :classes] / self.temperature).softmax(1)
-            one = torch.ones(len(y), 1, device=y.device)
-            sums.index_add_(0, y, torch.cat([self.bounded(resident.features.float()), soft, one], 1))
+            soft = (_wide(scores)[:, :classes] / self.temperature).softmax(1)
+            one = torch.ones(len(y), 1, device=y.device, dtype=dtype)
+            sums.index_add_(0, y, torch.cat([self.bounded(_wide(resident.features)), soft, one], 1))
         if fed.cost is not None:
             fed.extra_flops += round(fed.cost.forward * len(part))
         counts = sums[:, -1]
@@ -158,7 +160,7 @@ class ClassMeans(Knowledge):
         for name in ("features", "predictions"):
             if name in payload.extra:
                 rows = payload.extra[name]
-                table = torch.zeros(client.num_classes, rows.shape[1])
+                table = torch.zeros(client.num_classes, rows.shape[1], dtype=rows.dtype)
                 table[classes] = rows
                 client.heard[name] = table.to(device)
         known = torch.zeros(client.num_classes, dtype=torch.bool)
@@ -197,7 +199,7 @@ class Prototypes(ClassMeans):
         scores: Tensor = client.model(x)
         if self.judge == "classifier" or not client.heard["known"].any():
             return scores
-        distance = torch.cdist(client.features.float(), client.heard["features"])
+        distance = torch.cdist(_wide(client.features), client.heard["features"])
         return -distance.masked_fill(~client.heard["known"], math.inf)
 
 
@@ -232,7 +234,7 @@ class HyperKnowledge(ClassMeans):
             return features
         draws = generator(fed.config.seed, "hyper-knowledge noise", client, fed.server.round + 1)
         scale = 2 * self.zeta * self.sigma / counts.clamp_min(1)
-        return features + scale[:, None] * torch.randn(features.shape, generator=draws)
+        return features + scale[:, None] * torch.randn(features.shape, generator=draws, dtype=features.dtype)
 
     def term(self, client: Client, labels: Tensor) -> Tensor | None:
         """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, and gamma (1/B) sum_k ||R(x_k) - H_y||."""
@@ -241,7 +243,7 @@ class HyperKnowledge(ClassMeans):
         if self.lam:
             G, H = client.head, client.heard["features"][known].to(client.features.dtype)
             scores = torch.nn.functional.linear(H, G.weight, G.bias)  # type: ignore[arg-type]  # G(H) would be looked at
-            soft = (scores.float()[:, : client.num_classes] / self.temperature).softmax(1)
+            soft = (_wide(scores)[:, : client.num_classes] / self.temperature).softmax(1)
             total = self.lam * _norms(soft - client.heard["predictions"][known]).sum() / client.num_classes
         if self.gamma:
             pull = self.gamma * to_class_means(client, labels, "norm")
@@ -258,9 +260,14 @@ class HyperKnowledge(ClassMeans):
 
 def to_class_means(client: Client, labels: Tensor, distance: Literal["squared", "norm"]) -> Tensor:
     """Mean distance over the batch of features to their class's mean, shape (); a class that is unknown adds 0."""
-    gap = client.features.float() - client.heard["features"][labels]
+    gap = _wide(client.features) - client.heard["features"][labels]
     each = gap.square().mean(1) if distance == "squared" else _norms(gap)
     return (each * client.heard["known"][labels]).mean()
+
+
+def _wide(x: Tensor) -> Tensor:
+    """In 32 bits at least."""
+    return x.to(torch.promote_types(x.dtype, torch.float32))
 
 
 def _norms(rows: Tensor) -> Tensor:

@@ -49,6 +49,7 @@ def basis(part: Part, directions: int, classes: int) -> Tensor:
     rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
     if rank:
         found[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
+        found *= torch.where(found.sum(0) < 0, -1.0, 1.0)  # a direction has no sign: the same on every machine
     return found
 
 
@@ -126,7 +127,9 @@ class Propagation(Relation):
     def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
         """A client tells its basis once, with its first upload."""
         if fed.states[client].turns == 0:
-            payload.extra["basis"] = fed.server.fields["fedora.bases"][client].float()
+            payload.extra["basis"] = fed.server.fields["fedora.bases"][client].to(
+                torch.promote_types(fed.dtype, torch.float32)
+            )
 
     def rows(self, hearing: Hearing) -> Tensor:
         """The receivers' rows, (1, m, N)."""

@@ -30,7 +30,12 @@ SETTINGS: dict[str, Any] = {
     "fabric": {"precision": "64-true", "accelerator": "cpu", "threads": 1},
     "callbacks": None,
 }
-ARGUMENTS: dict[str, dict[str, Any]] = {"fedprox": {"mu": 0.5}, "fedamp": {"lam": 0.5, "alpha": 0.2}}
+ARGUMENTS: dict[str, dict[str, Any]] = {
+    "fedprox": {"mu": 0.5},
+    "fedamp": {"lam": 0.5, "alpha": 0.2},
+    "fedhkd": {"lam": 0.5, "gamma": 0.5, "nu": 0.0},
+    "fedora": {"selection": "always"},
+}
 """Where a method's defaults would leave its own term next to nothing."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "kapc-exact": {"method": {"name": "kapc", "init_args": {"solver": "exact", "beta": 0.3, "rho_units": "spread"}}},
