@@ -189,6 +189,8 @@ class FabricConfig:
     """Lightning's name of the number format; mixing on the server is never done in less than 32 bits."""
     threads: int | None = None
     """CPU threads of each process; None: the machine's cores shared out. Equal bits need equal threads."""
+    timeout: float = 120.0
+    """Seconds without a sign of life until a process is lost, and the others stop. 120: they give one a second."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
@@ -198,6 +200,7 @@ class FabricConfig:
         check(
             "fabric.threads", self.threads, self.threads is None or self.threads >= 1, "it must be at least 1, or null"
         )
+        check("fabric.timeout", self.timeout, self.timeout >= 1, "it must be at least 1")
 
 
 @dataclass

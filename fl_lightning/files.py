@@ -3,13 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import signal
+import socket
+import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import IO
 
 from safetensors import SafetensorError
 
 from fl_lightning.errors import RunFailed
+
+_ENDING = 30.0  # seconds that the processes of a dead one may take to end: torch's own patience with them
 
 
 @contextlib.contextmanager
@@ -32,20 +39,107 @@ def whole(path: Path, durable: bool = True) -> Iterator[Path]:
 
     With `durable` the content and the rename have reached the disk when this ends (a crash of the machine spares it).
     """
-    aside = path.with_name(f".{path.name}.part")
+    aside = aside_of(path)
     with writing(path):
-        path.parent.mkdir(parents=True, exist_ok=True)
+        make_folder(path.parent)
         yield aside
         if durable:
-            _flush(aside)
+            flush(aside)
         os.replace(aside, path)
         if durable:
-            _flush(path.parent)
+            flush(path.parent)
 
 
-def _flush(path: Path) -> None:
+def aside_of(path: Path) -> Path:
+    """Where `path` is written before it is renamed."""
+    return path.with_name(f".{path.name}.part")
+
+
+def make_folder(path: Path) -> None:
+    """Make a folder and its parents; their names have reached the disk when this ends."""
+    if not path.is_dir():
+        make_folder(path.parent)
+        path.mkdir(exist_ok=True)
+        flush(path.parent)
+
+
+def flush(path: Path) -> None:
+    """Wait until the disk has a file's content, or a folder's names."""
     handle = os.open(path, os.O_RDONLY)
     try:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+class Taken(Exception):
+    """Another process holds the lock; the text says which."""
+
+
+def take(path: Path) -> IO[str]:
+    """Take the lock `path` for this process, until the returned file is closed or the process is gone, however it goes.
+
+    It is shared with those who `join` it: nobody can take it before the last of them is gone. Where a process of this
+    machine has died and those that it had started are still ending, they are waited for.
+
+    Raises:
+        Taken: another process holds it.
+        OSError: the file cannot be opened, or the file system knows no locks.
+    """
+    file = path.open("a+")
+    deadline = time.monotonic() + _ENDING
+    while True:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            break
+        except BlockingIOError:
+            file.seek(0)
+            holder = file.read().strip()
+            if not _dead(holder) or time.monotonic() > deadline:
+                file.close()
+                raise Taken(holder) from None
+            time.sleep(0.1)
+    file.truncate(0)
+    print(f"process {os.getpid()} on {socket.gethostname()}", file=file, flush=True)
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def join(path: Path) -> IO[str]:
+    """Hold the lock `path` together with the process that has taken it, and that has started this one."""
+    file = path.open()
+    fcntl.flock(file, fcntl.LOCK_SH)
+    return file
+
+
+def _dead(holder: str) -> bool:
+    """Whether the process that wrote itself down as `holder` was of this machine, and is gone."""
+    words = holder.split()
+    if len(words) != 4 or words[3] != socket.gethostname():
+        return False
+    try:
+        os.kill(int(words[1]), 0)
+    except ProcessLookupError:
+        return True
+    except (OSError, ValueError):
+        pass
+    return False
+
+
+@contextlib.contextmanager
+def undisturbed() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait for the end of the block (where Python takes signals: in the main thread)."""
+    came: list[int] = []
+    asked = (signal.SIGINT, signal.SIGTERM)
+    try:
+        before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in asked}
+    except ValueError:
+        yield
+        return
+    try:
+        yield
+    finally:
+        for which, handler in before.items():
+            signal.signal(which, handler if handler is not None else signal.SIG_DFL)
+        for number in came[:1]:
+            signal.raise_signal(number)

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
-from collections.abc import Sequence
+import signal
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from itertools import count
 from typing import Any
 
 import torch
@@ -14,6 +19,8 @@ from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn import Module
+
+from fl_lightning.errors import RunFailed
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -73,19 +80,53 @@ class Group:
         self.rank: int = fabric.global_rank
         self.size: int = fabric.world_size
         self.device: torch.device = fabric.device
+        self.exchanges = 0
+        self._watch: Watch | None = None
+
+    @contextlib.contextmanager
+    def watched(self, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool) -> Iterator[None]:
+        """Within, a process that gives no sign of life for `timeout` seconds ends this one (see `Watch`)."""
+        if self.size == 1:
+            yield
+            return
+        self._watch = Watch(self, timeout, tell, end_lost)
+        try:
+            yield
+        finally:
+            self._watch.leave()
+            self._watch = None
+
+    @contextlib.contextmanager
+    def _together(self) -> Iterator[None]:
+        """An exchange, in which a process that is lost is named.
+
+        Raises:
+            RunFailed: the others did not answer.
+        """
+        self.exchanges += 1
+        try:
+            yield
+        except torch.OutOfMemoryError:
+            raise
+        except RuntimeError as error:
+            if self._watch is None:
+                raise RunFailed(f"the processes lost each other: {error}") from error
+            raise self._watch.named() from error
 
     def gather_objects(self, item: Any) -> list[Any]:
         """`item` of every rank, in rank order, on every rank. For small things (results, sizes)."""
         if self.size == 1:
             return [item]
         items: list[Any] = [None] * self.size
-        dist.all_gather_object(items, item)
+        with self._together():
+            dist.all_gather_object(items, item)
         return items
 
     def exchange(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
         """All-to-all of consecutive parts of the flat `send`; returns what the ranks sent here, in rank order."""
         received = send.new_empty(sum(receive_sizes))
-        dist.all_to_all_single(received, send, list(receive_sizes), list(send_sizes))
+        with self._together():
+            dist.all_to_all_single(received, send, list(receive_sizes), list(send_sizes))
         return received
 
     def gather_parts(self, part: Tensor, width: int) -> list[Tensor]:
@@ -93,13 +134,96 @@ class Group:
         padded = part.new_zeros(width)
         padded[: part.numel()] = part
         parts = [torch.empty_like(padded) for _ in range(self.size)]
-        dist.all_gather(parts, padded)
+        with self._together():
+            dist.all_gather(parts, padded)
         return parts
 
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:
-            self.fabric.barrier()
+            with self._together():
+                self.fabric.barrier()
+
+
+class Watch:
+    """Finds out which process has died or hangs, and does not let the others wait for it for ever.
+
+    Each process gives a sign of life every second, whatever its main thread is busy with: a count in the group's store,
+    which rank 0 (or torchrun) serves. Who sees a count stand still for `timeout` seconds says so and ends, since its
+    main thread may be waiting in an exchange that nothing interrupts. To be suspended together is no death.
+
+    Args:
+        group: of the processes.
+        timeout: seconds.
+        tell: what to do with the line.
+        end_lost: kill who hangs, where all processes are on this machine and one waits for them all.
+    """
+
+    def __init__(self, group: Group, timeout: float, tell: Callable[[RunFailed], None], end_lost: bool) -> None:
+        self.group, self.timeout, self.tell, self.end_lost = group, timeout, tell, end_lost
+        self.beat = min(1.0, timeout / 5)
+        self._store = dist.distributed_c10d._get_default_store()
+        now = time.monotonic()
+        self._signs: list[bytes] = [b""] * group.size
+        self._moved = [now] * group.size  # when each rank's sign was last seen to change
+        self._answered = now  # when the store last did
+        self._left = threading.Event()
+        for work in (self._speak, self._listen):  # two, since a store that hangs blocks who asks it
+            threading.Thread(target=work, daemon=True).start()
+
+    def leave(self) -> None:
+        """Stop watching, and let the others know that silence means nothing from now on."""
+        self._left.set()
+
+    def named(self) -> RunFailed:
+        """What to say of the ranks that are lost, some seconds after an exchange has failed."""
+        time.sleep(4 * self.beat)
+        gone = self._silent(3 * self.beat) or [r for r, sign in enumerate(self._signs) if sign == b"left"]
+        if gone:
+            return _lost(gone, "is gone")
+        behind = [r for r, sign in enumerate(self._signs) if sign and int(sign.split()[1]) < self.group.exchanges]
+        return _lost(behind, "did not come to where the others waited for it")
+
+    def _speak(self) -> None:
+        store, size = self._store, self.group.size
+        with contextlib.suppress(RuntimeError):  # the store is gone: `_listen` will see
+            for k in count():
+                end = self._left.is_set()
+                sign = "left" if end else f"{k} {self.group.exchanges} {os.getpid()}"
+                store.set(f"fl_lightning/{self.group.rank}", sign)
+                for rank, key in enumerate(f"fl_lightning/{r}" for r in range(size)):
+                    said = store.get(key) if store.check([key]) else b""
+                    if said != self._signs[rank]:
+                        self._signs[rank], self._moved[rank] = said, time.monotonic()
+                self._answered = time.monotonic()
+                if end:
+                    return
+                self._left.wait(self.beat)
+
+    def _silent(self, limit: float) -> list[int]:
+        now = time.monotonic()
+        if now - self._answered > limit:
+            return [0]
+        return [r for r, moved in enumerate(self._moved) if now - moved > limit and self._signs[r] != b"left"]
+
+    def _listen(self) -> None:
+        last = time.monotonic()
+        while not self._left.wait(self.beat):
+            now = time.monotonic()
+            if now - last > self.timeout / 2:  # it was this process that slept
+                self._moved, self._answered = [now] * self.group.size, now
+            last = now
+            lost = self._silent(self.timeout)
+            if lost:
+                self.tell(_lost(lost, f"gave no sign of life for {self.timeout:g} s"))
+                for rank in lost if self.end_lost else []:
+                    if self._signs[rank]:
+                        os.kill(int(self._signs[rank].split()[2]), signal.SIGKILL)
+                os._exit(RunFailed.exit_code)
+
+
+def _lost(ranks: Sequence[int], what: str) -> RunFailed:
+    return RunFailed(f"rank {', '.join(map(str, ranks)) or '?'} {what}; the run can be continued with --resume")
 
 
 def share_out(work: Sequence[float], ranks: int) -> list[int]:

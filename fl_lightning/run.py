@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import json
 import logging
 import os
+import signal
+import sys
 import tempfile
 import warnings
 from collections.abc import Callable
@@ -21,13 +24,13 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, RoundRecord
-from fl_lightning.callbacks.checkpoint import Checkpoint, restore
+from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config
 from fl_lightning.data import prepare
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
-from fl_lightning.files import whole
+from fl_lightning.files import join, whole
 from fl_lightning.models import arguments_of, build, head_of
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
 from fl_lightning.rng import key
@@ -75,19 +78,26 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # last, when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     keeper = _Keeper(RunFolder(folder))
+    lock = join(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
             raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
     fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers, *saver])
-    if resume and (folder / "checkpoints" / "manifest.json").exists():
+    if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed, folder / "checkpoints")
-    elif resume and keeper.folder.read_metrics() and not any(isinstance(c, Checkpoint) for c in saver):
-        raise BadInput("resume", True, "the run has saved no checkpoint, and would begin again over its own tables")
-    summary = fed.fit()
+    elif resume:
+        every = next((c.every for c in saver if isinstance(c, Checkpoint)), 0)
+        if len(keeper.folder.read_metrics()) > every:  # more than the rounds before a first checkpoint
+            raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
+    keeper.folder.check_whole(fed.resumed_from)
+    with fed.group.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
+        summary = fed.fit()
     accuracies = summary.pop("final_accuracies")
     if fed.is_main:  # last of all, so that loggers have had their say
         keeper.folder.write_final(accuracies)
         keeper.folder.write_summary(summary)
+    if lock is not None:
+        lock.close()
     return summary
 
 
@@ -246,8 +256,13 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
         except ProcessRaisedException as error:
             raise _told(note) or error from None
         except ProcessExitedException as error:
-            raise RunFailed(f"rank {error.error_index} died: {error}") from None
+            how = f"killed by {error.signal_name}" if error.signal_name else f"exit code {error.exit_code}"
+            died = RunFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
+            raise _told(note) or died from None
     return result
+
+
+_note: Path | None = None  # where a rank that this package has started leaves its last words, for the parent process
 
 
 def _guarded(
@@ -259,6 +274,10 @@ def _guarded(
     *args: Any,
 ) -> dict[str, Any]:
     """One rank: its share of the cores, and a note for the parent process when it ends badly."""
+    global _note
+    _note = note
+    if note is not None:
+        signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
@@ -266,7 +285,7 @@ def _guarded(
         answer = task(fabric, config, *args)
     except (BadInput, RunFailed) as error:
         if note is not None:
-            note.write_text(json.dumps([type(error).__name__, _plain(error)]))
+            _tell(error)
         raise
     finally:
         torch.set_num_threads(before)
@@ -274,6 +293,15 @@ def _guarded(
         fabric.barrier()
         dist.destroy_process_group()
     return answer
+
+
+def _tell(error: BadInput | RunFailed) -> None:
+    """Say why this process ends: to the parent process, which prints what it is told first, or on stderr."""
+    if _note is None:
+        print("fl-train: error:", error, file=sys.stderr, flush=True)
+        return
+    with contextlib.suppress(FileExistsError), _note.open("x") as file:
+        json.dump([type(error).__name__, _plain(error)], file)
 
 
 def _plain(error: BadInput | RunFailed) -> list[Any]:
@@ -285,7 +313,10 @@ def _plain(error: BadInput | RunFailed) -> list[Any]:
 
 def _told(note: Path | None) -> BadInput | RunFailed | None:
     """The error that a rank left in its note, if it did."""
-    if note is None or not note.exists():
+    if note is None:
         return None
-    kind, args = json.loads(note.read_text())
+    try:
+        kind, args = json.loads(note.read_text())
+    except (OSError, ValueError):  # there is none, or its writer was killed over it
+        return None
     return BadInput(*args) if kind == "BadInput" else RunFailed(*args)

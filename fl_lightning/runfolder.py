@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.callbacks.base import RelationView, RoundRecord
+from fl_lightning.errors import BadInput
 from fl_lightning.files import whole, writing
 from fl_lightning.payload import KINDS
 
@@ -65,6 +66,19 @@ class RunFolder:
         for file in [*self.path.glob("relation/round-*.npz"), *self.path.glob("traffic/round-*.npz")]:
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
+
+    def check_whole(self, round: int) -> None:
+        """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve could be trusted."""
+        for table in (self._metrics, self._clients):
+            name = table.path.name
+            try:
+                keys = [(int(row["round"]), row.get("client")) for row in table.read() if row["round"] <= round]
+            except (ValueError, KeyError):
+                raise BadInput("run", str(self.path), f"its {name} is damaged") from None
+            rounds = {t for t, _ in keys}
+            if len(keys) > len(set(keys)) or (table is self._metrics and rounds != set(range(1, round + 1))):
+                allowed = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
+                raise BadInput("run", str(self.path), allowed)
 
     def read_metrics(self) -> list[Row]:
         """The whole rows of `metrics.csv`; a value not measured in a round is absent."""

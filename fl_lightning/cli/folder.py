@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import contextlib
+import errno
 import os
 import shutil
+import sys
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
@@ -15,14 +17,16 @@ import yaml
 from fl_lightning.cli.resolve import Start, to_yaml
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
-from fl_lightning.files import whole
+from fl_lightning.files import Taken, flush, make_folder, take, whole
 
 CONFIG = "config.yaml"
+LOCK = "lock"
 
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
 MAY_CHANGE = (
-    "federation.rounds", "fabric.accelerator", "fabric.devices", "fabric.num_nodes", "fabric.threads", "loggers",
-    "callbacks.progress", "callbacks.heatmaps", "callbacks.ledger", "data.root", "data.download", "data.resident",
+    "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
+    "fabric.threads", "fabric.timeout", "loggers", "callbacks.progress", "callbacks.heatmaps", "callbacks.ledger",
+    "data.root", "data.download", "data.resident",
 )  # fmt: skip
 
 
@@ -64,6 +68,11 @@ def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
     absent = [path for path in (out, *out.parents) if not path.exists()]
     is_new = start.name is None or not (out / start.name).exists()
     folder = make(start, stem)
+    with _locked(folder):
+        yield from _opened(folder, config, is_new, absent)
+
+
+def _opened(folder: Path, config: Config, is_new: bool, absent: list[Path]) -> Iterator[Path]:
     before, done = _content(folder / CONFIG), _content(folder / "metrics.csv")
     write_config(folder, config)
     try:
@@ -92,11 +101,12 @@ def make(start: Start, stem: str) -> Path:
     if outer_rank() > 0:
         return out / (start.name or stem)
     try:
-        out.mkdir(parents=True, exist_ok=True)
+        make_folder(out)
         if start.name is None:
             return _first_free(out, stem)
         folder = out / start.name
         folder.mkdir(exist_ok=start.resume)
+        flush(out)
         return folder
     except OSError as error:
         raise BadInput("out", start.out, f"no run folder can be made in it: {error}") from None
@@ -122,6 +132,33 @@ def check_resumed(saved: Config, new: Config, rounds_done: int) -> None:
     rounds = new.federation.rounds
     if rounds < rounds_done:
         raise BadInput("federation.rounds", rounds, f"the run has done {rounds_done} already")
+
+
+@contextlib.contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder. Raises `BadInput` if one is in it, or the folder cannot be written."""
+    file = folder / LOCK
+    is_new = not file.exists()
+    try:
+        held = take(file)
+    except Taken as error:
+        raise BadInput(
+            "name", folder.name, f"a run is going on in {folder} ({error}); wait for it, or end it"
+        ) from None
+    except OSError as error:
+        if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
+            print(f"{folder}: no locks here ({error.strerror}); start no second run in it", file=sys.stderr)
+            yield
+            return
+        raise BadInput("out", str(folder.parent), f"{folder} cannot be written ({error.strerror})") from None
+    try:
+        yield
+    except BadInput:
+        if is_new and not (folder / "metrics.csv").exists():
+            file.unlink(missing_ok=True)
+        raise
+    finally:
+        held.close()
 
 
 def _content(path: Path) -> bytes | None:

@@ -66,7 +66,7 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
 def test_names_are_written_short_and_lists_in_full() -> None:
     content = yaml.safe_load(to_yaml(resolved()))
     assert content["method"]["name"] == "kapc"
-    assert content["callbacks"]["checkpoint"] == {"every": 1}
+    assert content["callbacks"]["checkpoint"] == {"every": 1, "keep": 2, "best": True}
     assert not {"out", "name", "resume", "print_config", "config"} & content.keys()
 
 

@@ -151,14 +151,16 @@ class Record:
     def of(cls, folder: Path) -> Record:
         """What lies in a run folder."""
         checkpoints = folder / "checkpoints"
-        manifest = json.loads((checkpoints / "manifest.json").read_text())
-        files = {f"client {c}": entry["file"] for c, entry in manifest["clients"].items()}
+        newest = max(checkpoints.glob("manifest-round-*.json"))
+        manifest = json.loads(newest.read_text())["manifest"]
+        files = {"server": manifest["server"]["file"]}
+        files |= {f"client {c}": entry["file"] for c, entry in manifest["clients"].items()}
         return cls(
             [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows(folder)],
             rows(folder, "clients.csv"),
             rows(folder, "final.csv"),
             {file.name: relation(file) for file in sorted((folder / "relation").iterdir())},
-            {name: _digest(checkpoints / file) for name, file in {**files, "server": manifest["server"]}.items()},
+            {name: _digest(checkpoints / file) for name, file in files.items()},
         )
 
 
@@ -223,7 +225,7 @@ def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path)
     """An empty working directory, outside any launcher, with the user's own models importable."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(own_models)])
-    monkeypatch.setenv("PYTHONPATH", str(own_models))
+    monkeypatch.setenv("PYTHONPATH", str(own_models), prepend=os.pathsep)
     monkeypatch.setenv("WANDB_MODE", "offline")
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     for name in [n for n in os.environ if n.startswith(("SLURM_", "TORCHELASTIC_"))]:

@@ -106,7 +106,7 @@ def test_rounds_after_the_last_checkpoint_are_run_again(fit: Callable[..., Path]
 
     assert fl_own_models.Bursting.at == 0
     whole = record(fit("unbroken", flags, "--federation.rounds 4"))
-    fl_own_models.Bursting.at = 5 * 3 + 2  # client 1 in round 4, when checkpoint 2 is the last
+    fl_own_models.Bursting.at = 2 + 5 * 3 + 2  # client 1 in round 4, when checkpoint 2 is the last
     try:
         with pytest.raises(AssertionError):
             fit("parts", flags, "--federation.rounds 4")
