@@ -16,6 +16,7 @@ import numpy as np
 from fl_lightning.callbacks.base import Callback, RoundRecord
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
+from fl_lightning.files import whole
 from fl_lightning.runfolder import RunFolder
 
 if TYPE_CHECKING:
@@ -40,8 +41,9 @@ class TensorBoard(Callback):
         if fed.is_main:
             from torch.utils.tensorboard import SummaryWriter
 
-            again = fed.resumed_from + 1 if fed.resumed_from else None
-            self._writer = SummaryWriter(str(fed.folder / "tensorboard"), purge_step=again)
+            folder = fed.folder / "tensorboard"
+            again = fed.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
+            self._writer = SummaryWriter(str(folder), purge_step=again)
 
     def on_round_end(self, fed: Federation, record: RoundRecord) -> None:
         """Write the round, and see to it that a reader finds it."""
@@ -152,7 +154,8 @@ class WandB(Callback):
                 silent=True, console="off", init_timeout=30, finish_timeout=60, finish_timeout_raises=True
             ),
         )
-        id_file.write_text(f"{run.id}\n")
+        with whole(id_file) as aside:
+            aside.write_text(f"{run.id}\n")
         run.define_metric("round")
         run.define_metric("*", step_metric="round")
         return run

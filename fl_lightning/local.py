@@ -89,6 +89,9 @@ class FastSGD(Descent):
             self._buffers[int(name.split(".")[1])] = buffer.clone()
 
 
+_SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes
+
+
 class AnyOptimizer(Descent):
     """Any torch optimiser, through Fabric: its loss scaling, and clipping."""
 
@@ -96,11 +99,15 @@ class AnyOptimizer(Descent):
         self.fabric, self.optimizer, self.config = fabric, optimizer, config
         self._groups = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         self._stepper = _FabricOptimizer(optimizer=optimizer, strategy=fabric.strategy)
+        self._scaler = getattr(fabric.strategy.precision, "scaler", None)  # of 16-mixed
+        self._scale = copy.deepcopy(self._scaler.state_dict()) if self._scaler is not None else {}
         self.lr = config.lr
 
     def reset(self) -> None:
-        """Forget all state, and what the client before has changed in the groups."""
+        """Forget all state, and what the client before has changed in the groups and in the loss scaling."""
         self.optimizer.state.clear()
+        if self._scaler is not None:  # else a client's numbers would depend on who trained before it on this rank
+            self._scaler.load_state_dict(self._scale)
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
 
@@ -121,7 +128,7 @@ class AnyOptimizer(Descent):
         return [p for g in self.optimizer.param_groups for p in g["params"]]
 
     def state(self) -> dict[str, Tensor]:
-        """`NAME.K` by parameter."""
+        """`NAME.K` by parameter, and `scaler` (16-mixed)."""
         found = {
             f"{name}.{k}": value
             for k, p in enumerate(self._parameters())
@@ -130,6 +137,9 @@ class AnyOptimizer(Descent):
         odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
         if odd:
             raise BadInput("optimizer.keep_state", True, f"this optimiser keeps {odd[0]}, which is no tensor")
+        if self._scaler is not None:
+            now = self._scaler.state_dict()
+            found["scaler"] = torch.tensor([now[key] for key in _SCALER], dtype=torch.float64)
         return found
 
     def load(self, state: dict[str, Tensor]) -> None:
@@ -137,6 +147,11 @@ class AnyOptimizer(Descent):
         self.reset()
         parameters = self._parameters()
         for name, value in state.items():
+            if name == "scaler":
+                if self._scaler is not None:
+                    kept = dict(zip(_SCALER, (float(value[0]), int(value[1])), strict=True))
+                    self._scaler.load_state_dict({**self._scale, **kept})
+                continue
             label, k = name.rsplit(".", 1)
             self.optimizer.state[parameters[int(k)]][label] = value.clone()
 

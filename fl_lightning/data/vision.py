@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -115,6 +117,7 @@ def load(name: str, root: str | None, download: bool) -> Source:
     build = getattr(torchvision.datasets, recipe.dataset)
     folder = DEFAULT_ROOT if root is None else root
     options = {"download": download} if recipe.downloads else {}
+    before = _folders(Path(folder)) if download else set()
     pools: dict[str, Pool] = {}
     for part, arguments in recipe.parts.items():
         try:
@@ -122,11 +125,21 @@ def load(name: str, root: str | None, download: bool) -> Source:
             pools[part] = _pool(dataset, recipe)
         # torchvision answers a missing, cut or corrupt file, a lost network and an absent package in a dozen types.
         except Exception as error:
+            made_here = _folders(Path(folder)) - before if download else set()
+            for made in sorted(made_here, reverse=True):  # those within others first
+                with contextlib.suppress(OSError):  # it holds something, perhaps another run's
+                    made.rmdir()
             raise Absent("data.root", root, _remedy(name, recipe, part, folder, download, error)) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:
         return split_source(pools["whole"], names)
     return Source(pools["train"], pools["test"], names)
+
+
+def _folders(root: Path) -> set[Path]:
+    """`root` and what lies one and two levels below it, as far as these are folders: what torchvision makes first."""
+    below = [root, *root.glob("*/"), *root.glob("*/*/")] if root.is_dir() else []
+    return {path for path in (*root.parents, *below) if path.is_dir()}
 
 
 def _remedy(name: str, recipe: Recipe, part: str, folder: str, download: bool, error: Exception) -> str:

@@ -79,6 +79,15 @@ def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path) -> None:
     assert [e.step for e in read_events(tmp_path).Scalars("mean_accuracy")] == [1, 2, 3]
 
 
+def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_path) -> None:
+    first = TensorBoard()
+    first.on_fit_start(federation(tmp_path))
+    first.on_round_end(federation(tmp_path), record(1))
+    first.on_close(federation(tmp_path))
+    run(TensorBoard(), federation(tmp_path), [1, 2])
+    assert [e.step for e in read_events(tmp_path).Scalars("mean_accuracy")] == [1, 2]
+
+
 def test_tensorboard_speaks_on_rank_0_alone(tmp_path) -> None:
     run(TensorBoard(), federation(tmp_path, is_main=False), [1])
     assert not (tmp_path / "tensorboard").exists()

@@ -68,6 +68,23 @@ def test_a_lost_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     assert "--data.download" not in str(caught.value)
 
 
+def test_a_failed_download_leaves_no_folder_behind(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def unreachable(*_: Any, **__: Any) -> None:
+        raise urllib.error.URLError("no route to host")
+
+    monkeypatch.setattr("torchvision.datasets.mnist.download_and_extract_archive", unreachable)
+    (tmp_path / "kept" / "empty").mkdir(parents=True)
+    for root in (tmp_path, tmp_path / "new" / "data"):
+        with pytest.raises(BadInput):
+            vision.load("mnist", str(root), download=True)
+    assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "kept"]
+    (tmp_path / "MNIST" / "raw").mkdir(parents=True)
+    (tmp_path / "MNIST" / "raw" / "half").write_bytes(b"of another run")
+    with pytest.raises(BadInput):
+        vision.load("mnist", str(tmp_path), download=True)
+    assert (tmp_path / "MNIST" / "raw" / "half").exists()
+
+
 class Fake:
     """Stands for a torchvision data set: attributes as given, samples decoded one by one."""
 

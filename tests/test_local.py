@@ -1,0 +1,56 @@
+"""The loss scaling of 16-mixed belongs to a client's turn, whoever trained before it on this rank."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from lightning.fabric import Fabric
+from torch import nn
+
+from fl_lightning.config import OptimizerConfig
+from fl_lightning.local import AnyOptimizer
+
+
+@pytest.fixture
+def scaled() -> tuple[AnyOptimizer, Any]:
+    """An optimiser with the scaler of 16-mixed, on the CPU."""
+    fabric: Any = Fabric(accelerator="cpu", devices=1)
+    scaler = torch.amp.GradScaler("cpu", init_scale=1024.0, growth_interval=2)
+
+    def step(optimizer: Any, **_: Any) -> None:
+        scaler.step(optimizer)
+        scaler.update()
+
+    precision = SimpleNamespace(scaler=scaler, unscale_gradients=scaler.unscale_, precision="16-mixed")
+    strategy = SimpleNamespace(precision=precision, optimizer_step=step)
+    fabric = SimpleNamespace(strategy=strategy, backward=lambda loss: scaler.scale(loss).backward())
+    model = nn.Linear(2, 1)
+    optimizer = AnyOptimizer(fabric, torch.optim.Adam(model.parameters(), lr=0.1), OptimizerConfig(name="adam", lr=0.1))
+    return optimizer, lambda: optimizer.step(model(torch.ones(1, 2)).sum())
+
+
+def test_every_turn_begins_with_the_first_scale(scaled: Any) -> None:
+    optimizer, step = scaled
+    for _ in range(3):
+        step()
+    assert optimizer._scaler.get_scale() == 2048.0
+    optimizer.reset()
+    assert optimizer._scaler.state_dict() == optimizer._scale
+    step()
+    assert optimizer._scaler.get_scale() == 1024.0
+
+
+def test_a_kept_state_brings_its_scale_along(scaled: Any) -> None:
+    optimizer, step = scaled
+    for _ in range(3):
+        step()
+    kept = {name: value.clone() for name, value in optimizer.state().items()}
+    optimizer.reset()
+    optimizer.load(kept)
+    assert optimizer._scaler.get_scale() == 2048.0
+    step()  # the second good step at this scale
+    assert optimizer._scaler.get_scale() == 4096.0
+    assert {name.rsplit(".", 1)[0] for name in kept} == {"scaler", "step", "exp_avg", "exp_avg_sq"}
