@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 import socket
 import sys
 import threading
@@ -15,7 +14,7 @@ import numpy as np
 
 from fl_lightning.callbacks.base import Callback, RoundRecord
 from fl_lightning.config import check
-from fl_lightning.errors import RunFailed
+from fl_lightning.errors import SECRET, RunFailed
 from fl_lightning.files import whole
 from fl_lightning.runfolder import RunFolder
 
@@ -26,7 +25,6 @@ if TYPE_CHECKING:
     from fl_lightning.federation import Federation
 
 _Mode = Literal["online", "offline", "disabled"]
-_SECRET = re.compile(r"(^|_)(api_?key|token|password|secret)$", re.IGNORECASE)
 _PATIENCE = 3.0  # seconds to wait for a sign of life of the W&B server
 
 
@@ -239,5 +237,5 @@ def _answers(host: str, port: int) -> bool:
 def _without_secrets(value: Any) -> Any:
     """`value` with the texts under keys such as `password` or `api_key` starred out."""
     if isinstance(value, dict):
-        return {k: "***" if isinstance(v, str) and _SECRET.search(k) else _without_secrets(v) for k, v in value.items()}
+        return {k: "***" if isinstance(v, str) and SECRET.search(k) else _without_secrets(v) for k, v in value.items()}
     return [_without_secrets(item) for item in value] if isinstance(value, list) else value

@@ -2,6 +2,18 @@
 
 from __future__ import annotations
 
+import os
+import re
+
+SECRET = re.compile(r"(^|[_.])(api_?key|token|password|secret)$", re.IGNORECASE)
+"""Keys whose values are nobody's to read."""
+
+
+def hidden(text: str) -> str:
+    """`text` without the W&B key that the environment holds."""
+    key = os.environ.get("WANDB_API_KEY")
+    return text.replace(key, "***") if key else text
+
 
 class BadInput(Exception):
     """What the user gave cannot work: one line that names the key, the value and what is allowed; exit code 2."""
@@ -9,6 +21,8 @@ class BadInput(Exception):
     exit_code = 2
 
     def __init__(self, key: str, value: object, allowed: str) -> None:
+        if SECRET.search(key):
+            value = "***"
         super().__init__(f"{key}: {value!r} is not allowed; {allowed}")
         self.key, self.value, self.allowed = key, value, allowed
 

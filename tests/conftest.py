@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 # Equal bits need equal numbers of threads, and two cores have better to do than to wait for each other.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # as `fl-train` has it; torch reads it once
 
 import pytest
 import torch

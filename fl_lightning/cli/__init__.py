@@ -13,7 +13,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from types import FrameType
 
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.errors import BadInput, RunFailed, hidden
 
 HELP = """usage: fl-train COMMAND [--key value ...]
 
@@ -38,11 +38,12 @@ PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell ourselves, in one line
     try:
         with _terminable():
             _dispatch(list(sys.argv[1:] if argv is None else argv))
     except (BadInput, RunFailed) as error:
-        print("fl-train: error:", " ".join(str(error).split()), file=sys.stderr)
+        print("fl-train: error:", hidden(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -53,7 +54,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         _stop_ranks(told=False)
         return 143
     except Exception:
-        traceback.print_exc()
+        print(hidden(traceback.format_exc()), end="", file=sys.stderr)
         return BUG
     return 0
 

@@ -44,6 +44,7 @@ def fit(argv: list[str]) -> None:
     if start.print_config:
         print(to_yaml(config), end="")
         return
+    runs.check_no_key(config)
     if saved:
         _check_resumed(saved, config, Path(start.out) / str(start.name))
     method = config.method.class_path.rpartition(".")[2].lower()

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import re
 import shutil
 import sys
 from collections.abc import Iterator
@@ -56,6 +57,15 @@ def check_name(start: Start) -> None:
         raise BadInput("name", start.name, f"{there} exists; continue it with --resume, or choose another name")
     if start.resume and not (empty or is_run):
         raise BadInput("name", start.name, f"{there} is a folder of something else: it holds no {CONFIG}")
+
+
+def check_no_key(config: Config) -> None:
+    """Raise `BadInput` for a value that holds a W&B key: config.yaml would tell everyone."""
+    key = os.environ.get("WANDB_API_KEY")
+    for name, value in _flat(yaml.safe_load(to_yaml(config))):
+        at_wandb = name.startswith("loggers.wandb.") and re.search(r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b", str(value))
+        if at_wandb or (key and key in str(value)):
+            raise BadInput(_spoken(name), "***", "it holds a W&B key, whose place is the environment: WANDB_API_KEY")
 
 
 @contextlib.contextmanager
@@ -151,6 +161,9 @@ def _locked(folder: Path) -> Iterator[None]:
             yield
             return
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written ({error.strerror})") from None
+    if not os.access(folder, os.W_OK):
+        held.close()
+        raise BadInput("out", str(folder.parent), f"{folder} cannot be written")
     try:
         yield
     except BadInput:

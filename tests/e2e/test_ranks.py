@@ -23,6 +23,7 @@ RUNS = {
     " --callbacks.attack.clients [1] --callbacks.krum.attackers 1 --callbacks.krum.keep 2",
     "median": "--method fedavg --callbacks attack,median --callbacks.attack.kind label_flip"
     " --callbacks.attack.clients [1]",
+    "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 --optimizer.momentum 0.5",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
 }
 

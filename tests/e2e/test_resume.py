@@ -22,6 +22,7 @@ RUNS = {
     "fedavg": "--method fedavg --federation.participation 0.5",
     "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
     "partly selected": "--callbacks layerselection --federation.participation 0.5",
+    "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 --optimizer.momentum 0.5",
     "normed": "--model fl_own_models.Normed --method fedavg --federation.participation 0.5",
 }
 
@@ -43,7 +44,7 @@ def test_resumed_on_another_number_of_processes(
     fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
 ) -> None:
     flags = {"kapc": "--federation.participation 0.5 --optimizer.momentum 0.5 --optimizer.keep_state true",
-             "fedavg": "--method fedavg"}  # fmt: skip
+             "fedavg": "--method fedavg", "compressed": RUNS["compressed"]}  # fmt: skip
     for method, given in flags.items():
         fit(f"one-two-{method}", given, "--federation.rounds 2")
     on_ranks(

@@ -1,0 +1,8 @@
+"""The harness of this folder is made of scripts: they are found as scripts find each other."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+sys.path.append(str(Path(__file__).resolve().parent))
