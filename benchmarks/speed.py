@@ -24,6 +24,7 @@ from datetime import date
 from functools import partial
 from pathlib import Path
 from statistics import median
+from typing import Any
 from unittest import mock
 
 import numpy as np
@@ -39,6 +40,7 @@ from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.payload import KINDS, Payload
 from fl_lightning.run import _Keeper
@@ -150,6 +152,30 @@ def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -
 def callbacks(folder: Path) -> list[Callback]:
     """What `fl-train fit` hangs on a run unless told otherwise, in its order."""
     return [Heatmaps(), Progress(), _Keeper(RunFolder(folder)), Checkpoint()]
+
+
+def saving(workload: Workload, pairs: int) -> list[Row]:
+    """A checkpoint after a round in which every client's own model has changed, as a share of the round."""
+    data, source = workload.load()
+    cpu: dict[str, list[float]] = {"round": [], "checkpoint": []}
+    wall: dict[str, list[float]] = {"round": [], "checkpoint": []}
+    with tempfile.TemporaryDirectory() as folder:
+        fed = workload.federation(FedPer(), data, Path(folder), [saver := Checkpoint()], judge="after")
+        for t in range(1, pairs + 2):
+            record: Any = None
+            for name in cpu:
+                start, start_wall = time.process_time(), time.perf_counter()
+                if name == "round":
+                    record = fed.round(t)
+                else:
+                    saver.on_round_end(fed, record)
+                cpu[name].append(time.process_time() - start)
+                wall[name].append(time.perf_counter() - start_wall)
+    mine, rounds = cpu["checkpoint"][1:], cpu["round"][1:]  # the first of each does not count
+    share, low, high = ratio(wall["checkpoint"][1:], wall["round"][1:])
+    note = f"{source}; wall time: {median(wall['checkpoint'][1:]):.3g} s, {share:.3f} [{low:.3f}, {high:.3f}]"
+    what = f"a checkpoint of {workload.clients} clients"
+    return [compared(f"saving-{workload.name}", what, mine, "a round of FedPer", rounds, 1, "<= 0.05", note)]
 
 
 def coaching(workload: Workload, pairs: int) -> list[Row]:
@@ -279,6 +305,10 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
     found: dict[str, Callable[[], list[Row]]] = {}
     for name, workload in known.items():
         found[name] = partial(against_bare, workload, pairs)
+    everyone = replace(known["mnist-cnn-b64"], name="100-mnist-cnn", clients=100) if "mnist-cnn-b64" in known else None
+    for saved in (everyone, known.get("resnet18")):
+        if saved is not None:
+            found[f"saving-{saved.name}"] = partial(saving, saved, min(pairs, 5))
     for name, workload in known.items():
         found[f"kapc-{name}"] = partial(coaching, workload, pairs)
     for name, workload in known.items():
@@ -296,7 +326,8 @@ def table(rows: Sequence[Row]) -> str:
         "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
     ]
     for r in rows:
-        number = "" if r.ratio is None else f"**{r.ratio:.2f}** [{r.low:.2f}, {r.high:.2f}]"
+        digits = ".2f" if r.ratio is None or r.ratio > 0.2 else ".4f"
+        number = "" if r.ratio is None else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
         theirs = "" if r.against_seconds is None else f"{r.against_seconds:.3g}"
         cells = (r.name, r.what, f"{r.seconds:.3g}", r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
         lines.append(f"| {' | '.join(cells)} |")
