@@ -14,7 +14,7 @@ import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import torch
 import torch.distributed as dist
@@ -46,17 +46,17 @@ def fit(config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
     return _launch(config, _fit, folder, resume)
 
 
-def test(config: Config, folder: Path) -> dict[str, Any]:
-    """Judge the models of the run in `folder` again; returns their scores and the round they come from."""
-    return _launch(config, _test, folder)
+def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
+    """Judge the models in a checkpoint of the run in `folder` again; returns their scores and its round."""
+    return _launch(config, _test, folder, which)
 
 
-def export(config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
-    """Write one client's final model as safetensors to `out`; returns its kind, round and the model's arguments."""
+def export(config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]) -> dict[str, Any]:
+    """Write one client's model as safetensors to `out`; returns its kind, round and the model's arguments."""
     if not 0 <= client < config.federation.clients:
         raise BadInput("client", client, f"it must lie in [0, {config.federation.clients - 1}]")
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return _launch(single, _export, folder, client, out)
+    return _launch(single, _export, folder, client, out, which)
 
 
 def join(config: Config, folder: Path, data: str, out: Path, rounds: int) -> dict[str, Any]:
@@ -101,17 +101,19 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     return summary
 
 
-def _test(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
+def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
-    restore(fed, folder / "checkpoints")
+    restore(fed, folder / "checkpoints", which)
     scores = fed.judge_everyone()
     del scores["final_accuracies"]
     return {"round": fed.server.round, **scores}
 
 
-def _export(fabric: Fabric, config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
+def _export(
+    fabric: Fabric, config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]
+) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
-    restore(fed, folder / "checkpoints")
+    restore(fed, folder / "checkpoints", which)
     kind, row, buffers = fed.final_model(client)
     return {"kind": kind, **_written(fed, row, buffers, out)}
 

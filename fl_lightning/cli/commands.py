@@ -22,7 +22,7 @@ from fl_lightning.cli.settings import Layer, Settings, read_config, read_flags
 from fl_lightning.errors import BadInput
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
+    from jsonargparse import ArgumentParser, Namespace
 
     from fl_lightning.config import Config
 
@@ -59,11 +59,12 @@ def test(argv: list[str]) -> None:
     parser = test_parser()
     if _asks_help(argv, parser):
         return
-    folder, flags = _run_and_flags(argv, parser)
+    values, flags = _run_and_flags(argv, parser)
+    folder = Path(values.run)
     config = load(folder, flags)
     from fl_lightning.run import test as engine
 
-    scores = engine(config, folder)
+    scores = engine(config, folder, values.checkpoint)
     if runs.outer_rank() > 0:
         return
     for name, value in scores.items():
@@ -82,7 +83,7 @@ def export(argv: list[str]) -> None:
     loader = _free(out, values.out)
     from fl_lightning.run import export as engine
 
-    facts = engine(config, folder, values.client, out)
+    facts = engine(config, folder, values.client, out, values.checkpoint)
     text = _snippet(config, folder, f"client {values.client}", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
@@ -227,11 +228,11 @@ def _check_resumed(saved: Layer, config: Config, folder: Path) -> None:
     runs.check_resumed(complete(plan([saved])), config, rounds_done)
 
 
-def _run_and_flags(argv: list[str], parser: ArgumentParser) -> tuple[Path, list[Layer]]:
-    """`--run`, and the layers of the other flags."""
+def _run_and_flags(argv: list[str], parser: ArgumentParser) -> tuple[Namespace, list[Layer]]:
+    """All values, and the layers of those flags that are keys of a run."""
     layers = read_flags(argv, keys(parser))
     values = typed(parser, Settings.merged(layers).plain)
-    return Path(values.run), [layer for layer in layers if "run" not in layer]
+    return values, [layer for layer in layers if not {"run", "checkpoint"} & layer.keys()]
 
 
 def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:

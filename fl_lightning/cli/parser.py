@@ -54,7 +54,7 @@ def fit_parser() -> ArgumentParser:
 def test_parser() -> ArgumentParser:
     """`--run`, and what may differ when a finished run is judged again."""
     parser = _parser("test", "Judge the models of a finished run again.")
-    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    _add_run(parser)
     fixed = DataConfig.__dataclass_fields__.keys() - {"root", "download", "resident"}
     parser.add_class_arguments(DataConfig, "data", skip=set(fixed))
     _add_groups(parser, "evaluation", "fabric")
@@ -64,7 +64,7 @@ def test_parser() -> ArgumentParser:
 def export_parser() -> ArgumentParser:
     """`--run`, `--client`, `--out`."""
     parser = _parser("export", "Write a client's personalised model as safetensors, with a snippet that loads it.")
-    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    _add_run(parser)
     parser.add_argument("--client", type=int, required=True, metavar="I", help="The client's number, from 0.")
     parser.add_argument("--out", type=str, required=True, metavar="FILE.safetensors", help="The file to write.")
     return parser
@@ -202,6 +202,12 @@ def _parser(command: str, description: str, words: str = "") -> ArgumentParser:
     name = f"fl-train {command}"
     usage = " ".join(filter(None, [name, words, "[--key value ...]"]))
     return ArgumentParser(name, usage=usage, description=description, exit_on_error=False, allow_abbrev=False)
+
+
+def _add_run(parser: ArgumentParser) -> None:
+    parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
+    which = "The newest checkpoint, or the best one that was kept (of the round with the best mean accuracy)."
+    parser.add_argument("--checkpoint", type=Literal["last", "best"], default="last", help=which)
 
 
 def _add_groups(parser: ArgumentParser, *names: str) -> None:

@@ -27,12 +27,12 @@ class Engine(ModuleType):
         self.action()
         return {}
 
-    def test(self, config: Config, folder: Path) -> dict[str, Any]:
-        self.calls.append((config, folder))
+    def test(self, config: Config, folder: Path, which: str) -> dict[str, Any]:
+        self.calls.append((config, folder, which))
         return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
 
-    def export(self, config: Config, folder: Path, client: int, out: Path) -> dict[str, Any]:
-        self.calls.append((config, folder, client, out))
+    def export(self, config: Config, folder: Path, client: int, out: Path, which: str) -> dict[str, Any]:
+        self.calls.append((config, folder, client, out, which))
         return {"kind": "personal", "round": 3, "arguments": {"input_shape": (1, 8, 8), "num_classes": 10}}
 
 

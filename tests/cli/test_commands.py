@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -9,6 +10,7 @@ import yaml
 
 from fl_lightning.catalogue import KINDS
 from fl_lightning.cli import main
+from fl_lightning.config import EvaluationConfig
 
 
 def test_print_config_prints_and_does_nothing_else(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
@@ -45,9 +47,11 @@ def test_list_of_something_else(refused: Callable[..., str]) -> None:
 def test_test_judges_a_run_again(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
     assert main(["test", "--run", "runs/a", "--evaluation.batch_size", "7"]) == 0
-    config, folder = engine.calls[-1]
-    assert (config.evaluation.batch_size, config.federation.rounds, folder) == (7, 20, Path("runs/a"))
-    assert capsys.readouterr().out.split() == ["mean_accuracy", "0.75"]
+    config, folder, which = engine.calls[-1]
+    assert (config.evaluation.batch_size, config.federation.rounds, folder, which) == (7, 20, Path("runs/a"), "last")
+    assert main(["test", "--run", "runs/a", "--checkpoint", "best"]) == 0
+    assert engine.calls[-1] == (replace(config, evaluation=EvaluationConfig()), folder, "best")
+    assert capsys.readouterr().out.split() == 2 * ["mean_accuracy", "0.75"]
 
 
 def test_test_and_export_of_what_is_no_run(refused: Callable[..., str]) -> None:
@@ -64,7 +68,7 @@ def test_test_cannot_change_the_run(engine: Any, refused: Callable[..., str]) ->
 def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "m.safetensors"]) == 0
-    assert engine.calls[-1][1:] == (Path("runs/a"), 3, Path("m.safetensors"))
+    assert engine.calls[-1][1:] == (Path("runs/a"), 3, Path("m.safetensors"), "last")
     text = Path("m.py").read_text()
     assert capsys.readouterr().out == text
     names: dict[str, Any] = {}
