@@ -168,12 +168,16 @@ class Watch:
         self._moved = [now] * group.size  # when each rank's sign was last seen to change
         self._answered = now  # when the store last did
         self._left = threading.Event()
-        for work in (self._speak, self._listen):  # two, since a store that hangs blocks who asks it
-            threading.Thread(target=work, daemon=True).start()
+        # Two, since a store that hangs blocks who asks it.
+        self._threads = [threading.Thread(target=work, daemon=True) for work in (self._speak, self._listen)]
+        for thread in self._threads:
+            thread.start()
 
     def leave(self) -> None:
         """Stop watching, and let the others know that silence means nothing from now on."""
         self._left.set()
+        for thread in self._threads:  # a thread within torch when the interpreter ends would abort the process
+            thread.join(5 * self.beat)
 
     def named(self) -> RunFailed:
         """What to say of the ranks that are lost, some seconds after an exchange has failed."""
@@ -217,7 +221,7 @@ class Watch:
             if lost:
                 self.tell(_lost(lost, f"gave no sign of life for {self.timeout:g} s"))
                 for rank in lost if self.end_lost else []:
-                    if self._signs[rank]:
+                    with contextlib.suppress(ProcessLookupError, IndexError):  # it is gone; it never spoke
                         os.kill(int(self._signs[rank].split()[2]), signal.SIGKILL)
                 os._exit(RunFailed.exit_code)
 

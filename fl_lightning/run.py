@@ -288,6 +288,11 @@ def _guarded(
     except (BadInput, RunFailed) as error:
         if note is not None:
             _tell(error)
+            _end(error.exit_code)
+        raise
+    except KeyboardInterrupt:
+        if note is not None:
+            _end(128 + signal.SIGTERM)
         raise
     finally:
         torch.set_num_threads(before)
@@ -295,6 +300,13 @@ def _guarded(
         fabric.barrier()
         dist.destroy_process_group()
     return answer
+
+
+def _end(code: int) -> None:
+    """End this process now: all is closed, and torch would wait at exit for ranks that are gone."""
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(code)
 
 
 def _tell(error: BadInput | RunFailed) -> None:

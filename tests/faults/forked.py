@@ -66,7 +66,7 @@ class Attempt:
                 self.code = os.waitstatus_to_exitcode(status)
         return self.code is not None
 
-    def wait(self, seconds: float = 120.0) -> int:
+    def wait(self, seconds: float = 300.0) -> int:
         """Its exit code; it is killed, and TimeoutError raised, if it takes longer."""
         deadline = time.monotonic() + seconds
         while not self.ended():
