@@ -31,7 +31,7 @@ from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
 from fl_lightning.data.federated import ClientData
-from fl_lightning.errors import BadClient, BadInput, RunFailed
+from fl_lightning.errors import BadClient, BadInput, RunFailed, hidden
 from fl_lightning.files import writing
 from fl_lightning.layout import Layout, copy_columns
 from fl_lightning.local import Turn, accuracy, autocast, descent, mean_loss, train
@@ -260,8 +260,8 @@ class Federation:
         except Exception as error:
             note = self.folder / "failure.txt"
             with writing(note), note.open("a", encoding="utf-8") as file:
-                file.write(f"client {client}, round {t}, stage {self.stage}\n{traceback.format_exc()}\n")
-            reason = f"{type(error).__name__}: {error}".splitlines()[0]
+                file.write(f"client {client}, round {t}, stage {self.stage}\n{hidden(traceback.format_exc())}\n")
+            reason = hidden(f"{type(error).__name__}: {error}".splitlines()[0])
             raise BadClient(client, t, self.stage, f"{reason} (traceback in failure.txt)") from error
 
     def check_finite(self, t: int, results: list[dict[str, Any]]) -> None:

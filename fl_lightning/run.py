@@ -30,7 +30,8 @@ from fl_lightning.config import Component, Config
 from fl_lightning.data import prepare
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
-from fl_lightning.files import join, whole
+from fl_lightning.files import join as join_lock
+from fl_lightning.files import whole
 from fl_lightning.models import arguments_of, build, head_of
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
 from fl_lightning.rng import key
@@ -78,7 +79,7 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # last, when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     keeper = _Keeper(RunFolder(folder))
-    lock = join(folder / "lock") if _note is not None and (folder / "lock").exists() else None
+    lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
             raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
