@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import fcntl
 import json
 import math
 import time
@@ -12,7 +14,7 @@ from typing import Any, Literal
 
 import yaml
 
-from fl_lightning.cli.folder import CONFIG
+from fl_lightning.cli.folder import CONFIG, LOCK
 from fl_lightning.errors import BadInput
 from fl_lightning.runfolder import RunFolder, best
 
@@ -119,7 +121,13 @@ def _finished(folder: Path, asked: int) -> bool:
 
 
 def _held(folder: Path, silent: float, usual: float) -> bool:
-    """Whether a process is at work in `folder`: by its silence, since a lock cannot be asked from another machine."""
+    """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its silence."""
+    with contextlib.suppress(OSError), (folder / LOCK).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
     return silent < max(60.0, STALE * usual)
 
 

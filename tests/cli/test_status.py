@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import fcntl
 import json
 import math
 import os
@@ -44,6 +45,15 @@ def test_states_and_time_left(tmp_path: Path) -> None:
     broken = run(tmp_path, "e", 1)
     (broken / "config.yaml").write_text("federation: [1")
     assert standing(broken, now).state == "unreadable"
+
+
+def test_a_lock_tells_more_than_silence(tmp_path: Path) -> None:
+    folder = run(tmp_path, "a", 4)
+    now = os.path.getmtime(folder / "metrics.csv")
+    with (folder / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert standing(folder, now + 10**6).state == "running"
+    assert standing(folder, now).state == "stopped"
 
 
 def test_the_table_names_every_run(tmp_path: Path, capsys) -> None:
