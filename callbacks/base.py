@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import BadInput
-from fl_lightning.mixing import mean_of
 
 if TYPE_CHECKING:
     import numpy as np
@@ -119,4 +118,6 @@ class Aggregator(Callback):
 
         Tiles are taken one by one: what is done to a column may depend on that column and on `p` alone.
         """
+        from fl_lightning.mixing import mean_of  # here, since it imports torch
+
         return mean_of(W, p)

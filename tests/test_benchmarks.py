@@ -121,7 +121,7 @@ def test_the_table_of_attackers(
     attackers = script("attackers")
     monkeypatch.setattr(attackers, "RUN", f"{attackers.RUN} --federation.rounds 1 --evaluation.every 1")
     monkeypatch.setattr(attackers, "DEFENCES", {k: attackers.DEFENCES[k] for k in ("mean", "median")})
-    monkeypatch.setitem(attackers.ATTACKS, "far off", "--callbacks.attack.kind noise --callbacks.attack.scale 1e60")
+    monkeypatch.setitem(attackers.ATTACKS, "far off", "--callbacks.attack.kind noise --callbacks.attack.scale 1e30")
     attackers.table("iid", ["none", "far off"], seeds=1)
     none, far = (line.split(" | ") for line in capsys.readouterr().out.splitlines()[-2:])
     assert all(0 < float(cell.split()[0]) <= 100 for cell in none[1:])

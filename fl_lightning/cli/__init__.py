@@ -65,8 +65,6 @@ def _dispatch(argv: list[str]) -> None:
         return
     from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import commands
-    from fl_lightning.cli.status import status
-    from fl_lightning.cli.submit import submit
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
     known = {
@@ -76,8 +74,8 @@ def _dispatch(argv: list[str]) -> None:
         "join": commands.join,
         "report": commands.report,
         "relative": commands.relative,
-        "submit": submit,
-        "status": status,
+        "submit": commands.submit,
+        "status": commands.status,
         "list": commands.list_names,
     }
     name, *rest = argv

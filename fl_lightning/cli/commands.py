@@ -165,6 +165,20 @@ def _free(out: Path, given: str) -> Path:
     return loader
 
 
+def submit(argv: list[str]) -> None:
+    """Hand a fit to SLURM."""
+    from fl_lightning.cli.submit import submit as hand_over
+
+    hand_over(argv)
+
+
+def status(argv: list[str]) -> None:
+    """Print where the runs of a folder stand."""
+    from fl_lightning.cli.status import status as show
+
+    show(argv)
+
+
 def list_names(argv: list[str]) -> None:
     """Print what can be chosen by name, one line each."""
     if argv and argv[0] in ("-h", "--help"):

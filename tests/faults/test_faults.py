@@ -320,7 +320,7 @@ def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
 
     attempt = forked(line("a", "--data.resident never"), Path("said"), worn)
     assert attempt.wait() == 1
-    assert "(OSError: the disk has let go of a sector); the traceback is in runs/a/failure.txt" in told(attempt)
+    assert "OSError: the disk has let go of a sector (traceback in failure.txt)" in told(attempt)
     assert told(attempt).startswith("client ")
     assert resumed("a") == whole
 
