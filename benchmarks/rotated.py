@@ -26,7 +26,7 @@ METHODS = {
     "FedAvg, global model": "--method fedavg",
     "FedAvg, fine-tuned": "--method fedavg --evaluation.judge finetuned",
     "pull to the mean (as Ditto)": "--method kapc --method.solver exact --method.beta 1e9 --method.lam 0.1",
-    "FedAMP": "--method fedamp",
+    "FedAMP": "--method fedamp --method.alpha 0.02",
     "KAPC, paper": "--method kapc",
     "KAPC, recommended": "--method kapc --method.solver exact --method.prior samples --method.start server"
     " --method.lam 0.05 --method.beta 0.3 --method.rho_units spread",

@@ -180,6 +180,20 @@ def test_without_its_terms_fedhkd_is_fedavg(federation: Make) -> None:
     assert same(trained(federation, FedHKD(), 1), trained(federation, FedAvg(), 1))
 
 
+def test_beside_the_model_travel_the_shared_classes_alone(federation: Make) -> None:
+    """Card 1.32 (d): d + C + 1 numbers for each class told, d + C for each known; and the class itself, counted too."""
+    fed = federation(FedHKD(nu=0.1), rounds=2)
+    told = [int((np.asarray(c) >= 0.1 * sum(c)).sum()) for c in fed.data.class_counts]
+    assert 0 < sum(told) < sum(int((np.asarray(c) > 0).sum()) for c in fed.data.class_counts)
+    first = fed.round(1)
+    known = int(fed.server.fields["means.known"].sum())
+    second = fed.round(2)
+    for k, classes in enumerate(told):
+        assert first.traffic[k, 1, -1].tolist() == [0, 0, 2 * 4 * classes, 4 * (16 + 10) * classes]
+        assert first.traffic[k, 0, -1].sum() == 0
+        assert second.traffic[k, 0, -1].tolist() == [0, 0, 4 * known, 4 * (16 + 10) * known]
+
+
 def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(federation: Make, capsys) -> None:
     counts = federation(FedAvg()).data.class_counts
     assert all((np.asarray(c) > 0).sum() > 1 for c in counts)  # so that nobody's data is all one class
