@@ -96,7 +96,7 @@ def test_a_stopped_run_leaves_no_process_behind(
         ranks = children(process.pid)
         assert len(ranks) >= 2
         process.send_signal(how)
-        _, err = process.communicate(timeout=30)
+        _, err = process.communicate(timeout=90)
     assert process.returncode == (143 if how == signal.SIGTERM else -9), err
     assert "Traceback" not in err
     gone = time.monotonic() + 20
