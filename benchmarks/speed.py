@@ -311,8 +311,18 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
             cnn, name="100-mnist-cnn", clients=100, data=all_of_it, train_samples=60_000, test_samples=10_000
         )
         found[f"saving-{saved.name}"] = partial(saving, saved, min(pairs, 3))
-    if resnet := known.get("resnet18"):
-        found[f"saving-{resnet.name}"] = partial(saving, resnet, min(pairs, 5))
+    if resnet := known.get("resnet18"):  # KAPC's setting without client selection: 500 images each, 5 epochs
+        data = replace(resnet.data, fraction=1.0)
+        resnet = replace(
+            resnet,
+            data=data,
+            train_samples=5000,
+            test_samples=1000,
+            local_epochs=5,
+            batch_size=64,
+            name="10-resnet18",
+        )
+        found[f"saving-{resnet.name}"] = partial(saving, resnet, min(pairs, 3))
     for name, workload in known.items():
         found[f"kapc-{name}"] = partial(coaching, workload, pairs)
     for name, workload in known.items():
