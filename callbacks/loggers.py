@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import socket
 import sys
 import threading
@@ -130,6 +131,7 @@ class WandB(Callback):
             self._run.finish(exit_code=0 if self._ended else 1)
         except Exception as error:
             self._say(f"not all is uploaded ({type(error).__name__}); upload it with: {self._sync()}")
+            _let_go()
         self._run = None
 
     def _open(self, fed: Federation, mode: _Mode) -> wandb.Run:
@@ -176,6 +178,7 @@ class WandB(Callback):
         except Exception as error:  # a viewer that is lost must not stop the training
             self._say(f"logging stopped in round {round} ({type(error).__name__}); all of it is in metrics.csv")
             self._run = None
+            _let_go()
         self._sent = round
 
     def _where(self) -> str:
@@ -188,6 +191,14 @@ class WandB(Callback):
 
     def _say(self, line: str) -> None:
         print(f"W&B: {line}", file=sys.stderr, flush=True)
+
+
+def _let_go() -> None:
+    """Part with a helper of W&B's that is gone, or W&B prints a traceback when the process ends."""
+    import wandb
+
+    with contextlib.suppress(Exception):
+        wandb.teardown(exit_code=1)
 
 
 def _possible_mode() -> tuple[_Mode, str]:
