@@ -327,9 +327,10 @@ def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
 
 def test_wandb_that_is_lost_midway() -> None:
     flags = f"{SLOW} --federation.rounds 12 --loggers.wandb.mode offline"
-    # A command of its own: a fork would go on talking to the helper that an earlier test has started.
+    # A command of its own, told nothing of the helper of an earlier test: W&B leaves word in the environment.
+    alone = {k: v for k, v in os.environ.items() if "WANDB" not in k or k == "WANDB_MODE"}
     words = [str(Path(sys.executable).with_name("fl-train")), *line("a", flags)]
-    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True) as process:
+    with subprocess.Popen(words, stderr=subprocess.PIPE, stdout=subprocess.DEVNULL, text=True, env=alone) as process:
         until(has_rounds("a", 2))
         helpers = [p for p in _descendants(process.pid) if b"wandb" in Path(f"/proc/{p}/cmdline").read_bytes()]
         assert helpers
