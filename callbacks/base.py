@@ -44,6 +44,8 @@ class RoundRecord:
     clients: list[dict[str, float]]
     """The rows of `clients.csv` in the order of client numbers, each with `client`."""
     relation: RelationView
+    layers: list[str]
+    """The layers of all architectures, as they stand in `traffic` and `sent`."""
     traffic: np.ndarray
     """Bytes that passed the hooks, int64 (clients, 2, L + 1, 4): download and upload of each row of `clients`, by layer
     (the last: what is beside the model) and kind (`fl_lightning.payload.KINDS`)."""

@@ -91,16 +91,16 @@ class Checkpoint(Callback):
         name = f"server-round-{t:05d}.safetensors"
         if fed.is_main:
             changed[name] = {f"fields.{key}": value for key, value in server.fields.items()}
-            if server.shared is not server.initial:
-                changed[name]["shared"] = server.shared
+            for k, known in enumerate(server.models):
+                if known.shared is not known.initial:
+                    changed[name][f"{k}.shared"] = known.shared
             if fed.relation.shared:  # what the next round's hooks see is what this round's uploads gave
                 view = fed.relation_view
                 changed[name]["view.rows"] = torch.from_numpy(view.rows)
                 changed[name] |= {"view.receivers": torch.tensor(view.receivers)}
                 changed[name] |= {"view.sources": torch.tensor(view.sources)}
             if "initial" not in before:
-                initial = {"row": server.initial, **_numbered("buffers", server.initial_buffers)}
-                changed["initial.safetensors"] = initial
+                changed["initial.safetensors"] = _initial(fed)
         written = _write(folder, changed)
         for entry in mine.values():
             entry |= written.get(entry["file"], {})
@@ -174,13 +174,15 @@ def restore(fed: Federation, folder: Path, which: Literal["last", "best"] = "las
         print(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}", file=sys.stderr)
     manifest, first, saved, states = loaded
     device, server = fed.fabric.device, fed.server
-    server.initial, server.initial_buffers = first["row"].to(device), _buffers(first, device)
-    server.shared = saved["shared"].to(device) if "shared" in saved else server.initial
+    for k, known in enumerate(server.models):
+        known.initial, known.initial_buffers = first[f"{k}.row"].to(device), _buffers(first, device, f"{k}.")
+        known.shared = saved[f"{k}.shared"].to(device) if f"{k}.shared" in saved else known.initial
     server.fields |= _fields(saved)
     server.round, server.heard = manifest["round"], set(manifest["heard"])
     if "view.rows" in saved:
         receivers, sources = saved["view.receivers"].tolist(), saved["view.sources"].tolist()
-        fed.relation_view = RelationView(saved["view.rows"].numpy(), receivers, fed.layer_names, sources)
+        layers = fed.layer_names if len(fed.architectures) == 1 else ["model"]
+        fed.relation_view = RelationView(saved["view.rows"].numpy(), receivers, layers, sources)
     fed.states.clear()
     fed.states.update(states)
     fed.resumed_from = server.round
@@ -200,18 +202,19 @@ _Loaded = tuple[dict[str, Any], dict[str, Tensor], dict[str, Tensor], dict[int, 
 def _load(fed: Federation, folder: Path, round: int) -> _Loaded:
     """Manifest, initial model, server and this rank's clients; `fed` is not touched."""
     manifest = _read_manifest(folder, round)
-    if manifest["blocks"] != _blocks(fed) or manifest["dtype"] != str(fed.dtype):
-        raise BadInput("run", str(folder.parent), "its checkpoint was saved with another model or precision")
     if any(client >= fed.clients for client in [*manifest["heard"], *map(int, manifest["clients"])]):
         raise BadInput("run", str(folder.parent), "its checkpoint was saved with more clients")
-    row = {"row": fed.server.initial, **_numbered("buffers", fed.server.initial_buffers)}
-    first = _read_tensors(folder, manifest["initial"], row)
+    if manifest["blocks"] != _blocks(fed) or manifest["dtype"] != str(fed.dtype):
+        raise BadInput("run", str(folder.parent), "its checkpoint was saved with another model or precision")
+    first = _read_tensors(folder, manifest["initial"], _initial(fed))
     saved = _read_tensors(folder, manifest["server"], {f"fields.{k}": v for k, v in fed.server.fields.items()})
     declared = {k: v for callback in fed.callbacks for k, v in callback.client_fields(fed).items()}
     device = fed.fabric.device
     states = {}
     for client in fed.at_home(int(c) for c in manifest["clients"]):
         entry = manifest["clients"][str(client)]
+        known = fed.of(client).server
+        row = {"row": known.initial, **_numbered("buffers", known.initial_buffers)}
         own = _read_tensors(folder, entry, row | {f"fields.{k}": v for k, v in declared.items()})
         mine = own["row"].to(device)
         received = own["received"].to(device) if "received" in own else mine
@@ -340,16 +343,25 @@ def _digest(manifest: dict[str, Any]) -> str:
 
 
 def _blocks(fed: Federation) -> list[Any]:
-    return [[b.name, list(b.shape)] for b in fed.layout.blocks]
+    """What a checkpoint fits: for each architecture its clients and the blocks of its rows."""
+    return [[a.members, [[b.name, list(b.shape)] for b in a.layout.blocks]] for a in fed.architectures]
+
+
+def _initial(fed: Federation) -> dict[str, Tensor]:
+    """The initial model of each architecture."""
+    found: dict[str, Tensor] = {}
+    for k, known in enumerate(fed.server.models):
+        found |= {f"{k}.row": known.initial, **_numbered(f"{k}.buffers", known.initial_buffers)}
+    return found
 
 
 def _numbered(name: str, tensors: list[Tensor]) -> dict[str, Tensor]:
     return {f"{name}.{k}": tensor for k, tensor in enumerate(tensors)}
 
 
-def _buffers(saved: dict[str, Tensor], device: torch.device) -> list[Tensor]:
-    count = sum(name.startswith("buffers.") for name in saved)
-    return [saved[f"buffers.{k}"].to(device) for k in range(count)]
+def _buffers(saved: dict[str, Tensor], device: torch.device, of: str = "") -> list[Tensor]:
+    count = sum(name.startswith(f"{of}buffers.") for name in saved)
+    return [saved[f"{of}buffers.{k}"].to(device) for k in range(count)]
 
 
 def _fields(saved: dict[str, Tensor]) -> dict[str, Tensor]:

@@ -72,7 +72,7 @@ class ClassMeans(Knowledge):
 
     def server_fields(self, fed: Federation) -> dict[str, Tensor]:
         """`means.features` (C, d), `means.predictions` (C, C) if exchanged, and `means.known` (C,)."""
-        classes, width = fed.data.num_classes, feature_width(fed.resident)
+        classes, width = fed.data.num_classes, common_width(fed)
         dtype = torch.promote_types(fed.dtype, torch.float32)
         fields = {
             "means.features": torch.zeros(classes, width, dtype=dtype),
@@ -284,6 +284,20 @@ def gaussian_epsilon(sigma: float, rounds: int, delta: float) -> float:
     accountant = PLDAccountant()
     accountant.compose(SelfComposedDpEvent(GaussianDpEvent(sigma), rounds))
     return float(accountant.get_epsilon(delta))
+
+
+def common_width(fed: Federation) -> int:
+    """d, the width of what every client's classifier sees.
+
+    Raises:
+        BadInput: it differs between architectures.
+    """
+    widths = {a.name: feature_width(a.resident) for a in fed.architectures}
+    if len(set(widths.values())) > 1:
+        said = ", ".join(f"{name} {width}" for name, width in widths.items())
+        name = type(fed.method).__name__.lower()
+        raise BadInput("model", said, f"{name} exchanges features: all architectures must give equally many")
+    return next(iter(widths.values()))
 
 
 def feature_width(client: Client) -> int:

@@ -52,6 +52,8 @@ class Relation(Callback):
 
     shared: ClassVar[bool] = False
     """Everybody hears the same: one row, mixed when the round's uploads are in; it is the global model."""
+    several: ClassVar[bool] = False
+    """It makes sense within each of several architectures, whose models cannot be mixed with those of another."""
     per_layer: ClassVar[bool] = False
     """Every layer has weights of its own."""
     mixes: Literal["cohort", "known", "all"] = "cohort"
@@ -78,6 +80,8 @@ class Relation(Callback):
 class Alone(Relation):
     """Everybody hears only themselves."""
 
+    several = True
+
     def rows(self, hearing: Hearing) -> Tensor:
         """The identity, (1, m, n)."""
         return torch.eye(len(hearing.sources), dtype=torch.float64)[hearing.places][None]
@@ -87,6 +91,7 @@ class SampleCounts(Relation):
     """Everybody hears the mean of the cohort, weighted by training samples (McMahan et al., AISTATS 2017)."""
 
     shared = True
+    several = True
 
     def rows(self, hearing: Hearing) -> Tensor:
         """n_j / sum n, (1, 1, n)."""
@@ -105,6 +110,8 @@ class Attention(Relation):
         mixes: `known` as in the paper, where the server keeps everyone's model; or `cohort`.
     """
 
+    several = True
+
     alpha: float
     sigma: float | None
     mixes: Literal["cohort", "known"] = "known"
@@ -115,7 +122,8 @@ class Attention(Relation):
 
     def on_fit_start(self, fed: Federation) -> None:
         """Raise `BadInput` if own weights could turn negative with as many models as may be mixed."""
-        n = fed.clients if self.mixes == "known" else fed.cohort_size
+        n = max(len(a.members) for a in fed.architectures)
+        n = n if self.mixes == "known" else min(n, fed.cohort_size)
         if self._step * (n - 1) > 1:
             allowed = f"with {n} models alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
             raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")

@@ -16,15 +16,15 @@ import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
-from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.accounting import SampleCost, sample_cost
+from fl_lightning.architecture import Architecture, copied, put_on_one_axis, shared_among
 from fl_lightning.callbacks.base import Aggregator, Callback, RelationView, RoundRecord
 from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
@@ -34,11 +34,11 @@ from fl_lightning.data.federated import ClientData
 from fl_lightning.errors import BadClient, BadInput, RunFailed, hidden
 from fl_lightning.files import writing
 from fl_lightning.layout import Layout, copy_columns
-from fl_lightning.local import Turn, accuracy, autocast, descent, mean_loss, train
+from fl_lightning.local import Descent, Turn, accuracy, autocast, mean_loss, train
 from fl_lightning.methods.base import Method
 from fl_lightning.mixing import Mixer
 from fl_lightning.parallel import Group, share_out
-from fl_lightning.payload import Payload
+from fl_lightning.payload import KINDS, Payload
 from fl_lightning.rng import numpy_rng
 from fl_lightning.state import ClientState, ServerState
 
@@ -57,8 +57,7 @@ class Federation:
         fabric: launched, with the client-parallel strategy.
         config: the run.
         data: every client's data.
-        model: the network, with the initial weights that all clients begin from.
-        head: dotted name of its classifier.
+        models: the network of each architecture in `config.models`, with the initial weights its clients begin from.
         method: what the clients exchange, and how.
         callbacks: in the order in which their hooks run.
         folder: the run folder.
@@ -69,8 +68,7 @@ class Federation:
         fabric: Fabric,
         config: Config,
         data: FederatedData,
-        model: nn.Module,
-        head: str,
+        models: Sequence[nn.Module],
         method: Method,
         callbacks: Sequence[Callback],
         folder: Path,
@@ -83,32 +81,33 @@ class Federation:
         self.home = share_out(data.train_sizes, self.world_size)
         self.dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
 
-        self.layout = Layout(model, head)
-        self.layer_names = self.layout.layers
-        row, buffers = self.layout.read(model, self.dtype)
-        row, buffers = row.to(fabric.device), [b.to(fabric.device) for b in buffers]
-        self.server = ServerState(initial=row, initial_buffers=buffers, shared=row)
-        self.states: dict[int, ClientState] = {}
         self.knowledge = method.knowledge()
-        self.resident = Client(model.to(fabric.device), self.layout, method, data.num_classes, self.knowledge)
-        self.resident.fabric = fabric
-        self.resident.binding.bind(row.clone(), _copied(buffers))
-        self.optimizer = descent(fabric, self.resident, config.optimizer)
-        self._whole_last = any(isinstance(m, _BatchNorm) for m in model.modules())
-        if self._whole_last and config.federation.batch_size == 1:
-            raise BadInput("federation.batch_size", 1, "BatchNorm cannot train on single samples: at least 2")
+        shares = shared_among([m.count for m in config.models], self.clients)
+        self.architectures = [
+            Architecture(fabric, config, model, members, method, self.knowledge, data.num_classes, self.dtype)
+            for model, members in zip(models, shares, strict=True)
+        ]
+        """One for each of `config.models`."""
+        self._runs = {c: a for a in self.architectures for c in a.members}
+        self.at_work = self.architectures[0]
+        """The architecture of the client whose turn it is."""
+        self.layer_names = put_on_one_axis(self.architectures)
+        """The layers of all architectures, in the order of the ledger's axis."""
+        self.server = ServerState([a.server for a in self.architectures])
+        self.states: dict[int, ClientState] = {}
 
-        scopes = [method.scope(b) for b in self.layout.blocks]
-        self.down_mask = np.array([s == "shared" for s in scopes], dtype=bool)
-        self.up_mask = np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool)
         self.relation = method.relation()
         self.callbacks: list[Callback] = [self.relation, *([self.knowledge] if self.knowledge else []), *callbacks]
         self.aggregator = next((c for c in callbacks if isinstance(c, Aggregator)), Aggregator())
-        self.has_global = self.relation.shared and bool(self.down_mask[self.layout.is_parameter].all())
+        if len(self.architectures) > 1 and not self.relation.several:
+            allowed = f"one architecture: {type(method).__name__.lower()} mixes the models of all clients"
+            raise BadInput("model", [a.name for a in self.architectures], allowed)
+        whole = all(a.down_mask[a.layout.is_parameter].all() for a in self.architectures)
+        self.has_global = self.relation.shared and whole
         # The server's copy of a client is that client's own row until a hook may change what travels.
         self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in callbacks)
         # A client that begins every round from what it hears has nothing of its own to keep.
-        self._stateless = method.starts_from() == "server" and bool(self.down_mask.all())
+        self._stateless = method.starts_from() == "server" and all(a.down_mask.all() for a in self.architectures)
         keeps = any(type(c).client_fields is not Callback.client_fields for c in self.callbacks)
         keeps = keeps or config.optimizer.keep_state or self._two_copies
         self.persistent = not self._stateless or keeps
@@ -127,14 +126,36 @@ class Federation:
         """Operations of the client whose turn it is beyond its training; callbacks add theirs."""
         self.server_flops = 0
         """Operations of the server in the round at hand."""
-        self.cost: SampleCost | None = None
-        """What training on one sample costs, once the run has begun; None where it could not be counted."""
         self._mixing_bytes = 0
-        self._hears: dict[int, Tensor] = {}  # rows that mixes are written into, used again every round
-        self._spare: list[Tensor] = []  # rows of clients that were not kept: fresh memory costs more than a copy
         self.resumed_from = 0
         for callback in self.callbacks:
             self.server.fields |= {k: v.clone() for k, v in callback.server_fields(self).items()}
+
+    # ---------------------------------------------------------------- the architecture at work
+
+    def of(self, client: int) -> Architecture:
+        """The architecture that `client` runs (a new client's: the first)."""
+        return self._runs.get(client, self.architectures[0])
+
+    @property
+    def layout(self) -> Layout:
+        """Of the client whose turn it is."""
+        return self.at_work.layout
+
+    @property
+    def resident(self) -> Client:
+        """What the client whose turn it is is bound to."""
+        return self.at_work.resident
+
+    @property
+    def optimizer(self) -> Descent:
+        """Of the client whose turn it is."""
+        return self.at_work.optimizer
+
+    @property
+    def cost(self) -> SampleCost | None:
+        """What training on one sample costs the client whose turn it is; None where it could not be counted."""
+        return self.at_work.cost
 
     # ---------------------------------------------------------------- the loop
 
@@ -143,7 +164,7 @@ class Federation:
         start = time.perf_counter()
         try:
             self.call("on_fit_start")
-            self.cost = next((c for c in self.group.gather_objects(self.sample_cost()) if c), None)
+            self.count_costs()
             for t in range(self.server.round + 1, self.rounds + 1):
                 self.call("on_round_end", self.round(t))
             summary = {"wall_seconds": time.perf_counter() - start, **self.judge_everyone()}
@@ -157,7 +178,7 @@ class Federation:
         clock = _Clock(self.fabric.device)
         judged = t % self.config.evaluation.every == 0 or t == self.rounds
         cohort = self.draw_cohort(t)
-        self.server_flops = 0
+        self.server_flops = self._mixing_bytes = 0
         self.call("on_round_start", t, cohort)
         downloads, self.relation_view = self.compose(cohort)
         clock.lap("server")
@@ -183,33 +204,40 @@ class Federation:
 
     def compose(self, cohort: list[int]) -> tuple[dict[int, Payload], RelationView]:
         """What each client of the cohort hears (this rank's clients), and the relation behind it."""
-        mine = self.at_home(cohort)
-        if self.relation.shared:
-            rows = dict.fromkeys(mine, self.server.shared)
-            view = self.relation_view  # what the last round's uploads gave
-        else:
-            sources = {
-                "cohort": cohort,
-                "known": sorted(self.server.heard.union(cohort)),
-                "all": list(range(self.clients)),
-            }[self.relation.mixes]
-            mixer = self.mixer(sources)
-            segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
-            weights = self.relation.rows(self.hearing(cohort, sources, mixer))
-            view = self.view(weights, cohort, sources)
-            rows = {}
-            for slot, c in enumerate(mine):
-                if not segments:
-                    rows[c] = self.server.initial  # nothing is sent
-                    continue
-                if slot not in self._hears:
-                    self._hears[slot] = torch.zeros_like(self.server.initial)
-                rows[c] = self._hears[slot]
-            if segments:
-                layers = len(self.layer_names) if self.relation.per_layer else 1
-                mixer.mix(segments, weights.expand(layers, -1, -1), cohort, rows)
-            self.account(mixer, len(cohort))
-        return {c: Payload(self.layout, row, self.down_mask.copy()) for c, row in rows.items()}, view
+        if self.relation.shared:  # the view is what the last round's uploads gave
+            heard = {c: self.of(c).server.shared for c in self.at_home(cohort)}
+            return self.payloads(heard), self.relation_view
+        rows: dict[int, Tensor] = {}
+        parts: list[_Heard] = []
+        for architecture in self.architectures:
+            receivers = [c for c in cohort if self.of(c) is architecture]
+            if receivers:
+                parts.append(self.mix(architecture, receivers, cohort, rows))
+        return self.payloads({c: rows[c] for c in self.at_home(cohort)}), self.view(parts)
+
+    def mix(
+        self, architecture: Architecture, receivers: list[int], cohort: list[int], rows: dict[int, Tensor]
+    ) -> _Heard:
+        """What `receivers`, who all run `architecture`, hear: put into `rows` (this rank's), and the weights of it."""
+        mixes = self.relation.mixes
+        candidates = {"cohort": cohort, "known": self.server.heard.union(cohort), "all": range(self.clients)}[mixes]
+        sources = sorted(c for c in candidates if self.of(c) is architecture)
+        mixer = self.mixer(architecture, sources)
+        layout = architecture.layout
+        segments = layout.segments(architecture.down_mask, by_layer=self.relation.per_layer)
+        weights = self.relation.rows(self.hearing(architecture, receivers, sources, mixer))
+        for slot, c in enumerate(self.at_home(receivers)):
+            rows[c] = architecture.hears_at(slot) if segments else architecture.server.initial  # or nothing is sent
+        if segments:
+            layers = len(layout.layers) if self.relation.per_layer else 1
+            into = {c: rows[c] for c in self.at_home(receivers)}
+            mixer.mix(segments, weights.expand(layers, -1, -1), receivers, into)
+        self.account(architecture, mixer, len(receivers))
+        return _Heard(architecture, weights, receivers, sources)
+
+    def payloads(self, rows: dict[int, Tensor]) -> dict[int, Payload]:
+        """`rows` by client as they are sent to them."""
+        return {c: Payload(self.of(c).layout, row, self.of(c).down_mask.copy()) for c, row in rows.items()}
 
     def turns(
         self, t: int, cohort: list[int], downloads: dict[int, Payload], judged: bool, clock: _Clock
@@ -296,6 +324,7 @@ class Federation:
         """One client's turn on its home rank: hear, be judged, train, be judged, upload."""
         config = self.config
         self.stage = "data"
+        self.turn_to(client)
         part = self.data.client(client, self.fabric.device, self.dtype)
         state = self.state(client)
         result: dict[str, Any] = {"client": client, "train_samples": len(part.train), "test_samples": len(part.test)}
@@ -305,7 +334,7 @@ class Federation:
         if self.method.starts_from() == "server":
             copy_columns(state.row, download.row, self.layout.segments(download.sent))
         if self._stateless:
-            state.buffers = _copied(self.server.initial_buffers)
+            state.buffers = copied(self.at_work.server.initial_buffers)
         self.resident.binding.bind(state.row, state.buffers)
         clock.lap("client")
         self.stage = "evaluation"
@@ -333,7 +362,7 @@ class Federation:
         clock.lap("evaluation")
 
         self.stage = "upload"
-        upload = Payload(self.layout, state.row, self.up_mask.copy())
+        upload = Payload(self.layout, state.row, self.at_work.up_mask.copy())
         self.call("on_upload", client, upload)
         result |= self.norms(state, upload)
         result["traffic"] = np.stack([download.by_layer, upload.by_layer])
@@ -357,7 +386,7 @@ class Federation:
             ValueError: the upload is no row of this model.
         """
         wanted, found = ((tuple(row.shape), row.dtype) for row in (state.row, upload.row))
-        if wanted != found or upload.sent.shape != self.up_mask.shape:
+        if wanted != found or upload.sent.shape != self.at_work.up_mask.shape:
             raise ValueError(f"its upload is {found[1]} of shape {found[0]}, not {wanted[1]} of shape {wanted[0]}")
         norms = {"model_norm": torch.linalg.vector_norm(state.row)}
         segments = self.layout.segments(upload.sent)
@@ -367,19 +396,26 @@ class Federation:
         return norms
 
     def aggregate(self, cohort: list[int]) -> RelationView:
-        """The one model that everybody will hear, mixed from the cohort's uploads, on every rank."""
-        mixer = self.mixer(cohort)
-        hearing = self.hearing(cohort, cohort, mixer)
-        weights = self.aggregator.weights(self.relation.rows(hearing)[:, 0], hearing)
-        segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
-        shared = self.server.shared.clone()
-        mixer.mean(segments, weights, shared, self.aggregator.combine)
-        self.account(mixer, 1)
-        self.server.shared = shared
+        """The one model that all of an architecture will hear, mixed from the cohort's uploads, on every rank."""
+        parts: list[_Heard] = []
+        for architecture in self.architectures:
+            sources = [c for c in cohort if self.of(c) is architecture]
+            if not sources:
+                continue
+            mixer = self.mixer(architecture, sources)
+            hearing = self.hearing(architecture, sources, sources, mixer)
+            weights = self.aggregator.weights(self.relation.rows(hearing)[:, 0], hearing)
+            segments = architecture.layout.segments(architecture.down_mask, by_layer=self.relation.per_layer)
+            shared = architecture.server.shared.clone()
+            mixer.mean(segments, weights, shared, self.aggregator.combine)
+            self.account(architecture, mixer, 1)
+            architecture.server.shared = shared
+            parts.append(_Heard(architecture, weights[:, None].expand(-1, len(sources), -1), sources, sources))
         if not self.persistent:
-            self._spare += [state.row for state in self.states.values()]
+            for client, state in self.states.items():
+                self.of(client).spare.append(state.row)
             self.states.clear()  # one global model is all that is kept
-        return self.view(weights[:, None].expand(-1, len(cohort), -1), cohort, cohort)
+        return self.view(parts)
 
     def judge_after_aggregation(self, t: int, results: Results, failures: Failures) -> None:
         """Scores of models that exist only now: the global one, and fine-tuned copies.
@@ -391,7 +427,8 @@ class Federation:
             try:
                 with self.blaming(t, client):
                     if self.has_global and self.is_judged("global"):
-                        self.resident.binding.bind(self.server.shared, self.server.initial_buffers)
+                        known = self.turn_to(client).server
+                        self.resident.binding.bind(known.shared, known.initial_buffers)
                         result |= self.scores("global", client)
                     if self.is_judged("finetuned"):
                         self.finetune(t, client)
@@ -410,7 +447,7 @@ class Federation:
         borne = sorted((f for *_, part in gathered for f in part), key=lambda f: f[0].client)
         for failure, outcome in borne if self.is_main else ():
             print(f"{failure}; {outcome}", file=sys.stderr)
-        traffic, sent = (np.stack([c.pop(name) for c in clients]) for name in ("traffic", "sent"))
+        traffic, sent = self.on_one_axis(clients)
         for client, table, layers in zip(clients, traffic.sum(axis=2), sent.sum(axis=2), strict=True):
             for way, direction in enumerate(("download", "upload")):
                 client[f"{direction}_bytes"] = int(table[way].sum())
@@ -446,7 +483,20 @@ class Federation:
         rows: list[dict[str, int | str]] = [
             {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in borne
         ]
-        return RoundRecord(t, cohort, metrics, clients, self.relation_view, traffic, sent, failures=rows)
+        layers, view = self.layer_names, self.relation_view
+        return RoundRecord(t, cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
+
+    def on_one_axis(self, clients: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
+        """`traffic` and `sent` taken out of `clients`, as in `RoundRecord`: layers of all architectures on one axis."""
+        L = len(self.layer_names)
+        traffic = np.zeros((len(clients), 2, L + 1, len(KINDS)), dtype=np.int64)
+        sent = np.zeros((len(clients), 2, L), dtype=bool)
+        for k, client in enumerate(clients):
+            own = self.of(client["client"]).axis
+            table = client.pop("traffic")
+            traffic[k, :, own], traffic[k, :, -1] = table[:, :-1], table[:, -1]
+            sent[k, :, own] = client.pop("sent")
+        return traffic, sent
 
     # ---------------------------------------------------------------- judging
 
@@ -466,7 +516,7 @@ class Federation:
 
     def validation_loss(self, client: int, row: Tensor) -> float:
         """Mean task loss of the model `row` on a client's validation data (its own buffers; home rank)."""
-        self.resident.binding.bind(row, self.states[client].buffers)
+        self.turn_to(client).resident.binding.bind(row, self.states[client].buffers)
         part = self.data.client(client, self.fabric.device, self.dtype).validation
         return float(mean_loss(self.fabric, self.resident, part, self.config.evaluation.batch_size))
 
@@ -480,7 +530,7 @@ class Federation:
     def finetune(self, t: int, client: int) -> None:
         """Bind a copy of the client's final model, trained some epochs on its own data without any pull."""
         _, row, buffers = self.final_model(client)
-        self.resident.binding.bind(row.clone(), _copied(buffers))
+        self.turn_to(client).resident.binding.bind(row.clone(), copied(buffers))
         self.resident.hear(None)
         self.begin_optimizer(max(t, 1), None)
         epochs = self.config.evaluation.finetune_epochs or self.config.federation.local_epochs
@@ -489,15 +539,16 @@ class Federation:
 
     def final_model(self, client: int) -> tuple[str, Tensor, list[Tensor]]:
         """What a client is left with (home rank): its kind, row and buffers. None of them may be written to."""
+        known = self.of(client).server
         if self.has_global and (self.judge != "after" or not self.persistent):
-            return "global", self.server.shared, self.server.initial_buffers
+            return "global", known.shared, known.initial_buffers
         state = self.states.get(client)
         if state is not None:
             return "personal", state.row, state.buffers
-        row = self.server.initial.clone()  # not heard yet: the shared part is all there is
+        row = known.initial.clone()  # not heard yet: the shared part is all there is
         if self.relation.shared:
-            copy_columns(row, self.server.shared, self.layout.segments(self.down_mask))
-        return "personal", row, self.server.initial_buffers
+            copy_columns(row, known.shared, self.of(client).layout.segments(self.of(client).down_mask))
+        return "personal", row, known.initial_buffers
 
     def judge_everyone(self) -> dict[str, Any]:
         """The final models of all clients, whether they took part or not; all scores are under `final_accuracies`.
@@ -514,7 +565,7 @@ class Federation:
                         kind = "finetuned"
                         self.finetune(self.server.round, client)
                     else:
-                        self.resident.binding.bind(row, buffers)
+                        self.turn_to(client).resident.binding.bind(row, buffers)
                     mine[client] = self.score(client)
             except BadClient as failure:
                 if not self.tolerant:
@@ -542,20 +593,23 @@ class Federation:
         Returns:
             Its state, and its accuracies on test data, where it has any: as heard, and after training.
         """
-        number = self.clients
-        row = self.server.shared.clone()
+        if len(self.architectures) > 1:
+            names = [a.name for a in self.architectures]
+            raise BadInput("run", str(self.folder), f"its clients run {', '.join(names)}: whose model to give is open")
+        number, known = self.clients, self.at_work.server
+        row = known.shared.clone()
         if not self.relation.shared:
             weights = self.relation.newcomer(self, new.train, labelled)
-            mixer = self.mixer(list(range(self.clients)))
-            mixer.mean(self.layout.segments(self.down_mask), weights[None], row)
+            mixer = self.mixer(self.at_work, list(range(self.clients)))
+            mixer.mean(self.layout.segments(self.at_work.down_mask), weights[None], row)
         self.data.admit(number, new)
-        state = ClientState(number, row.clone(), _copied(self.server.initial_buffers), row)
+        state = ClientState(number, row.clone(), copied(known.initial_buffers), row)
         self.states[number] = state
         try:
             self.resident.binding.bind(state.row, state.buffers)
             scores = {"accuracy_heard": self.score(number)} if len(new.test) else {}
             if labelled and rounds:
-                download = Payload(self.layout, row, self.down_mask.copy())
+                download = Payload(self.layout, row, self.at_work.down_mask.copy())
                 epochs = rounds * self.config.federation.local_epochs
                 strength = self.method.strength(self, number, download)
                 self.resident.binding.bind(state.row, state.buffers)
@@ -570,28 +624,36 @@ class Federation:
 
     # ---------------------------------------------------------------- accounting
 
-    def sample_cost(self) -> SampleCost | None:
+    def count_costs(self) -> None:
+        """Find out what training on one sample costs in each architecture."""
+        for architecture in self.architectures:
+            found = self.group.gather_objects(self.sample_cost(architecture))
+            architecture.cost = next((c for c in found if c), None)
+
+    def sample_cost(self, architecture: Architecture) -> SampleCost | None:
         """What training on one sample costs, counted on two samples of the first client here whose step does not fail.
 
         None where there is none: they will fail again in their turns, where client and round are named.
         """
-        for client in self.at_home(range(self.clients)):
-            self.resident.binding.bind(self.server.initial.clone(), _copied(self.server.initial_buffers))
+        known, resident = architecture.server, architecture.resident
+        for client in self.at_home(architecture.members):
+            resident.binding.bind(known.initial.clone(), copied(known.initial_buffers))
             try:
                 part = self.data.client(client, self.fabric.device, self.dtype).train
                 x, y = next(iter(part.batches(2)))
                 with autocast(self.fabric)():
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
-                    return sample_cost(self.resident, pair, Payload(self.layout, self.server.initial, self.down_mask))
+                    heard = Payload(architecture.layout, known.initial, architecture.down_mask)
+                    return sample_cost(resident, pair, heard)
             except Exception:
-                self.resident.hear(None)
+                resident.hear(None)
         return None
 
-    def account(self, mixer: Mixer, receivers: int) -> None:
+    def account(self, architecture: Architecture, mixer: Mixer, receivers: int) -> None:
         """Add what `mixer` and the relation have done for `receivers` to the round's count."""
-        layers, sources = (len(self.layer_names) if self.relation.per_layer else 1), len(mixer.sources)
+        layers, sources = (len(architecture.layout.layers) if self.relation.per_layer else 1), len(mixer.sources)
         self.server_flops += mixer.flops + self.relation.flops(layers, receivers, sources)
-        self._mixing_bytes = mixer.working_bytes
+        self._mixing_bytes = max(self._mixing_bytes, mixer.working_bytes)
 
     def server_bytes(self) -> int:
         """What this rank holds for the server: models last received, what was composed, named tensors, work space.
@@ -599,10 +661,12 @@ class Federation:
         A last-received model counts whether or not it shares its memory with the client's own (on a real server it
         could not). Replicated tensors count on rank 0.
         """
-        held = [state.received for state in self.states.values()] + self._spare + list(self._hears.values())
+        held = [state.received for state in self.states.values()]
+        held += [row for a in self.architectures for row in (*a.spare, *a.hears.values())]
         if self.is_main:
-            held += [self.server.initial, *self.server.fields.values()]
-            held += [self.server.shared] if self.server.shared is not self.server.initial else []
+            held += list(self.server.fields.values())
+            for known in self.server.models:
+                held += [known.initial] + ([known.shared] if known.shared is not known.initial else [])
         return sum(t.numel() * t.element_size() for t in held) + self._mixing_bytes
 
     # ---------------------------------------------------------------- small things
@@ -614,36 +678,54 @@ class Federation:
     def state(self, client: int) -> ClientState:
         """A client's state; made of the common initial model at its first turn."""
         if client not in self.states:
-            row = self._spare.pop().copy_(self.server.initial) if self._spare else self.server.initial.clone()
+            row = self.of(client).fresh_row()
             received = row.clone() if self._two_copies else row
-            state = ClientState(client, row, _copied(self.server.initial_buffers), received)
+            state = ClientState(client, row, copied(self.of(client).server.initial_buffers), received)
             for callback in self.callbacks:
                 state.fields |= {k: v.clone() for k, v in callback.client_fields(self).items()}
             self.states[client] = state
         return self.states[client]
 
-    def mixer(self, sources: list[int]) -> Mixer:
+    def turn_to(self, client: int) -> Architecture:
+        """From now on it is the turn of `client`; returns its architecture."""
+        self.at_work = self.of(client)
+        return self.at_work
+
+    def mixer(self, architecture: Architecture, sources: list[int]) -> Mixer:
         """The mixing kernel over the server's last copies of `sources`; an unheard client's is the initial model."""
-        rows = {c: self.states[c].received if c in self.states else self.server.initial for c in self.at_home(sources)}
+        initial = architecture.server.initial
+        rows = {c: self.states[c].received if c in self.states else initial for c in self.at_home(sources)}
         return Mixer(self.group, self.home, rows, sources, self.dtype)
 
-    def hearing(self, receivers: list[int], sources: list[int], mixer: Mixer) -> Hearing:
+    def hearing(self, architecture: Architecture, receivers: list[int], sources: list[int], mixer: Mixer) -> Hearing:
         """What the relation may look at."""
         samples = torch.tensor([self.data.train_sizes[c] for c in sources], dtype=torch.float64)
-        layers = len(self.layer_names) if self.relation.per_layer else 1
-        segments = self.layout.segments(self.down_mask, by_layer=self.relation.per_layer)
+        layers = len(architecture.layout.layers) if self.relation.per_layer else 1
+        segments = architecture.layout.segments(architecture.down_mask, by_layer=self.relation.per_layer)
         return Hearing(
             receivers, sources, samples, layers, self.clients, self.server.fields, lambda: mixer.gram(segments, layers)
         )
 
-    def view(self, weights: Tensor, receivers: list[int], sources: list[int]) -> RelationView:
-        """The relation as it can be drawn: layers of which nothing is sent are one's own."""
-        layers = len(self.layer_names)
-        rows = weights.expand(layers, -1, -1).transpose(0, 1).to(torch.float32).numpy().copy()
-        heard = {b.layer for b, sent in zip(self.layout.blocks, self.down_mask, strict=True) if sent}
-        own = [layer for layer in range(layers) if layer not in heard]
-        rows[:, own] = np.equal.outer(receivers, sources)[:, None]
-        return RelationView(rows, receivers, self.layer_names, sources)
+    def view(self, parts: Sequence[_Heard]) -> RelationView:
+        """The relation as it can be drawn: layers of which nothing is sent are one's own.
+
+        With several architectures it has one layer, `model`: nobody hears a model of another architecture.
+        """
+        if len(self.architectures) == 1:
+            architecture, weights, receivers, sources = parts[0]
+            layers = len(self.layer_names)
+            rows = weights.expand(layers, -1, -1).transpose(0, 1).to(torch.float32).numpy().copy()
+            heard = {b.layer for b, sent in zip(self.layout.blocks, architecture.down_mask, strict=True) if sent}
+            own = [layer for layer in range(layers) if layer not in heard]
+            rows[:, own] = np.equal.outer(receivers, sources)[:, None]
+            return RelationView(rows, receivers, self.layer_names, sources)
+        everyone, mixed = sorted(c for p in parts for c in p.receivers), sorted(c for p in parts for c in p.sources)
+        table = np.zeros((len(everyone), len(mixed)), np.float32)
+        for part in parts:
+            place = np.ix_(np.searchsorted(everyone, part.receivers), np.searchsorted(mixed, part.sources))
+            sent = part.architecture.down_mask.any()
+            table[place] = part.weights[0].numpy() if sent else np.equal.outer(part.receivers, part.sources)
+        return RelationView(table[:, None], everyone, ["model"], mixed)
 
     def begin_optimizer(self, t: int, state: ClientState | None) -> None:
         """A cleared optimiser with the learning rate of round `t` (or the state that the client has kept)."""
@@ -658,7 +740,7 @@ class Federation:
         """The draws of a stretch of local training."""
         batches = SMOKE_BATCHES if self.config.smoke else None
         size = self.config.federation.batch_size
-        return Turn(self.config.seed, purpose, client, first_epoch, epochs, size, self._whole_last, batches)
+        return Turn(self.config.seed, purpose, client, first_epoch, epochs, size, self.of(client).whole_last, batches)
 
     def call(self, hook: str, *args: Any) -> None:
         """Run a hook of every callback, in order."""
@@ -691,8 +773,13 @@ def _peak_memory_mib(device: torch.device) -> dict[str, float]:
     return memory
 
 
-def _copied(tensors: Iterable[Tensor]) -> list[Tensor]:
-    return [t.clone() for t in tensors]
+class _Heard(NamedTuple):
+    """Who heard whom within one architecture: `weights` (layers or 1, m, n), receivers by sources."""
+
+    architecture: Architecture
+    weights: Tensor
+    receivers: list[int]
+    sources: list[int]
 
 
 class _Clock:

@@ -32,7 +32,7 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
 from fl_lightning.files import join as join_lock
 from fl_lightning.files import whole
-from fl_lightning.models import arguments_of, build, head_of
+from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
 from fl_lightning.rng import key
 from fl_lightning.runfolder import RunFolder, best
@@ -116,6 +116,7 @@ def _export(
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints", which)
     kind, row, buffers = fed.final_model(client)
+    fed.turn_to(client)
     return {"kind": kind, **_written(fed, row, buffers, out)}
 
 
@@ -135,21 +136,21 @@ def _written(fed: Federation, row: torch.Tensor, buffers: list[torch.Tensor], ou
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the row
     with whole(out) as aside:
         save_model(model, str(aside))  # tensors that the model ties are written once
-    arguments = arguments_of(fed.config.models[0].component, fed.data.input_shape, fed.data.num_classes)
-    return {"round": fed.server.round, "arguments": arguments}
+    component = fed.config.models[fed.architectures.index(fed.at_work)].component
+    arguments = arguments_of(component, fed.data.input_shape, fed.data.num_classes)
+    return {"round": fed.server.round, "class_path": component.class_path, "arguments": arguments}
 
 
 def assemble(fabric: Fabric, config: Config, folder: Path, callbacks: list[Callback]) -> Federation:
     """The federation of `config`, ready to run: data, model with its seeded first weights, method."""
     with fabric.rank_zero_first(local=True):  # one rank downloads
         data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    if len(config.models) > 1:
-        raise BadInput("model", len(config.models), "one architecture, which all clients share")
-    component = config.models[0].component
-    torch.manual_seed(key(config.seed, "initial model"))
-    model = build(component, data.input_shape, data.num_classes)
+    models = []
+    for each in config.models:
+        torch.manual_seed(key(config.seed, "initial model"))  # no model depends on those before it in the list
+        models.append(build(each.component, data.input_shape, data.num_classes))
     method = instantiate("method", config.method)
-    return Federation(fabric, config, data, model, head_of(model), method, callbacks, folder)
+    return Federation(fabric, config, data, models, method, callbacks, folder)
 
 
 def instantiate(key_: str, component: Component) -> Any:

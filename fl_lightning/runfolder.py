@@ -119,7 +119,7 @@ class RunFolder:
             bytes=np.asarray(record.traffic, dtype=np.int64),
             sent=np.asarray(record.sent, dtype=bool),
             clients=clients,
-            layers=np.asarray(record.relation.layers, dtype=np.str_),
+            layers=np.asarray(record.layers, dtype=np.str_),
             kinds=np.asarray(KINDS, dtype=np.str_),
         )
         _replace(self.traffic_file(record.round), held.getvalue())

@@ -25,14 +25,22 @@ class ClientState:
 
 
 @dataclass
-class ServerState:
-    """What the server keeps. It is small, and equal on every rank."""
+class ServerModel:
+    """What the server keeps of one architecture."""
 
     initial: Tensor
     """The common initial model (D,): every client's before its first turn."""
     initial_buffers: list[Tensor]
     shared: Tensor
     """The one model that methods with a global model keep, shape (D,); else the initial model."""
+
+
+@dataclass
+class ServerState:
+    """What the server keeps. It is small, and equal on every rank."""
+
+    models: list[ServerModel]
+    """One for each architecture."""
     round: int = 0
     """Rounds finished."""
     heard: set[int] = field(default_factory=set)

@@ -30,7 +30,6 @@ from fl_lightning.config import (
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.federation import Federation
 from fl_lightning.methods import Method
-from fl_lightning.models import head_of
 from fl_lightning.parallel import ClientParallelStrategy
 
 
@@ -79,7 +78,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
 
     def make(
         method: Method,
-        net: Literal["plain", "norm"] = "plain",
+        net: Literal["plain", "norm"] | dict[Literal["plain", "norm"], int] = "plain",
         callbacks: Sequence[Callback] = (),
         data: FederatedData | None = None,
         **changes: Any,
@@ -90,10 +89,11 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
             "on_bad_client": "stop",
         }  # fmt: skip
         settings |= changes
+        nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
         who = {k: settings[k] for k in FederationConfig.__dataclass_fields__}
         config = Config(
             method=Component("unused"),
-            models=[ModelConfig(Component("unused"))],
+            models=[ModelConfig(Component("unused"), count) for count in nets.values()],
             seed=settings["seed"],
             federation=FederationConfig(**who),
             optimizer=OptimizerConfig(**({"lr": 0.05} | settings["optimizer"])),
@@ -105,11 +105,12 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
             accelerator="cpu", devices=1, precision=config.fabric.precision, strategy=ClientParallelStrategy()
         )
         fabric.launch()
-        torch.manual_seed(0)
-        model = {"plain": PlainNet, "norm": NormNet}[net]()
-        if config.fabric.precision == "64-true":
-            model = model.double()
+        models = []
+        for name in nets:
+            torch.manual_seed(0)
+            model = {"plain": PlainNet, "norm": NormNet}[name]()
+            models.append(model.double() if config.fabric.precision == "64-true" else model)
         loaded = prepare(config.data, config.federation.clients, config.seed) if data is None else data
-        return Federation(fabric, config, loaded, model, head_of(model), method, callbacks, tmp_path)
+        return Federation(fabric, config, loaded, models, method, callbacks, tmp_path)
 
     return make

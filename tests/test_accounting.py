@@ -97,7 +97,7 @@ def test_the_servers_products_are_those_that_torch_counts(federation: Make, meth
     fed.server_flops = 0
     with FlopCounterMode(display=False) as counter:
         fed.compose(cohort)
-    n, columns = 4, int(fed.layout.numbers[fed.down_mask].sum())
+    n, columns = 4, int(fed.layout.numbers[fed.at_work.down_mask].sum())
     products = 2 * n * n * columns + 2 * n * n * columns  # the Gram matrix, and the mix
     assert counter.get_total_flops() == pytest.approx(products, rel=0.01)  # and a little for the relation's own
     beside = (4 * n + 2) * columns + 2 * n * columns
@@ -126,13 +126,13 @@ def test_a_run_counts_its_turns_and_counting_changes_nothing(federation: Make) -
     for t in (1, 2):
         plain.round(t)
     assert all(torch.equal(fed.states[c].row, plain.states[c].row) for c in range(4))
-    coached = int(fed.layout.numbers[fed.down_mask].sum())
+    coached = int(fed.layout.numbers[fed.at_work.down_mask].sum())
     for row in held[1].clients:
         steps = 2 * -(-row["train_samples"] // 32)
         lone = row["train_samples"] % 32 == 1
         assert row["flops_penalty"] == 5 * coached * (steps - 2 * lone)
         assert row["flops_forward"] == 2 * row["train_samples"] * 2 * (4 * 9 * 9 + 36 * 16 + 16 * 10)
-        everything, sent = int(fed.layout.numbers.sum()), int(fed.layout.numbers[fed.down_mask].sum())
+        everything, sent = int(fed.layout.numbers.sum()), int(fed.layout.numbers[fed.at_work.down_mask].sum())
         assert 0 < row["flops_extra"] <= 9 * (everything + sent) + 5 * everything  # quantising and norms
     total = sum(row["flops_backward"] for row in held[1].clients)
     assert held[1].metrics["flops_backward"] == total > 0
@@ -141,14 +141,14 @@ def test_a_run_counts_its_turns_and_counting_changes_nothing(federation: Make) -
 def test_a_step_that_fails_is_not_counted_but_named_in_its_turn(federation: Make) -> None:
     fed = federation(FedAvg())
     fed.resident.training_step = lambda batch, k: 1 / 0  # type: ignore[method-assign]
-    assert fed.sample_cost() is None
+    assert fed.sample_cost(fed.at_work) is None
     with pytest.raises(Exception, match=r"client 0 failed in round 1, .*division"):
         fed.round(1)
 
 
 def test_the_servers_memory_is_what_it_holds(federation: Make) -> None:
     fed = federation(KAPC(), rounds=1)
-    row = fed.server.initial.numel() * 4
+    row = fed.at_work.server.initial.numel() * 4
     first = fed.round(1).metrics["memory_server_mib"] * 2**20
     cube = fed.server.fields["relation"].numel() * 8
     assert first == row * (4 + 4 + 1) + cube + fed._mixing_bytes  # last received, composed, and the initial model

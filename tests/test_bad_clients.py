@@ -158,7 +158,7 @@ def test_a_skipped_client_is_as_if_it_had_not_been_drawn(federation: Make, metho
         assert numbers(got.metrics) == {"clients_failed": int(t != 2), **numbers(wanted.metrics)}
         assert got.clients == wanted.clients
         assert (got.traffic == wanted.traffic).all() and got.relation.sources == wanted.relation.sources
-        assert torch.equal(fed.server.shared, other.server.shared)
+        assert torch.equal(fed.at_work.server.shared, other.at_work.server.shared)
         assert fed.states.keys() == other.states.keys()
         assert all(same(fed.states[c], other.states[c]) for c in fed.states)
     assert fed.server.heard == other.server.heard
@@ -211,7 +211,7 @@ def test_a_score_that_fails_after_aggregation_costs_the_score(federation: Make) 
     plain.round(1)
     assert [f["outcome"] for f in record.failures] == ["not judged"]
     assert record.metrics["clients_failed"] == 0 and "accuracy_global" not in record.clients[1]
-    assert torch.equal(fed.server.shared, plain.server.shared)
+    assert torch.equal(fed.at_work.server.shared, plain.at_work.server.shared)
 
 
 @pytest.mark.parametrize("policy", ["skip", "retry"])
@@ -251,7 +251,7 @@ def test_a_fault_that_stays_is_skipped(federation: Make) -> None:
     assert fault.count == {1: 1, 2: 2}
     assert [f["outcome"] for f in record.failures] == ["retried", "skipped"]
     assert record.metrics["clients_failed"] == 1
-    assert torch.equal(fed.server.shared, skipping.server.shared)
+    assert torch.equal(fed.at_work.server.shared, skipping.at_work.server.shared)
 
 
 def test_a_second_attempt_has_the_memory_of_the_first(federation: Make) -> None:

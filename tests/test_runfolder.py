@@ -17,7 +17,7 @@ def record(round: int, **metrics: float) -> RoundRecord:
     traffic = np.arange(2 * 2 * 4 * 4).reshape(2, 2, 4, 4)
     means = {"mean_accuracy": round / 3, "upload_bytes": 2**40 + round, **metrics}
     sent = np.arange(2 * 2 * 3).reshape(2, 2, 3) % 5 > 0
-    return RoundRecord(round, [0, 4], means, clients, view, traffic, sent)
+    return RoundRecord(round, [0, 4], means, clients, view, view.layers, traffic, sent)
 
 
 @pytest.fixture

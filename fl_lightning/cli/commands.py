@@ -251,8 +251,7 @@ def _run_and_flags(argv: list[str], parser: ArgumentParser) -> tuple[Namespace, 
 
 def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:
     """Python that loads the exported model."""
-    component = config.models[0].component
-    module, _, name = component.class_path.rpartition(".")
+    module, _, name = facts["class_path"].rpartition(".")
     arguments = ", ".join(f"{key}={value!r}" for key, value in facts["arguments"].items())
     return (
         f"# {facts['kind'].capitalize()} model of {whose} after round {facts['round']} of {folder}.\n"

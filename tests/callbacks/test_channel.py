@@ -34,7 +34,7 @@ def record(sizes: dict[int, tuple[float, float]], round: int = 1, **work: float)
     """A round of clients with their bytes down and up."""
     clients = [{"client": c, "download_bytes": d, "upload_bytes": u, **work} for c, (d, u) in sizes.items()]
     nothing = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(round, [*sizes], {}, clients, nothing, np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    return RoundRecord(round, [*sizes], {}, clients, nothing, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
 
 
 def seconds(channel: Any, sizes: dict[int, tuple[float, float]], round: int = 1, seed: int = 0) -> dict[int, list]:

@@ -201,7 +201,7 @@ def test_another_model_is_bad_input(federation: Make, tmp_path: Path) -> None:
     for file in (tmp_path / "checkpoints").glob("server*"):
         file.unlink()
     fed = federation(FedPer())
-    before = fed.server.initial.clone()
+    before = fed.at_work.server.initial.clone()
     with pytest.raises(BadInput, match=r"no intact checkpoint \(round 1: server-round-00001.* cannot be read"):
         restore(fed, tmp_path / "checkpoints")
-    assert fed.states == {} and torch.equal(fed.server.initial, before) and fed.server.round == 0
+    assert fed.states == {} and torch.equal(fed.at_work.server.initial, before) and fed.server.round == 0

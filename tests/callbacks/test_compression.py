@@ -78,7 +78,7 @@ def test_all_is_everything(federation: Make) -> None:
     for t in (1, 2):
         whole.round(t)
         plain.round(t)
-    torch.testing.assert_close(whole.server.shared, plain.server.shared, rtol=0, atol=1e-6)
+    torch.testing.assert_close(whole.at_work.server.shared, plain.at_work.server.shared, rtol=0, atol=1e-6)
 
 
 def test_a_share_of_nothing_is_refused() -> None:

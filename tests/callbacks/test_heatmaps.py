@@ -18,7 +18,7 @@ def federation(tmp_path, clients: int = 5, is_main: bool = True) -> SimpleNamesp
 def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
     rows = np.random.default_rng(round).dirichlet(np.ones(len(receivers)), size=(len(receivers), layers))
     view = RelationView(rows.astype(np.float32), receivers, [f"layer{i}" for i in range(layers)], receivers)
-    return RoundRecord(round, receivers, {}, [], view, np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    return RoundRecord(round, receivers, {}, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
 
 
 def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:

@@ -38,7 +38,7 @@ def record(round: int, **metrics: float) -> RoundRecord:
     traffic[:, 0, 3, 2] = MIB // 2  # statistics, down
     view = RelationView(np.zeros((0, 3, 0)), [], LAYERS, [])
     means = {"upload_bytes": int(traffic[:, 1].sum()), "download_bytes": int(traffic[:, 0].sum()), **metrics}
-    return RoundRecord(round, [0, 1], means, [{"client": 0}, {"client": 1}], view, traffic, sent)
+    return RoundRecord(round, [0, 1], means, [{"client": 0}, {"client": 1}], view, view.layers, traffic, sent)
 
 
 def test_series_by_hand() -> None:

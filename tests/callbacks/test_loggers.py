@@ -35,6 +35,7 @@ def record(round: int) -> RoundRecord:
         metrics,
         [],
         NO_RELATION,
+        [],
         np.zeros((0, 2, 1, 4)),
         np.zeros((0, 2, 0)),
         {"relation/overview": PICTURE},

@@ -31,7 +31,7 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
         metrics |= {"mean_accuracy": accuracy, "worst_accuracy": accuracy / 2, "std_accuracy": 0.01 * round}
         metrics |= {"accuracy_before": 0.9 - accuracy, "accuracy_after": accuracy}
     view = RelationView(np.zeros((0, 0, 0)), [], [], [])
-    return RoundRecord(round, [0, 1], metrics, [], view, np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
+    return RoundRecord(round, [0, 1], metrics, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
 
 
 def run(fed, progress: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:

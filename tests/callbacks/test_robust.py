@@ -127,17 +127,17 @@ def test_it_replaces_the_mean_and_nothing_else(federation: Make, method: Method,
 
     fed = federation(method, net="norm", callbacks=[aggregator, Watch()])
     record = fed.round(1)
-    for s in fed.layout.segments(fed.down_mask):
+    for s in fed.layout.segments(fed.at_work.down_mask):
         W = torch.stack([uploads[c][s.start : s.stop] for c in range(4)])
         if not isinstance(aggregator, Krum):
-            assert torch.equal(fed.server.shared[s.start : s.stop], aggregator.combine(W, torch.ones(4) / 4))
+            assert torch.equal(fed.at_work.server.shared[s.start : s.stop], aggregator.combine(W, torch.ones(4) / 4))
     sent = fed.layout.mask(lambda b: method.scope(b) == "shared")
     for block, travels in zip(fed.layout.blocks, sent, strict=True):
         own = slice(block.start, block.stop)
-        assert travels or torch.equal(fed.server.shared[own], fed.server.initial[own])
+        assert travels or torch.equal(fed.at_work.server.shared[own], fed.at_work.server.initial[own])
     p = record.relation.rows[0, 0]
     assert sorted(set(p.tolist())) == ([0.0, 0.5] if isinstance(aggregator, Krum) else [0.25])
-    assert not torch.equal(fed.server.shared, federation(method, net="norm").server.shared)
+    assert not torch.equal(fed.at_work.server.shared, federation(method, net="norm").at_work.server.shared)
 
 
 def test_krum_hears_whom_it_has_chosen(federation: Make) -> None:
@@ -195,16 +195,16 @@ def test_a_change_is_clipped_to_the_bound(federation: Make, method: Method) -> N
     plain = federation(method, rounds=2)
     for t in (1, 2):
         before = {c: s.received.clone() for c, s in fed.states.items()}
-        shared = fed.server.shared.clone()
+        shared = fed.at_work.server.shared.clone()
         fed.round(t), free.round(t), plain.round(t)
         for c, s in fed.states.items():
-            known = shared if isinstance(method, FedAvg) else before.get(c, fed.server.initial)
+            known = shared if isinstance(method, FedAvg) else before.get(c, fed.at_work.server.initial)
             change = s.received - known
             assert float(change.norm()) == pytest.approx(0.1, rel=1e-5)
             if isinstance(method, FedAvg):
                 cosine = torch.nn.functional.cosine_similarity(change, s.row - known, dim=0)
                 assert float(cosine) == pytest.approx(1, abs=1e-5)
-    assert torch.equal(free.server.shared, plain.server.shared)
+    assert torch.equal(free.at_work.server.shared, plain.at_work.server.shared)
 
 
 def test_a_refused_upload_is_a_failure(federation: Make) -> None:
@@ -222,7 +222,7 @@ def test_a_refused_upload_is_a_failure(federation: Make) -> None:
 def test_sign_flippers_upload_the_opposite(federation: Make) -> None:
     fed = federation(FedAvg(), callbacks=[Attack("sign_flip", clients=[2], scale=3.0)])
     begin(fed)
-    start = fed.server.shared.clone()
+    start = fed.at_work.server.shared.clone()
     fed.round(1)
     for c, s in fed.states.items():
         wanted = start - 3 * (s.row - start) if c == 2 else s.row
@@ -234,7 +234,7 @@ def test_noise_has_the_length_it_says_and_is_drawn_from_the_seed(federation: Mak
     for _ in range(2):
         fed = federation(FedAvg(), callbacks=[Attack("noise", clients=[2], scale=3.0)])
         begin(fed)
-        start = fed.server.shared.clone()
+        start = fed.at_work.server.shared.clone()
         fed.round(1)
         made.append(fed.states[2].received)
     assert torch.equal(*made)

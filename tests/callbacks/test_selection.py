@@ -142,7 +142,7 @@ def test_what_is_not_sent_stays_stale_and_is_never_coached(federation: Make) -> 
             for block in layout.blocks:
                 kept = last[client].get(block.name)
                 if kept is None:  # never uploaded: the server still holds the common initial layer
-                    kept = fed.server.initial[block.start : block.stop]
+                    kept = fed.at_work.server.initial[block.start : block.stop]
                 assert torch.equal(state.received[block.start : block.stop], kept)
         if t == 1:
             assert all(int(s.fields["selection.omega"]) == 2 for s in fed.states.values())

@@ -82,11 +82,11 @@ def numbers(settings: dict[str, Any]) -> dict[str, Any]:
         with tempfile.TemporaryDirectory() as folder:
             fed = assemble(fabric, config, Path(folder), callbacks)
             fed.call("on_fit_start")
-            fed.cost = fed.sample_cost()
+            fed.count_costs()
             records = [fed.round(t) for t in (1, 2)]
     finally:
         torch.set_num_threads(threads)
-    rows = {"shared": fed.server.shared}
+    rows = {"shared": fed.at_work.server.shared}
     rows |= {f"client {c}": state.row for c, state in sorted(fed.states.items())}
     rows |= {f"server {name}": field.flatten() for name, field in fed.server.fields.items()}
     rows |= {f"client {c} received": state.received for c, state in sorted(fed.states.items())}

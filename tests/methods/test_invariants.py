@@ -116,7 +116,7 @@ def test_fedavg_of_one_client_is_local(federation: Make) -> None:
 def test_fedavg_with_full_batches_is_gradient_descent(federation: Make) -> None:
     """INV2: w' = w - lr sum p_i grad f_i(w), in float64."""
     fed = federation(FedAvg(), batch_size=10_000, precision="64-true", rounds=1)
-    before = fed.server.shared.clone()
+    before = fed.at_work.server.shared.clone()
     gradients = torch.zeros_like(before)
     total = sum(fed.data.train_sizes)
     for c in range(fed.clients):
@@ -130,22 +130,22 @@ def test_fedavg_with_full_batches_is_gradient_descent(federation: Make) -> None:
             gradients[b.start : b.stop] += len(part) / total * p.grad.flatten()
         fed.resident.zero_grad(set_to_none=True)
     fed.round(1)
-    torch.testing.assert_close(fed.server.shared, before - 0.05 * gradients, rtol=0, atol=1e-12)
+    torch.testing.assert_close(fed.at_work.server.shared, before - 0.05 * gradients, rtol=0, atol=1e-12)
 
 
 def test_fedavg_of_equal_uploads_changes_nothing(federation: Make) -> None:
     """INV4, bit for bit."""
     fed = federation(FedAvg(), local_epochs=0, rounds=1)
-    before = fed.server.shared.clone()
+    before = fed.at_work.server.shared.clone()
     fed.round(1)
-    assert torch.equal(fed.server.shared, before)
+    assert torch.equal(fed.at_work.server.shared, before)
 
 
 def test_fedavg_weighs_by_samples_whatever_their_scale(federation: Make) -> None:
     """INV3."""
     one, other = federation(FedAvg()), federation(FedAvg())
     other.data.train_sizes[:] = [4 * n for n in other.data.train_sizes]
-    assert torch.equal(run(one).server.shared, run(other).server.shared)
+    assert torch.equal(run(one).at_work.server.shared, run(other).at_work.server.shared)
 
 
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.1)], ids=["fedavg", "fedprox"])
@@ -156,7 +156,7 @@ def test_fine_tuning_scores_a_copy(federation: Make, method: Method) -> None:
     record = None
     for t in (1, 2):
         record = tuned.round(t)
-    assert torch.equal(plain.server.shared, tuned.server.shared)
+    assert torch.equal(plain.at_work.server.shared, tuned.at_work.server.shared)
     assert record is not None
     assert record.metrics["accuracy_finetuned"] > record.metrics["accuracy_global"]
 
@@ -173,16 +173,18 @@ def test_no_fine_tuning_is_the_global_model(federation: Make) -> None:
 
 def test_fedprox_without_mu_is_fedavg(federation: Make) -> None:
     """INV1, bit for bit."""
-    assert torch.equal(run(federation(FedProx(mu=0.0))).server.shared, run(federation(FedAvg())).server.shared)
+    assert torch.equal(
+        run(federation(FedProx(mu=0.0))).at_work.server.shared, run(federation(FedAvg())).at_work.server.shared
+    )
 
 
 def test_the_first_step_feels_no_pull(federation: Make) -> None:
     """INV2: at the model it is pulled to, the pull is 0; one step a round equals FedAvg's."""
     one_step = {"batch_size": 10_000, "rounds": 1}
     prox, plain = run(federation(FedProx(mu=5.0), **one_step)), run(federation(FedAvg(), **one_step))
-    assert torch.equal(prox.server.shared, plain.server.shared)
+    assert torch.equal(prox.at_work.server.shared, plain.at_work.server.shared)
     two = {"batch_size": 10_000, "rounds": 1, "local_epochs": 2}
-    assert not torch.equal(run(federation(FedProx(mu=5.0), **two)).server.shared, plain.server.shared)
+    assert not torch.equal(run(federation(FedProx(mu=5.0), **two)).at_work.server.shared, plain.at_work.server.shared)
 
 
 @pytest.mark.parametrize(
@@ -211,8 +213,8 @@ def test_without_a_task_gradient_fedprox_stays(federation: Make) -> None:
     """INV3: a learning rate that only the pull feels leaves the global model where it is."""
     fed = federation(FedProx(mu=1.0), local_epochs=3)
     fed.resident.task_loss = lambda batch, k=0: 0.0 * fed.resident.forward(batch[0]).sum()  # type: ignore[method-assign]
-    before = fed.server.shared.clone()
-    assert torch.equal(run(fed).server.shared, before)
+    before = fed.at_work.server.shared.clone()
+    assert torch.equal(run(fed).at_work.server.shared, before)
 
 
 # ---------------------------------------------------------------- FedAMP (1.6)
@@ -240,7 +242,7 @@ def test_fedamp_of_equal_models_hears_itself(federation: Make) -> None:
     watch = Watch()
     fed = federation(FedAMP(alpha=0.2), callbacks=[watch], rounds=1)
     run(fed)
-    assert all(torch.equal(row, fed.server.initial) for _, row, _ in watch.downloads)
+    assert all(torch.equal(row, fed.at_work.server.initial) for _, row, _ in watch.downloads)
 
 
 # ---------------------------------------------------------------- KAPC (1.35)
@@ -353,7 +355,8 @@ def test_fedavg_averages_running_statistics_and_counts_them_apart(federation: Ma
     assert record.metrics["upload_bytes"] - record.metrics["upload_parameter_bytes"] == 4 * 4 * 8
     statistics = next(b for b in fed.layout.blocks if b.name == "norm.running_mean")
     assert not torch.equal(
-        fed.server.shared[statistics.start : statistics.stop], fed.server.initial[statistics.start : statistics.stop]
+        fed.at_work.server.shared[statistics.start : statistics.stop],
+        fed.at_work.server.initial[statistics.start : statistics.stop],
     )
 
 

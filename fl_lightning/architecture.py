@@ -1,0 +1,118 @@
+"""One architecture of a federation: how its models lie in rows, who runs it, and the resident client they are bound to.
+
+Most federations have one. Where there are several, models are mixed among the clients of one architecture only; what is
+no model (class means, predictions) joins them all.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor, nn
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_lightning.accounting import SampleCost
+from fl_lightning.callbacks.knowledge import Knowledge
+from fl_lightning.client import Client
+from fl_lightning.config import Config
+from fl_lightning.errors import BadInput
+from fl_lightning.layout import Layout
+from fl_lightning.local import descent
+from fl_lightning.methods.base import Method
+from fl_lightning.models import head_of
+from fl_lightning.state import ServerModel
+
+
+class Architecture:
+    """What the clients of one architecture have in common on a rank.
+
+    Args:
+        fabric: launched.
+        config: the run.
+        model: the network, with the initial weights that these clients begin from.
+        members: the clients that run it, ascending.
+        method: what the clients exchange, and how.
+        knowledge: what they exchange beside models.
+        num_classes: of the task.
+        dtype: of the rows.
+    """
+
+    def __init__(
+        self,
+        fabric: Fabric,
+        config: Config,
+        model: nn.Module,
+        members: Sequence[int],
+        method: Method,
+        knowledge: Knowledge | None,
+        num_classes: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.name = type(model).__name__.lower()
+        """Told apart from others in the names of layers."""
+        self.members = list(members)
+        self.layout = Layout(model, head_of(model))
+        row, buffers = self.layout.read(model, dtype)
+        row, buffers = row.to(fabric.device), [b.to(fabric.device) for b in buffers]
+        self.server = ServerModel(initial=row, initial_buffers=buffers, shared=row)
+        """What the server keeps of it: the same object as in the server's state."""
+        self.resident = Client(model.to(fabric.device), self.layout, method, num_classes, knowledge)
+        self.resident.fabric = fabric
+        self.resident.binding.bind(row.clone(), copied(buffers))
+        self.optimizer = descent(fabric, self.resident, config.optimizer)
+        self.whole_last = any(isinstance(m, _BatchNorm) for m in model.modules())
+        """BatchNorm cannot train on a lone last sample."""
+        if self.whole_last and config.federation.batch_size == 1:
+            raise BadInput("federation.batch_size", 1, "BatchNorm cannot train on single samples: at least 2")
+        scopes = [method.scope(b) for b in self.layout.blocks]
+        self.down_mask = np.array([s == "shared" for s in scopes], dtype=bool)
+        """Bool [B]: the blocks that travel to clients."""
+        self.up_mask = np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool)
+        """Bool [B]: the blocks that travel to the server."""
+        self.axis = slice(0, len(self.layout.layers))
+        """Where its layers stand among those of all architectures."""
+        self.cost: SampleCost | None = None
+        """What training on one sample costs, once the run has begun; None where it could not be counted."""
+        self.hears: dict[int, Tensor] = {}
+        """Rows that mixes are written into, used again every round."""
+        self.spare: list[Tensor] = []
+        """Rows of clients that were not kept: fresh memory costs more than a copy."""
+
+    def hears_at(self, slot: int) -> Tensor:
+        """The row (D,) that the mix for the `slot`-th of a round's receivers here is written into."""
+        if slot not in self.hears:
+            self.hears[slot] = torch.zeros_like(self.server.initial)
+        return self.hears[slot]
+
+    def fresh_row(self) -> Tensor:
+        """A row (D,) with the initial model."""
+        return self.spare.pop().copy_(self.server.initial) if self.spare else self.server.initial.clone()
+
+
+def shared_among(counts: Sequence[int | None], clients: int) -> list[list[int]]:
+    """Which clients run each architecture: the first `counts[0]` the first, and so on (one without a count: all)."""
+    if len(counts) == 1:
+        return [list(range(clients))]
+    ends = np.cumsum([c or 0 for c in counts])
+    return [list(range(end - (count or 0), end)) for end, count in zip(ends.tolist(), counts, strict=True)]
+
+
+def put_on_one_axis(architectures: Sequence[Architecture]) -> list[str]:
+    """Give each its place on the axis of all layers; returns their names (`NAME:LAYER`, where there are several)."""
+    start = 0
+    for a in architectures:
+        a.axis = slice(start, start + len(a.layout.layers))
+        start = a.axis.stop
+    if len(architectures) == 1:
+        return list(architectures[0].layout.layers)
+    names = [a.name for a in architectures]
+    labels = [n if names.count(n) == 1 else f"{n}{names[:k].count(n) + 1}" for k, n in enumerate(names)]
+    return [f"{label}:{layer}" for label, a in zip(labels, architectures, strict=True) for layer in a.layout.layers]
+
+
+def copied(tensors: Sequence[Tensor]) -> list[Tensor]:
+    """Copies of `tensors`."""
+    return [t.clone() for t in tensors]

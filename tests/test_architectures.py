@@ -1,0 +1,122 @@
+"""Several architectures in one federation: models are mixed within each, knowledge among all."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.architecture import shared_among
+from fl_lightning.callbacks.checkpoint import Checkpoint, restore
+from fl_lightning.errors import BadInput
+from fl_lightning.federation import Federation
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedamp import FedAMP
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedproto import FedProto
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.local import Local
+
+Make = Callable[..., Federation]
+BOTH = {"plain": 2, "norm": 2}
+
+
+def test_counts_deal_out_clients_in_turn() -> None:
+    assert shared_among([None], 3) == [[0, 1, 2]]
+    assert shared_among([2, 1, 3], 6) == [[0, 1], [2], [3, 4, 5]]
+
+
+def test_alone_each_trains_as_in_a_federation_of_its_own_architecture(federation: Make) -> None:
+    mixed, plain, norm = (federation(Local(), net=net) for net in (BOTH, "plain", "norm"))
+    for fed in (mixed, plain, norm):
+        fed.fit()
+    assert all(torch.equal(mixed.states[c].row, plain.states[c].row) for c in (0, 1))
+    assert all(torch.equal(mixed.states[c].row, norm.states[c].row) for c in (2, 3))
+    assert mixed.states[0].row.shape != mixed.states[2].row.shape
+
+
+def test_fedavg_averages_within_each_architecture(federation: Make) -> None:
+    fed = federation(FedAvg(), net=BOTH, rounds=1)
+    uploads: dict[int, torch.Tensor] = {}
+    keep = fed.turn
+
+    def turn(t: int, client: int, *args: Any) -> Any:
+        result = keep(t, client, *args)
+        uploads[client] = fed.states[client].row.double().clone()
+        return result
+
+    fed.turn = turn  # type: ignore[method-assign]
+    record = fed.round(1)
+    sizes = fed.data.train_sizes
+    for architecture, members in zip(fed.architectures, ((0, 1), (2, 3)), strict=True):
+        total = sum(sizes[c] for c in members)
+        mean = sum(sizes[c] / total * uploads[c] for c in members)
+        torch.testing.assert_close(architecture.server.shared.double(), mean, rtol=0, atol=1e-6)
+    weights = record.relation.rows[:, 0]
+    assert record.relation.layers == ["model"] and weights.shape == (4, 4)
+    np.testing.assert_allclose(weights.sum(1), 1, atol=1e-6)
+    assert not weights[:2, 2:].any() and not weights[2:, :2].any() and (weights[:2, :2] > 0).all()
+
+
+def test_the_ledger_has_every_architectures_layers(federation: Make) -> None:
+    fed = federation(FedAvg(), net=BOTH, rounds=1)
+    record = fed.round(1)
+    first = len(fed.architectures[0].layout.layers)
+    assert record.layers == fed.layer_names and len(record.layers) == sum(
+        len(a.layout.layers) for a in fed.architectures
+    )
+    assert all(name.startswith("plainnet:") for name in record.layers[:first])
+    assert record.sent[:2, :, :first].all() and not record.sent[:2, :, first:].any()
+    assert record.sent[2:, :, first:].all() and not record.sent[2:, :, :first].any()
+    for row, table in zip(record.clients, record.traffic, strict=True):
+        numbers = fed.of(int(row["client"])).layout.numbers.sum()
+        assert table[0].sum() == table[1].sum() == row["upload_bytes"] == 4 * numbers
+
+
+def test_prototypes_join_them_all(federation: Make) -> None:
+    fed = federation(FedProto(), net=BOTH, rounds=1)
+    fed.round(1)
+    told = fed.server.fields["means.known"]
+    assert told.all()
+    alone = federation(FedProto(), net={"plain": 4}, rounds=1)
+    alone.round(1)
+    assert not torch.equal(fed.server.fields["means.features"], alone.server.fields["means.features"])
+
+
+def test_attention_asks_for_no_more_than_one_architecture_can_give(federation: Make) -> None:
+    fed = federation(FedAMP(alpha=0.9), net=BOTH)
+    fed.fit()  # two models each: alpha up to 1
+    with pytest.raises(BadInput, match=r"at most 0\.3333"):
+        federation(FedAMP(alpha=0.9), net="plain").fit()
+
+
+@pytest.mark.parametrize("method", [KAPC()])
+def test_what_mixes_everybody_wants_one_architecture(federation: Make, method: Method) -> None:
+    with pytest.raises(BadInput, match=r"model: .*plainnet.*normnet.*one architecture"):
+        federation(method, net=BOTH)
+
+
+@pytest.mark.parametrize("method", [FedAvg(), Local(), FedProto(), FedAMP(alpha=0.5)])
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_a_checkpoint_has_them_all(federation: Make, tmp_path: Path, method: Method, participation: float) -> None:
+    settings = {"net": BOTH, "participation": participation}
+    whole = federation(method, rounds=3, **settings)
+    whole.fit()
+    begun = federation(method, rounds=1, callbacks=[Checkpoint()], **settings)
+    begun.folder = tmp_path / "begun"
+    begun.fit()
+    resumed = federation(method, rounds=3, **settings)
+    resumed.folder = begun.folder
+    assert restore(resumed, begun.folder / "checkpoints") == 1
+    resumed.fit()
+    assert whole.states.keys() == resumed.states.keys()
+    assert all(torch.equal(whole.states[c].row, resumed.states[c].row) for c in whole.states)
+    for one, other in zip(whole.server.models, resumed.server.models, strict=True):
+        assert torch.equal(one.shared, other.shared)
+    other = federation(method, rounds=3, **{**settings, "net": {"plain": 1, "norm": 3}})
+    with pytest.raises(BadInput, match="another model"):
+        restore(other, begun.folder / "checkpoints")
