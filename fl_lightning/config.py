@@ -137,6 +137,13 @@ class DataConfig:
     """Share of each client's training data held back for validation."""
     min_samples: int = 10
     """Training samples every client has at least (and one test sample)."""
+    public: str | None = None
+    """Public samples without labels, for methods that distil: `held_back` (training data that no client gets), a data
+    source, or an `.npz` file with `x_public` or `x_train`."""
+    public_root: str | None = None
+    """Folder of the public data source; None: `root`, or the folder that it lies in."""
+    public_samples: int | None = None
+    """Public samples at most, drawn from the seed; None: all, or a tenth of the training data for `held_back`."""
     augment: Literal["none", "flip", "crop_flip"] = "none"
     """Batched augmentation of training images. none: KAPC states none."""
     resident: Literal["auto", "always", "never"] = "auto"
@@ -150,6 +157,11 @@ class DataConfig:
         share = self.test_fraction
         check("data.test_fraction", share, share is None or 0 < share <= 1, "it must lie in (0, 1], or null")
         check("data.validation", self.validation, 0 <= self.validation < 1, "it must lie in [0, 1)")
+        kept = self.public_samples
+        check("data.public_samples", kept, kept is None or kept >= 1, "it must be at least 1, or null")
+        for key in ("public_root", "public_samples"):
+            value = getattr(self, key)
+            check(f"data.{key}", value, value is None or self.public is not None, "it needs data.public")
         check("data.min_samples", self.min_samples, self.min_samples >= 1, "it must be at least 1")
 
 

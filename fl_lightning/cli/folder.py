@@ -27,7 +27,7 @@ LOCK = "lock"
 MAY_CHANGE = (
     "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
     "fabric.threads", "fabric.timeout", "loggers", "callbacks.progress", "callbacks.heatmaps", "callbacks.ledger",
-    "data.root", "data.download", "data.resident",
+    "data.root", "data.public_root", "data.download", "data.resident",
 )  # fmt: skip
 
 

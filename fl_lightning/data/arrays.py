@@ -44,6 +44,26 @@ def load(root: str | None) -> Source:
     return Source(pools["train"], pools["test"], [str(label) for label in range(classes)])
 
 
+def public(key: str, path: str) -> np.ndarray:
+    """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for `key`."""
+    file = Path(path).expanduser()
+    if not file.is_file():
+        raise Absent(key, path, "there is no such file")
+    try:
+        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
+            held = next((archive[name] for name in ("x_public", "x_train") if name in archive), None)
+    except Exception as error:  # as in `load`
+        raise BadInput(key, path, f"it cannot be read as an .npz archive ({str(error).splitlines()[0]})") from error
+    if held is None:
+        raise BadInput(key, path, "it must hold x_public or x_train")
+    if len(held.shape) == 0 or len(held) == 0:
+        raise BadInput(key, path, "it holds no samples")
+    try:
+        return _pool(path, "public", held, np.zeros(len(held), np.int64)).read(np.arange(len(held)))
+    except BadInput as error:
+        raise BadInput(key, path, error.allowed) from None
+
+
 def newcomer(root: str) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
     path = Path(root).expanduser()

@@ -147,6 +147,7 @@ class FederatedData:
         augment: Literal["none", "flip", "crop_flip"] = "none",
         resident: Literal["auto", "always", "never"] = "auto",
         made_up: bool = False,
+        public: Samples | None = None,
     ) -> None:
         """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`)."""
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
@@ -158,7 +159,9 @@ class FederatedData:
         self.train_sizes = [len(index) for index in shares[0]]
         self.class_counts = _class_counts(shares[0], train.labels.numpy(), self.num_classes)
         """Training samples by client and class, int64 [N, classes]."""
-        self._train, self._test = train, test
+        self.public_size = 0 if public is None else len(public.raw)
+        """Public samples that `public` gives."""
+        self._train, self._test, self._public = train, test, public
         self._shares, self._angles, self._resident = shares, angles, resident
         black = -train.mean / train.std
         self._augmentation = None if augment == "none" else Augmentation(augment == "crop_flip", black)
@@ -180,6 +183,24 @@ class FederatedData:
                 self._part(self._test, test, i, device, dtype, None),
             )
         return self._cache[key]
+
+    def public(
+        self,
+        index: Tensor | None = None,
+        device: str | torch.device = "cpu",
+        dtype: torch.dtype = torch.float32,
+    ) -> Tensor:
+        """Public inputs at `index` (int64 [m]; None: all of them), normalised as the private ones are and never turned.
+
+        Raises:
+            BadInput: there are none.
+        """
+        if self._public is None:
+            raise BadInput(
+                "data.public", None, "the method needs public data: held_back, a data source or an .npz file"
+            )
+        index = torch.arange(self.public_size) if index is None else index.cpu()
+        return self._public.inputs(index, 0.0, torch.device(device), dtype)
 
     def newcomer(self, file: str, validation: float, seed: int) -> tuple[ClientData, bool]:
         """A new client's parts from an npz file, prepared as everybody's; and whether it has labels.

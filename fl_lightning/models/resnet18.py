@@ -14,9 +14,9 @@ from fl_lightning.errors import BadInput
 class ResNet18(ResNet):
     """ResNet-18; stem 7x7 with max-pooling is ImageNet's and, by its bytes, KAPC's on 32x32 images.
 
-    `stem: 3x3` (stride 1, no max-pooling) is the usual one for CIFAR. With 10 classes and colour images the 7x7 stem
-    has 11,181,642 parameters, the 3x3 stem 11,173,962. With `representation` a linear layer of that width stands before
-    the classifier: 64 is FedHKD's, 11,209,994 parameters.
+    `stem: 3x3` (stride 1, no max-pooling) is the usual one for CIFAR, and KT-pFL's. With 10 classes and
+    colour images the 7x7 stem has 11,181,642 parameters, the 3x3 stem 11,173,962. With `representation` a linear layer
+    of that width stands before the classifier: 64 is FedHKD's, 11,209,994 parameters.
     """
 
     head = "fc"

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Literal
 
 from torch import Tensor, nn
 from torchvision.models.shufflenetv2 import ShuffleNetV2 as Torchvision
@@ -13,19 +14,32 @@ from fl_lightning.errors import BadInput
 class ShuffleNetV2(Torchvision):
     """ShuffleNetV2 x1.0; with `representation` a linear layer of that width stands before the classifier.
 
-    FedHKD on SVHN has `representation: 32`: 1,286,734 parameters with 10 classes.
+    FedHKD on SVHN has `representation: 32`: 1,286,734 parameters with 10 classes. `stem: stride2` with max-pooling is
+    ImageNet's; `stride1` without it keeps the resolution of small images, as KT-pFL's code does. Both have the same
+    parameters.
     """
 
     head = "classifier"
 
-    def __init__(self, num_classes: int, input_shape: Sequence[int], representation: int | None = None) -> None:
+    def __init__(
+        self,
+        num_classes: int,
+        input_shape: Sequence[int],
+        representation: int | None = None,
+        stem: Literal["stride2", "stride1"] = "stride2",
+    ) -> None:
         if len(input_shape) != 3:
             raise BadInput("model", "ShuffleNetV2", f"it needs images, but the data are {(*input_shape,)}")
         if representation is not None and representation < 1:
             raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")
+        if stem not in ("stride2", "stride1"):
+            raise BadInput("model.init_args.stem", stem, "choose stride2 or stride1")
         super().__init__([4, 8, 4], [24, 116, 232, 464, 1024], num_classes=representation or 1)
         if input_shape[0] != 3:
             self.conv1[0] = nn.Conv2d(input_shape[0], 24, 3, stride=2, padding=1, bias=False)
+        if stem == "stride1":
+            self.conv1[0].stride = (1, 1)
+            self.maxpool = nn.Identity()
         if representation is None:
             self.fc = nn.Identity()
         self.classifier = nn.Linear(representation or 1024, num_classes)

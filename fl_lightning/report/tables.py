@@ -14,7 +14,7 @@ from fl_lightning.runfolder import best
 
 NONE = "–"
 MOST_TARGETS = 8
-_MACHINE = ("data.root", "data.download", "data.resident")  # where data lie, not which
+_MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")  # where data lie, not which
 _ABSENT = object()  # a key that a config does not have
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "evaluation")
 

@@ -18,6 +18,14 @@ BUILT_IN = [
 ]
 
 
+KT_PFL = [
+    Component("fl_lightning.models.lenet.LeNet"),
+    Component("fl_lightning.models.alexnet.AlexNet", {"width": 64}),
+    Component("fl_lightning.models.resnet18.ResNet18", {"stem": "3x3"}),
+    Component("fl_lightning.models.shufflenetv2.ShuffleNetV2", {"stem": "stride1"}),
+]
+
+
 class Theirs(nn.Module):
     """A user's model, which knows nothing of us."""
 
@@ -50,6 +58,14 @@ def test_built_in_models_fit_the_usual_data(path: str) -> None:
         assert isinstance(head, nn.Linear)
         assert head.out_features == classes
         assert model.training
+
+
+@pytest.mark.parametrize("shape", [(1, 28, 28), (3, 28, 28), (3, 32, 32)])
+@pytest.mark.parametrize("component", KT_PFL, ids=lambda component: component.class_path.rpartition(".")[2])
+def test_the_architectures_of_kt_pfl_fit_its_images(component: Component, shape: tuple[int, ...]) -> None:
+    model = build(component, shape, 10)
+    assert model.eval()(torch.zeros(3, *shape)).shape == (3, 10)
+    assert model.get_submodule(head_of(model)).out_features == 10
 
 
 def test_a_users_model(theirs: str) -> None:

@@ -37,6 +37,16 @@ def test_resnet18_with_a_representation_is_classified_by_the_layer_behind_it() -
     assert model.eval()(torch.randn(2, 1, 28, 28)).shape == (2, 10)
 
 
+def test_a_stem_of_stride_1_keeps_the_resolution_and_the_parameters() -> None:
+    strided, whole = ShuffleNetV2(10, (3, 32, 32)), ShuffleNetV2(10, (3, 32, 32), stem="stride1")
+    x = torch.zeros(1, 3, 32, 32)
+    assert strided.maxpool(strided.conv1(x)).shape == (1, 24, 8, 8)
+    assert whole.maxpool(whole.conv1(x)).shape == (1, 24, 32, 32)
+    assert size(strided) == size(whole)
+    with pytest.raises(BadInput, match="stride1"):
+        ShuffleNetV2(10, (3, 32, 32), stem="3x3")  # type: ignore[arg-type]
+
+
 @pytest.mark.parametrize("model", [ResNet18, ShuffleNetV2])
 def test_bad_arguments_are_named(model: type) -> None:
     with pytest.raises(BadInput, match="representation"):

@@ -1,0 +1,106 @@
+"""Public samples without labels, held by the server and every client: what methods that distil agree upon.
+
+They are a part of the training data, held back before the clients share it, or another data set.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data.load import check_name, read
+from fl_lightning.data.source import Absent
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import numpy_rng
+
+HELD_BACK = "held_back"
+HELD_BACK_SHARE = 0.1
+"""Share of the training data in use that is held back unless `data.public_samples` says how many. Ours: 6,000 of MNIST,
+enough to draw KT-pFL's 3,000 or FedMD's 5,000 from in every round."""
+SMOKE_SAMPLES = 64
+"""Public samples of a smoke run, at most."""
+
+
+@dataclass(frozen=True)
+class _Pool:
+    size: int
+    read: Callable[[np.ndarray], np.ndarray]
+
+
+def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tuple[np.ndarray, np.ndarray]:
+    """Split the training samples in use into private and public ones, as ascending indices; no label is read.
+
+    Raises:
+        BadInput: nothing would be left to train on, or nothing would be held back.
+    """
+    count = round(HELD_BACK_SHARE * len(used))
+    if data.public_samples is not None:
+        count = min(data.public_samples, count) if smoke else data.public_samples
+    if count >= len(used):
+        what = f"it must be below the {len(used)} training samples in use, from which they are held back"
+        raise BadInput("data.public_samples", count, what)
+    if count == 0:
+        raise BadInput("data.public", HELD_BACK, f"a tenth of the {len(used)} training samples in use is none at all")
+    order = numpy_rng(seed, "data.public").permutation(len(used))
+    return np.sort(used[order[count:]]), np.sort(used[order[:count]])
+
+
+def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke: bool) -> tuple[np.ndarray, bool]:
+    """Raw samples [n, ...] of the set that `data.public` names, shaped as `private`, and whether any data are made up.
+
+    In a smoke run they are where they are absent, or the private data are `made_up`. Grey images are repeated for the
+    three channels of private ones in colour, as KT-pFL does.
+
+    Raises:
+        BadInput: the set is absent, empty, or differs from the private data in shape or number format.
+    """
+    name = data.public or ""
+    try:
+        pool = _pool(name, data, smoke)
+    except Absent:
+        if not smoke:
+            raise
+        made_up = True
+    if made_up:
+        noise = numpy_rng(0, "made up public").integers(0, 256, (SMOKE_SAMPLES, *private.shape[1:]), dtype=np.uint8)
+        return noise.astype(private.dtype), True
+    if pool.size == 0:
+        raise BadInput("data.public", name, "it holds no samples")
+    limits = [pool.size, *([data.public_samples] if data.public_samples else []), *([SMOKE_SAMPLES] if smoke else [])]
+    index = np.arange(pool.size)
+    if min(limits) < pool.size:
+        index = np.sort(numpy_rng(seed, "data.public").choice(pool.size, min(limits), replace=False))
+    raw = pool.read(index)
+    if raw.ndim == private.ndim == 4 and raw.shape[1] == 1 and private.shape[1] == 3:
+        raw = np.repeat(raw, 3, axis=1)
+    if raw.shape[1:] != private.shape[1:]:
+        what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
+        raise BadInput("data.public", name, what)
+    if raw.dtype != private.dtype:
+        what = f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
+        raise BadInput("data.public", name, what)
+    return raw, False
+
+
+def _pool(name: str, data: DataConfig, smoke: bool) -> _Pool:
+    from fl_lightning.data import arrays
+
+    root = data.public_root
+    if root is None and data.root is not None:
+        root = str(Path(data.root).parent) if data.root.endswith(".npz") else data.root
+    if name.endswith(".npz"):
+        samples = arrays.public("data.public", name)
+        return _Pool(len(samples), lambda index: np.ascontiguousarray(samples[index]))
+    if name == "arrays":
+        raise BadInput("data.public", name, "give the path of the .npz file itself")
+    check_name("data.public", name)
+    try:
+        pool = read(name, root, data.download and not smoke).train
+    except BadInput as error:  # written for the private data
+        remedy = error.allowed.partition("; or --data.source")[0].replace("data.root", "data.public_root")
+        raise type(error)("data.public_root", root, remedy) from error
+    return _Pool(len(pool.labels), pool.read)

@@ -1,0 +1,57 @@
+"""AlexNet (Krizhevsky, Sutskever, Hinton, NeurIPS 2012) for small images, as KT-pFL runs it."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from torch import Tensor, nn
+
+from fl_lightning.errors import BadInput
+
+
+class AlexNet(nn.Module):
+    """Five 3x3 convolutions, the first with stride 2, then twice `width` with dropout, and the classes.
+
+    Sizes are those of KT-pFL's code (Zhang et al., NeurIPS 2021), one of its four architectures: torchvision's channels
+    64, 192, 384, 256, 256 with small kernels, for 28x28 and 32x32 images. 32x32 colour images and 10 classes make
+    23,272,266 parameters.
+
+    Args:
+        input_shape: (channels, height, width) of an image, from 15x15 pixels on.
+        num_classes: outputs.
+        width: of the two fully connected layers. 4096: Krizhevsky et al.
+        dropout: before each of them. 0.5: Krizhevsky et al.
+    """
+
+    head = "classifier"
+
+    def __init__(self, input_shape: Sequence[int], num_classes: int, width: int = 4096, dropout: float = 0.5) -> None:
+        super().__init__()
+        # The strided convolution rounds up, each of the three poolings down.
+        sides = [(side + 1) // 2 // 8 for side in input_shape[1:]]
+        if len(input_shape) != 3 or min(sides, default=0) < 1:
+            raise BadInput("model", "AlexNet", f"it needs images of at least 15x15 pixels, not {(*input_shape,)}")
+        if width < 1:
+            raise BadInput("model.init_args.width", width, "it must be at least 1")
+        if not 0 <= dropout < 1:
+            raise BadInput("model.init_args.dropout", dropout, "it must lie in [0, 1)")
+        self.conv1 = nn.Conv2d(input_shape[0], 64, 3, stride=2, padding=1)
+        self.conv2 = nn.Conv2d(64, 192, 3, padding=1)
+        self.conv3 = nn.Conv2d(192, 384, 3, padding=1)
+        self.conv4 = nn.Conv2d(384, 256, 3, padding=1)
+        self.conv5 = nn.Conv2d(256, 256, 3, padding=1)
+        self.fc1 = nn.Linear(256 * sides[0] * sides[1], width)
+        self.fc2 = nn.Linear(width, width)
+        self.classifier = nn.Linear(width, num_classes)
+        self.pool = nn.MaxPool2d(2)
+        self.dropout = nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Images [b, channels, height, width] to logits [b, num_classes]."""
+        x = self.pool(self.conv1(x).relu())
+        x = self.pool(self.conv2(x).relu())
+        x = self.conv4(self.conv3(x).relu()).relu()
+        x = self.pool(self.conv5(x).relu())
+        x = self.fc1(self.dropout(x.flatten(1))).relu()
+        x = self.fc2(self.dropout(x)).relu()
+        return self.classifier(x)

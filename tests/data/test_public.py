@@ -1,0 +1,175 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import FederatedData, prepare, public
+from fl_lightning.errors import BadInput
+
+
+def arrays(folder: Path, name: str = "a.npz", shape: tuple[int, ...] = (4, 4), dtype: Any = np.uint8) -> str:
+    rng = np.random.default_rng(len(name))
+    x = rng.integers(0, 256, (60, *shape)).astype(dtype)
+    np.savez(folder / name, x_train=x, y_train=np.arange(60) % 2, x_test=x[:10], y_test=np.arange(10) % 2)
+    return str(folder / name)
+
+
+def train_images(data: FederatedData) -> torch.Tensor:
+    parts = [getattr(data.client(i), part) for i in range(data.clients) for part in ("train", "validation")]
+    return torch.cat([x for part in parts for x, _ in part.batches(1000)])
+
+
+def rows(images: torch.Tensor) -> list[bytes]:
+    return sorted(image.numpy().tobytes() for image in images)
+
+
+def test_there_are_none_unless_they_are_asked_for() -> None:
+    data = prepare(DataConfig(), 10, 0)
+    assert data.public_size == 0
+    with pytest.raises(BadInput, match=r"data\.public: None .*held_back"):
+        data.public()
+
+
+def test_what_is_held_back_and_what_clients_hold_make_up_the_training_set(tmp_path: Path) -> None:
+    root = arrays(tmp_path)
+    raw = np.load(root)["x_train"].astype(np.float32)
+    data = prepare(DataConfig(root=root, partition="iid", public="held_back", validation=0.2), 3, 0)
+    assert data.public_size == 6  # a tenth of 60
+    assert sum(data.train_sizes) == 54 - 3 * 3
+    seen = data._train
+    both = torch.cat([train_images(data), data.public()]) * seen.std + seen.mean
+    assert rows(both.round()) == rows(torch.from_numpy(raw[:, None]))
+
+
+def test_the_normalisation_is_that_of_the_private_data(tmp_path: Path) -> None:
+    data = prepare(DataConfig(root=arrays(tmp_path), partition="iid", public="held_back", public_samples=20), 2, 0)
+    assert data.public_size == 20
+    private = train_images(data)
+    assert private.mean() == pytest.approx(0, abs=1e-6)
+    assert private.std(correction=0) == pytest.approx(1, abs=1e-5)
+    assert abs(float(data.public().mean())) > 1e-4
+
+
+def test_an_index_picks_in_its_order_and_the_precision_is_the_callers() -> None:
+    data = prepare(DataConfig(public="held_back", public_samples=50), 5, 0)
+    index = torch.tensor([3, 0, 3, 49])
+    assert torch.equal(data.public(index), data.public()[index])
+    assert data.public(index, dtype=torch.float64).dtype == torch.float64
+    assert data.public(index, "cpu").shape == (4, 1, 8, 8)
+    with pytest.raises(IndexError):
+        data.public(torch.tensor([50]))
+
+
+def test_a_function_of_the_seed_that_leaves_other_draws_alone() -> None:
+    config = DataConfig(public="held_back")
+    first, again, other = (prepare(config, 5, seed) for seed in (1, 1, 2))
+    assert torch.equal(first.public(), again.public())
+    assert rows(first.public()) != rows(other.public())
+
+
+def test_public_images_are_not_turned(tmp_path: Path) -> None:
+    config = {"root": arrays(tmp_path), "public": arrays(tmp_path, "public.npz")}
+    plain, turned = (prepare(DataConfig(partition=name, **config), 4, 0) for name in ("iid", "rotated"))
+    assert torch.equal(plain.public(), turned.public())
+    assert not torch.equal(train_images(plain), train_images(turned))
+
+
+def test_a_file_without_labels_and_a_limit(tmp_path: Path) -> None:
+    root = arrays(tmp_path)
+    x = np.arange(40 * 16, dtype=np.uint8).reshape(40, 4, 4)
+    np.savez(tmp_path / "public.npz", x_public=x, x_train=x[:2])
+    config = DataConfig(root=root, partition="iid", public=str(tmp_path / "public.npz"))
+    data = prepare(config, 2, 0)
+    seen = data._train
+    expected = (torch.from_numpy(x[:, None]).float() - seen.mean) / seen.std
+    torch.testing.assert_close(data.public(), expected)
+    assert sum(data.train_sizes) == 60  # nothing is taken from the clients
+    config.public_samples = 7
+    some = prepare(config, 2, 0)
+    assert some.public_size == 7
+    assert set(rows(some.public())) < set(rows(data.public()))
+    assert rows(some.public()) == rows(prepare(config, 2, 0).public()) != rows(prepare(config, 2, 1).public())
+
+
+def test_grey_public_images_for_colour_clients(tmp_path: Path) -> None:
+    root = arrays(tmp_path, shape=(4, 4, 3))
+    data = prepare(DataConfig(root=root, partition="iid", public=arrays(tmp_path, "grey.npz")), 2, 0)
+    raw = data.public() * data._train.std + data._train.mean
+    assert raw.shape == (60, 3, 4, 4)
+    torch.testing.assert_close(raw[:, 0], raw[:, 2])
+    assert not torch.equal(raw[0], raw[1])
+
+
+def test_real_digits_of_another_set(fl_data: Path) -> None:
+    root = str(fl_data)
+    data = prepare(DataConfig(source="mnist", root=root, fraction=0.02, public="mnist", public_samples=300), 4, 0)
+    assert data.public().shape == (300, 1, 28, 28)
+    assert float(data.public().mean()) == pytest.approx(0, abs=0.05)
+    with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(1, 28, 28\).*\(1, 8, 8\)"):
+        prepare(DataConfig(public="mnist", public_root=root), 4, 0)
+    colour = DataConfig(root=f"{root}/cifar10_10pct.npz", public="mnist", alpha=1.0)
+    with pytest.raises(BadInput, match=r"data\.public: 'mnist' .*\(3, 28, 28\).*\(3, 32, 32\)"):
+        prepare(colour, 4, 0)  # the folder of the file is where MNIST is looked for
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"public": "mnits"}, r"data\.public: 'mnits' .*did you mean mnist"),
+        ({"public": "arrays"}, r"data\.public: 'arrays' .*\.npz"),
+        ({"public": "nowhere.npz"}, r"data\.public: 'nowhere\.npz' .*no such file"),
+        ({"public": "svhn", "public_root": "none"}, r"data\.public_root: 'none' .*below data\.public_root$"),
+        ({"public": "held_back", "public_samples": 1438}, r"data\.public_samples: 1438 .*below the 1438 training"),
+        ({"public": "held_back", "public_samples": 1400}, r"federation\.clients"),
+    ],
+)
+def test_bad_input(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        prepare(DataConfig(**options), 10, 0)
+    assert "\n" not in str(caught.value)
+
+
+def test_bad_files_name_the_key(tmp_path: Path) -> None:
+    root = arrays(tmp_path)
+    other = tmp_path / "p.npz"
+    held: list[tuple[dict[str, Any], str]] = [
+        ({"x_public": np.zeros((0, 4, 4))}, "no samples"),
+        ({"images": np.zeros((3, 4, 4))}, "x_public or x_train"),
+        ({"x_public": np.zeros((3, 4, 5), np.uint8)}, r"\(1, 4, 5\), but the private data \(1, 4, 4\)"),
+        ({"x_public": np.full((3, 4, 4), 0.5)}, "float32, but the private data uint8"),
+        ({"x_public": np.full((3, 4, 4), np.nan)}, "not finite"),
+    ]
+    for content, message in held:
+        np.savez(other, **content)
+        with pytest.raises(BadInput, match=message) as caught:
+            prepare(DataConfig(root=root, partition="iid", public=str(other)), 2, 0)
+        assert caught.value.key == "data.public"
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"public": "held_back", "public_samples": 0}, "at least 1"),
+        ({"public_samples": 5}, r"needs data\.public"),
+        ({"public_root": "x"}, r"needs data\.public"),
+    ],
+)
+def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        DataConfig(**options).validate()
+
+
+@pytest.mark.parametrize("source", ["digits", "mnist", "arrays"])
+@pytest.mark.parametrize("name", ["held_back", "cifar10", "nowhere.npz"])
+def test_smoke_makes_some_up_where_they_are_absent(source: str, name: str, tmp_path: Path) -> None:
+    config = DataConfig(source=source, root=str(tmp_path), public=name, public_samples=3000)
+    data = prepare(config, 4, 0, smoke=True)
+    assert 0 < data.public_size <= public.SMOKE_SAMPLES
+    assert data.public().shape == (data.public_size, *data.input_shape)
+    assert data.made_up == (source != "digits" or name != "held_back")
+    assert torch.equal(data.public(), prepare(config, 4, 0, smoke=True).public())

@@ -1,0 +1,42 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fl_lightning.errors import BadInput
+from fl_lightning.models.alexnet import AlexNet
+
+
+@pytest.mark.parametrize(("side", "left"), [(28, 1), (32, 2), (16, 1), (15, 1)])
+@pytest.mark.parametrize("channels", [1, 3])
+def test_parameters_by_hand(side: int, left: int, channels: int) -> None:
+    model = AlexNet((channels, side, side), 7, width=16)
+    convolutions = (9 * channels + 1) * 64 + (9 * 64 + 1) * 192 + (9 * 192 + 1) * 384 + (9 * 384 + 1) * 256
+    convolutions += (9 * 256 + 1) * 256
+    top = (256 * left * left + 1) * 16 + 17 * 16 + 17 * 7
+    assert sum(p.numel() for p in model.parameters()) == convolutions + top
+    assert model(torch.zeros(2, channels, side, side)).shape == (2, 7)
+
+
+def test_the_size_that_is_named() -> None:
+    with torch.device("meta"):
+        model = AlexNet((3, 32, 32), 10)
+    assert sum(p.numel() for p in model.parameters()) == 23_272_266
+
+
+def test_dropout_is_for_training_alone() -> None:
+    model = AlexNet((1, 28, 28), 3, width=32)
+    x = torch.randn(4, 1, 28, 28)
+    assert not torch.equal(model(x), model(x))
+    model.eval()
+    assert torch.equal(model(x), model(x))
+
+
+def test_bad_arguments_are_named() -> None:
+    for shape in ((1, 14, 14), (64,)):
+        with pytest.raises(BadInput, match="15x15"):
+            AlexNet(shape, 10)
+    with pytest.raises(BadInput, match="width"):
+        AlexNet((1, 28, 28), 10, width=0)
+    with pytest.raises(BadInput, match="dropout"):
+        AlexNet((1, 28, 28), 10, dropout=1.0)

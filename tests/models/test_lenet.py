@@ -1,0 +1,32 @@
+from __future__ import annotations
+
+import pytest
+import torch
+
+from fl_lightning.errors import BadInput
+from fl_lightning.models.lenet import LeNet
+
+
+@pytest.mark.parametrize(
+    ("shape", "flat"),
+    # 28 -> 24 -> 12 -> 8 -> 4; 32 -> 28 -> 14 -> 10 -> 5
+    [((1, 28, 28), 256), ((3, 28, 28), 256), ((1, 32, 32), 400), ((3, 32, 32), 400)],
+)
+def test_parameters_by_hand(shape: tuple[int, ...], flat: int) -> None:
+    model = LeNet(shape, 10)
+    convolutions = (25 * shape[0] + 1) * 6 + (25 * 6 + 1) * 16
+    assert sum(p.numel() for p in model.parameters()) == convolutions + (flat + 1) * 120 + 121 * 84 + 85 * 10
+    assert model(torch.zeros(2, *shape)).shape == (2, 10)
+
+
+def test_the_sizes_that_are_named() -> None:
+    for shape, expected in (((1, 28, 28), 44_426), ((3, 32, 32), 62_006)):
+        assert sum(p.numel() for p in LeNet(shape, 10).parameters()) == expected
+
+
+def test_images_that_are_too_small() -> None:
+    for shape in ((1, 15, 15), (1, 8, 8), (64,)):
+        with pytest.raises(BadInput, match="padding"):
+            LeNet(shape, 10)
+    assert LeNet((1, 16, 16), 10)(torch.zeros(2, 1, 16, 16)).shape == (2, 10)
+    assert LeNet((1, 8, 8), 10, padding=2)(torch.zeros(2, 1, 8, 8)).shape == (2, 10)
