@@ -152,9 +152,9 @@ class LearnedCube(Relation):
     partial: Literal["preserve", "literal"]
 
     def server_fields(self, fed: Federation) -> dict[str, Tensor]:
-        """`relation`: the cube (N, L, N), float64, all 1/N. (From the identity the stepped form would never move.)"""
-        n = fed.clients
-        return {"relation": torch.full((n, len(fed.layer_names), n), 1.0 / n, dtype=torch.float64)}
+        """`relation`: the cube (N, layers, N), all 1/N. (From the identity the stepped form would never move.)"""
+        n, layers = fed.clients, len(fed.layer_names) if self.per_layer else 1
+        return {"relation": torch.full((n, layers, n), 1.0 / n, dtype=torch.float64)}
 
     @property
     def rho(self) -> float:
@@ -220,3 +220,10 @@ class LearnedCube(Relation):
             rows = torch.where(mass.transpose(0, 1) > 1e-12, rows, rows * (1 - fair))
             rows[:, :, sources] = (R * torch.where(mass > 1e-12, mass, fair)).transpose(0, 1)
         cube[receivers] = rows
+
+
+@dataclass
+class LearnedMatrix(LearnedCube):
+    """The same for whole models: one row per client, where layers are not told apart."""
+
+    per_layer = False

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, RelationView
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator
 
@@ -39,8 +39,15 @@ class Knowledge(Callback):
     def hear(self, client: Client, payload: Payload) -> None:
         """`client` (the resident one) has received `payload`, and will train on it."""
 
+    def study(self, fed: Federation, t: int, client: int) -> None:
+        """`client`, bound, has heard what it hears in round `t`: it may train on that alone, before its own data."""
+
     def term(self, client: Client, labels: Tensor) -> Tensor | None:
         """What the local loss gains on the batch that has just passed through (`client.features`), or None."""
+        return None
+
+    def view(self, fed: Federation, cohort: list[int]) -> RelationView | None:
+        """Who hears whom in what is exchanged, where that is the relation to look at (None: the models' is)."""
         return None
 
     def before_score(self, fed: Federation) -> None:

@@ -181,6 +181,8 @@ class Federation:
         self.server_flops = self._mixing_bytes = 0
         self.call("on_round_start", t, cohort)
         downloads, self.relation_view = self.compose(cohort)
+        if self.knowledge is not None:
+            self.relation_view = self.knowledge.view(self, cohort) or self.relation_view
         clock.lap("server")
         results, failures = self.turns(t, cohort, downloads, judged, clock)
         present = self.present(t, cohort, failures)
@@ -346,6 +348,8 @@ class Federation:
         strength = self.method.strength(self, client, download)
         self.resident.binding.bind(state.row, state.buffers)
         self.resident.hear(download, strength)
+        if self.knowledge is not None:
+            self.knowledge.study(self, t, client)
         self.begin_optimizer(t, state)
         schedule = self.turn_of(
             "train", client, (t - 1) * config.federation.local_epochs, config.federation.local_epochs

@@ -205,9 +205,16 @@ class Trained:
     """Samples that went through, each epoch counted."""
 
 
-def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: Turn) -> Trained:
-    """Train the bound client on `part` for the turn's epochs."""
+Step = Callable[[tuple[Tensor, Tensor], int], Tensor]
+"""The loss (shape ()) of a batch and its number in the epoch."""
+
+
+def train(
+    fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: Turn, step: Step | None = None
+) -> Trained:
+    """Train the bound client on `part` for the turn's epochs, down its own loss or down that of `step`."""
     client.model.train()
+    step = step or client.training_step
     device = fabric.device
     cast = autocast(fabric)
     losses: list[Tensor] = []
@@ -222,7 +229,7 @@ def train(fabric: Fabric, client: Client, part: Part, optimizer: Descent, turn: 
                 break
             client.pull_value = None
             with cast():
-                loss = client.training_step(batch, k)
+                loss = step(batch, k)
             optimizer.step(loss)
             losses.append(loss.detach())
             samples += len(batch[1])

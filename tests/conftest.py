@@ -80,13 +80,13 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         method: Method,
         net: Literal["plain", "norm"] | dict[Literal["plain", "norm"], int] = "plain",
         callbacks: Sequence[Callback] = (),
-        data: FederatedData | None = None,
+        data: FederatedData | dict[str, Any] | None = None,
         **changes: Any,
     ) -> Federation:
         settings: dict[str, Any] = {
             "rounds": 2, "clients": 4, "participation": 1.0, "local_epochs": 1, "batch_size": 32,
-            "optimizer": {}, "evaluation": {}, "data": {}, "seed": 0, "precision": "32-true",
-            "on_bad_client": "stop",
+            "optimizer": {}, "evaluation": {}, "seed": 0, "precision": "32-true", "on_bad_client": "stop",
+            "data": data if isinstance(data, dict) else {},
         }  # fmt: skip
         settings |= changes
         nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
@@ -110,7 +110,11 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
             torch.manual_seed(0)
             model = {"plain": PlainNet, "norm": NormNet}[name]()
             models.append(model.double() if config.fabric.precision == "64-true" else model)
-        loaded = prepare(config.data, config.federation.clients, config.seed) if data is None else data
+        loaded = (
+            prepare(config.data, config.federation.clients, config.seed)
+            if data is None or isinstance(data, dict)
+            else data
+        )
         return Federation(fabric, config, loaded, models, method, callbacks, tmp_path)
 
     return make

@@ -35,11 +35,21 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "fedamp": {"lam": 0.5, "alpha": 0.2},
     "fedhkd": {"lam": 0.5, "gamma": 0.5, "nu": 0.0},
     "fedora": {"selection": "always"},
+    "fedmd": {"samples": 24, "batch_size": 8},
+    "simpfd": {"samples": 24, "batch_size": 8},
+    "topkpfd": {"samples": 24, "batch_size": 8, "k": 2},
+    "ktpfl": {"samples": 24, "batch_size": 8, "step": 0.5},
 }
 """Where a method's defaults would leave its own term next to nothing."""
+DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl")
+"""They want public data."""
 VARIANTS: dict[str, dict[str, Any]] = {
     "kapc-exact": {"method": {"name": "kapc", "init_args": {"solver": "exact", "beta": 0.3, "rho_units": "spread"}}},
     "kapc-selected": {"method": "kapc", "callbacks": {"layerselection": {}}, "federation.participation": 0.75},
+    "ktpfl-code": {
+        "method": {"name": "ktpfl", "init_args": {"samples": 24, "update": "code", "temperature": 10.0, "lam": 0.1}},
+        "data.public": "held_back",
+    },
     "fedavg-trimmed": {"method": "fedavg", "callbacks": {"trimmedmean": {"share": 0.25}}},
     "fedavg-krum": {"method": "fedavg", "callbacks": {"krum": {"attackers": 0, "keep": 2}}},
     "fedavg-clipped": {"method": "fedavg", "callbacks": {"normbound": {"bound": 0.5}}},
@@ -65,6 +75,7 @@ class Small(nn.Module):
 def runs() -> dict[str, dict[str, Any]]:
     """The settings of every golden run, by name: one for each method of the project, and the variants."""
     methods = {m: {"method": {"name": m, "init_args": ARGUMENTS.get(m, {})}} for m in catalogue.table("methods")}
+    methods |= {m: settings | {"data.public": "held_back"} for m, settings in methods.items() if m in DISTIL}
     return methods | VARIANTS
 
 

@@ -1,0 +1,52 @@
+"""KT-pFL for clients of one architecture: Zhang, Guo, Ma, Wang, Xu, Wu: Parameterized Knowledge Transfer for
+Personalized Federated Learning. NeurIPS 2021, appendix C.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from fl_lightning.callbacks.cube import LearnedMatrix
+from fl_lightning.callbacks.relations import Relation
+from fl_lightning.config import check
+from fl_lightning.layout import Block
+from fl_lightning.methods.base import Method
+
+
+@dataclass(frozen=True)
+class KTPFLModels(Method):
+    """Every client begins its round from its own mix of all models, w_n <- sum_m c_nm w_m, by learned coefficients c.
+
+    Row n of c minimises ||sum_m c_nm w_m - w_n||^2 + rho ||c_n - 1/N||^2 over the simplex (Eq. 7 with parameters in
+    place of predictions: ours, the appendix was not at hand).
+
+    Args:
+        rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance from their mean (ours:
+            one number then fits any model). 0.7: the paper's for predictions.
+        solver: `exact`, or `step` of `eta`, which needs to stay below one over the models' largest Gram eigenvalue.
+        eta: of a step. 0.01: paper.
+        lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
+    """
+
+    judge = "after"
+
+    rho: float = 0.7
+    solver: Literal["exact", "step"] = "exact"
+    eta: float = 0.01
+    lam: float = 0.0
+
+    def __post_init__(self) -> None:
+        for key in ("rho", "eta", "lam"):
+            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
+
+    def relation(self) -> Relation:
+        """The learned matrix."""
+        return LearnedMatrix(
+            lam=1.0, beta=2 * self.rho, eta_r=self.eta, relation_steps=1, projection="simplex", solver=self.solver,
+            prior="uniform", rho_units="spread", partial="preserve",
+        )  # fmt: skip
+
+    def pull(self, block: Block) -> float:
+        """Every parameter."""
+        return self.lam

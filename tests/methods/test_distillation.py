@@ -1,0 +1,363 @@
+"""FedMD, Sim-pFD, TopK-pFD and KT-pFL: invariants of the cards 1.12 and 1.17 to 1.20, and what may go wrong."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks import distillation as d
+from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.federation import Federation
+from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.methods.ktpfl import KTPFL
+from fl_lightning.methods.ktpflmodels import KTPFLModels
+from fl_lightning.methods.local import Local
+from fl_lightning.methods.simpfd import SimPFD
+from fl_lightning.methods.topkpfd import TopKPFD
+
+Make = Callable[..., Federation]
+SMALL: dict[str, Any] = {"samples": 40, "batch_size": 16}
+PUBLIC = {"data": {"public": "held_back"}}
+METHODS = [FedMD(**SMALL), SimPFD(**SMALL), TopKPFD(k=2, **SMALL), KTPFL(**SMALL), KTPFL(update="code", **SMALL)]
+
+
+def predictions(m: int = 4, samples: int = 6, classes: int = 3, seed: int = 0) -> Tensor:
+    draws = torch.Generator().manual_seed(seed)
+    return torch.randn(m, samples, classes, generator=draws, dtype=torch.float64).softmax(2)
+
+
+def rows_of(fed: Federation) -> Tensor:
+    return fed.server.fields["public.rows"]
+
+
+# ---------------------------------------------------------------- formulas
+
+
+def test_similarity_is_the_cosine_of_flat_predictions_and_the_least_alike_gets_nothing() -> None:
+    P = predictions()
+    S = d.cosines(P)
+    flat = P.flatten(1).numpy()
+    norms = np.linalg.norm(flat, axis=1)
+    np.testing.assert_allclose(S.numpy(), flat @ flat.T / np.outer(norms, norms), atol=1e-12)
+    R = d.shifted(S)
+    torch.testing.assert_close(R.sum(1), torch.ones(4, dtype=torch.float64))
+    assert (R >= 0).all() and ((R == 0).sum(1) >= 1).all()
+    assert (R.argmin(1) == S.argmin(1)).all()
+    order = torch.tensor([2, 0, 3, 1])
+    torch.testing.assert_close(d.shifted(d.cosines(P[order])), R[order][:, order])
+
+
+def test_equal_predictions_weigh_equally() -> None:
+    P = predictions(1).expand(5, -1, -1)
+    torch.testing.assert_close(d.shifted(d.cosines(P)), torch.full((5, 5), 0.2, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("k", [1, 2, 3, 9])
+def test_the_nearest_are_k_with_oneself_among_them(k: int) -> None:
+    S = d.cosines(predictions(5))
+    R = d.nearest(S, k)
+    k = min(k, 5)
+    assert ((R > 0).sum(1) == k).all() and (R.diagonal() > 0).all()
+    assert torch.equal(R[R > 0], torch.full((5 * k,), 1.0 / k, dtype=torch.float64))
+    others = S.clone().fill_diagonal_(-2)
+    for row, alike in zip(R, others, strict=True):
+        chosen = [j for j in range(5) if row[j] > 0 and alike[j] > -2]
+        left = [j for j in range(5) if row[j] == 0]
+        assert all(alike[a] >= alike[b] for a in chosen for b in left)
+
+
+def test_who_is_equally_near_goes_by_number() -> None:
+    R = d.nearest(d.cosines(predictions(1).expand(4, -1, -1)), 2)
+    assert [row.nonzero()[:, 0].tolist() for row in R] == [[0, 1], [0, 1], [0, 2], [0, 3]]
+
+
+def test_the_gradient_of_the_coefficients_is_autograds() -> None:
+    P = predictions()
+    c = torch.rand(4, 4, dtype=torch.float64).requires_grad_()
+    teachers = torch.einsum("nj,jdk->ndk", c, P)
+    value = (teachers * (teachers / P).log()).sum(2).mean(1).sum()
+    (found,) = torch.autograd.grad(value, c)
+    torch.testing.assert_close(d.kl_gradient(c.detach(), P), found)
+
+
+def test_the_papers_step() -> None:
+    """Eq. 7 by hand for two clients with one sample of two classes."""
+    P = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
+    c = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
+    found = d.paper_step(c, P, torch.tensor([0.25, 0.75], dtype=torch.float64), lam=2.0, rho=0.1, step=0.01)
+    t = [0.5 * 0.8 + 0.5 * 0.4, 0.5 * 0.2 + 0.5 * 0.6]
+    gradient = sum(p * (np.log(tk / s) + 1) for p, tk, s in zip([0.4, 0.6], t, [0.8, 0.2], strict=True))
+    assert found[0, 1].item() == pytest.approx(0.5 - 0.01 * 2 * 0.25 * gradient - 2 * 0.01 * 0.1 * (0.5 - 0.5))
+    t = [0.3 * 0.8 + 0.7 * 0.4, 0.3 * 0.2 + 0.7 * 0.6]
+    gradient = sum(p * (np.log(tk / s) + 1) for p, tk, s in zip([0.8, 0.2], t, [0.4, 0.6], strict=True))
+    assert found[1, 0].item() == pytest.approx(0.3 - 0.01 * 2 * 0.75 * gradient - 2 * 0.01 * 0.1 * (0.3 - 0.5))
+
+
+def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
+    P = predictions(3)
+    c = torch.rand(3, 3, dtype=torch.float64).softmax(1).requires_grad_()
+    mixed = torch.einsum("nj,jdk->ndk", c, P)
+    value = (mixed - P).square().flatten(1).mean(1).sum() + 0.3 * (c - 1 / 3).square().mean(1).sum()
+    (gradient,) = torch.autograd.grad(value, c)
+    found = d.code_step(c.detach(), P, rho=0.3, size=0.01)
+    for row, before, g in zip(found, c.detach(), gradient, strict=True):
+        moved = before - row.log() / 5  # up to a constant that softmax does not see
+        moved = moved - moved.mean() + 0.0
+        g = g - g.mean()
+        power = float((moved @ g) / (g @ g))
+        torch.testing.assert_close(moved, power * g, atol=1e-9, rtol=1e-6)
+        assert np.log(power) / np.log(5) == pytest.approx(round(np.log(power) / np.log(5)), abs=1e-6)
+    assert (found > 0).all()
+    torch.testing.assert_close(found.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("update", ["paper", "code"])
+def test_identical_clients_keep_uniform_coefficients(federation: Make, update: Any) -> None:
+    """INV4 of 1.19, and rows on the simplex (INV1) whatever the predictions."""
+    fed = federation(KTPFL(update=update, **SMALL), **PUBLIC)
+    relation = fed.knowledge
+    assert isinstance(relation, d.Coefficients)
+    same = predictions(1, 40, 10).expand(4, -1, -1)
+    rows = relation.weigh(fed, same, [0, 1, 2, 3])
+    torch.testing.assert_close(rows, torch.full((4, 4), 0.25, dtype=torch.float64))
+    for seed in range(3):
+        rows = relation.weigh(fed, predictions(4, 40, 10, seed), [0, 1, 2, 3])
+        assert (rows >= 0).all()
+        torch.testing.assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+@pytest.mark.parametrize("update", ["paper", "code"])
+def test_coefficients_outside_those_who_told_stay(federation: Make, update: Any) -> None:
+    """INV3 of 1.20, for predictions; a row's mass stays too, and others learn from those who told."""
+    fed = federation(KTPFL(update=update, step=0.5, **SMALL), **PUBLIC)
+    assert isinstance(fed.knowledge, d.Coefficients)
+    before = fed.server.fields["coefficients"].clone()
+    rows = fed.knowledge.weigh(fed, predictions(2, 40, 10), [1, 3])
+    after = fed.server.fields["coefficients"]
+    told = torch.zeros(4, 4, dtype=torch.bool)
+    told[1, 1] = told[1, 3] = told[3, 1] = told[3, 3] = True
+    assert torch.equal(after[~told], before[~told]) and not torch.equal(after[told], before[told])
+    torch.testing.assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
+    assert rows.shape == (4, 2)
+    torch.testing.assert_close(rows[0], torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+def test_a_row_teaches_its_own_client(federation: Make) -> None:
+    """INV5: with an asymmetric matrix client 0's teacher is made by row 0."""
+    fed = federation(KTPFL(**SMALL), clients=2, **PUBLIC)
+    P = predictions(2, 40, 10).float()
+    rows = torch.tensor([[0.9, 0.1], [0.4, 0.6]], dtype=torch.float64)
+    fed.server.fields |= {"public.predictions": P, "public.told": torch.tensor([0, 1]), "public.rows": rows}
+    payload = fed.payloads({0: fed.at_work.server.initial})[0]
+    fed.call("on_download", 0, payload)
+    torch.testing.assert_close(payload.extra["teacher"], 0.9 * P[0] + 0.1 * P[1])
+
+
+# ---------------------------------------------------------------- the distil phase
+
+
+def studied(fed: Federation, teacher: Tensor) -> tuple[Tensor, Tensor]:
+    """A client's row before and after it has met `teacher` in round 2."""
+    state = fed.state(0)
+    fed.turn_to(0).resident.binding.bind(state.row, state.buffers)
+    before = state.row.clone()
+    fed.resident.heard = {"teacher": teacher}
+    assert fed.knowledge is not None
+    fed.knowledge.study(fed, 2, 0)
+    return before, state.row
+
+
+@pytest.mark.parametrize("loss", ["kl", "mae", "mse"])
+def test_ones_own_predictions_teach_nothing(federation: Make, loss: Any) -> None:
+    """INV1 of 1.12, INV3 of 1.18 and 1.19."""
+    fed = federation(FedMD(loss=loss, samples=32, batch_size=32), precision="64-true", **PUBLIC)
+    knowledge = fed.knowledge
+    assert isinstance(knowledge, d.Consensus)
+    fed.resident.model.train()
+    with torch.no_grad():
+        z = knowledge.scores(fed.resident, knowledge.subset(fed, 1))
+    before, after = studied(fed, z.softmax(1) if loss == "kl" else z)
+    torch.testing.assert_close(after, before, rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("loss", ["kl", "mae", "mse"])
+@pytest.mark.parametrize("net", ["plain", "norm"])
+def test_a_step_goes_towards_the_teacher(federation: Make, loss: Any, net: Any) -> None:
+    """INV4 of 1.12: the sign."""
+    fed = federation(FedMD(loss=loss, samples=32, batch_size=32), net=net, precision="64-true", **PUBLIC)
+    knowledge = fed.knowledge
+    assert isinstance(knowledge, d.Consensus)
+    teacher = predictions(1, 32, 10)[0] if loss == "kl" else torch.randn(32, 10, dtype=torch.float64)
+    fed.resident.model.train()
+    with torch.no_grad():
+        first = knowledge.gap(fed.resident, knowledge.subset(fed, 1), teacher)
+    studied(fed, teacher)
+    fed.resident.model.train()
+    with torch.no_grad():
+        assert knowledge.gap(fed.resident, knowledge.subset(fed, 1), teacher) < first
+
+
+def test_the_loss_is_kl_of_teacher_and_student_at_the_temperature(federation: Make) -> None:
+    fed = federation(KTPFL(temperature=3.0, lam=0.5, samples=32), precision="64-true", **PUBLIC)
+    knowledge = fed.knowledge
+    assert isinstance(knowledge, d.Consensus)
+    x, teacher = knowledge.subset(fed, 1), predictions(1, 32, 10)[0]
+    fed.resident.model.eval()
+    with torch.no_grad():
+        s = (fed.resident.model(x) / 3.0).softmax(1)
+        assert float(knowledge.gap(fed.resident, x, teacher)) == pytest.approx(
+            0.5 * float((teacher * (teacher / s).log()).sum(1).mean())
+        )
+
+
+@pytest.mark.parametrize("off", [{"epochs": 0}, {"lam": 0.0}])
+def test_without_the_distil_phase_it_is_local(federation: Make, off: dict[str, Any]) -> None:
+    """INV3 of 1.12, bit for bit."""
+    taught, alone = federation(FedMD(**SMALL, **off), **PUBLIC), federation(Local(), **PUBLIC)
+    taught.fit()
+    alone.fit()
+    assert all(torch.equal(taught.states[c].row, alone.states[c].row) for c in range(4))
+
+
+def test_uniform_coefficients_that_never_move_are_fedmd(federation: Make) -> None:
+    """INV2 of 1.19, bit for bit; K = N is the consensus too (INV2 of 1.18)."""
+    consensus = federation(FedMD(loss="kl", **SMALL), rounds=3, **PUBLIC)
+    consensus.fit()
+    for method in (KTPFL(step=0.0, **SMALL), TopKPFD(k=4, **SMALL)):
+        other = federation(method, rounds=3, **PUBLIC)
+        other.fit()
+        assert all(torch.equal(consensus.states[c].row, other.states[c].row) for c in range(4))
+    alone = federation(Local(), rounds=3, **PUBLIC)
+    alone.fit()
+    assert not torch.equal(consensus.states[0].row, alone.states[0].row)
+
+
+# ---------------------------------------------------------------- in a federation
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_bytes_are_those_of_predictions_whatever_the_model(federation: Make, method: FedMD) -> None:
+    """INV2 of 1.12: 4 |D_r| C each way (down from round 2 on), none of the model."""
+    fed = federation(method, net={"plain": 2, "norm": 2}, **PUBLIC)
+    first, second = fed.round(1), fed.round(2)
+    for row in first.clients:
+        assert (row["download_bytes"], row["upload_bytes"]) == (0, 4 * 40 * 10)
+    for row in second.clients:
+        assert (row["download_bytes"], row["upload_bytes"]) == (4 * 40 * 10, 4 * 40 * 10)
+        assert row["upload_parameter_bytes"] == 0
+    assert not second.sent.any()
+
+
+def test_the_public_subset_is_new_every_round_and_the_same_for_all(federation: Make) -> None:
+    fed, again = (federation(FedMD(**SMALL), **PUBLIC) for _ in range(2))
+    assert isinstance(fed.knowledge, d.Consensus) and isinstance(again.knowledge, d.Consensus)
+    one, two = fed.knowledge.subset(fed, 1), fed.knowledge.subset(fed, 2)
+    assert one.shape == (40, 1, 8, 8) and not torch.equal(one, two)
+    assert torch.equal(again.knowledge.subset(again, 2), two)
+    assert len(torch.unique(one.flatten(1), dim=0)) > 35  # without replacement
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_the_matrix_is_the_relation_that_is_drawn(federation: Make, method: FedMD) -> None:
+    fed = federation(method, participation=0.5, rounds=3, **PUBLIC)
+    first = fed.round(1)
+    np.testing.assert_array_equal(first.relation.rows[:, 0], np.eye(2))
+    second = fed.round(2)
+    assert second.relation.layers == ["predictions"]
+    assert (second.relation.receivers, second.relation.sources) == (second.cohort, first.cohort)
+    np.testing.assert_allclose(second.relation.rows.sum(2), 1, atol=1e-6)
+
+
+def test_two_clients_with_the_same_data_teach_each_other_most(federation: Make) -> None:
+    fed = federation(SimPFD(**SMALL), clients=4, local_epochs=3, **PUBLIC)
+    parts = fed.data.client(0)
+    fed.data.admit(1, parts)
+    fed.round(1)
+    rows = rows_of(fed)
+    assert rows[0, 1] == rows[0].index_select(0, torch.tensor([1, 2, 3])).max()
+    assert rows[1, 0] == rows[1].index_select(0, torch.tensor([0, 2, 3])).max()
+
+
+@pytest.mark.parametrize("method", METHODS)
+def test_who_was_away_learns_from_those_who_told(federation: Make, method: FedMD) -> None:
+    fed = federation(method, participation=0.5, rounds=4, **PUBLIC)
+    for t in range(1, 5):
+        record = fed.round(t)
+        rows = rows_of(fed)
+        assert rows.shape == (4, 2) and fed.server.fields["public.told"].tolist() == record.cohort
+        torch.testing.assert_close(rows.sum(1), torch.ones(4, dtype=torch.float64))
+
+
+def test_no_public_data_or_too_few(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"data\.public.*held_back"):
+        federation(FedMD(**SMALL)).fit()
+    with pytest.raises(BadInput, match=r"method\.samples.*30 public samples"):
+        federation(FedMD(**SMALL), data={"public": "held_back", "public_samples": 30}).fit()
+    for wrong in ({"samples": 0}, {"batch_size": 0}, {"epochs": -1}, {"temperature": 0.0}, {"lam": -1.0}):
+        with pytest.raises(BadInput, match=next(iter(wrong))):
+            FedMD(**wrong)
+    with pytest.raises(BadInput, match="k"):
+        TopKPFD(k=0)
+    with pytest.raises(BadInput, match="loss"):
+        KTPFL(loss="mae")
+
+
+def test_predictions_that_are_not_finite_stop_the_run(federation: Make) -> None:
+    fed = federation(FedMD(loss="mae", **SMALL), **PUBLIC)
+    assert fed.knowledge is not None
+    told = {c: {"predictions": torch.full((40, 10), float("nan"))} for c in range(4)}
+    with pytest.raises(RunFailed, match="no longer finite"):
+        fed.knowledge.merge(fed, told)
+
+
+# ---------------------------------------------------------------- of models (1.20)
+
+
+def test_models_mixed_evenly_are_the_plain_mean(federation: Make) -> None:
+    """INV1 of 1.20: with an endless pull towards 1/N everybody hears the uniform mean."""
+    fed = federation(KTPFLModels(rho=1e12), rounds=2, precision="64-true")
+    fed.round(1)
+    downloads, view = fed.compose([0, 1, 2, 3])
+    mean = torch.stack([fed.states[c].received for c in range(4)]).mean(0)
+    for payload in downloads.values():
+        torch.testing.assert_close(payload.row, mean)
+    np.testing.assert_allclose(view.rows, 0.25, atol=1e-6)
+
+
+def test_models_without_a_pull_to_the_mean_hear_themselves(federation: Make) -> None:
+    """INV2 of 1.20: c = I is the minimiser without rho, and then it is local training."""
+    mixed, alone = (federation(m, precision="64-true") for m in (KTPFLModels(rho=0.0), Local()))
+    mixed.fit()
+    alone.fit()
+    for c in range(4):
+        torch.testing.assert_close(mixed.states[c].row, alone.states[c].row, rtol=0, atol=1e-9)
+
+
+@pytest.mark.parametrize("method", [KTPFLModels(), KTPFLModels(solver="step", eta=1e-4)])
+def test_the_matrix_of_models_keeps_what_is_not_of_the_cohort(federation: Make, method: KTPFLModels) -> None:
+    """INV3 and INV4 of 1.20."""
+    fed = federation(method, participation=0.5, rounds=3)
+    for t in (1, 2, 3):
+        before = fed.server.fields["relation"].clone()
+        cohort = fed.draw_cohort(t)
+        fed.round(t)
+        after = fed.server.fields["relation"]
+        inside = torch.zeros(4, 4, dtype=torch.bool)
+        inside[np.ix_(cohort, cohort)] = True
+        assert after.shape == (4, 1, 4) and torch.equal(after[:, 0][~inside], before[:, 0][~inside])
+        torch.testing.assert_close(after.sum(2), torch.ones(4, 1, dtype=torch.float64))
+
+
+def test_every_hyper_parameter_reaches_the_engine() -> None:
+    method = KTPFL(samples=7, epochs=2, batch_size=3, temperature=4.0, lam=0.5, rho=0.2, step=0.3, update="code")
+    knowledge = method.knowledge()
+    assert isinstance(knowledge, d.Coefficients)
+    for name, value in method.arguments().items():
+        assert getattr(knowledge, name) == value
+    assert replace(method, rho=0.9).knowledge() != knowledge
