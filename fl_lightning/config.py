@@ -113,6 +113,8 @@ class OptimizerConfig:
 class DataConfig:
     """Which data, and how the clients share them."""
 
+    task: Literal["classification", "regression"] = "classification"
+    """Regression: labels are numbers, the local loss is the squared error, and runs are judged by `mae`."""
     source: str = "digits"
     """`digits` (ships with the package), a torchvision data set in lower case, `arrays`, `images` or `table`."""
     root: str | None = None
@@ -138,7 +140,7 @@ class DataConfig:
     """Training and test data are pooled, and this share of each client's samples is its test part; None: the set's own
     test part is shared out."""
     label_column: str = "label"
-    """Table: the column of the classes."""
+    """Table: the column of the classes, or of the targets."""
     group_column: str | None = None
     """Table: the column of the natural partition's groups, a client for each of its values."""
     columns: list[str] | None = None

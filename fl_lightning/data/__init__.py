@@ -50,6 +50,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         data.augment,
         data.resident,
         made_up,
+        data.task,
         None if known is None else Samples(torch.from_numpy(known), torch.empty(0, dtype=torch.int64), mean, std),
     )
 
@@ -86,17 +87,17 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
         names = source.group_names[:clients] if smoke else source.group_names
         groups = partition.Groups(train.groups, test.groups, names)
     rng = numpy_rng(seed, "partition")
-    trains, tests = partition.deal(train.labels, test.labels, clients, data, rng, groups)
+    trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if data.client_test is not None:  # what was dealt as training data is all that a client has
         rng = numpy_rng(seed, "data.client_test")
-        trains, tests = partition.hold_out(trains, train.labels, data.client_test, rng)
+        trains, tests = partition.hold_out(trains, train.strata, data.client_test, rng)
         tested = np.sort(np.concatenate(tests))
         trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
         trains = [np.searchsorted(trained, share) for share in trains]
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
-    trains = partition.keep(trains, train.labels, data, numpy_rng(seed, "data.samples_per_client"))
-    trains, held = partition.hold_out(trains, train.labels, data.validation, numpy_rng(seed, "data.validation"))
+    trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
+    trains, held = partition.hold_out(trains, train.strata, data.validation, numpy_rng(seed, "data.validation"))
     return _Dealt(train, test, (trains, held, tests), held_back)
 
 
@@ -135,7 +136,7 @@ def _used(
 ) -> np.ndarray:
     """Indices of a stratified share of a pool, or, with `smoke`, of about so many samples per client."""
     grouped = data.partition == partition.NATURAL and pool.groups is not None
-    strata = pool.groups if grouped and pool.groups is not None else pool.labels
+    strata = pool.groups if grouped and pool.groups is not None else pool.strata
     if smoke is not None and grouped:
         first = np.flatnonzero(strata < clients)
         return first[_first(strata[first], smoke)]

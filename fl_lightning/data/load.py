@@ -19,6 +19,8 @@ SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""
 MADE_UP_FEATURES = 8
 """Columns of a table that is not there and of which none are chosen."""
+TARGETS = ("table", "arrays")
+"""Sources whose labels may be numbers."""
 OVERRIDES = {".npz": "arrays", ".csv": "table"}
 """The source that a file for `data.root` means, whatever `data.source` says."""
 
@@ -29,6 +31,8 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     if data.root is not None:
         name = OVERRIDES.get(Path(data.root).suffix, name)
     check_name("data.source", name)
+    if data.task == "regression" and name not in TARGETS:
+        raise BadInput("data.task", data.task, f"its targets come from the sources {' and '.join(TARGETS)}, not {name}")
     try:
         return read(replace(data, source=name, download=data.download and not smoke)), False
     except Absent:
@@ -56,7 +60,7 @@ def read(data: DataConfig) -> Source:
     if name == "arrays":
         from fl_lightning.data import arrays
 
-        return arrays.load(root)
+        return arrays.load(root, data.task)
     if name == "images":
         from fl_lightning.data import images
 
@@ -86,8 +90,10 @@ def made_up(name: str, data: DataConfig, clients: int) -> Source:
     for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
         size = per_class(classes, per_client, clients) * classes
         noise = numpy_rng(0, f"made up {part}").integers(0, 256, (size, *shape), dtype=np.uint8)
+        labels = np.arange(size) % classes
+        labels = labels.astype(np.float32) if data.task == "regression" else labels
         groups = np.arange(size) // classes % clients if name == "table" else None
-        pools.append(replace(Pool.of(noise, np.arange(size) % classes), groups=groups))
+        pools.append(replace(Pool.of(noise, labels), groups=groups))
     group_names = [str(group) for group in range(clients)] if name == "table" else []
     return Source(pools[0], pools[1], [str(label) for label in range(classes)], group_names)
 

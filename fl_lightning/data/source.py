@@ -24,7 +24,7 @@ class Pool:
     """Labelled samples whose images are read only when they are used."""
 
     labels: np.ndarray
-    """Class numbers from 0, int64 [n]."""
+    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]."""
     read: Callable[[np.ndarray], np.ndarray]
     """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]."""
     groups: np.ndarray | None = None
@@ -33,7 +33,14 @@ class Pool:
     @classmethod
     def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
         """A pool that lies in memory."""
-        return cls(labels.astype(np.int64), lambda index: np.ascontiguousarray(samples[index]))
+        labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
+        return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
+
+    @property
+    def strata(self) -> np.ndarray:
+        """What partitions deal by, int64 [n]: class numbers; targets are all of one class."""
+        targets = np.issubdtype(self.labels.dtype, np.floating)
+        return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
     def part(self, index: np.ndarray) -> Pool:
         """The samples at `index` as a pool of their own."""
@@ -72,6 +79,6 @@ class Source:
 
 def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None) -> Source:
     """A source of data without a test part: 80/20, stratified by group, else by class, the same whatever the seed."""
-    strata = pool.labels if pool.groups is None else pool.groups
+    strata = pool.strata if pool.groups is None else pool.groups
     train, test = split(strata, TEST_SHARE, numpy_rng(0, "data.split"))
     return Source(pool.part(train), pool.part(test), class_names, group_names or [])

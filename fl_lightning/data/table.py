@@ -36,7 +36,11 @@ def load(data: DataConfig) -> Source:
     if label in places or not places:
         what = "it must name columns of features" if not places else "it must not hold the label itself"
         raise BadInput("data.columns", chosen, what)
-    class_names, labels = _numbered([row[label] for row in rows], head[label], data.root)
+    if data.task == "regression":
+        class_names: list[str] = []
+        labels = _features(data.root, head, rows, [label])[:, 0]
+    else:
+        class_names, labels = _numbered([row[label] for row in rows], head[label], data.root)
     groups, group_names = None, None
     if group is not None:
         group_names, groups = _numbered([row[group] for row in rows], head[group], data.root)
