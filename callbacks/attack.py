@@ -60,6 +60,8 @@ class Attack(Callback):
             drawn = numpy_rng(fed.config.seed, "attackers").choice(fed.clients, count, replace=False)
             self.attackers = frozenset(int(c) for c in drawn)
         if self.kind == "label_flip":
+            fine = fed.data.task == "classification"
+            check("callbacks.attack.kind", self.kind, fine, "it flips classes, and a regression has none")
             for client in self.attackers:
                 fed.data.relabel(client, lambda y: fed.data.num_classes - 1 - y)
 

@@ -67,7 +67,9 @@ class Checkpoint(Callback):
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
         if record.round % self.every and record.round != fed.rounds:
             return
-        score = record.metrics.get("validation_accuracy", record.metrics.get("mean_accuracy"))
+        metric = fed.data.metric
+        score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
+        score = None if score is None else metric.merit(score)
         with undisturbed():
             self._last = self._save(fed, fed.folder / "checkpoints", score)
 

@@ -11,6 +11,7 @@ import numpy as np
 from fl_lightning.callbacks.base import Callback, RoundRecord
 from fl_lightning.config import check
 from fl_lightning.drawing import heatmap, save_png
+from fl_lightning.metric import of_rows
 from fl_lightning.payload import KINDS
 from fl_lightning.runfolder import Row, RunFolder
 
@@ -86,7 +87,7 @@ class Ledger(Callback):
         rows.append({"round": record.round, **record.metrics})
         pictures = {"bytes": draw_bytes(traffic), "layers": draw_layers(traffic)}
         pictures |= {way: draw_shares(traffic, way, fed.layer_names) for way in _WAYS}
-        if any("channel_s" in row and "mean_accuracy" in row for row in rows):
+        if any("channel_s" in row and of_rows(rows).of("mean") in row for row in rows):
             pictures["time"] = draw_time(rows)
         for name, picture in pictures.items():
             record.images[f"ledger/{name}"] = picture
@@ -142,11 +143,12 @@ def draw_shares(traffic: Series, way: str, layers: Sequence[str]) -> np.ndarray:
 
 def draw_time(rows: Sequence[Row]) -> np.ndarray:
     """Mean accuracy against the channel's seconds and against MiB, both since the first round."""
-    figure, panels = _figure("Mean accuracy by what it cost")
+    words = f"mean {of_rows(rows).words}"
+    figure, panels = _figure(f"{words.capitalize()} by what it cost")
     seconds, mib, accuracy = costs(rows)
     for axes, cost, unit in zip(panels, (seconds, mib), ("seconds over the channel", "MiB up and down"), strict=True):
         axes.plot(cost, accuracy, color="#440154", marker="o" if len(cost) <= _FEW else "", markersize=4)
-        axes.set(xlabel=f"{unit}, since the first round", ylabel="mean accuracy")
+        axes.set(xlabel=f"{unit}, since the first round", ylabel=words)
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=6)
         axes.ticklabel_format(axis="x", style="plain")
@@ -165,8 +167,9 @@ def costs(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
     """Of each judged round: the channel's seconds and MiB up and down until its end, and its mean accuracy."""
     seconds = np.cumsum([row.get("channel_s", 0.0) for row in rows])
     mib = np.cumsum([row["upload_bytes"] + row["download_bytes"] for row in rows]) / _MIB
-    judged = [k for k, row in enumerate(rows) if "mean_accuracy" in row]
-    return seconds[judged], mib[judged], np.array([rows[k]["mean_accuracy"] for k in judged])
+    mean = of_rows(rows).of("mean")
+    judged = [k for k, row in enumerate(rows) if mean in row]
+    return seconds[judged], mib[judged], np.array([rows[k][mean] for k in judged])
 
 
 def _figure(title: str) -> tuple[Figure, list[Axes]]:

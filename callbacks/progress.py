@@ -11,6 +11,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fl_lightning.callbacks.base import Callback, RoundRecord
+from fl_lightning.metric import of_rows
 from fl_lightning.runfolder import Row, RunFolder, best
 
 if TYPE_CHECKING:
@@ -69,7 +70,8 @@ class Progress(Callback):
         if self._bar is not None:
             self._bar.update(self._task, completed=record.round, note=_so_far(self._rows))
         else:
-            accuracy = _so_far(self._rows) if "mean_accuracy" in record.metrics else "not judged"
+            judged = of_rows([record.metrics]).of("mean") in record.metrics
+            accuracy = _so_far(self._rows) if judged else "not judged"
             loss, seconds = record.metrics["train_loss"], record.metrics["seconds"]
             line = f"round {record.round}/{fed.rounds}: {accuracy}, loss {loss:.4f}, {seconds:.1f} s"
             self._print(self._console, line)
@@ -99,29 +101,32 @@ def _table(fed: Federation, rows: list[Row], summary: dict[str, Any]) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(fed.method).__name__}, {fed.clients} clients, {fed.rounds} rounds"
     table = Table(title=f"{fed.folder.name}: {names}", title_justify="left", caption_justify="left")
-    table.add_column("accuracy, mean of the round's clients")
+    metric = of_rows(rows)
+    mean = metric.of("mean")
+    table.add_column(f"{metric.words}, mean of the round's clients")
     for column in ("best", "round", "last"):
         table.add_column(column, justify="right")
     for kind, label in _MODELS.items():
-        values = [row[f"accuracy_{kind}"] for row in rows if f"accuracy_{kind}" in row]
+        values = [row[metric.by(kind)] for row in rows if metric.by(kind) in row]
         if values:
-            accuracy, round = best(rows, f"accuracy_{kind}")
+            accuracy, round = best(rows, metric.by(kind))
             judge = kind == fed.judge
             cells = (label + " *" * judge, f"{accuracy:.4f}", str(round), f"{values[-1]:.4f}")
             table.add_row(*cells, style="bold" if judge else None)
-    judged = {int(row["round"]): row for row in rows if "mean_accuracy" in row}
+    judged = {int(row["round"]): row for row in rows if mean in row}
     _, round = best(rows)
-    for name, label in (("worst_accuracy", "* worst 10 % of clients"), ("std_accuracy", "* spread over clients (std)")):
+    for what, label in (("worst", "* worst 10 % of clients"), ("std", "* spread over clients (std)")):
         if judged:
+            name = metric.of(what)
             cells = (label, f"{judged[round][name]:.4f}", str(round), f"{judged[max(judged)][name]:.4f}")
             table.add_row(*cells)
-    if "final_mean_accuracy" in summary:
+    if f"final_{mean}" in summary:
         which = f"all clients at the end ({summary.get('final_model', 'final')} model)"
-        table.add_row(which, "", "", f"{summary['final_mean_accuracy']:.4f}", end_section=True)
+        table.add_row(which, "", "", f"{summary[f'final_{mean}']:.4f}", end_section=True)
     if "validation_round" in summary:
-        chosen = f"{summary['validation_mean_accuracy']:.4f}"
+        chosen = f"{summary[f'validation_{mean}']:.4f}"
         table.add_row("* in the round chosen on validation data", chosen, str(summary["validation_round"]), "")
-    table.caption = "* the judge: what mean_accuracy stands for"
+    table.caption = f"* the judge: what {mean} stands for"
     return table
 
 
@@ -135,12 +140,13 @@ def _closing_lines(fed: Federation, rows: list[Row], summary: dict[str, Any]) ->
     phases = ", ".join(
         f"{phase} {total.get(f'seconds_{phase}', 0.0):.1f}" for phase in ("client", "server", "evaluation")
     )
-    accuracy, round = best(rows)
+    score, round = best(rows)
+    words = of_rows(rows).words
     lines = [
         f"{up}, {down}",
         f"{total['seconds']:.1f} s in rounds ({phases}), "
         f"at most {max(row.get('memory_mib', 0.0) for row in rows):.0f} MiB of memory",
-        f"{type(fed.method).__name__}: best mean accuracy {accuracy:.4f} in round {round}; run folder: {fed.folder}",
+        f"{type(fed.method).__name__}: best mean {words} {score:.4f} in round {round}; run folder: {fed.folder}",
         "The best round is chosen on test data, so it is optimistic; the last round is not.",
     ]
     if "channel_s" in total:
@@ -156,9 +162,10 @@ def _closing_lines(fed: Federation, rows: list[Row], summary: dict[str, Any]) ->
 
 
 def _so_far(rows: list[Row]) -> str:
-    """Mean accuracy of the last judged round, and the best so far; empty if there is none."""
-    judged = [row["mean_accuracy"] for row in rows if "mean_accuracy" in row]
+    """The judge's mean in the last judged round, and the best so far; empty if there is none."""
+    metric = of_rows(rows)
+    judged = [row[metric.of("mean")] for row in rows if metric.of("mean") in row]
     if not judged:
         return ""
-    accuracy, round = best(rows)
-    return f"mean accuracy {judged[-1]:.4f} (best {accuracy:.4f} in round {round})"
+    score, round = best(rows)
+    return f"mean {metric.words} {judged[-1]:.4f} (best {score:.4f} in round {round})"

@@ -23,6 +23,8 @@ if TYPE_CHECKING:
 def basis(part: Part, directions: int, classes: int) -> Tensor:
     """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples, uncentred.
 
+    The target of a regression stands there as it is: one row (the paper does not say).
+
     Args:
         part: training data.
         directions: p; where there are fewer samples than that, the rest are zero columns.
@@ -35,7 +37,9 @@ def basis(part: Part, directions: int, classes: int) -> Tensor:
     for x, y in part.batches(4096):
         flat = x.flatten(1).double().cpu()
         if classes:
-            flat = torch.cat([flat, torch.nn.functional.one_hot(y.cpu(), classes).double()], 1)
+            target = y.is_floating_point()
+            label = y[:, None].cpu() if target else torch.nn.functional.one_hot(y.cpu(), classes)
+            flat = torch.cat([flat, label.double()], 1)
         columns.append(flat)
     matrix = torch.cat(columns).T
     # The small side's eigenvectors: far cheaper than a whole decomposition of images by samples.

@@ -22,6 +22,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.layout import Layout
 from fl_lightning.local import descent
 from fl_lightning.methods.base import Method
+from fl_lightning.metric import Metric
 from fl_lightning.models import head_of
 from fl_lightning.state import ServerModel
 
@@ -37,6 +38,7 @@ class Architecture:
         method: what the clients exchange, and how.
         knowledge: what they exchange beside models.
         num_classes: of the task.
+        metric: how the task is judged.
         dtype: of the rows.
     """
 
@@ -49,6 +51,7 @@ class Architecture:
         method: Method,
         knowledge: Knowledge | None,
         num_classes: int,
+        metric: Metric,
         dtype: torch.dtype,
     ) -> None:
         self.name = type(model).__name__.lower()
@@ -59,7 +62,7 @@ class Architecture:
         row, buffers = row.to(fabric.device), [b.to(fabric.device) for b in buffers]
         self.server = ServerModel(initial=row, initial_buffers=buffers, shared=row)
         """What the server keeps of it: the same object as in the server's state."""
-        self.resident = Client(model.to(fabric.device), self.layout, method, num_classes, knowledge)
+        self.resident = Client(model.to(fabric.device), self.layout, method, num_classes, knowledge, metric)
         self.resident.fabric = fabric
         self.resident.binding.bind(row.clone(), copied(buffers))
         self.optimizer = descent(fabric, self.resident, config.optimizer)

@@ -10,12 +10,12 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 from torch.autograd.function import FunctionCtx
-from torchmetrics.functional.classification import multiclass_stat_scores
 
 from fl_lightning.config import FLOAT32
 from fl_lightning.errors import BadInput
 from fl_lightning.layout import Binding, Layout, Segment
 from fl_lightning.methods.base import Method
+from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.payload import Payload
 
 if TYPE_CHECKING:
@@ -71,13 +71,21 @@ class Client(LightningModule):
     """
 
     def __init__(
-        self, model: nn.Module, layout: Layout, method: Method, num_classes: int, knowledge: Knowledge | None = None
+        self,
+        model: nn.Module,
+        layout: Layout,
+        method: Method,
+        num_classes: int,
+        knowledge: Knowledge | None = None,
+        metric: Metric = ACCURACY,
     ) -> None:
         super().__init__()
         self.model = model
         self.layout = layout
         self.num_classes = num_classes
         self.knowledge = knowledge
+        self.metric = metric
+        """How it is judged, and its task loss."""
         self.heard: dict[str, Tensor] = {}
         """What the knowledge has made of the last payload."""
         self.features: Tensor
@@ -153,13 +161,13 @@ class Client(LightningModule):
         return scores
 
     def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
-        """The user's `training_step` where the model has one, else the mean cross-entropy."""
+        """The user's `training_step` where the model has one, else the task's mean loss."""
         if self._own_step:
             out = self.model.training_step(batch, batch_idx)  # type: ignore[operator]
             loss: Tensor = out["loss"] if isinstance(out, dict) else out
             return loss
         x, y = batch
-        return nn.functional.cross_entropy(self.model(x), y)
+        return self.metric.loss(self.model(x), y)
 
     def coaching(self) -> Tensor | None:
         """The pull sum_b c_b ||w_b - s_b||^2 over the blocks that were heard (KAPC Eq. 16), or None."""
@@ -183,15 +191,9 @@ class Client(LightningModule):
         return loss + term
 
     def score(self, x: Tensor, y: Tensor) -> Tensor:
-        """Number of right answers in a batch, a tensor of shape ()."""
-        counts: Tensor = multiclass_stat_scores(
-            self.model(x) if self.knowledge is None else self.knowledge.predict(self, x),
-            y,
-            num_classes=self.num_classes,
-            average="micro",
-            validate_args=False,
-        )
-        return counts[0]  # true positives; a share would be rounded
+        """The metric's sum over a batch (right answers), a tensor of shape ()."""
+        output = self.model(x) if self.knowledge is None else self.knowledge.predict(self, x)
+        return self.metric.total(output, y, self.num_classes)
 
     def configure_optimizers(self) -> Any:
         """The user's own, for `--optimizer.name module`."""

@@ -113,14 +113,17 @@ class OptimizerConfig:
 class DataConfig:
     """Which data, and how the clients share them."""
 
+    task: Literal["classification", "regression"] = "classification"
+    """Regression: labels are numbers, the local loss is the squared error, and runs are judged by `mae`."""
     source: str = "digits"
-    """`digits` (ships with the package), a torchvision data set in lower case, `arrays` or `images`."""
+    """`digits` (ships with the package), a torchvision data set in lower case, `arrays`, `images` or `table`."""
     root: str | None = None
-    """Folder of the data, or the `.npz` file for `arrays`; an `.npz` file here overrides any source."""
+    """Folder of the data, or the `.npz` file for `arrays`, or the `.csv` file for `table`; such a file overrides any
+    source."""
     download: bool = False
     """Let torchvision download what is missing."""
     partition: str = "dirichlet"
-    """dirichlet, pathological, rotated, iid, or the import path of a function."""
+    """dirichlet, pathological, lognormal, rotated, natural, iid, or the import path of a function."""
     alpha: float = 0.1
     """Dirichlet concentration: smaller is less alike. 0.1: KAPC's harder setting."""
     by: Literal["class", "client"] = "class"
@@ -128,7 +131,20 @@ class DataConfig:
     sizes: Literal["free", "equal"] = "free"
     """Dirichlet: free sizes, or as many samples for everyone."""
     classes_per_client: int = 2
-    """Pathological partition: classes each client holds. 2: McMahan et al., 2017."""
+    """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
+    samples_per_client: int | None = None
+    """Training and validation samples each client keeps at most, with its class mix; None: all that it is dealt."""
+    rest_to: int | None = None
+    """Rotated and iid partitions: the client that gets what the others leave for `samples_per_client`; None: nobody."""
+    client_test: float | None = None
+    """Training and test data are pooled, and this share of each client's samples is its test part; None: the set's own
+    test part is shared out."""
+    label_column: str = "label"
+    """Table: the column of the classes, or of the targets."""
+    group_column: str | None = None
+    """Table: the column of the natural partition's groups, a client for each of its values."""
+    columns: list[str] | None = None
+    """Table: the columns of features, or one column of image files; None: all but those of label and group."""
     fraction: float = 1.0
     """Share of the training and of the test data that is used at all."""
     test_fraction: float | None = None
@@ -157,6 +173,16 @@ class DataConfig:
         share = self.test_fraction
         check("data.test_fraction", share, share is None or 0 < share <= 1, "it must lie in (0, 1], or null")
         check("data.validation", self.validation, 0 <= self.validation < 1, "it must lie in [0, 1)")
+        size, rest = self.samples_per_client, self.rest_to
+        check("data.samples_per_client", size, size is None or size >= 2, "it must be at least 2, or null")
+        fine = rest is None or (size is not None and rest >= 0)
+        check("data.rest_to", rest, fine, "it must be a client's number from 0, with data.samples_per_client, or null")
+        fine = rest is None or self.partition in ("rotated", "iid")
+        check("data.rest_to", rest, fine, "it belongs to the partitions rotated and iid, whose clients are alike")
+        share = self.client_test
+        check("data.client_test", share, share is None or 0 < share < 1, "it must lie in (0, 1), or null")
+        fine = share is None or self.test_fraction is None
+        check("data.client_test", share, fine, "beside data.test_fraction there is no test part to take a share of")
         kept = self.public_samples
         check("data.public_samples", kept, kept is None or kept >= 1, "it must be at least 1, or null")
         for key in ("public_root", "public_samples"):

@@ -36,6 +36,7 @@ from fl_lightning.files import writing
 from fl_lightning.layout import Layout, copy_columns
 from fl_lightning.local import Descent, Turn, accuracy, autocast, mean_loss, train
 from fl_lightning.methods.base import Method
+from fl_lightning.metric import Metric
 from fl_lightning.mixing import Mixer
 from fl_lightning.parallel import Group, share_out
 from fl_lightning.payload import KINDS, Payload
@@ -84,7 +85,9 @@ class Federation:
         self.knowledge = method.knowledge()
         shares = shared_among([m.count for m in config.models], self.clients)
         self.architectures = [
-            Architecture(fabric, config, model, members, method, self.knowledge, data.num_classes, self.dtype)
+            Architecture(
+                fabric, config, model, members, method, self.knowledge, data.num_classes, data.metric, self.dtype
+            )
             for model, members in zip(models, shares, strict=True)
         ]
         """One for each of `config.models`."""
@@ -462,18 +465,19 @@ class Federation:
         metrics: dict[str, float] = {}
         if self.tolerant:
             metrics["clients_failed"] = len(cohort) - len(clients)
-        scored = [c for c in clients if f"accuracy_{self.judge}" in c]
+        metric = self.data.metric
+        scored = [c for c in clients if metric.by(self.judge) in c]
         if scored:
-            scores = [c[f"accuracy_{self.judge}"] for c in scored]
-            metrics |= {f"{k}_accuracy": v for k, v in spread(scores).items()}
-            metrics["weighted_accuracy"] = float(np.average(scores, weights=[c["test_samples"] for c in scored]))
-            validated = [c["accuracy_validation"] for c in scored if "accuracy_validation" in c]
+            scores = [c[metric.by(self.judge)] for c in scored]
+            metrics |= {metric.of(k): v for k, v in spread(scores, metric).items()}
+            metrics[metric.of("weighted")] = float(np.average(scores, weights=[c["test_samples"] for c in scored]))
+            validated = [c[metric.by("validation")] for c in scored if metric.by("validation") in c]
             if validated:
-                metrics["validation_accuracy"] = spread(validated)["mean"]
+                metrics[metric.of("validation")] = float(np.mean(np.sort(validated)))
         for kind in ("before", "after", "global", "finetuned"):
-            values = [c[f"accuracy_{kind}"] for c in clients if f"accuracy_{kind}" in c]
+            values = [c[metric.by(kind)] for c in clients if metric.by(kind) in c]
             if values:
-                metrics[f"accuracy_{kind}"] = spread(values)["mean"]
+                metrics[metric.by(kind)] = float(np.mean(np.sort(values)))
         for name in ("train_loss", "coaching_loss"):
             metrics[name] = float(np.mean([c[name] for c in clients]))
         counted = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
@@ -511,11 +515,11 @@ class Federation:
 
     def scores(self, kind: str, client: int) -> dict[str, Tensor]:
         """`accuracy_KIND` of the bound model, and, where it is the judge's kind, its accuracy on validation data."""
-        found = {f"accuracy_{kind}": self.score(client)}
+        found = {self.data.metric.by(kind): self.score(client)}
         validation = self.data.client(client, self.fabric.device, self.dtype).validation
         if kind == self.judge and len(validation):
             size = self.config.evaluation.batch_size
-            found["accuracy_validation"] = accuracy(self.fabric, self.resident, validation, size)
+            found[self.data.metric.by("validation")] = accuracy(self.fabric, self.resident, validation, size)
         return found
 
     def validation_loss(self, client: int, row: Tensor) -> float:
@@ -583,7 +587,8 @@ class Federation:
         judged = [score for score in scores if not math.isnan(score)]
         if not judged:
             raise RunFailed("no client's final model can be judged")
-        figures = {f"final_{name}_accuracy": value for name, value in spread(judged).items()}
+        metric = self.data.metric
+        figures = {metric.of(f"final_{name}"): value for name, value in spread(judged, metric).items()}
         return {"judge": self.judge, "final_model": kinds[0], **figures, "final_accuracies": scores}
 
     # ---------------------------------------------------------------- a new client
@@ -611,7 +616,7 @@ class Federation:
         self.states[number] = state
         try:
             self.resident.binding.bind(state.row, state.buffers)
-            scores = {"accuracy_heard": self.score(number)} if len(new.test) else {}
+            scores = {self.data.metric.by("heard"): self.score(number)} if len(new.test) else {}
             if labelled and rounds:
                 download = Payload(self.layout, row, self.at_work.down_mask.copy())
                 epochs = rounds * self.config.federation.local_epochs
@@ -621,7 +626,7 @@ class Federation:
                 self.begin_optimizer(max(self.server.round, 1), None)
                 train(self.fabric, self.resident, new.train, self.optimizer, self.turn_of("join", number, 0, epochs))
                 if len(new.test):
-                    scores["accuracy"] = self.score(number)
+                    scores[self.data.metric.name] = self.score(number)
         finally:
             del self.states[number]
         return state, {k: float(v) for k, v in scores.items()}
@@ -752,10 +757,11 @@ class Federation:
             getattr(callback, hook)(self, *args)
 
 
-def spread(scores: Sequence[float]) -> dict[str, float]:
+def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
     """Unweighted mean, mean of the worst tenth (at least one) and standard deviation over clients."""
     values = np.sort(np.asarray(scores, dtype=np.float64))
-    worst = values[: max(1, len(values) // 10)]
+    tenth = max(1, len(values) // 10)
+    worst = values[:tenth] if metric.rises else values[-tenth:]
     return {"mean": float(values.mean()), "worst": float(worst.mean()), "std": float(values.std())}
 
 

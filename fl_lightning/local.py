@@ -255,7 +255,7 @@ def _seed(seed: int, device: torch.device) -> None:
 
 @torch.no_grad()
 def accuracy(fabric: Fabric, client: Client, part: Part, batch_size: int) -> Tensor:
-    """Share of right answers of the bound client on `part`, a tensor of shape (); NaN on an empty part."""
+    """Share of right answers of the bound client on `part` (or its other metric), shape (); NaN on an empty part."""
     client.model.eval()
     right = torch.zeros((), device=fabric.device)
     cast = autocast(fabric)

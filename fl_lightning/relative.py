@@ -16,6 +16,7 @@ from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config
 from fl_lightning.errors import BadInput
 from fl_lightning.files import whole
+from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.runfolder import RunFolder
 
 REFERENCES = "references"
@@ -39,7 +40,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     Returns:
         `relative_accuracy` (mean over clients of (accuracy - local) / local), `positive_transfer_ratio` (share of
         clients at least as accurate as alone), the two mean accuracies, and where the reference lies. Clients whose
-        local accuracy is 0 are left out of the first and counted in `without_reference`.
+        local accuracy is 0 are left out of the first and counted in `without_reference`. For regression `mae` stands
+        for `accuracy`, and `relative_mae` is the mean of (local - mae) / local: positive is better, too.
 
     Raises:
         BadInput: the run is not finished.
@@ -57,13 +59,14 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         where.mkdir(parents=True, exist_ok=True)
         write_config(where, alone)
         fit(alone, where, resume=True)
-    pairs = list(zip(*(_final(folder) for folder in (run, RunFolder(where))), strict=True))
-    gains = [(ours - local) / local for ours, local in pairs if local > 0]
+    metric = BY_TASK[config.data.task]
+    pairs = list(zip(*(_final(folder, metric) for folder in (run, RunFolder(where))), strict=True))
+    gains = [metric.gain(ours, local) for ours, local in pairs if local > 0]
     found: dict[str, Any] = {
-        "relative_accuracy": sum(gains) / len(gains) if gains else float("nan"),
-        "positive_transfer_ratio": sum(ours >= local for ours, local in pairs) / len(pairs),
-        "mean_accuracy": sum(ours for ours, _ in pairs) / len(pairs),
-        "local_mean_accuracy": sum(local for _, local in pairs) / len(pairs),
+        metric.of("relative"): sum(gains) / len(gains) if gains else float("nan"),
+        "positive_transfer_ratio": sum(metric.merit(ours) >= metric.merit(local) for ours, local in pairs) / len(pairs),
+        metric.of("mean"): sum(ours for ours, _ in pairs) / len(pairs),
+        metric.of("local_mean"): sum(local for _, local in pairs) / len(pairs),
         "clients": len(pairs),
         "without_reference": len(pairs) - len(gains),
         "reference": str(where.relative_to(folder.resolve().parent)),
@@ -73,8 +76,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     return found
 
 
-def _final(run: RunFolder) -> list[float]:
-    return [row["accuracy"] for row in run.read_final()]
+def _final(run: RunFolder, metric: Metric) -> list[float]:
+    return [row[metric.name] for row in run.read_final()]
 
 
 def _identity(config: Config) -> str:

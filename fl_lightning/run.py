@@ -93,9 +93,9 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     keeper.folder.check_whole(fed.resumed_from)
     with fed.group.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    accuracies = summary.pop("final_accuracies")
+    scores = summary.pop("final_accuracies")
     if fed.is_main:  # last of all, so that loggers have had their say
-        keeper.folder.write_final(accuracies)
+        keeper.folder.write_final(scores, fed.data.metric.name)
         keeper.folder.write_summary(summary)
     if lock is not None:
         lock.close()
@@ -150,6 +150,9 @@ def assemble(fabric: Fabric, config: Config, folder: Path, callbacks: list[Callb
         torch.manual_seed(key(config.seed, "initial model"))  # no model depends on those before it in the list
         models.append(build(each.component, data.input_shape, data.num_classes))
     method = instantiate("method", config.method)
+    if data.task == "regression" and method.knowledge() is not None:
+        what = f"{type(method).__name__.lower()} exchanges what it knows of classes, and a regression has none"
+        raise BadInput("data.task", data.task, what)
     return Federation(fabric, config, data, models, method, callbacks, folder)
 
 
@@ -184,21 +187,23 @@ class _Keeper(Callback):
         if not fed.is_main:
             return
         rows = self.folder.read_metrics()
-        best_accuracy, best_round = best(rows)
-        judged = [r["mean_accuracy"] for r in rows if "mean_accuracy" in r]
+        metric = fed.data.metric
+        mean, on_validation = metric.of("mean"), metric.of("validation")
+        best_score, best_round = best(rows, mean)
+        judged = [r[mean] for r in rows if mean in r]
         earlier = [r["seconds"] for r in rows if r["round"] <= fed.resumed_from]
         summary["wall_seconds"] += sum(earlier)
-        validated = [r for r in rows if "validation_accuracy" in r]
+        validated = [r for r in rows if on_validation in r]
         if validated:  # the only choice of a round that looks at no test data
-            chosen = max(validated, key=lambda r: r["validation_accuracy"])
-            summary |= {"validation_round": int(chosen["round"]), "validation_mean_accuracy": chosen["mean_accuracy"]}
+            chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
+            summary |= {"validation_round": int(chosen["round"]), f"validation_{mean}": chosen[mean]}
         summary |= {
             "method": type(fed.method).__name__.lower(),
             "rounds": fed.rounds,
             "clients": fed.clients,
-            "best_mean_accuracy": best_accuracy,
+            f"best_{mean}": best_score,
             "best_round": best_round,
-            "last_mean_accuracy": judged[-1],
+            f"last_{mean}": judged[-1],
             "upload_bytes": int(sum(r["upload_bytes"] for r in rows)),
             "download_bytes": int(sum(r["download_bytes"] for r in rows)),
             "world_size": fed.world_size,

@@ -18,6 +18,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning import metric as metrics
 from fl_lightning.callbacks.base import RelationView, RoundRecord
 from fl_lightning.errors import BadInput
 from fl_lightning.files import whole, writing
@@ -146,13 +147,13 @@ class RunFolder:
         """The rounds whose ledger is kept, in order."""
         return _rounds(self.path / "traffic")
 
-    def write_final(self, accuracies: list[float]) -> None:
-        """Write `final.csv`: the accuracy of each client's final model, in the order of client numbers."""
-        rows: list[Row] = [{"client": c, "accuracy": accuracy} for c, accuracy in enumerate(accuracies)]
+    def write_final(self, scores: list[float], name: str = "accuracy") -> None:
+        """Write `final.csv`: the score (`name`) of each client's final model, in the order of client numbers."""
+        rows: list[Row] = [{"client": c, name: score} for c, score in enumerate(scores)]
         _Table(self.path / "final.csv").write(rows)
 
     def read_final(self) -> list[Row]:
-        """The rows of `final.csv`: `client`, `accuracy`; none before the run has ended."""
+        """The rows of `final.csv`: `client`, `accuracy` or `mae`; none before the run has ended."""
         return _Table(self.path / "final.csv").read()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
@@ -165,11 +166,13 @@ class RunFolder:
         return summary
 
 
-def best(rows: Iterable[Row], column: str = "mean_accuracy") -> tuple[float, int]:
-    """The greatest value of `column` and the first round that reached it; (nan, 0) if no round has one."""
-    judged = [(row[column], -int(row["round"])) for row in rows if not math.isnan(row.get(column, math.nan))]
-    accuracy, minus_round = max(judged, default=(math.nan, 0))
-    return accuracy, -minus_round
+def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:
+    """The best value of `column` (None: the judge's mean) and the first round that has it; (nan, 0) if none has one."""
+    rows = list(rows)
+    column = metrics.of_rows(rows).of("mean") if column is None else column
+    merit = metrics.of_column(column).merit
+    judged = [(row[column], int(row["round"])) for row in rows if not math.isnan(row.get(column, math.nan))]
+    return max(judged, key=lambda pair: (merit(pair[0]), -pair[1]), default=(math.nan, 0))
 
 
 class _Table:

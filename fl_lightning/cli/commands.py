@@ -133,7 +133,7 @@ def join(argv: list[str]) -> None:
     text = _snippet(config, folder, "a new client", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
-    for name in ("labelled", "accuracy_heard", "accuracy"):
+    for name in ("labelled", "accuracy_heard", "accuracy", "mae_heard", "mae"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
 

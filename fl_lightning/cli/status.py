@@ -16,6 +16,7 @@ import yaml
 
 from fl_lightning.cli.folder import CONFIG, LOCK
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.runfolder import RunFolder, best
 
 State = Literal["finished", "running", "stopped", "failed", "waiting", "unreadable"]
@@ -31,8 +32,9 @@ class Standing:
     method: str
     done: int
     asked: int
+    metric: Metric
     last: float
-    """Mean accuracy of the last judged round; NaN before there is one."""
+    """The judge's mean in the last judged round; NaN before there is one."""
     best: float
     state: State
     left: float | None
@@ -50,9 +52,10 @@ def standing(folder: Path, now: float) -> Standing:
         method = str(method if isinstance(method, str) else method.get("name", method.get("class_path", "")))
         rows = RunFolder(folder).read_metrics()
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
-        return Standing(name, "", 0, 0, math.nan, math.nan, "unreadable", None, 0.0)
+        return Standing(name, "", 0, 0, ACCURACY, math.nan, math.nan, "unreadable", None, 0.0)
     done = int(rows[-1]["round"]) if rows else 0
-    judged = [row["mean_accuracy"] for row in rows if "mean_accuracy" in row]
+    metric = of_rows(rows)
+    judged = [row[metric.of("mean")] for row in rows if metric.of("mean") in row]
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
     state: State = "stopped" if rows else "waiting"
@@ -64,7 +67,7 @@ def standing(folder: Path, now: float) -> Standing:
         state = "failed"
     left = (asked - done) * usual if state == "running" and usual else None
     return Standing(
-        name, method, done, asked, judged[-1] if judged else math.nan, best(rows)[0], state, left, now - wrote
+        name, method, done, asked, metric, judged[-1] if judged else math.nan, best(rows)[0], state, left, now - wrote
     )
 
 
@@ -100,8 +103,8 @@ def status(argv: list[str]) -> None:
     for s in standings(Path(argv[0] if argv else "runs")):
         cells = (
             f"{s.done}/{s.asked}",
-            _percent(s.last),
-            _percent(s.best),
+            _shown(s.metric, s.last),
+            _shown(s.metric, s.best),
             s.state,
             _span(s.left),
             f"{_span(s.silent)} ago",
@@ -131,8 +134,8 @@ def _held(folder: Path, silent: float, usual: float) -> bool:
     return silent < max(60.0, STALE * usual)
 
 
-def _percent(value: float) -> str:
-    return "" if math.isnan(value) else f"{100 * value:.2f}"
+def _shown(metric: Metric, value: float) -> str:
+    return "" if math.isnan(value) else metric.shown(value).removesuffix(" %")
 
 
 def _span(seconds: float | None) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
@@ -12,6 +12,7 @@ from fl_lightning.data import partition, public
 from fl_lightning.data.federated import ClientData, FederatedData, Part, ResidentPart, Samples
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.sampling import stratified
+from fl_lightning.data.source import Pool, Source
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
 
@@ -25,45 +26,79 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     a few samples only, with fewer for each client than `data.min_samples`, and makes them up where the real are absent.
     """
     if smoke:
-        data = replace(data, min_samples=min(2, data.min_samples))
+        heir = None if data.rest_to is None else data.rest_to % clients
+        data = replace(data, min_samples=min(2, data.min_samples), rest_to=heir)
     source, made_up = load(data, clients, smoke)
-    if smoke:
-        used_train = _few(source.train.labels, SMOKE_TRAIN, clients)
-        used_test = _few(source.test.labels, SMOKE_TEST, clients)
-    else:
-        used_train = _used(source.train.labels, data.fraction, numpy_rng(seed, "data.train"))
-        share = data.fraction if data.test_fraction is None else data.test_fraction
-        used_test = _used(source.test.labels, share, numpy_rng(seed, "data.test"))
-    held_back = None
-    if data.public == public.HELD_BACK:
-        used_train, held_back = public.hold_back(used_train, data, seed, smoke)
-    train_labels, test_labels = source.train.labels[used_train], source.test.labels[used_test]
-    train_shares, test_shares = partition.deal(train_labels, test_labels, clients, data, numpy_rng(seed, "partition"))
-    holding_rng = numpy_rng(seed, "data.validation")
-    train_shares, validation = partition.hold_out(train_shares, train_labels, data.validation, holding_rng)
-
-    raw_train, raw_test = source.train.read(used_train), source.test.read(used_test)
+    dealt = _deal(source, data, clients, seed, smoke)
+    raw_train, raw_test = dealt.train.read_all(), dealt.test.read_all()
     rotated = data.partition == "rotated"
     if raw_train.ndim == 2 and (rotated or data.augment != "none"):
         key, value = ("data.partition", data.partition) if rotated else ("data.augment", data.augment)
         raise BadInput(key, value, "it needs images, but the samples are plain vectors")
     mean, std = normalisation(raw_train)
     known = None
-    if held_back is not None:
-        known = source.train.read(held_back)
+    if dealt.held_back is not None:
+        known = dealt.held_back.read_all()
     elif data.public is not None:
         known, made_up = public.load(data, raw_train, made_up, seed, smoke)
     return FederatedData(
-        Samples(torch.from_numpy(raw_train), torch.from_numpy(train_labels), mean, std),
-        Samples(torch.from_numpy(raw_test), torch.from_numpy(test_labels), mean, std),
-        (train_shares, validation, test_shares),
+        Samples(torch.from_numpy(raw_train), torch.from_numpy(dealt.train.labels), mean, std),
+        Samples(torch.from_numpy(raw_test), torch.from_numpy(dealt.test.labels), mean, std),
+        dealt.shares,
         source.class_names,
         partition.angles(clients) if rotated else [0.0] * clients,
         data.augment,
         data.resident,
         made_up,
+        data.task,
         None if known is None else Samples(torch.from_numpy(known), torch.empty(0, dtype=torch.int64), mean, std),
     )
+
+
+@dataclass(frozen=True)
+class _Dealt:
+    """The samples in use, and who holds which of them."""
+
+    train: Pool
+    test: Pool
+    shares: tuple[partition.Shares, partition.Shares, partition.Shares]
+    """Each client's indices for training and validation (into `train`) and for test (into `test`)."""
+    held_back: Pool | None
+
+
+def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool) -> _Dealt:
+    train, test = source.train, source.test
+    if data.client_test is not None:
+        train = test = train.beside(test)
+    used = _used(train, data, data.fraction, clients, SMOKE_TRAIN if smoke else None, numpy_rng(seed, "data.train"))
+    held_back = None
+    if data.public == public.HELD_BACK:
+        used, out = public.hold_back(used, data, seed, smoke)
+        held_back = train.part(out)
+    train = train.part(used)
+    if data.client_test is not None:
+        test = train
+    else:
+        share = data.fraction if data.test_fraction is None else data.test_fraction
+        few = SMOKE_TEST if smoke else None
+        test = test.part(_used(test, data, share, clients, few, numpy_rng(seed, "data.test")))
+    groups = None
+    if train.groups is not None and test.groups is not None:
+        names = source.group_names[:clients] if smoke else source.group_names
+        groups = partition.Groups(train.groups, test.groups, names)
+    rng = numpy_rng(seed, "partition")
+    trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
+    if data.client_test is not None:  # what was dealt as training data is all that a client has
+        rng = numpy_rng(seed, "data.client_test")
+        trains, tests = partition.hold_out(trains, train.strata, data.client_test, rng)
+        tested = np.sort(np.concatenate(tests))
+        trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
+        trains = [np.searchsorted(trained, share) for share in trains]
+        tests = [np.searchsorted(tested, share) for share in tests]
+        train, test = train.part(trained), train.part(tested)
+    trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
+    trains, held = partition.hold_out(trains, train.strata, data.validation, numpy_rng(seed, "data.validation"))
+    return _Dealt(train, test, (trains, held, tests), held_back)
 
 
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
@@ -89,16 +124,24 @@ def _float32(statistic: np.ndarray) -> torch.Tensor:
     return torch.from_numpy(statistic[0].astype(np.float32))
 
 
-def _few(labels: np.ndarray, per_client: int, clients: int) -> np.ndarray:
-    """Indices of the first few samples of each class."""
-    size = per_class(int(labels.max()) + 1, per_client, clients)
-    order = np.argsort(labels, kind="stable")
-    first = np.searchsorted(labels[order], labels[order])
-    return np.sort(order[np.arange(len(labels)) - first < size])
+def _first(strata: np.ndarray, size: int) -> np.ndarray:
+    """Indices of the first `size` samples of each stratum."""
+    order = np.argsort(strata, kind="stable")
+    first = np.searchsorted(strata[order], strata[order])
+    return np.sort(order[np.arange(len(strata)) - first < size])
 
 
-def _used(labels: np.ndarray, fraction: float, rng: np.random.Generator) -> np.ndarray:
-    """Indices of a stratified share of a pool."""
+def _used(
+    pool: Pool, data: DataConfig, fraction: float, clients: int, smoke: int | None, rng: np.random.Generator
+) -> np.ndarray:
+    """Indices of a stratified share of a pool, or, with `smoke`, of about so many samples per client."""
+    grouped = data.partition == partition.NATURAL and pool.groups is not None
+    strata = pool.groups if grouped and pool.groups is not None else pool.strata
+    if smoke is not None and grouped:
+        first = np.flatnonzero(strata < clients)
+        return first[_first(strata[first], smoke)]
+    if smoke is not None:
+        return _first(strata, per_class(int(strata.max()) + 1, smoke, clients))
     if fraction == 1:
-        return np.arange(len(labels))
-    return stratified(labels, max(1, round(fraction * len(labels))), rng)
+        return np.arange(len(strata))
+    return stratified(strata, max(1, round(fraction * len(strata))), rng)

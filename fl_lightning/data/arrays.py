@@ -8,15 +8,16 @@ import numpy as np
 
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import Task
 
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, features); "
-    "y_train and y_test of shape (n,), class numbers from 0"
+    "y_train and y_test of shape (n,), class numbers from 0 (for regression: numbers)"
 )
 
 
-def load(root: str | None) -> Source:
+def load(root: str | None, task: Task = "classification") -> Source:
     """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
@@ -33,10 +34,12 @@ def load(root: str | None) -> Source:
         raise BadInput("data.root", root, f"it cannot be read as an .npz archive ({reason})") from error
     if missing:
         raise BadInput("data.root", root, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    pools = {part: _pool(root, part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test")}
+    pools = {part: _pool(root, part, arrays[f"x_{part}"], arrays[f"y_{part}"], task) for part in ("train", "test")}
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
     if shapes["train"] != shapes["test"]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
+    if task == "regression":
+        return Source(pools["train"], pools["test"], [])
     classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
     samples = len(pools["train"].labels)
     if classes > samples:
@@ -64,7 +67,7 @@ def public(key: str, path: str) -> np.ndarray:
         raise BadInput(key, path, error.allowed) from None
 
 
-def newcomer(root: str) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
+def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
     path = Path(root).expanduser()
     if not path.is_file():
@@ -82,22 +85,26 @@ def newcomer(root: str) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
             continue
         x, y = held[f"x_{part}"], held.get(f"y_{part}")
         try:
-            pool = _pool(root, part, x, np.zeros(len(x), np.int64) if y is None else y)
+            pool = _pool(root, part, x, np.zeros(len(x), np.int64) if y is None else y, task)
         except BadInput as error:
             raise BadInput("data", root, error.allowed) from None
         found[part] = (pool.read(np.arange(len(x))), None if y is None else pool.labels)
     return found
 
 
-def _pool(root: str, part: str, x: np.ndarray, y: np.ndarray) -> Pool:
+def _pool(root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification") -> Pool:
     if len(x.shape) == 0 or len(y.shape) == 0 or len(x) == 0:
         raise BadInput("data.root", root, f"x_{part} or y_{part} is empty")
     y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
     if y.shape != (len(x),):
         raise BadInput("data.root", root, f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
-    if not np.issubdtype(y.dtype, np.integer):
+    if task == "regression":
+        if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
+            raise BadInput("data.root", root, f"y_{part} must hold finite numbers")
+        y = y.astype(np.float32)
+    elif not np.issubdtype(y.dtype, np.integer):
         raise BadInput("data.root", root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)")
-    if y.min() < 0:
+    elif y.min() < 0:
         raise BadInput("data.root", root, f"y_{part} holds the negative label {y.min()}")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
         raise BadInput("data.root", root, f"x_{part} holds {x.dtype} but must hold numbers")

@@ -15,6 +15,7 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import BY_TASK, Task
 from fl_lightning.rng import generator
 
 Batches = Iterator[tuple[Tensor, Tensor]]
@@ -32,7 +33,7 @@ class Samples:
     raw: Tensor
     """uint8 or float32, [n, channels, height, width] or [n, features]."""
     labels: Tensor
-    """int64 [n]."""
+    """int64 [n], or float32 [n] for regression."""
     mean: Tensor
     """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one sample."""
     std: Tensor
@@ -147,18 +148,24 @@ class FederatedData:
         augment: Literal["none", "flip", "crop_flip"] = "none",
         resident: Literal["auto", "always", "never"] = "auto",
         made_up: bool = False,
+        task: Task = "classification",
         public: Samples | None = None,
     ) -> None:
         """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`)."""
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.class_names = class_names
-        self.num_classes = len(class_names)
+        self.task = task
+        self.metric = BY_TASK[task]
+        """What its models are judged by, and their local loss."""
+        self.num_classes = 1 if task == "regression" else len(class_names)
+        """Outputs of a model."""
         self.clients = len(angles)
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
         self.train_sizes = [len(index) for index in shares[0]]
-        self.class_counts = _class_counts(shares[0], train.labels.numpy(), self.num_classes)
-        """Training samples by client and class, int64 [N, classes]."""
+        strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
+        self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
+        """Training samples by client and class, int64 [N, classes]; targets of a regression are all of one."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         self._train, self._test, self._public = train, test, public
@@ -210,15 +217,16 @@ class FederatedData:
         """
         from fl_lightning.data import arrays
 
-        pools = arrays.newcomer(file)
+        pools = arrays.newcomer(file, self.task)
         parts = []
         for name in ("train", "test"):
             raw, labels = pools.get(name, (np.zeros((0, *self.input_shape), np.uint8), np.zeros(0, np.int64)))
             if raw.shape[1:] != self.input_shape:
                 raise BadInput("data", file, f"samples of shape {raw.shape[1:]}, but the run has {self.input_shape}")
-            if labels is not None and len(labels) and labels.max() >= self.num_classes:
+            if self.task == "classification" and labels is not None and labels.max(initial=0) >= self.num_classes:
                 raise BadInput("data", file, f"label {labels.max()}, but the run has {self.num_classes} classes")
             known = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
+            known = known.float() if self.task == "regression" else known
             samples = Samples(torch.from_numpy(raw), known, self._train.mean, self._train.std)
             x = samples.inputs(torch.arange(len(raw)), 0.0, torch.device("cpu"), torch.float32)
             parts.append((x, known))

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import difflib
 import math
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
@@ -15,20 +17,28 @@ from fl_lightning.rng import numpy_rng
 
 SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""
+MADE_UP_FEATURES = 8
+"""Columns of a table that is not there and of which none are chosen."""
+TARGETS = ("table", "arrays")
+"""Sources whose labels may be numbers."""
+OVERRIDES = {".npz": "arrays", ".csv": "table"}
+"""The source that a file for `data.root` means, whatever `data.source` says."""
 
 
 def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     """The source, and whether it was made up."""
     name = data.source
-    if data.root is not None and data.root.endswith(".npz"):
-        name = "arrays"
+    if data.root is not None:
+        name = OVERRIDES.get(Path(data.root).suffix, name)
     check_name("data.source", name)
+    if data.task == "regression" and name not in TARGETS:
+        raise BadInput("data.task", data.task, f"its targets come from the sources {' and '.join(TARGETS)}, not {name}")
     try:
-        return read(name, data.root, data.download and not smoke), False
+        return read(replace(data, source=name, download=data.download and not smoke)), False
     except Absent:
         if not smoke:
             raise
-        return made_up(name, clients), True
+        return made_up(name, data, clients), True
 
 
 def check_name(key: str, name: str) -> None:
@@ -39,8 +49,9 @@ def check_name(key: str, name: str) -> None:
         raise BadInput(key, name, f"{hint}`fl-train list sources` names them all")
 
 
-def read(name: str, root: str | None, download: bool) -> Source:
-    """The source called `name`; `BadInput` for data that are absent (then `Absent`) or malformed."""
+def read(data: DataConfig) -> Source:
+    """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or malformed."""
+    name, root = data.source, data.root
     # Imported here: scikit-learn and torchvision take seconds to load.
     if name == "digits":
         from fl_lightning.data import digits
@@ -49,28 +60,42 @@ def read(name: str, root: str | None, download: bool) -> Source:
     if name == "arrays":
         from fl_lightning.data import arrays
 
-        return arrays.load(root)
+        return arrays.load(root, data.task)
     if name == "images":
         from fl_lightning.data import images
 
         return images.load(root)
+    if name == "table":
+        from fl_lightning.data import table
+
+        return table.load(data)
     from fl_lightning.data import vision
 
-    return vision.load(name, root, download)
+    return vision.load(name, root, data.download)
 
 
-def made_up(name: str, clients: int) -> Source:
-    """Noise with labels, of the shape and classes of torchvision's `name` (else 10 classes of 3x32x32)."""
+def made_up(name: str, data: DataConfig, clients: int) -> Source:
+    """Noise with labels, of the shape and classes of torchvision's `name` (else 10 classes of 3x32x32).
+
+    A table of several columns has as many features. Groups are as many as clients.
+    """
     from fl_lightning.data.vision import RECIPES
 
     recipe = RECIPES.get(name)
+    shape: tuple[int, ...]
     shape, classes = (recipe.shape, recipe.classes) if recipe else ((3, 32, 32), 10)
+    if name == "table" and len(data.columns or []) != 1:
+        shape = (len(data.columns) if data.columns else MADE_UP_FEATURES,)
     pools = []
     for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
         size = per_class(classes, per_client, clients) * classes
         noise = numpy_rng(0, f"made up {part}").integers(0, 256, (size, *shape), dtype=np.uint8)
-        pools.append(Pool.of(noise, np.arange(size) % classes))
-    return Source(pools[0], pools[1], [str(label) for label in range(classes)])
+        labels = np.arange(size) % classes
+        labels = labels.astype(np.float32) if data.task == "regression" else labels
+        groups = np.arange(size) // classes % clients if name == "table" else None
+        pools.append(replace(Pool.of(noise, labels), groups=groups))
+    group_names = [str(group) for group in range(clients)] if name == "table" else []
+    return Source(pools[0], pools[1], [str(label) for label in range(classes)], group_names)
 
 
 def per_class(classes: int, per_client: int, clients: int) -> int:

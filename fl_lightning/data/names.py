@@ -6,6 +6,7 @@ SOURCES: dict[str, str] = {
     "digits": "1,797 real handwritten digits of 8x8 pixels that ship with scikit-learn: no network, the default",
     "arrays": "your own arrays: data.root is an .npz file with x_train, y_train, x_test, y_test",
     "images": "your own image folder: data.root holds train/CLASS and test/CLASS, or CLASS folders alone",
+    "table": "your own CSV file: data.root; features in columns, or a column of image files; see data.label_column",
     "mnist": "handwritten digits, 28x28 grey, 10 classes",
     "fashionmnist": "clothing, 28x28 grey, 10 classes",
     "kmnist": "cursive Japanese characters, 28x28 grey, 10 classes",
@@ -48,6 +49,8 @@ SOURCES: dict[str, str] = {
 PARTITIONS: dict[str, str] = {
     "dirichlet": "shares by a Dirichlet(alpha) draw, by class or by client (data.by), free or equal sizes (data.sizes)",
     "pathological": "every client holds exactly data.classes_per_client classes (McMahan et al., 2017)",
+    "lognormal": "client u holds data.classes_per_client classes from u on, in lognormal counts (KT-pFL's generator)",
     "rotated": "alike shares; client i of N sees its images turned by 360 i / N degrees",
+    "natural": "a client for each value of data.group_column (source table)",
     "iid": "alike shares, dealt at random",
 }

@@ -13,28 +13,50 @@ from __future__ import annotations
 import importlib
 import math
 from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from fl_lightning.config import DataConfig
-from fl_lightning.data.sampling import apportion
+from fl_lightning.data.sampling import apportion, stratified
 from fl_lightning.errors import BadInput
 
+NATURAL = "natural"
 Shares = list[np.ndarray]
 Partition = Callable[[np.ndarray, np.ndarray, int, DataConfig, np.random.Generator], tuple[Shares, Shares]]
 
 
+@dataclass(frozen=True)
+class Groups:
+    """Which group each sample belongs to, for the natural partition."""
+
+    train: np.ndarray
+    """int64 [n]."""
+    test: np.ndarray
+    """int64 [m]."""
+    names: list[str]
+
+
 def least(data: DataConfig) -> int:
-    """Samples a client needs so that `data.min_samples` are left for training once validation is held back."""
-    if data.validation == 0:
-        return data.min_samples
-    return max(data.min_samples + 1, math.ceil(data.min_samples / (1 - data.validation)))
+    """Samples a client needs so that `data.min_samples` are left for training once all else is held back."""
+    need = data.min_samples
+    for share in (data.validation, data.client_test or 0):
+        if share:
+            need = max(need + 1, math.ceil(need / (1 - share)))
+    return need
 
 
 def deal(
-    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+    train_labels: np.ndarray,
+    test_labels: np.ndarray,
+    clients: int,
+    data: DataConfig,
+    rng: np.random.Generator,
+    groups: Groups | None = None,
 ) -> tuple[Shares, Shares]:
     """Deal by the partition that `data` names; raise `BadInput` when there are too few samples for `clients`."""
+    if data.partition == NATURAL:
+        return _natural(groups, clients, data)
     train_size, test_size, need = len(train_labels), len(test_labels), least(data)
     if train_size < clients * need:
         why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
@@ -112,6 +134,78 @@ def pathological(
     return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
 
 
+def lognormal(
+    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
+    """Client u holds classes u, u + 1, ... (`data.classes_per_client` of C, modulo C) in lognormal counts (KT-pFL).
+
+    As its code has it, a client asks for 10 samples of each of its classes, and for a share of the class by a lognormal
+    draw (deviation 2, over all N k draws of the class) and 300 to 600 more, both twice with up to 20 clients. Where a
+    class has fewer than its holders ask for (there, late clients keep 10), all of them get less in proportion: ours.
+    """
+    k, key = data.classes_per_client, "data.classes_per_client"
+    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    present = np.flatnonzero(train_sizes)
+    if k > len(present):
+        raise BadInput(key, k, f"the data have {len(present)} classes")
+    client, place = np.divmod(np.arange(clients * k), k)
+    held = (client + place) % len(present)
+    draws = rng.lognormal(0, 2, (len(present), clients, k))
+    shares = (draws / draws.sum((1, 2), keepdims=True))[held, client, place]
+    more = np.floor(shares * np.maximum(train_sizes[present][held] - clients, 0)) + rng.integers(300, 601, len(held))
+    asked = np.zeros((clients, len(train_sizes)), np.int64)
+    asked[client, present[held]] = 10 + more * (2 if clients <= 20 else 1)
+    train = _share_out(asked, np.minimum(asked.sum(0), train_sizes))
+    if not _top_up(train, least(data), wanted=asked, keep=1, strict=True):
+        what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
+        raise BadInput("data.min_samples", data.min_samples, what)
+    test = _share_out(train, np.where(train.any(0), test_sizes, 0))
+    if not _top_up(test, 1, wanted=train, strict=True):
+        raise BadInput(
+            "federation.clients", clients, "the classes of some client have too few test samples for one each"
+        )
+    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+
+
+def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Shares, Shares]:
+    """Client i holds the i-th group."""
+    if groups is None:
+        what = "the data have no groups: it needs the source table and data.group_column"
+        raise BadInput("data.partition", NATURAL, what)
+    if clients != len(groups.names):
+        what = f"it must be {len(groups.names)}: a client for each value of {data.group_column!r} (data.group_column)"
+        raise BadInput("federation.clients", clients, what)
+    train, test = ([np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test))
+    for name, ours, theirs in zip(groups.names, train, test, strict=True):
+        if len(ours) < least(data):
+            what = f"the group {name!r} has {len(ours)} training samples and needs {least(data)}"
+            raise BadInput("data.min_samples", data.min_samples, what)
+        if len(theirs) == 0:
+            raise BadInput("data.group_column", data.group_column, f"the group {name!r} has no test sample")
+    return train, test
+
+
+def keep(train: Shares, labels: np.ndarray, data: DataConfig, rng: np.random.Generator) -> Shares:
+    """At most `data.samples_per_client` of each client's share, with its class mix; the rest to `data.rest_to`.
+
+    Raises:
+        BadInput: fewer than every client needs, or there is no such client.
+    """
+    size, heir = data.samples_per_client, data.rest_to
+    if size is None:
+        return train
+    if size < (need := least(replace(data, client_test=None))):
+        what = f"it must be at least {need}: each client needs that many (data.min_samples, data.validation)"
+        raise BadInput("data.samples_per_client", size, what)
+    if heir is not None and heir >= len(train):
+        raise BadInput("data.rest_to", heir, f"clients are numbered 0 to {len(train) - 1}")
+    kept = [share if len(share) <= size else share[stratified(labels[share], size, rng)] for share in train]
+    if heir is not None:
+        others = np.concatenate([share for client, share in enumerate(kept) if client != heir] or [train[0][:0]])
+        kept[heir] = np.setdiff1d(np.concatenate(train), others, assume_unique=True)
+    return kept
+
+
 def iid(
     train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
 ) -> tuple[Shares, Shares]:
@@ -121,7 +215,13 @@ def iid(
     return train, test
 
 
-BUILT_IN: dict[str, Partition] = {"dirichlet": dirichlet, "pathological": pathological, "rotated": iid, "iid": iid}
+BUILT_IN: dict[str, Partition] = {
+    "dirichlet": dirichlet,
+    "pathological": pathological,
+    "lognormal": lognormal,
+    "rotated": iid,
+    "iid": iid,
+}
 """The partitions by name; `rotated` deals like iid, and the images are turned by `angles` when they are read."""
 
 
@@ -253,7 +353,7 @@ def _find(name: str) -> Partition:
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, _, attribute = name.rpartition(".")
-    known = f"choose among {', '.join(BUILT_IN)}, or give the import path of a function"
+    known = f"choose among {', '.join([*BUILT_IN, NATURAL])}, or give the import path of a function"
     if not module:
         raise BadInput("data.partition", name, known)
     try:

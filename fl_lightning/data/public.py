@@ -6,13 +6,13 @@ They are a part of the training data, held back before the clients share it, or 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
 from fl_lightning.config import DataConfig
-from fl_lightning.data.load import check_name, read
+from fl_lightning.data.load import OVERRIDES, check_name, read
 from fl_lightning.data.source import Absent
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
@@ -91,7 +91,7 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> _Pool:
 
     root = data.public_root
     if root is None and data.root is not None:
-        root = str(Path(data.root).parent) if data.root.endswith(".npz") else data.root
+        root = str(Path(data.root).parent) if Path(data.root).suffix in OVERRIDES else data.root
     if name.endswith(".npz"):
         samples = arrays.public("data.public", name)
         return _Pool(len(samples), lambda index: np.ascontiguousarray(samples[index]))
@@ -99,7 +99,7 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> _Pool:
         raise BadInput("data.public", name, "give the path of the .npz file itself")
     check_name("data.public", name)
     try:
-        pool = read(name, root, data.download and not smoke).train
+        pool = read(replace(data, source=name, root=root, download=data.download and not smoke)).train
     except BadInput as error:  # written for the private data
         remedy = error.allowed.partition("; or --data.source")[0].replace("data.root", "data.public_root")
         raise type(error)("data.public_root", root, remedy) from error

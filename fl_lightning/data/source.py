@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -24,30 +24,61 @@ class Pool:
     """Labelled samples whose images are read only when they are used."""
 
     labels: np.ndarray
-    """Class numbers from 0, int64 [n]."""
+    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]."""
     read: Callable[[np.ndarray], np.ndarray]
     """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]."""
+    groups: np.ndarray | None = None
+    """Number of each sample's group from 0, int64 [n], where the data have groups."""
 
     @classmethod
     def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
         """A pool that lies in memory."""
-        return cls(labels.astype(np.int64), lambda index: np.ascontiguousarray(samples[index]))
+        labels = labels if labels.dtype == np.float32 else labels.astype(np.int64)
+        return cls(labels, lambda index: np.ascontiguousarray(samples[index]))
+
+    @property
+    def strata(self) -> np.ndarray:
+        """What partitions deal by, int64 [n]: class numbers; targets are all of one class."""
+        targets = np.issubdtype(self.labels.dtype, np.floating)
+        return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
     def part(self, index: np.ndarray) -> Pool:
         """The samples at `index` as a pool of their own."""
-        return Pool(self.labels[index], lambda inner: self.read(index[inner]))
+        groups = None if self.groups is None else self.groups[index]
+        return Pool(self.labels[index], lambda inner: self.read(index[inner]), groups)
+
+    def read_all(self) -> np.ndarray:
+        """All raw samples, [n, ...]."""
+        return self.read(np.arange(len(self.labels)))
+
+    def beside(self, other: Pool) -> Pool:
+        """The samples of both, those of `other` behind."""
+
+        def read(index: np.ndarray) -> np.ndarray:
+            ours = index < len(self.labels)
+            first, second = self.read(index[ours]), other.read(index[~ours] - len(self.labels))
+            samples = np.empty((len(index), *first.shape[1:]), first.dtype)
+            samples[ours], samples[~ours] = first, second
+            return samples
+
+        groups = None
+        if self.groups is not None and other.groups is not None:
+            groups = np.concatenate([self.groups, other.groups])
+        return Pool(np.concatenate([self.labels, other.labels]), read, groups)
 
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its two pools and the names of its classes."""
+    """A data set: its two pools and the names of its classes, and of its groups where it has any."""
 
     train: Pool
     test: Pool
     class_names: list[str]
+    group_names: list[str] = field(default_factory=list)
 
 
-def split_source(pool: Pool, class_names: list[str]) -> Source:
-    """A source of data without a test part: a stratified 80/20 split, the same in every run whatever its seed."""
-    train, test = split(pool.labels, TEST_SHARE, numpy_rng(0, "data.split"))
-    return Source(pool.part(train), pool.part(test), class_names)
+def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None) -> Source:
+    """A source of data without a test part: 80/20, stratified by group, else by class, the same whatever the seed."""
+    strata = pool.strata if pool.groups is None else pool.groups
+    train, test = split(strata, TEST_SHARE, numpy_rng(0, "data.split"))
+    return Source(pool.part(train), pool.part(test), class_names, group_names or [])

@@ -167,6 +167,9 @@ def _load(path: Path, name: str) -> Run:
         config = None
     if not isinstance(config, dict):
         raise BadInput("run", str(path), "it must be a run folder; its config.yaml cannot be read")
+    data = config.get("data")
+    if isinstance(data, dict) and data.get("task") == "regression":
+        raise BadInput("run", str(path), "it is a regression, and a report speaks of accuracies; see fl-train status")
     folder = RunFolder(path)
     run = Run(folder, name, config, [], [], [], {})
     run.metrics = _table(run, "accuracy", "metrics.csv", folder.read_metrics, "round")

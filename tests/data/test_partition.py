@@ -36,7 +36,7 @@ def mixes(shares: list[np.ndarray], labels: np.ndarray) -> np.ndarray:
 
 
 def test_every_listed_partition_exists() -> None:
-    assert set(PARTITIONS) == set(partition.BUILT_IN)
+    assert set(PARTITIONS) == {*partition.BUILT_IN, partition.NATURAL}
 
 
 @pytest.mark.parametrize("kind", KINDS, ids=str)
@@ -140,6 +140,107 @@ def test_topping_up_leaves_a_donor_one_of_the_class() -> None:
     assert sorted(counts) == [[0, 0, 100, 100], [0, 9, 100, 0], [1, 0, 0, 100], [7, 11, 0, 0]]
 
 
+@pytest.mark.parametrize(("clients", "k"), [(20, 2), (20, 10), (100, 3), (7, 1)])
+def test_lognormal_follows_kt_pfls_generator(clients: int, k: int) -> None:
+    labels, test = np.arange(60_000) % 10, np.arange(10_000) % 10
+    train, tested = deal(clients, labels, test, partition="lognormal", classes_per_client=k)
+    counts = np.stack([np.bincount(labels[share], minlength=10) for share in train])
+    for client, row in enumerate(counts):
+        assert set(np.flatnonzero(row)) == {(client + j) % 10 for j in range(k)}
+    assert [set(test[share]) for share in tested] == [set(np.flatnonzero(row)) for row in counts]
+    # Each asks for 10 + 300 at least (twice 300 with up to 20 clients), and gets that where nobody has too little.
+    twice = 2 if clients <= 20 else 1
+    enough = counts.sum(0) < 6000
+    asked = counts[:, enough]
+    assert (asked[asked > 0] >= 10 + 300 * twice).all()
+    assert counts.max() <= 6000
+    assert len(set(counts[counts > 0])) > clients * k // 3  # different counts
+
+
+def test_lognormal_on_few_samples_keeps_every_class() -> None:
+    labels, test = np.arange(400) % 4, np.arange(80) % 4
+    train, _ = deal(10, labels, test, partition="lognormal", classes_per_client=4)
+    counts = np.stack([np.bincount(labels[share], minlength=4) for share in train])
+    assert (counts > 0).all()  # Non-IID_1: all classes
+    assert counts.sum(0).tolist() == [100] * 4  # everybody asks for more than there is
+    assert counts.std(0).min() > 0
+
+
+def test_lognormal_scales_what_is_asked_for() -> None:
+    labels, test = np.zeros(60_000, int), np.zeros(100, int)
+    train, _ = deal(2, labels, test, partition="lognormal", classes_per_client=1)
+    # Two draws share the class: what they ask for adds up to more than twice n - 2, and is scaled to n.
+    assert sum(len(share) for share in train) == 60_000
+    few, _ = deal(40, labels, test, partition="lognormal", classes_per_client=1)
+    sizes = [len(share) for share in few]
+    assert sum(sizes) == 60_000
+    assert min(sizes) > 200  # 310 of 60,000 + 40 * 460 at least
+
+
+@pytest.mark.parametrize("kind", [*KINDS, {"partition": "lognormal"}], ids=str)
+def test_at_most_so_many_samples_each(kind: dict[str, Any]) -> None:
+    train, _ = deal(10, **{"alpha": 1.0, **kind})
+    data = DataConfig(samples_per_client=100, **kind)
+    kept = partition.keep(train, TRAIN, data, np.random.default_rng(0))
+    assert [len(share) for share in kept] == [min(100, len(share)) for share in train]
+    assert all(set(few) <= set(whole) and (np.diff(few) > 0).all() for few, whole in zip(kept, train, strict=True))
+    assert np.abs(mixes(kept, TRAIN) - mixes(train, TRAIN)).max() <= 0.01 + 1e-9  # one of 100
+
+
+def test_the_rest_goes_to_one_client() -> None:
+    train, _ = deal(6, partition="iid")
+    data = DataConfig(partition="iid", samples_per_client=50, rest_to=2)
+    kept = partition.keep(train, TRAIN, data, np.random.default_rng(0))
+    assert [len(share) for share in kept] == [50, 50, 6000 - 250, 50, 50, 50]
+    assert np.array_equal(np.sort(np.concatenate(kept)), np.arange(6000))
+    assert set(train[2]) <= set(kept[2])
+    alone = partition.keep(
+        [np.arange(6000)], TRAIN, DataConfig(samples_per_client=50, rest_to=0), np.random.default_rng(0)
+    )
+    assert len(alone[0]) == 6000
+
+
+def test_too_few_samples_per_client_to_train_on() -> None:
+    data = DataConfig(samples_per_client=12, validation=0.25)
+    with pytest.raises(BadInput, match=r"data\.samples_per_client: 12 .*at least 14"):
+        partition.keep([np.arange(100)], TRAIN, data, np.random.default_rng(0))
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"samples_per_client": 1}, r"data\.samples_per_client: 1"),
+        ({"rest_to": 0, "partition": "iid"}, r"data\.rest_to: 0 .*samples_per_client"),
+        ({"rest_to": -1, "partition": "iid", "samples_per_client": 20}, r"data\.rest_to: -1"),
+        ({"rest_to": 0, "samples_per_client": 20}, r"data\.rest_to: 0 .*rotated and iid"),
+        ({"client_test": 1.0}, r"data\.client_test: 1\.0"),
+        ({"client_test": 0.25, "test_fraction": 0.5}, r"data\.client_test: 0\.25 .*test_fraction"),
+    ],
+)
+def test_settings_that_cannot_work(options: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        DataConfig(**options).validate()
+
+
+def test_natural_gives_each_client_a_group() -> None:
+    groups = partition.Groups(np.array([2, 0, 1, 1, 0, 2]), np.array([0, 1, 2, 2]), ["a", "b", "c"])
+    data = DataConfig(partition="natural", group_column="site", min_samples=2)
+    train, test = partition.deal(np.zeros(6, int), np.zeros(4, int), 3, data, np.random.default_rng(0), groups)
+    assert [share.tolist() for share in train] == [[1, 4], [2, 3], [0, 5]]
+    assert [share.tolist() for share in test] == [[0], [1], [2, 3]]
+
+    def refused(clients: int, groups: partition.Groups | None, message: str, **options: Any) -> None:
+        config = DataConfig(partition="natural", group_column="site", **options)
+        with pytest.raises(BadInput, match=message):
+            partition.deal(np.zeros(6, int), np.zeros(4, int), clients, config, np.random.default_rng(0), groups)
+
+    refused(4, groups, r"federation\.clients: 4 .*it must be 3: .*'site'", min_samples=2)
+    refused(3, groups, r"data\.min_samples: 3 .*'a' has 2", min_samples=3)
+    refused(3, None, r"data\.partition: 'natural' .*group_column")
+    without = partition.Groups(groups.train, np.array([0, 1, 1, 1]), groups.names)
+    refused(3, without, r"data\.group_column: 'site' .*'c' has no test", min_samples=2)
+
+
 def test_iid_sizes_differ_by_one_at_most() -> None:
     train, test = deal(7, partition="iid")
     assert {len(share) for share in train} == {857, 858}
@@ -154,6 +255,7 @@ def test_least_leaves_enough_for_training() -> None:
     assert partition.least(DataConfig(min_samples=10)) == 10
     assert partition.least(DataConfig(min_samples=10, validation=0.5)) == 20
     assert partition.least(DataConfig(min_samples=1, validation=0.1)) == 2  # one of them is held back
+    assert partition.least(DataConfig(min_samples=3, validation=1 / 3, client_test=0.4)) == 9  # 9 -> 6 + 3 -> 4 + 2
     for share in (0.1, 0.25, 0.9):
         need = partition.least(DataConfig(min_samples=7, validation=share))
         train, held = partition.hold_out([np.arange(need)], np.zeros(need, int), share, np.random.default_rng(0))

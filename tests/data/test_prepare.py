@@ -108,7 +108,7 @@ def test_bad_input(options: dict[str, Any], message: str) -> None:
         prepare(DataConfig(**options), 10, 0)
 
 
-@pytest.mark.parametrize("partition", names.PARTITIONS)
+@pytest.mark.parametrize("partition", [name for name in names.PARTITIONS if name != "natural"])
 @pytest.mark.parametrize("source", ["digits", "mnist", "cifar100", "gtsrb", "images", "arrays"])
 def test_smoke_runs_on_a_few_samples(source: str, partition: str, tmp_path: Path) -> None:
     root = str(tmp_path / "none")
@@ -121,6 +121,66 @@ def test_smoke_runs_on_a_few_samples(source: str, partition: str, tmp_path: Path
     assert 4 * 2 <= sum(data.train_sizes) <= 4 * 100
     assert min(data.train_sizes) >= 2
     assert all(len(data.client(i).test) for i in range(4))
+
+
+def test_each_clients_own_test_part(tmp_path: Path) -> None:
+    x = np.arange(60 * 16, dtype=np.uint16).astype(np.float32).reshape(60, 4, 4)
+    np.savez(tmp_path / "a.npz", x_train=x[:48], y_train=np.arange(48) % 2, x_test=x[48:], y_test=np.arange(12) % 2)
+    config = DataConfig(root=str(tmp_path / "a.npz"), partition="iid", client_test=0.4, validation=1 / 3, min_samples=2)
+    data = prepare(config, 3, 0)
+    # 20 of the pooled 60 each: 0.4 of them are the test part, a third of the other 12 validation.
+    sizes = [[len(getattr(data.client(i), part)) for part in ("train", "validation", "test")] for i in range(3)]
+    assert sizes == [[8, 4, 8]] * 3
+    # The normalisation is that of what is trained and validated on, and each sample is dealt once.
+    known = torch.cat([everything(data)[0], everything(data, "validation")[0]])
+    assert known.mean() == pytest.approx(0, abs=1e-5)
+    pooled = torch.cat([known, everything(data, "test")[0]]) * data._train.std + data._train.mean
+    torch.testing.assert_close(pooled.flatten().sort().values, torch.from_numpy(x).flatten())
+    # The test part has each client's class mix.
+    mixes = [
+        [np.bincount(torch.cat([y for _, y in part.batches(99)])) for part in (c.train, c.test)]
+        for c in map(data.client, range(3))
+    ]
+    for train, test in mixes:
+        assert abs(train[0] / train.sum() - test[0] / test.sum()) <= 2 / 8
+    with pytest.raises(BadInput, match=r"federation\.clients: 13 .*at most 12"):
+        prepare(config, 13, 0)  # 5 each: 2 to train on, 1 for validation, 2 for the test
+
+
+def test_pooled_labels_stay_with_their_samples(tmp_path: Path) -> None:
+    labels = np.random.default_rng(0).integers(0, 5, 100)
+    x = np.repeat(labels[:, None], 3, 1).astype(np.float32)
+    np.savez(tmp_path / "a.npz", x_train=x[:70], y_train=labels[:70], x_test=x[70:], y_test=labels[70:])
+    config = DataConfig(root=str(tmp_path / "a.npz"), client_test=0.25, alpha=0.5, public="held_back", min_samples=5)
+    data = prepare(config, 4, 0)
+    for part in ("train", "test"):
+        x_part, y_part = everything(data, part)
+        torch.testing.assert_close((x_part * data._train.std + data._train.mean)[:, 0], y_part.float())
+    assert data.public_size + len(everything(data)[1]) + len(everything(data, "test")[1]) == 100
+
+
+def test_fedoras_splits(fl_data: Path) -> None:
+    """Card: 128 training and 64 validation images each; one client gets 2/3 and 1/3 of the rest."""
+    config = DataConfig(
+        source="mnist",
+        root=str(fl_data),
+        partition="rotated",
+        samples_per_client=192,
+        validation=1 / 3,
+        resident="never",
+    )
+    data = prepare(config, 36, 0)
+    assert data.train_sizes == [128] * 36
+    assert {len(data.client(i).validation) for i in range(36)} == {64}
+    assert {len(data.client(i).test) for i in range(36)} == {277, 278}
+    config.rest_to = 17
+    data = prepare(config, 36, 0)
+    rest = 60_000 - 35 * 192
+    assert data.train_sizes == [128] * 17 + [rest * 2 // 3] + [128] * 18
+    assert len(data.client(17).validation) == rest // 3
+    config.rest_to = 36
+    with pytest.raises(BadInput, match=r"data\.rest_to: 36 .*0 to 35"):
+        prepare(config, 36, 0)
 
 
 def test_smoke_takes_real_data_where_they_are(fl_data: Path) -> None:

@@ -18,7 +18,7 @@ from fl_lightning.errors import BadInput
 
 
 def test_every_listed_source_has_a_recipe() -> None:
-    assert set(SOURCES) == set(RECIPES) | {"digits", "arrays", "images"}
+    assert set(SOURCES) == set(RECIPES) | {"digits", "arrays", "images", "table"}
 
 
 @pytest.mark.parametrize("name", RECIPES)

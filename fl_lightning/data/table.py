@@ -1,0 +1,124 @@
+"""The user's own table: a CSV file whose columns are features, or name image files beside it."""
+
+from __future__ import annotations
+
+import csv
+from collections import Counter
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data.images import decoder
+from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.errors import BadInput
+
+LAYOUT = "a CSV file with a line of column names, then a sample a line"
+
+
+def load(data: DataConfig) -> Source:
+    """Read the table `data.root`: features [n, columns] float32, or images [n, 3, 32, 32] where a column names files.
+
+    Classes and groups are numbered in the order of their values, as numbers where all of them are. A table has no test
+    part: a fifth of each group (of each class, without groups) is one, the same in every run whatever its seed.
+
+    Raises:
+        BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
+    """
+    head, rows = _read(data.root)
+    label = _place(head, "data.label_column", data.label_column)
+    group = None if data.group_column is None else _place(head, "data.group_column", data.group_column)
+    chosen = data.columns
+    if chosen is None:
+        chosen = [name for place, name in enumerate(head) if place not in (label, group)]
+    places = [_place(head, "data.columns", name) for name in chosen]
+    if label in places or not places:
+        what = "it must name columns of features" if not places else "it must not hold the label itself"
+        raise BadInput("data.columns", chosen, what)
+    if data.task == "regression":
+        class_names: list[str] = []
+        labels = _features(data.root, head, rows, [label])[:, 0]
+    else:
+        class_names, labels = _numbered([row[label] for row in rows], head[label], data.root)
+    groups, group_names = None, None
+    if group is not None:
+        group_names, groups = _numbered([row[group] for row in rows], head[group], data.root)
+    if len(places) == 1 and not _is_number(rows[0][places[0]]):
+        folder = Path(data.root or "").expanduser().parent
+        read = _files(data.root, [folder / row[places[0]] for row in rows])
+    else:
+        features = _features(data.root, head, rows, places)
+        read = Pool.of(features, labels).read
+    return split_source(Pool(labels, read, groups), class_names, group_names)
+
+
+def _read(root: str | None) -> tuple[list[str], list[list[str]]]:
+    if root is None or not Path(root).expanduser().is_file():
+        raise Absent("data.root", root, f"the source table wants the path of {LAYOUT}")
+    try:
+        with Path(root).expanduser().open(newline="", encoding="utf-8-sig") as file:
+            head, *rows = [[cell.strip() for cell in row] for row in csv.reader(file, strict=True) if row]
+    except (csv.Error, OSError, ValueError) as error:  # undecodable bytes, no line at all
+        raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
+    twice = [name for name, count in Counter(head).items() if count > 1]
+    if twice:
+        raise BadInput("data.root", root, f"two of its columns are called {twice[0]!r}")
+    if not rows:
+        raise BadInput("data.root", root, f"it must be {LAYOUT}, but holds no sample")
+    for number, row in enumerate(rows, 1):
+        if len(row) != len(head):
+            raise BadInput("data.root", root, f"sample {number} has {len(row)} cells for {len(head)} columns")
+    return head, rows
+
+
+def _place(head: list[str], key: str, name: str) -> int:
+    if name not in head:
+        shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
+        raise BadInput(key, name, f"the table has no such column, but {shown}")
+    return head.index(name)
+
+
+def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str], np.ndarray]:
+    """The values of a column in order, and each cell's place among them, int64 [n]."""
+    if "" in cells:
+        raise BadInput("data.root", root, f"column {column!r} of sample {cells.index('') + 1} is empty")
+    values = set(cells)
+    numbers = all(_is_number(value) for value in values)
+    names = sorted(values, key=lambda value: (float(value) if numbers else 0.0, value))
+    places = {name: place for place, name in enumerate(names)}
+    return names, np.array([places[cell] for cell in cells], np.int64)
+
+
+def _is_number(cell: str) -> bool:
+    try:
+        return bool(np.isfinite(float(cell)))
+    except ValueError:
+        return False
+
+
+def _features(root: str | None, head: list[str], rows: list[list[str]], places: list[int]) -> np.ndarray:
+    try:
+        features = np.array([[row[place] for place in places] for row in rows], np.float32)
+        if np.isfinite(features).all():
+            return features
+    except ValueError:
+        pass
+    number, place = next((i, p) for i, row in enumerate(rows, 1) for p in places if not _is_number(row[p]))
+    cell = rows[number - 1][place]
+    what = f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number; choose data.columns"
+    raise BadInput("data.root", root, what)
+
+
+def _files(root: str | None, files: list[Path]) -> Callable[[np.ndarray], np.ndarray]:
+    from PIL import Image
+
+    read = decoder(lambda index: Image.open(files[index]))
+
+    def read_or_say(indices: np.ndarray) -> np.ndarray:
+        try:
+            return read(indices)
+        except (OSError, ValueError) as error:
+            raise BadInput("data.root", root, f"an image cannot be read ({error})") from error
+
+    return read_or_say

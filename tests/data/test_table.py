@@ -1,0 +1,138 @@
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import prepare, table
+from fl_lightning.errors import BadInput
+
+FARMS = "farm,b1,b2,label\n" + "".join(f"{(i % 3) * 5},{i},{i * i},{'wheat' if i % 2 else 'oats'}\n" for i in range(90))
+
+
+def write(folder: Path, text: str, name: str = "t.csv") -> str:
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+def test_features_classes_and_groups(tmp_path: Path) -> None:
+    source = table.load(DataConfig(root=write(tmp_path, FARMS), group_column="farm"))
+    assert source.class_names == ["oats", "wheat"]
+    assert source.group_names == ["0", "5", "10"]  # as numbers: 10 is no second
+    assert (len(source.train.labels), len(source.test.labels)) == (72, 18)
+    for pool in (source.train, source.test):
+        x = pool.read_all()
+        assert x.shape[1:] == (2,) and x.dtype == np.float32
+        np.testing.assert_array_equal(x[:, 1], x[:, 0] ** 2)
+        np.testing.assert_array_equal(pool.labels, x[:, 0] % 2)
+        np.testing.assert_array_equal(pool.groups, x[:, 0] % 3)
+    assert pool.groups is not None
+    assert np.bincount(pool.groups).tolist() == [6, 6, 6]  # a fifth of each
+
+
+def test_columns_are_taken_in_the_order_given(tmp_path: Path) -> None:
+    root = write(tmp_path, FARMS)
+    x = table.load(DataConfig(root=root, columns=["b2", "b1"])).train.read_all()
+    np.testing.assert_array_equal(x[:, 0], x[:, 1] ** 2)
+    everything = table.load(DataConfig(root=root)).train.read_all()
+    assert everything.shape[1] == 3  # without a group column, the farm is a feature
+
+
+def test_the_natural_partition_of_a_table(tmp_path: Path) -> None:
+    config = DataConfig(
+        root=write(tmp_path, FARMS), group_column="farm", partition="natural", client_test=0.4, validation=1 / 3
+    )
+    data = prepare(config, 3, 0)
+    assert data.input_shape == (2,)
+    for client in range(3):
+        parts = data.client(client)
+        assert [len(part) for part in (parts.train, parts.validation, parts.test)] == [12, 6, 12]
+        for part in (parts.train, parts.validation, parts.test):
+            for x, y in part.batches(99):
+                raw = (x * data._train.std + data._train.mean)[:, 0].round()
+                assert (raw % 3 == client).all()
+                assert torch.equal(raw % 2, y.float())
+    with pytest.raises(BadInput, match=r"federation\.clients: 4 .*it must be 3: .*'farm'"):
+        prepare(config, 4, 0)
+    half = prepare(DataConfig(root=config.root, group_column="farm", partition="natural", fraction=0.5), 3, 0)
+    assert half.train_sizes == [12, 12, 12]
+
+
+def test_images_beside_the_table(tmp_path: Path) -> None:
+    lines = ["file,sex,year"]
+    for i in range(40):
+        year = 1905 + i % 4
+        (tmp_path / str(year)).mkdir(exist_ok=True)
+        Image.new("L", (32, 32), i).save(tmp_path / str(year) / f"{i}.png")
+        lines.append(f"{year}/{i}.png,{'F' if i % 3 else 'M'},{year}")
+    config = DataConfig(
+        root=write(tmp_path, "\n".join(lines)),
+        columns=["file"],
+        label_column="sex",
+        group_column="year",
+        partition="natural",
+        min_samples=4,
+        client_test=0.4,
+    )
+    data = prepare(config, 4, 0)
+    assert data.input_shape == (3, 32, 32)
+    assert data.class_names == ["F", "M"]
+    for client in range(4):
+        for x, y in data.client(client).train.batches(99):
+            raw = (x * data._train.std + data._train.mean)[:, 0, 0, 0].round()
+            assert (raw % 4 == client).all()
+            assert torch.equal((raw % 3 == 0).long(), y)
+    (tmp_path / "1905" / "0.png").unlink()
+    with pytest.raises(BadInput, match=r"data\.root: .*an image cannot be read .*0\.png"):
+        prepare(config, 4, 0)
+
+
+@pytest.mark.parametrize(
+    ("text", "options", "message"),
+    [
+        (FARMS, {"label_column": "crop"}, r"data\.label_column: 'crop' .*farm, b1, b2, label"),
+        (FARMS, {"group_column": "site"}, r"data\.group_column: 'site'"),
+        (FARMS, {"columns": ["b1", "b3"]}, r"data\.columns: 'b3'"),
+        (FARMS, {"columns": ["b1", "label"]}, r"data\.columns: .*the label itself"),
+        (FARMS, {"columns": []}, r"data\.columns: .*features"),
+        ("label\n1\n", {}, r"data\.columns: .*features"),
+        ("a,b,label\n1,x,0\n", {}, r"column 'b' of sample 1 holds 'x'"),
+        ("a,b,label\n1,2,0\n1,nan,0\n", {}, r"column 'b' of sample 2 holds 'nan'"),
+        ("a,label\n1,0\n2\n", {}, "sample 2 has 1 cells for 2"),
+        ("a,label\n1,0\n2,\n", {}, "column 'label' of sample 2 is empty"),
+        ("a,a,label\n1,1,0\n", {}, "two of its columns are called 'a'"),
+        ("a,label\n", {}, "no sample"),
+        ("", {}, "a CSV file with"),
+    ],
+)
+def test_bad_tables(text: str, options: dict[str, Any], message: str, tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=message) as caught:
+        table.load(DataConfig(root=write(tmp_path, text), **options))
+    assert "\n" not in str(caught.value)
+
+
+def test_bytes_that_are_no_text_and_a_file_that_is_not_there(tmp_path: Path) -> None:
+    (tmp_path / "t.csv").write_bytes(b"\xff\xfe\x00")
+    with pytest.raises(BadInput, match=r"data\.root: .*a CSV file"):
+        table.load(DataConfig(root=str(tmp_path / "t.csv")))
+    with pytest.raises(BadInput, match=r"data\.root: 'none\.csv' .*the source table"):
+        prepare(DataConfig(root="none.csv"), 3, 0)
+
+
+@pytest.mark.parametrize("columns", [None, ["a", "b"], ["file"]])
+def test_smoke(columns: list[str] | None, tmp_path: Path) -> None:
+    config = DataConfig(
+        source="table", root="none.csv", columns=columns, group_column="year", partition="natural", client_test=0.4
+    )
+    data = prepare(config, 4, 0, smoke=True)
+    assert data.made_up
+    assert data.input_shape == {0: (8,), 1: (3, 32, 32), 2: (2,)}[len(columns or [])]
+    real = DataConfig(root=write(tmp_path, FARMS), group_column="farm", partition="natural")
+    some = prepare(real, 2, 0, smoke=True)
+    assert not some.made_up
+    assert some.train_sizes == [24, 24]
