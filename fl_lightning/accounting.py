@@ -30,6 +30,11 @@ class SampleCost:
     extra: float
     """What the training step does beyond that: further passes of a method or of a user's own step."""
 
+    @property
+    def step(self) -> float:
+        """All of it."""
+        return self.forward + self.backward + self.extra
+
     def of(self, samples: int, steps: int, pulled: int) -> dict[str, int]:
         """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a turn.
 

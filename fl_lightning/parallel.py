@@ -138,6 +138,20 @@ class Group:
             dist.all_gather(parts, padded)
         return parts
 
+    def send(self, tensor: Tensor, to: int) -> None:
+        """Send a tensor of any shape and type to rank `to`, which has to `receive` it."""
+        if tensor.numel():
+            with self._together():
+                dist.send(tensor.to(self.device).reshape(-1).view(torch.uint8), to)
+
+    def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
+        """What rank `source` sends, on this rank's device."""
+        tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
+        if tensor.numel():
+            with self._together():
+                dist.recv(tensor.view(-1).view(torch.uint8), source)
+        return tensor
+
     def barrier(self) -> None:
         """Wait for all ranks."""
         if self.size > 1:

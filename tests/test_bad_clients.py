@@ -27,7 +27,13 @@ from fl_lightning.run import instantiate
 from fl_lightning.state import ClientState
 
 Make = Callable[..., Federation]
-METHODS = [instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()]
+DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl")
+METHODS = [
+    instantiate("method", Component(e.class_path, {"samples": 24} if name in DISTIL else {}))
+    for name, e in catalogue.table("methods").items()
+]
+PUBLIC = {"data": {"public": "held_back"}}
+"""Data for any method: some distil on public ones."""
 
 
 def name(method: Method) -> str:
@@ -148,8 +154,8 @@ def test_the_stage_is_the_one_in_which_it_failed(federation: Make, monkeypatch: 
 )
 def test_a_skipped_client_is_as_if_it_had_not_been_drawn(federation: Make, method: Method, what: Any) -> None:
     """With one shared model nothing but what it heard passes between clients: bit for bit, and in every figure."""
-    fed = federation(method, rounds=3, on_bad_client="skip", callbacks=[Fault(what, {1, 3})])
-    other = federation(method, rounds=3, callbacks=[Fault(breaks, set())])
+    fed = federation(method, **PUBLIC, rounds=3, on_bad_client="skip", callbacks=[Fault(what, {1, 3})])
+    other = federation(method, **PUBLIC, rounds=3, callbacks=[Fault(breaks, set())])
     everyone = other.draw_cohort(1)
     for t in (1, 2, 3):
         other.draw_cohort = lambda t: [0, 2, 3] if t in (1, 3) else everyone  # type: ignore[method-assign]
@@ -171,7 +177,13 @@ def test_a_skipped_client_keeps_its_last_good_state(federation: Make, method: Me
     hung: list[Callback] = [LayerSelection()] if method.relation().per_layer else [TopK(0.2)]
     optimizer = {"momentum": 0.9, "keep_state": True}
     fed = federation(
-        method, net="norm", rounds=3, on_bad_client="skip", optimizer=optimizer, callbacks=[*hung, Fault(what, {2})]
+        method,
+        **PUBLIC,
+        net="norm",
+        rounds=3,
+        on_bad_client="skip",
+        optimizer=optimizer,
+        callbacks=[*hung, Fault(what, {2})],
     )
     for t in (1, 2, 3):
         before, bystander = state(fed, 1), state(fed, 0)
@@ -232,8 +244,10 @@ def test_a_fault_that_passes_leaves_no_trace(federation: Make, method: Method, w
     """The second attempt begins where the first began and draws what it drew."""
     settings: dict[str, Any] = {"net": "norm", "rounds": 3, "optimizer": {"momentum": 0.9, "keep_state": True}}
     hung: list[Callback] = [LayerSelection()] if method.relation().per_layer else [Quantize()]
-    fed = federation(method, on_bad_client="retry", callbacks=[*hung, Fault(what, {1, 2}, times=1)], **settings)
-    plain = federation(method, callbacks=[*hung, Fault(what, set())], **settings)
+    fed = federation(
+        method, **PUBLIC, on_bad_client="retry", callbacks=[*hung, Fault(what, {1, 2}, times=1)], **settings
+    )
+    plain = federation(method, **PUBLIC, callbacks=[*hung, Fault(what, set())], **settings)
     for t in (1, 2, 3):
         got, wanted = fed.round(t), plain.round(t)
         assert [f["outcome"] for f in got.failures] == (["retried"] if t < 3 else [])

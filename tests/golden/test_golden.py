@@ -24,7 +24,9 @@ from fl_lightning.methods.kapc import KAPC
 
 FOLDER = Path(__file__).parent
 METHODS = list(catalogue.table("methods"))
-NAMES = sorted([*METHODS, "kapc-exact", "kapc-selected", "fedavg-trimmed", "fedavg-krum", "fedavg-clipped"])
+NAMES = sorted(
+    [*METHODS, "ktpfl-code", "kapc-exact", "kapc-selected", "fedavg-trimmed", "fedavg-krum", "fedavg-clipped"]
+)
 HINT = "if that is meant, keep it with: python tests/golden/regenerate.py --write"
 
 

@@ -1,0 +1,83 @@
+"""Which rank trains whom: clients live on a home rank, and move where a round's cohort would leave ranks waiting."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+
+from fl_lightning.state import ClientState
+
+if TYPE_CHECKING:
+    from fl_lightning.parallel import Group
+
+WORTH = 0.05
+"""A move must shorten the round by this share, or what it saves is lost in moving (ours, not tuned)."""
+
+
+def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float], ranks: int) -> list[tuple[int, int]]:
+    """Who of `cohort` moves, and where to: (client, rank), in order. The same on every rank.
+
+    One client at a time, from the rank with most of the round's `work` to the one with least: the client that leaves
+    the greater of the two least. It ends when no move shortens the round by `WORTH`.
+    """
+    load = [0.0] * ranks
+    place = {c: home[c] for c in cohort}
+    for c in cohort:
+        load[place[c]] += work[c]
+    found: list[tuple[int, int]] = []
+    while len(found) < len(cohort):
+        most = max(range(ranks), key=lambda r: (load[r], -r))
+        least = min(range(ranks), key=lambda r: (load[r], r))
+        candidates = [(max(load[most] - work[c], load[least] + work[c]), c) for c in cohort if place[c] == most]
+        after, client = min(candidates, default=(load[most], -1))
+        if after > (1 - WORTH) * load[most]:
+            break
+        load[most] -= work[client]
+        load[least] += work[client]
+        place[client] = least
+        found.append((client, least))
+    return [(c, place[c]) for c in cohort if place[c] != home[c]]
+
+
+def move(group: Group, states: dict[int, ClientState], home: list[int], moved: Sequence[tuple[int, int]]) -> None:
+    """Send the states of the clients that move to their new home, and write it into `home`. All ranks call it."""
+    here = {c: _described(states[c]) for c, _ in moved if c in states}
+    told = {c: shape for part in group.gather_objects(here) for c, shape in part.items()}
+    for client, to in moved:
+        if client in told:
+            if group.rank == home[client]:
+                for tensor in _tensors(states.pop(client)):
+                    group.send(tensor, to)
+            elif group.rank == to:
+                states[client] = _received(group, client, home[client], told[client])
+        home[client] = to
+
+
+_Described = tuple[int, int, bool, list[str], list[tuple[tuple[int, ...], torch.dtype, str]]]
+"""Turns, buffers, whether the server's copy is another tensor, names of fields, and each tensor's shape, type and kind
+of device."""
+
+
+def _tensors(state: ClientState) -> list[Tensor]:
+    copies = [] if state.received is state.row else [state.received]
+    return [state.row, *copies, *state.buffers, *state.fields.values()]
+
+
+def _described(state: ClientState) -> _Described:
+    tensors = [(tuple(t.shape), t.dtype, t.device.type) for t in _tensors(state)]
+    return state.turns, len(state.buffers), state.received is not state.row, list(state.fields), tensors
+
+
+def _received(group: Group, client: int, source: int, told: _Described) -> ClientState:
+    turns, buffers, two, names, shapes = told
+    tensors = []
+    for shape, dtype, device in shapes:
+        tensor = group.receive(shape, dtype, source)
+        tensors.append(tensor.cpu() if device == "cpu" else tensor)
+    row, rest = tensors[0], tensors[1:]
+    received, rest = (rest[0], rest[1:]) if two else (row, rest)
+    fields = dict(zip(names, rest[buffers:], strict=True))
+    return ClientState(client, row, rest[:buffers], received, turns, fields)

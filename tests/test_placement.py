@@ -1,0 +1,43 @@
+"""Which clients move between ranks (that nothing else changes, tests/e2e/test_ranks.py sees)."""
+
+from __future__ import annotations
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from fl_lightning.placement import WORTH, moves
+
+
+def loads(cohort: list[int], home: list[int], work: dict[int, float], ranks: int) -> list[float]:
+    return [sum(work[c] for c in cohort if home[c] == r) for r in range(ranks)]
+
+
+def test_a_lopsided_cohort_is_shared_out() -> None:
+    home, work = [0, 0, 0, 0, 1, 1], dict.fromkeys(range(6), 10.0)
+    assert moves([0, 1, 2, 3], home, work, 2) == [(0, 1), (1, 1)]
+    assert moves([0, 1, 4, 5], home, work, 2) == []
+    assert moves([0], home, work, 2) == []
+    assert moves([0, 1, 4], home, work, 2) == []  # two and one is as good as it gets
+
+
+def test_the_longest_goes_where_it_helps_most() -> None:
+    assert moves([0, 1, 2], [0, 0, 0], {0: 5.0, 1: 3.0, 2: 2.0}, 2) == [(0, 1)]
+
+
+@given(
+    st.integers(1, 5),
+    st.lists(st.tuples(st.integers(0, 4), st.floats(0.1, 100)), min_size=1, max_size=12),
+)
+def test_no_move_makes_a_round_longer(ranks: int, clients: list[tuple[int, float]]) -> None:
+    home = [h % ranks for h, _ in clients]
+    work = {c: w for c, (_, w) in enumerate(clients)}
+    cohort = list(range(len(clients)))
+    before = max(loads(cohort, home, work, ranks))
+    found = moves(cohort, home, work, ranks)
+    assert len({c for c, _ in found}) == len(found)
+    for client, to in found:
+        assert home[client] != to
+        home[client] = to
+    after = max(loads(cohort, home, work, ranks))
+    assert after <= before * (1 - WORTH) + 1e-9 if found and ranks > 1 else after == pytest.approx(before)
