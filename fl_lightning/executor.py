@@ -5,13 +5,16 @@ All executors take the same batches, in the same order, from the same draws; the
 
 from __future__ import annotations
 
+import json
+import sys
 import time
 from abc import ABC, abstractmethod
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import islice
-from typing import Any, ClassVar, Literal
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, get_args
 
 import torch
 from lightning.fabric import Fabric
@@ -23,8 +26,13 @@ from fl_lightning.client import Client
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.data import Part
 from fl_lightning.errors import BadInput
+from fl_lightning.files import whole
 from fl_lightning.local import Descent, FastSGD, Trained, Turn, autocast, batches, train
 from fl_lightning.payload import Payload
+
+if TYPE_CHECKING:
+    from fl_lightning.architecture import Architecture
+    from fl_lightning.federation import Federation
 
 Name = Literal["loop", "vmap", "compile", "graph"]
 
@@ -39,6 +47,12 @@ COMPILED_SIZES = 3
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
 """How far gradients may differ, relative to 1 + their norm, and still be the same but for rounding."""
+
+MEASURED_STEPS = 4
+"""Steps of each client that `auto` measures, of one epoch."""
+
+WORTH = 0.9
+"""`auto` leaves the loop only for what takes at most this share of its time: timings scatter by about a tenth."""
 
 WARM_UPS = 3
 """Steps on a side stream before `graph` records one, as torch's notes on CUDA graphs have it."""
@@ -58,9 +72,14 @@ class Job:
     heard: Payload | None = None
     strength: float = 1.0
     """A factor on the pull towards what was heard."""
+    has_heard: bool = False
+    """The resident client has heard it already, and made something of it: one that brings knowledge trains alone."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """State of its optimiser that it comes with; afterwards a copy of what it is left with, if `keep`."""
     keep: bool = False
+    slot: int = 0
+    """Its place among the clients of the cohort that train at once, wherever they live: below `at_once`, no two alike.
+    Kernels may round differently from place to place."""
     pulled_numbers: int = 0
     """Afterwards: how many numbers were pulled."""
 
@@ -105,8 +124,8 @@ class Executor(ABC):
     at_once = 1
     """How many jobs `train` takes at most."""
 
-    def __init__(self, fabric: Fabric, client: Client, optimizer: Descent, frame: Frame) -> None:
-        self.fabric, self.client, self.optimizer, self.frame = fabric, client, optimizer, frame
+    def __init__(self, fabric: Fabric, client: Client, optimizer: Descent) -> None:
+        self.fabric, self.client, self.optimizer = fabric, client, optimizer
 
     @abstractmethod
     def train(self, jobs: Sequence[Job]) -> list[Trained]:
@@ -126,7 +145,8 @@ class Loop(Executor):
     def _one(self, job: Job) -> Trained:
         client, optimizer = self.client, self.optimizer
         client.binding.bind(job.row, job.buffers)
-        client.hear(job.heard, job.strength)
+        if not job.has_heard:
+            client.hear(job.heard, job.strength)
         job.pulled_numbers = client.pulled_numbers
         optimizer.reset()
         optimizer.lr = job.lr
@@ -154,7 +174,7 @@ class Compile(Loop):
     name = "compile"
 
     def __init__(self, fabric: Fabric, client: Client, optimizer: Descent, frame: Frame) -> None:
-        super().__init__(fabric, client, optimizer, frame)
+        super().__init__(fabric, client, optimizer)
         try:
             compiled(_add_one)(torch.zeros(4, device=fabric.device))
         except Exception as error:  # each backend has its own
@@ -221,11 +241,9 @@ class Stack:
         rest = fixed + [b for b in layout.blocks if b.kind == "buffer"]
         self.fixed = {b.name: self._view(self.rows, b.start, b.stop, b.shape) for b in rest}
         self.fixed |= dict(zip(layout.own_names, self.buffers, strict=True))
-        self._frozen: Tensor | None = None
-        if fixed:
-            self._frozen = torch.ones(self._used, dtype=dtype, device=device)
-            for b in fixed:
-                self._frozen[b.start : b.stop] = 0
+        self._trains = torch.zeros(self._used, dtype=dtype, device=device)  # not frozen, and not between two blocks
+        for b in self.trained:
+            self._trains[b.start : b.stop] = 1
         self.pulls_at_all = False
 
     @staticmethod
@@ -234,19 +252,20 @@ class Stack:
 
     @torch.no_grad()
     def load(self, jobs: Sequence[Job]) -> None:
-        """Lay out the clients of `jobs`; slots beyond them hold the first one's model, and nothing is pulled there."""
+        """Lay out the clients of `jobs`, each in its slot; the others hold the first one's model, without any pull."""
         self.pull.zero_()
         self.lr.zero_()
         self.pulls_at_all = False
         for bank in (self.losses, self.pulls, self.momentum):
             if bank is not None:
                 bank.zero_()
+        at = {job.slot: job for job in jobs}
         for slot in range(self.width):
-            job = jobs[slot] if slot < len(jobs) else jobs[0]
+            job = at.get(slot, jobs[0])
             self.rows[slot].copy_(job.row)
             for bank, buffer in zip(self.buffers, job.buffers, strict=True):
                 bank[slot].copy_(buffer)
-        for slot, job in enumerate(jobs):
+        for slot, job in at.items():
             self.lr[slot] = job.lr
             self.client.hear(job.heard, job.strength)
             job.pulled_numbers = self.client.pulled_numbers
@@ -267,7 +286,8 @@ class Stack:
     def store(self, jobs: Sequence[Job], counts: Sequence[tuple[int, int]], prefix: str) -> list[Trained]:
         """Write back what `load` has laid out; `counts`: steps and samples of each job."""
         found = []
-        for slot, (job, (steps, samples)) in enumerate(zip(jobs, counts, strict=True)):
+        for job, (steps, samples) in zip(jobs, counts, strict=True):
+            slot = job.slot
             job.row.copy_(self.rows[slot])
             for bank, buffer in zip(self.buffers, job.buffers, strict=True):
                 buffer.copy_(bank[slot])
@@ -295,14 +315,12 @@ class Stack:
             losses = losses + pulls
             self.pulls.add_(pulls if active is None else torch.where(active, pulls, 0))
         self.losses.add_(losses if active is None else torch.where(active, losses, 0))
-        if self._frozen is not None:
-            gradients.mul_(self._frozen)
+        gradients.mul_(self._trains)
         if config.clip_norm is not None:  # as `nn.utils.clip_grad_norm_`, for each model
             norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_((config.clip_norm / (norm + 1e-6)).clamp_max(1.0))
         if config.weight_decay:
-            decay = self.parameters if self._frozen is None else self.parameters * self._frozen
-            gradients.add_(decay, alpha=config.weight_decay)
+            gradients.addcmul_(self.parameters, self._trains, value=config.weight_decay)
         step = gradients
         if self.momentum is not None:
             moved = torch.add(gradients, self.momentum, alpha=config.momentum)
@@ -317,7 +335,8 @@ class _Stacked(Executor):
     """Executors that step through a `Stack`."""
 
     def __init__(self, fabric: Fabric, client: Client, optimizer: Descent, frame: Frame, width: int) -> None:
-        super().__init__(fabric, client, optimizer, frame)
+        super().__init__(fabric, client, optimizer)
+        self.frame = frame
         self.stack = Stack(client, frame.config, width, frame.dtype)
         self._cast = autocast(fabric)
         self._prefix = "momentum" if isinstance(optimizer, FastSGD) else "momentum_buffer"  # the optimiser's own names
@@ -327,7 +346,8 @@ class Vmap(_Stacked):
     """Many clients at once: `torch.func` over stacked models.
 
     Every pass has the same shape, [width, largest batch, ...]: clients and samples that are missing are filled up with
-    copies of weight 0. A client's numbers then do not depend on who trains beside it, nor on the number of ranks.
+    copies of weight 0, and a client's place is that in the cohort. Its numbers then do not depend on who trains beside
+    it, nor on the number of ranks.
     """
 
     name = "vmap"
@@ -350,7 +370,7 @@ class Vmap(_Stacked):
         stack, row = self.stack, self.client.binding.row
         assert row is not None
         stack.rows.copy_(row)
-        x, y, weight, _ = laid_out([[(x, y)]], stack.width, self.frame.largest_batch)
+        x, y, weight, _ = laid_out([[(x, y)], *[[]] * (stack.width - 1)], self.frame.largest_batch)
         try:
             with self._cast():  # to see that it runs; the numbers are compared in full precision
                 self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
@@ -371,16 +391,19 @@ class Vmap(_Stacked):
         for epoch in range(jobs[0].turn.epochs):
             rest = [batches(job.part, job.turn, job.turn.first_epoch + epoch) for job in jobs]
             while any(ahead := [list(islice(it, AHEAD)) for it in rest]):
-                self._steps(ahead)
+                slots: list[list[tuple[Tensor, Tensor]]] = [[] for _ in range(stack.width)]
+                for job, found in zip(jobs, ahead, strict=True):
+                    slots[job.slot] = found
+                self._steps(slots)
                 for k, found in enumerate(ahead):
                     steps[k] += len(found)
                     samples[k] += sum(len(y) for _, y in found)
         return stack.store(jobs, list(zip(steps, samples, strict=True)), self._prefix)
 
-    def _steps(self, ahead: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
-        """As many steps as the client with the most batches has in `ahead`."""
-        stack, width, size = self.stack, self.stack.width, self.frame.largest_batch
-        x, y, weight, active = laid_out(ahead, width, size)
+    def _steps(self, slots: Sequence[Sequence[tuple[Tensor, Tensor]]]) -> None:
+        """As many steps as the client with the most batches has in `slots`."""
+        stack = self.stack
+        x, y, weight, active = laid_out(slots, self.frame.largest_batch)
         for k in range(active.shape[0]):
             with self._cast():
                 gradients, losses = self._gradients(stack.views, stack.fixed, x[:, k], y[:, k], weight[:, k])
@@ -388,23 +411,21 @@ class Vmap(_Stacked):
             stack.descend(losses, active[k])
 
 
-def laid_out(
-    ahead: Sequence[Sequence[tuple[Tensor, Tensor]]], width: int, size: int
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """Clients' next batches: x (width, steps, size, ...), y and weight (width, steps, size), and active (steps, width).
+def laid_out(slots: Sequence[Sequence[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+    """The next batches by slot: x (width, steps, size, ...), y and weight (width, steps, size), active (steps, width).
 
     Only the last batch of a client may be smaller than `size`. A sample's weight is 1 / its batch's samples; what fills
     a batch up is its client's first sample, which is finite if the others are, and has weight 0.
     """
-    first = next(found for found in ahead if found)
-    count = max(len(found) for found in ahead)
+    width = len(slots)
+    first = next(found for found in slots if found)
+    count = max(len(found) for found in slots)
     like, label = first[0]
     x = like.new_empty(width, count * size, *like.shape[1:])
     y = label.new_empty(width, count * size)
     weight = torch.zeros(width, count, size, dtype=torch.promote_types(like.dtype, torch.float32))
     active = torch.zeros(count, width, dtype=torch.bool)
-    for slot in range(width):
-        found = ahead[slot] if slot < len(ahead) else ()
+    for slot, found in enumerate(slots):
         n = sum(len(labels) for _, labels in found)
         if n:
             torch.cat([images for images, _ in found], out=x[slot, :n])
@@ -512,8 +533,6 @@ class _CudaRecorder:
 
 # ---------------------------------------------------------------- which one
 
-KINDS: dict[Name, type[Executor]] = {kind.name: kind for kind in (Loop, Vmap, Compile, Graph)}
-
 
 def make(name: Name, fabric: Fabric, client: Client, optimizer: Descent, frame: Frame) -> tuple[Executor, str | None]:
     """The executor `name` for the resident `client`; or the loop, and why the other is not fit for this run.
@@ -524,18 +543,20 @@ def make(name: Name, fabric: Fabric, client: Client, optimizer: Descent, frame: 
         BadInput: the machine cannot do it.
     """
     if name == "loop":
-        return Loop(fabric, client, optimizer, frame), None
+        return Loop(fabric, client, optimizer), None
     if name == "graph" and fabric.device.type != "cuda":
         return Graph(fabric, client, optimizer, frame), None  # raises
     reason = unfit(name, fabric, client, frame)
     if reason is None:
         x, y, gradients, reason = _probed(fabric, client, frame)
         if reason is None:
-            found = KINDS[name](fabric, client, optimizer, frame)
+            kinds: dict[Name, type[Vmap] | type[Compile] | type[Graph]]
+            kinds = {"vmap": Vmap, "compile": Compile, "graph": Graph}
+            found = kinds[name](fabric, client, optimizer, frame)
             reason = found.unlike(x, y, gradients) if isinstance(found, Vmap) else None
             if reason is None:
                 return found, None
-    return Loop(fabric, client, optimizer, frame), reason
+    return Loop(fabric, client, optimizer), reason
 
 
 def unfit(name: Name, fabric: Fabric, client: Client, frame: Frame) -> str | None:
@@ -588,6 +609,79 @@ def _random_state(device: torch.device) -> list[Tensor]:
     return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
 
 
+def choice(fed: Federation, file: Path) -> list[Name]:
+    """The fastest executor for each architecture of `fed`, equal on every rank; `file` keeps what was found.
+
+    A resumed run goes by that file, if there is one. Else each rank takes a few steps of some of its clients, on copies
+    of the initial model and with draws of their own. Compiling would take longer than measuring: `compile` is chosen by
+    name only.
+    """
+    known = _known(file, len(fed.architectures)) if fed.resumed_from and fed.is_main else None
+    known = fed.group.gather_objects(known)[0]
+    if known is not None:
+        return known
+    chosen: list[Name] = []
+    seconds: list[dict[Name, float]] = []
+    for architecture in fed.architectures:
+        names: list[Name] = ["loop", "vmap", "graph"] if fed.fabric.device.type == "cuda" else ["loop", "vmap"]
+        made = {name: fed.executor(name, architecture) for name in names}
+        fit = {name: executor for name, (executor, reason) in made.items() if reason is None}
+        here = _measured(fed, architecture, fit) if len(fit) > 1 else {}
+        everywhere = [part for part in fed.group.gather_objects(here) if part]
+        total = {name: sum(part[name] for part in everywhere) / len(everywhere) for name in fit if everywhere}
+        best: Name = "loop"
+        for name, one in total.items():
+            if one < WORTH * total["loop"] and one < total[best]:
+                best = name
+        chosen.append(best)
+        seconds.append(total)
+        if fed.is_main:
+            times = ", ".join(f"{name} {1000 * s:.3g} ms" for name, s in total.items()) or "no other is fit"
+            print(f"fabric.executor auto: {best} for {architecture.name} (a client: {times})", file=sys.stderr)
+    if fed.is_main:
+        with whole(file) as aside:
+            aside.write_text(json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n")
+    return chosen
+
+
+def _known(file: Path, architectures: int) -> list[Name] | None:
+    """What an earlier part of the run has found."""
+    try:
+        names: list[Name] = json.loads(file.read_text())["executors"]
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BadInput("run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor") from error
+    if not isinstance(names, list) or len(names) != architectures or not set(names) <= set(get_args(Name)):
+        raise BadInput("run", str(file.parent), f"its {file.name} is damaged: name a fabric.executor")
+    return names
+
+
+def _measured(fed: Federation, architecture: Architecture, executors: Mapping[Name, Executor]) -> dict[Name, float]:
+    """Seconds by client of this rank; none where it has no client that can train."""
+    at_once = max(executor.at_once for executor in executors.values())
+    clients = fed.at_home(architecture.members)[: max(1, at_once // fed.world_size)]
+    server = architecture.server
+
+    def jobs() -> list[Job]:
+        found = []
+        for c in clients:
+            turn = replace(fed.turn_of("measurement", c, 0, 1), most_batches=MEASURED_STEPS)
+            part = fed.data.client(c, fed.fabric.device, fed.dtype).train
+            heard = Payload(architecture.layout, server.initial, architecture.down_mask)
+            buffers = [b.clone() for b in server.initial_buffers]
+            found.append(Job(server.initial.clone(), buffers, part, turn, fed.learning_rate(1), heard))
+        return found
+
+    with torch.random.fork_rng([fed.fabric.device] if fed.fabric.device.type == "cuda" else []):
+        try:
+            return seconds_by_client(executors, jobs) if clients else {}
+        except Exception:  # a client fails; it will again in its turn, where client and round are named
+            return {}
+        finally:
+            architecture.resident.hear(None)
+
+
 def seconds_by_client(
     executors: Mapping[Name, Executor], jobs: Callable[[], list[Job]], repeats: int = 3
 ) -> dict[Name, float]:
@@ -599,6 +693,8 @@ def seconds_by_client(
     for _ in range(1 + repeats):
         for name, executor in executors.items():
             todo = jobs()
+            for k, job in enumerate(todo):
+                job.slot = k % executor.at_once
             _wait(executor.fabric.device)
             start = time.perf_counter()
             for first in range(0, len(todo), executor.at_once):

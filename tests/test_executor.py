@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import partial
+from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -41,28 +43,34 @@ def frame_of(fed: Federation) -> Frame:
     config = fed.config
     return Frame(
         config.optimizer, fed.data.input_shape, fed.data.num_classes, fed.dtype, config.federation.batch_size,
-        fed.data.train_sizes, fed.cohort_size, fed._whole_last,
+        fed.data.train_sizes, fed.cohort_size, fed.at_work.whole_last,
     )  # fmt: skip
 
 
 def jobs_of(fed: Federation, clients: Sequence[int] | None = None, lr: float = 0.05) -> list[Job]:
     """Two epochs for some clients, each from a model of its own, pulled towards another of its own."""
     found = []
+    turn = partial(fed.turn_of, "train", first_epoch=2, epochs=2)
     for c in range(fed.clients) if clients is None else clients:
         draws = torch.Generator().manual_seed(c)
         noise = torch.randn(2, fed.layout.size, generator=draws, dtype=fed.dtype) * 0.05
-        heard = Payload(fed.layout, fed.server.initial + noise[0], fed.down_mask.copy())
+        for a, b in pairwise(fed.layout.blocks):
+            noise[:, a.stop : b.start] = 0  # what lies between tensors
+        noise[:, fed.layout.blocks[-1].stop :] = 0
+        heard = Payload(fed.layout, fed.at_work.server.initial + noise[0], fed.at_work.down_mask.copy())
         heard.sent[: c % 3] = False  # they do not hear the same tensors
-        row = fed.server.initial + noise[1]
-        buffers = [b.clone() for b in fed.server.initial_buffers]
+        row = fed.at_work.server.initial + noise[1]
+        buffers = [b.clone() for b in fed.at_work.server.initial_buffers]
         part = fed.data.client(c, "cpu", fed.dtype).train
         keep = fed.config.optimizer.keep_state
-        found.append(Job(row, buffers, part, fed.turn_of("train", c, 2, 2), lr * (1 + c), heard, 0.5 + c, keep=keep))
+        found.append(Job(row, buffers, part, turn(client=c), lr * (1 + c), heard, 0.5 + c, keep=keep, slot=c))
     return found
 
 
 def trained(kind: Executor, jobs: list[Job]) -> tuple[list[Job], list[Any]]:
     results = []
+    for job in jobs:
+        job.slot %= kind.at_once
     for first in range(0, len(jobs), kind.at_once):
         results += kind.train(jobs[first : first + kind.at_once])
     return jobs, results
@@ -93,7 +101,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)], ids=["free", "pulled"])
 def test_they_agree_with_the_loop(federation: Make, method: Method, settings: dict[str, Any]) -> None:
     fed = federation(method, precision="64-true", clients=6, optimizer=settings)
-    want, losses = trained(Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed)), jobs_of(fed))
+    want, losses = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))
     assert len({r.steps for r in losses}) > 1  # clients differ in batches
     for name, kind in all_but_loop(fed).items():
         found, results = trained(kind, jobs_of(fed))
@@ -111,7 +119,7 @@ def test_they_agree_with_the_loop(federation: Make, method: Method, settings: di
 
 def test_what_was_kept_is_taken_up(federation: Make) -> None:
     fed = federation(FedAvg(), precision="64-true", optimizer={"momentum": 0.9, "keep_state": True})
-    loop = Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+    loop = Loop(fed.fabric, fed.resident, fed.optimizer)
     for kind in all_but_loop(fed).values():
         want, found = trained(loop, jobs_of(fed))[0], trained(kind, jobs_of(fed))[0]
         for a, b in zip(trained(loop, want)[0], trained(kind, found)[0], strict=True):
@@ -124,14 +132,14 @@ def test_a_smoke_run_is_cut_short(federation: Make, most: int) -> None:
     jobs = [
         [replace(j, row=j.row.clone(), turn=replace(j.turn, most_batches=most)) for j in jobs_of(fed)] for _ in "ab"
     ]
-    want, results = trained(Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed)), jobs[0])
+    want, results = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs[0])
     found, ours = trained(all_but_loop(fed)["vmap"], jobs[1])
     assert [r.steps for r in ours] == [r.steps for r in results]
     assert max(float((a.row - b.row).abs().max()) for a, b in zip(want, found, strict=True)) < 1e-10
 
 
 def test_numbers_do_not_depend_on_who_trains_beside(federation: Make) -> None:
-    """Bit for bit: groups of other sizes, orders and members, as other numbers of ranks make them."""
+    """Bit for bit: groups of other sizes and members, as other numbers of ranks make them."""
     for net in (None, Convolutions()):
         fed = federation(FedProx(mu=0.1), clients=7, optimizer={"momentum": 0.9})
         if net is not None:
@@ -146,12 +154,12 @@ def test_numbers_do_not_depend_on_who_trains_beside(federation: Make) -> None:
 def with_model(fed: Federation, model: nn.Module) -> Federation:
     """The same federation with another model."""
     model = model.to(fed.dtype)
-    return Federation(fed.fabric, fed.config, fed.data, model, "classifier", fed.method, [], fed.folder)
+    return Federation(fed.fabric, fed.config, fed.data, [model], fed.method, [], fed.folder)
 
 
 def test_a_convolution_network_agrees(federation: Make) -> None:
     fed = with_model(federation(FedProx(mu=0.1), precision="64-true"), Convolutions())
-    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed)), jobs_of(fed))[0]
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
     for kind in all_but_loop(fed).values():
         for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
             torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
@@ -160,7 +168,7 @@ def test_a_convolution_network_agrees(federation: Make) -> None:
 def test_batch_norm_steps_in_fixed_memory(federation: Make) -> None:
     """Running statistics and the counter of batches come back too."""
     fed = federation(FedAvg(), net="norm", precision="64-true")
-    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed)), jobs_of(fed))[0]
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
     graph = Graph(fed.fabric, fed.resident, fed.optimizer, frame_of(fed), recorder=again)
     for a, b in zip(want, trained(graph, jobs_of(fed))[0], strict=True):
         torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
@@ -172,8 +180,8 @@ def test_a_frozen_parameter_stays(federation: Make) -> None:
     fed = federation(FedProx(mu=0.5), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5})
     model = fed.resident.model
     model.body[1].bias.requires_grad_(False)  # type: ignore[index]
-    fed = Federation(fed.fabric, fed.config, fed.data, model, "out", fed.method, [], fed.folder)
-    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed)), jobs_of(fed))[0]
+    fed = Federation(fed.fabric, fed.config, fed.data, [model], fed.method, [], fed.folder)
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
     bias = next(b for b in fed.layout.blocks if b.name == "body.1.bias")
     for kind in all_but_loop(fed).values():
         for a, b, first in zip(want, trained(kind, jobs_of(fed))[0], jobs_of(fed), strict=True):
@@ -201,11 +209,11 @@ def test_one_that_raises_leaves_all_as_they_were(federation: Make) -> None:
     assert all(torch.equal(job.row, row) for job, row in zip(jobs, before, strict=True))
 
 
-def test_batches_are_laid_out(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_batches_are_laid_out() -> None:
     def batch(*values: int) -> tuple[Tensor, Tensor]:
         return torch.tensor(values, dtype=torch.float32)[:, None], torch.tensor(values)
 
-    x, y, weight, active = laid_out([[batch(1, 2), batch(3)], [], [batch(4)]], width=4, size=2)
+    x, y, weight, active = laid_out([[batch(1, 2), batch(3)], [], [batch(4)], []], size=2)
     assert x[..., 0].tolist() == [[[1, 2], [3, 1]], [[1, 1]] * 2, [[4, 4], [4, 4]], [[1, 1]] * 2]
     assert torch.equal(x[..., 0].long(), y)
     assert weight.tolist() == [[[0.5, 0.5], [1, 0]], [[0, 0]] * 2, [[1, 0], [0, 0]], [[0, 0]] * 2]
@@ -317,15 +325,14 @@ def test_compiled_code_agrees(federation: Make, method: Method) -> None:
     fed = federation(method, precision="64-true", batch_size=64)
     found, reason = make("compile", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
     assert isinstance(found, Compile), reason
-    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer, frame_of(fed)), jobs_of(fed))[0]
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
     for a, b in zip(want, trained(found, jobs_of(fed))[0], strict=True):
         torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
 
 
 def test_seconds_are_measured_of_each(federation: Make) -> None:
     fed = federation(FedAvg())
-    frame = frame_of(fed)
-    kinds: Any = {"loop": Loop(fed.fabric, fed.resident, fed.optimizer, frame), **all_but_loop(fed)}
+    kinds: Any = {"loop": Loop(fed.fabric, fed.resident, fed.optimizer), **all_but_loop(fed)}
     found = executor.seconds_by_client(kinds, lambda: jobs_of(fed), repeats=1)
     assert list(found) == ["loop", "vmap", "graph"]
     assert all(s > 0 for s in found.values())
