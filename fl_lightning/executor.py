@@ -548,7 +548,7 @@ def make(name: Name, fabric: Fabric, client: Client, optimizer: Descent, frame: 
         return Graph(fabric, client, optimizer, frame), None  # raises
     reason = unfit(name, fabric, client, frame)
     if reason is None:
-        x, y, gradients, reason = _probed(fabric, client, frame)
+        x, y, gradients, reason = _probed(name, fabric, client, frame)
         if reason is None:
             kinds: dict[Name, type[Vmap] | type[Compile] | type[Graph]]
             kinds = {"vmap": Vmap, "compile": Compile, "graph": Graph}
@@ -576,7 +576,9 @@ def unfit(name: Name, fabric: Fabric, client: Client, frame: Frame) -> str | Non
     return None
 
 
-def _probed(fabric: Fabric, client: Client, frame: Frame) -> tuple[Tensor, Tensor, Sequence[Tensor], str | None]:
+def _probed(
+    name: Name, fabric: Fabric, client: Client, frame: Frame
+) -> tuple[Tensor, Tensor, Sequence[Tensor], str | None]:
     """A made-up batch, the gradients of the bound model's copy on it, and what is unfit in its forward pass."""
     device, binding = fabric.device, client.binding
     size = max(1, min(3, frame.largest_batch - 1))  # less than a whole batch, which is then filled up
@@ -598,9 +600,9 @@ def _probed(fabric: Fabric, client: Client, frame: Frame) -> tuple[Tensor, Tenso
     reason = None
     if drawn:
         reason = "the model draws random numbers (dropout)"
-    elif any(g is None for g in gradients):
+    elif name != "compile" and any(g is None for g in gradients):
         reason = "the loss does not reach every parameter of the model"
-    elif not frame.whole_last and any(not torch.equal(b, before[n]) for n, b in client.model.named_buffers()):
+    elif name == "vmap" and any(not torch.equal(b, before[n]) for n, b in client.model.named_buffers()):
         reason = "the model's forward pass writes to its buffers"
     return x, y, gradients, reason
 

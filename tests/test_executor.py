@@ -2,25 +2,33 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
 
-from fl_lightning import executor
-from fl_lightning.errors import BadInput
+from fl_lightning import catalogue, executor
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.config import Component, DataConfig
+from fl_lightning.data import prepare
+from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.executor import Compile, Executor, Frame, Graph, Job, Loop, Stack, Vmap, laid_out, make
 from fl_lightning.federation import Federation
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.local import Local
 from fl_lightning.payload import Payload
+from fl_lightning.run import instantiate
 
 Make = Callable[..., Federation]
 
@@ -343,3 +351,152 @@ def test_a_stack_has_a_view_of_every_tensor(federation: Make) -> None:
     stack = Stack(fed.resident, fed.config.optimizer, 3, fed.dtype)
     assert {*stack.names, *stack.fixed} == {*dict(fed.resident.model.named_parameters()), *stack.fixed}
     assert {*stack.names, *stack.fixed} == set(fed.resident.model.state_dict())
+
+
+# ---------------------------------------------------------------- in a federation
+
+
+def run(fed: Federation) -> list[Any]:
+    fed.choose_executors()
+    return [fed.round(t) for t in range(1, fed.rounds + 1)]
+
+
+def named(fed: Federation, name: str) -> Federation:
+    fed.config.fabric.executor = name  # type: ignore[assignment]
+    return fed
+
+
+def every_method() -> list[Method]:
+    return [instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("method", every_method(), ids=lambda method: type(method).__name__)
+def test_every_method_agrees_with_the_loop(
+    federation: Make, method: Method, participation: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fine-tuning, judging and what clients are left with between rounds included."""
+    settings: dict[str, Any] = {
+        "precision": "64-true", "participation": participation,
+        "data": prepare(DataConfig(validation=0.1, fraction=0.5), 4, 0),
+        "optimizer": {"momentum": 0.9, "keep_state": True}, "rounds": 3,
+    }  # fmt: skip
+    feds = [named(federation(method, **settings), name) for name in ("loop", "vmap")]
+    loop, vmap = (run(fed) for fed in feds)
+    if feds[0].knowledge is not None:
+        assert "knowledge has a part in the loss; plainnet trains in the loop" in capsys.readouterr().err
+    assert feds[1].at_work.executor.name == ("loop" if feds[0].knowledge else "vmap")
+    for a, b in zip(loop, vmap, strict=True):
+        assert (a.cohort, a.metrics.keys()) == (b.cohort, b.metrics.keys())
+        for name in a.metrics:
+            if "seconds" not in name and "memory" not in name:
+                assert b.metrics[name] == pytest.approx(a.metrics[name], abs=1e-10), name
+        np.testing.assert_allclose(b.relation.rows, a.relation.rows, rtol=0, atol=1e-6)
+    assert feds[0].states.keys() == feds[1].states.keys()
+    for c, state in feds[0].states.items():
+        torch.testing.assert_close(feds[1].states[c].row, state.row, rtol=0, atol=1e-10)
+        assert state.fields.keys() == feds[1].states[c].fields.keys()
+
+
+def test_each_architecture_has_its_own(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    fed = named(federation(Local(), net={"plain": 3, "norm": 2}, clients=5), "vmap")
+    assert len(run(fed)[-1].clients) == 5
+    assert [a.executor.name for a in fed.architectures] == ["vmap", "loop"]
+    assert "normnet trains in the loop" in capsys.readouterr().err
+
+
+class Bursts(Callback):
+    """Client `client` cannot be heard, trained or uploaded: in its first attempt, or always."""
+
+    def __init__(self, client: int, hook: str, always: bool) -> None:
+        self.client, self.hook, self.always, self.done = client, hook, always, False
+
+    def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
+        if self.hook == "on_training" and client == self.client and (self.always or not self.done):
+            fed.states[client].row.fill_(torch.nan)
+            self.done = True
+        self.burst("on_download", client)
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        self.burst("on_upload", client)
+
+    def burst(self, hook: str, client: int) -> None:
+        if hook == self.hook and client == self.client and (self.always or not self.done):
+            self.done = True
+            raise ArithmeticError("it burst")
+
+
+@pytest.mark.parametrize("hook", ["on_download", "on_training", "on_upload"])
+def test_one_that_fails_fails_alone(federation: Make, hook: str) -> None:
+    settings: dict[str, Any] = {"clients": 5, "on_bad_client": "retry", "optimizer": {"momentum": 0.9}}
+    fine = named(federation(Local(), **settings), "vmap")
+    run(fine)
+    for always in (False, True):
+        fed = named(federation(Local(), callbacks=[Bursts(2, hook, always)], **settings), "vmap")
+        record = run(fed)[0]
+        assert [f["client"] for f in record.failures] == [2, 2][: 1 + always]
+        assert [f["outcome"] for f in record.failures] == ["retried", "skipped"][: 1 + always]
+        for c in range(5):
+            if c != 2 or not always:
+                assert torch.equal(fed.states[c].row, fine.states[c].row)
+    fed = named(federation(Local(), callbacks=[Bursts(2, hook, True)], clients=5), "vmap")
+    with pytest.raises(BadClient, match="client 2"):
+        run(fed)
+
+
+def test_a_batch_that_fails_is_trained_one_by_one(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, fed = (named(federation(Local(), clients=5, on_bad_client="skip"), "vmap") for _ in range(2))
+    run(fine)
+    original = laid_out
+
+    def burst(slots: Any, size: int) -> Any:
+        if slots[3]:
+            raise ArithmeticError("it burst")
+        return original(slots, size)
+
+    fed.choose_executors()
+    monkeypatch.setattr(executor, "laid_out", burst)
+    record = fed.round(1)
+    fed.round(2)
+    assert [(f["client"], f["stage"], f["outcome"]) for f in record.failures] == [(3, "training", "skipped")]
+    assert [torch.equal(fed.states[c].row, fine.states[c].row) for c in (0, 1, 2, 4)] == [True] * 4
+
+
+@pytest.mark.parametrize("fastest", ["loop", "vmap"])
+def test_auto_changes_no_number_and_is_remembered(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fastest: str
+) -> None:
+    measured = executor.seconds_by_client
+
+    def rigged(executors: Any, jobs: Any) -> dict[str, float]:
+        found = measured(executors, jobs, repeats=1)
+        return {name: 0.001 if name == fastest else 1.0 for name in found}
+
+    monkeypatch.setattr(executor, "seconds_by_client", rigged)
+    asked, auto, again = (federation(KAPC(), optimizer={"momentum": 0.9}) for _ in range(3))
+    run(named(asked, fastest))
+    run(named(auto, "auto"))
+    assert auto.at_work.executor.name == fastest
+    assert all(torch.equal(auto.states[c].row, state.row) for c, state in asked.states.items())
+    assert f"fabric.executor auto: {fastest} for plainnet (a client: loop" in capsys.readouterr().err
+    monkeypatch.setattr(executor, "seconds_by_client", lambda *_: pytest.fail("it has been measured"))
+    again.resumed_from = 1
+    named(again, "auto").choose_executors()
+    assert again.at_work.executor.name == fastest
+    for damage in ("{", '{"executors": ["fast"]}', '{"executors": []}', "[]"):
+        (again.folder / "executor.json").write_text(damage)
+        with pytest.raises(BadInput, match="damaged"):
+            again.choose_executors()
+
+
+def test_auto_measures_for_real(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    fed = named(federation(FedAvg(), net={"plain": 3, "norm": 1}), "auto")
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    fed.choose_executors()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not fed.states
+    held = json.loads((fed.folder / "executor.json").read_text())
+    assert held["executors"] == [a.executor.name for a in fed.architectures]
+    assert [set(s) for s in held["seconds_by_client"]] == [{"loop", "vmap"}, set()]
+    assert "auto: loop for normnet (a client: no other is fit)" in capsys.readouterr().err

@@ -24,6 +24,7 @@ RUNS = {
     "median": "--method fedavg --callbacks attack,median --callbacks.attack.kind label_flip"
     " --callbacks.attack.clients [1]",
     "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 --optimizer.momentum 0.5",
+    "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
 }
 
