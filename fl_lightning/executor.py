@@ -20,7 +20,6 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
-from torch.nn.functional import cross_entropy
 
 from fl_lightning.client import Client
 from fl_lightning.config import OptimizerConfig
@@ -183,7 +182,7 @@ class Compile(Loop):
         model = client.model
 
         def loss(x: Tensor, y: Tensor) -> Tensor:
-            return cross_entropy(model(x), y)
+            return client.metric.loss(model(x), y)
 
         self._sizes = set(frame.frequent_sizes(COMPILED_SIZES))
         self._loss = compiled(loss)
@@ -361,7 +360,7 @@ class Vmap(_Stacked):
 
         def loss(trained: Sequence[Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
             scores = functional_call(model, dict(zip(stack.names, trained, strict=True)) | fixed, (x,))
-            return (cross_entropy(scores, y, reduction="none") * weight).sum()
+            return (client.metric.loss(scores, y, "none") * weight).sum()
 
         self._gradients = vmap(grad_and_value(loss))
 
@@ -497,7 +496,7 @@ class Graph(_Stacked):
 
         def step() -> None:
             with self._cast():
-                loss = cross_entropy(client.model(x), y)
+                loss = client.metric.loss(client.model(x), y)
             gradients = torch.autograd.grad(loss, parameters)
             torch._foreach_copy_([view[0] for view in stack.gradient_views], list(gradients))
             stack.descend(loss.detach()[None])
@@ -584,7 +583,8 @@ def _probed(
     size = max(1, min(3, frame.largest_batch - 1))  # less than a whole batch, which is then filled up
     draws = torch.Generator().manual_seed(0)
     x = torch.randn(max(size, 2) if frame.whole_last else size, *frame.input_shape, generator=draws)
-    x, y = x.to(device, frame.dtype), (torch.arange(len(x)) % frame.num_classes).to(device)
+    labels = torch.arange(len(x)) % frame.num_classes
+    x, y = x.to(device, frame.dtype), (labels if client.metric.rises else labels.float()).to(device)
     assert binding.row is not None
     own = dict(client.model.named_buffers())
     binding.bind(binding.row.clone(), [own[n].detach().clone() for n in client.layout.own_names])
@@ -594,7 +594,7 @@ def _probed(
     parameters = [p for p in binding.parameters if p.requires_grad]
     with torch.random.fork_rng([device] if device.type == "cuda" else []):
         random = _random_state(device)
-        loss = cross_entropy(client.model(x), y)
+        loss = client.metric.loss(client.model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
         drawn = any(not torch.equal(a, b) for a, b in zip(random, _random_state(device), strict=True))
     reason = None

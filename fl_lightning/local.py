@@ -21,6 +21,7 @@ from fl_lightning.data import Part
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator, key
 
+
 class Descent:
     """A local optimiser over the resident model's parameters. Its state is cleared at every client's turn."""
 
