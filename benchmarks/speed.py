@@ -38,6 +38,7 @@ from fl_lightning.callbacks.channel import Wireless
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
+from fl_lightning.errors import BadInput
 from fl_lightning.federation import Federation
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
@@ -90,7 +91,8 @@ def plain_round(fed: Federation, t: int) -> None:
 
 def _difference(fed: Federation, bare: BareFedAvg) -> float:
     """The greatest difference of a tensor between the two global models, relative to the tensor's greatest number."""
-    fed.resident.binding.bind(fed.server.shared, fed.server.initial_buffers)
+    known = fed.at_work.server
+    fed.resident.binding.bind(known.shared, known.initial_buffers)
     ours = fed.resident.model.state_dict()
     theirs = bare.weights()
     return max(float((ours[k] - v).abs().max() / v.abs().max().clamp_min(1e-6)) for k, v in theirs.items())
@@ -176,6 +178,29 @@ def saving(workload: Workload, pairs: int) -> list[Row]:
     note = f"{source}; wall time: {median(wall['checkpoint'][1:]):.3g} s, {share:.3f} [{low:.3f}, {high:.3f}]"
     what = f"a checkpoint of {workload.clients} clients"
     return [compared(f"saving-{workload.name}", what, mine, "a round of FedPer", rounds, 1, "<= 0.05", note)]
+
+
+def executors(workload: Workload, pairs: int) -> list[Row]:
+    """A round of FedAvg by each executor that runs here, against the bare loop."""
+    data, source = workload.load()
+    names = ["loop", "vmap", "compile", *(["graph"] if torch.cuda.is_available() else [])]
+    sides: dict[str, Callable[[], object]] = {}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in names:
+            try:
+                fed = workload.federation(FedAvg(), data, Path(folder), executor=name)
+            except BadInput as error:
+                print(error, file=sys.stderr)
+                continue
+            if fed.at_work.executor.name == name:
+                sides[name] = Rounds(partial(plain_round, fed), workload.rounds_at_once)
+        bare = BareFedAvg(workload.config(), data, workload.initial(data), STEPPERS[1])
+        seconds = interleaved({**sides, "bare": Rounds(bare.round, workload.rounds_at_once)}, pairs)
+    name, scale, against = f"executors-{workload.name}", workload.rounds_at_once, f"bare loop ({STEPPERS[1]})"
+    return [
+        compared(name, f"a round, fabric.executor {side}", seconds[side], against, seconds["bare"], scale, "", source)
+        for side in sides
+    ]
 
 
 def coaching(workload: Workload, pairs: int) -> list[Row]:
@@ -325,6 +350,9 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
         found[f"saving-{resnet.name}"] = partial(saving, resnet, min(pairs, 3))
     for name, workload in known.items():
         found[f"kapc-{name}"] = partial(coaching, workload, pairs)
+    for name in ("mnist-cnn-b10", "100-mlps-10-a-round"):
+        if name in known:
+            found[f"executors-{name}"] = partial(executors, known[name], pairs)
     for name, workload in known.items():
         found[f"accounting-{name}"] = partial(accounting, workload, pairs)
     for clients, most in SERVER_PAIRS.items():

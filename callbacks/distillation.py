@@ -116,7 +116,7 @@ class Consensus(Knowledge):
             return
         teacher = fed.resident.heard.pop("teacher")  # local training knows nothing of it
         part = ResidentPart(self.subset(fed, t - 1), teacher, None)
-        fed.begin_optimizer(t, None)
+        fed.begin_optimizer(t)
         turn = fed.turn_of("distil", client, (t - 1) * self.epochs, self.epochs)
         turn = replace(turn, batch_size=self.batch_size)
         done = train(

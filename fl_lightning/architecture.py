@@ -19,6 +19,7 @@ from fl_lightning.callbacks.knowledge import Knowledge
 from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
+from fl_lightning.executor import Executor, Loop
 from fl_lightning.layout import Layout
 from fl_lightning.local import descent
 from fl_lightning.methods.base import Method
@@ -66,6 +67,8 @@ class Architecture:
         self.resident.fabric = fabric
         self.resident.binding.bind(row.clone(), copied(buffers))
         self.optimizer = descent(fabric, self.resident, config.optimizer)
+        self.executor: Executor = Loop(fabric, self.resident, self.optimizer)
+        """How its clients train; the loop until the run begins."""
         self.whole_last = any(isinstance(m, _BatchNorm) for m in model.modules())
         """BatchNorm cannot train on a lone last sample."""
         if self.whole_last and config.federation.batch_size == 1:

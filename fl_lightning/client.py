@@ -120,6 +120,16 @@ class Client(LightningModule):
         return self.model.get_submodule(self.layout.head)
 
     @property
+    def own_step(self) -> bool:
+        """Whether the user's model has a `training_step`."""
+        return self._own_step
+
+    @property
+    def pulled(self) -> tuple[Tensor, list[tuple[Segment, float]]] | None:
+        """Where the pull leads: the row that was heard, and columns with their coefficients; None: there is none."""
+        return None if self._heard is None else (self._heard, [(p.segment, p.coefficient) for p in self._strong])
+
+    @property
     def device_of_model(self) -> torch.device:
         """Where the model lies."""
         return next(iter(self.model.parameters())).device
@@ -180,9 +190,12 @@ class Client(LightningModule):
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
         """Task loss plus coaching term, and what the method's knowledge adds."""
-        loss = self.task_loss(batch, batch_idx)
+        return self.with_terms(self.task_loss(batch, batch_idx), batch[1])
+
+    def with_terms(self, loss: Tensor, labels: Tensor) -> Tensor:
+        """`loss` of a batch that has just passed through, plus coaching term and what the knowledge adds."""
         if self.knowledge is not None and self.heard:
-            known = self.knowledge.term(self, batch[1])
+            known = self.knowledge.term(self, labels)
             loss = loss if known is None else loss + known
         term = self.coaching()
         if term is None:

@@ -227,6 +227,10 @@ class FabricConfig:
     """Lightning's name of the number format; mixing on the server is never done in less than 32 bits."""
     threads: int | None = None
     """CPU threads of each process; None: the machine's cores shared out. Equal bits need equal threads."""
+    executor: Literal["auto", "loop", "vmap", "compile", "graph"] = "loop"
+    """How the clients of a rank train: one by one; stacked; one by one through torch.compile, or as a CUDA graph; auto:
+    the fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could
+    no longer be compared bit for bit."""
     timeout: float = 120.0
     """Seconds without a sign of life until a process is lost, and the others stop. 120: they give one a second."""
 

@@ -13,7 +13,7 @@ import resource
 import sys
 import time
 import traceback
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, NamedTuple
@@ -32,9 +32,10 @@ from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
 from fl_lightning.data.federated import ClientData
 from fl_lightning.errors import BadClient, BadInput, RunFailed, hidden
+from fl_lightning.executor import Executor, Frame, Job, Name, choice, make
 from fl_lightning.files import writing
 from fl_lightning.layout import Layout, copy_columns
-from fl_lightning.local import Descent, Turn, accuracy, autocast, mean_loss, train
+from fl_lightning.local import Descent, Trained, Turn, accuracy, autocast, mean_loss, train
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import Metric
 from fl_lightning.mixing import Mixer
@@ -45,7 +46,7 @@ from fl_lightning.rng import numpy_rng
 from fl_lightning.state import ClientState, ServerState
 
 SMOKE_BATCHES = 2
-
+_KEPT = "optimizer."  # before the names of a client's fields that its optimiser has left
 Results = dict[int, dict[str, Any]]
 """What each client's turn came to, by client; tensors of shape () until they are needed as numbers."""
 Failures = list[tuple[BadClient, str]]
@@ -167,6 +168,7 @@ class Federation:
         """Run all rounds that are still to run; returns the summary (equal on every rank)."""
         start = time.perf_counter()
         try:
+            self.choose_executors()
             self.call("on_fit_start")
             self.count_costs()
             for t in range(self.server.round + 1, self.rounds + 1):
@@ -176,6 +178,37 @@ class Federation:
         finally:
             self.call("on_close")
         return summary
+
+    def choose_executors(self) -> None:
+        """How the clients of each architecture train from now on: as `fabric.executor` says.
+
+        `auto` measures, unless the run was resumed and has measured already. No number of the run is touched by it.
+
+        Raises:
+            BadInput: this machine cannot do it.
+        """
+        asked = self.config.fabric.executor
+        count = len(self.architectures)
+        names = choice(self, self.folder / "executor.json") if asked == "auto" else [asked] * count
+        for architecture, name in zip(self.architectures, names, strict=True):
+            architecture.executor, reason = self.executor(name, architecture)
+            if reason is not None and self.is_main:
+                print(f"fabric.executor {name}: {reason}; {architecture.name} trains in the loop", file=sys.stderr)
+
+    def executor(self, name: Name, architecture: Architecture) -> tuple[Executor, str | None]:
+        """The executor `name` for the clients of `architecture`, or the loop, and why it is not that of `name`."""
+        sizes = [self.data.train_sizes[c] for c in architecture.members]
+        frame = Frame(
+            self.config.optimizer,
+            self.data.input_shape,
+            self.data.num_classes,
+            self.dtype,
+            self.config.federation.batch_size,
+            sizes,
+            min(self.cohort_size, len(sizes)),
+            architecture.whole_last,
+        )
+        return make(name, self.fabric, architecture.resident, architecture.optimizer, frame)
 
     def round(self, t: int) -> RoundRecord:
         """Round `t`, from the cohort to the record of what happened."""
@@ -265,29 +298,88 @@ class Federation:
         results: Results = {}
         failures: Failures = []
         attempts = 2 if self.config.federation.on_bad_client == "retry" else 1
-        for client in self.at_home(cohort):
+        for group in self.groups(cohort):
             for left in reversed(range(attempts)):
-                before = copy.deepcopy(self.states.get(client)) if self.tolerant else None
-                download = downloads[client]
+                before = {c: copy.deepcopy(self.states.get(c)) for c in group if self.tolerant}
+                heard = {c: downloads[c] for c in group}
                 if left:  # hooks write to it, and the next attempt must hear the same
-                    download = replace(download, sent=download.sent.copy())
-                try:
-                    with self.blaming(t, client):
-                        result = self.turn(t, client, download, judged, clock)
-                    if self.tolerant:
-                        self.check_finite(t, [result])
-                    results[client] = result
-                    break
-                except BadClient as failure:
-                    if not self.tolerant:
-                        raise
+                    heard = {c: replace(download, sent=download.sent.copy()) for c, download in heard.items()}
+                found, failed = self.attempt(t, group, heard, judged, clock)
+                results |= found
+                for client, failure in failed.items():
                     self.states.pop(client, None)
-                    if before is not None:
-                        self.states[client] = before
+                    if (state := before[client]) is not None:
+                        self.states[client] = state
                     failures.append((failure.bare(), "retried" if left else "skipped"))
+                group = {c: group[c] for c in failed}
+                if not group:
+                    break
         if not self.tolerant:  # all at once: the device is waited for but once
             self.check_finite(t, list(results.values()))
         return results, failures
+
+    def groups(self, cohort: list[int]) -> Iterator[dict[int, int]]:
+        """This rank's clients, with their slots, in the groups that train together.
+
+        The groups are cut from the cohort, and slots counted there: they are the same on any number of ranks.
+        """
+        for architecture in self.architectures:
+            members = [c for c in cohort if self.of(c) is architecture]
+            size = architecture.executor.at_once
+            slots = {c: k % size for k, c in enumerate(members)}
+            for first in range(0, len(members), size):
+                mine = self.at_home(members[first : first + size])
+                if mine:
+                    yield {c: slots[c] for c in mine}
+
+    def attempt(
+        self, t: int, group: dict[int, int], downloads: dict[int, Payload], judged: bool, clock: _Clock
+    ) -> tuple[Results, dict[int, BadClient]]:
+        """The turns of a group of clients: what came of those that went well, and the others' failures.
+
+        Raises:
+            BadClient: one failed, and failures are not borne.
+        """
+        results: Results = {}
+        failed: dict[int, BadClient] = {}
+        turns = {c: self.turn(t, c, download, judged, clock) for c, download in downloads.items()}
+        jobs: dict[int, Job] = {}
+        for client, turn in turns.items():
+            with self.bearing(t, client, failed):
+                jobs[client] = next(turn)
+                jobs[client].slot = group[client]
+        for client, trained in self.trained(t, jobs, failed).items():
+            with self.bearing(t, client, failed):
+                try:
+                    turns[client].send(trained)
+                except StopIteration as done:
+                    if self.tolerant:
+                        self.check_finite(t, [done.value])
+                    results[client] = done.value
+        return results, failed
+
+    def trained(self, t: int, jobs: dict[int, Job], failed: dict[int, BadClient]) -> dict[int, Trained]:
+        """What the training of clients came to; those that it failed for are put into `failed`."""
+        self.stage = "training"
+        if len(jobs) > 1:
+            with contextlib.suppress(Exception):  # whose fault it is shows when each trains alone
+                return dict(zip(jobs, self.of(next(iter(jobs))).executor.train(list(jobs.values())), strict=True))
+        found: dict[int, Trained] = {}
+        for client, job in jobs.items():
+            with self.bearing(t, client, failed):
+                [found[client]] = self.of(client).executor.train([job])
+        return found
+
+    @contextlib.contextmanager
+    def bearing(self, t: int, client: int, failed: dict[int, BadClient]) -> Iterator[None]:
+        """As `blaming`; where failing clients are borne, the failure is put into `failed`."""
+        try:
+            with self.blaming(t, client):
+                yield
+        except BadClient as failure:
+            if not self.tolerant:
+                raise
+            failed[client] = failure
 
     @contextlib.contextmanager
     def blaming(self, t: int, client: int) -> Iterator[None]:
@@ -335,8 +427,14 @@ class Federation:
             raise RunFailed(f"every client of round {t} failed; the first: {lost[cohort[0]]}")
         return [c for c in cohort if c not in lost]
 
-    def turn(self, t: int, client: int, download: Payload, judged: bool, clock: _Clock) -> dict[str, Any]:
-        """One client's turn on its home rank: hear, be judged, train, be judged, upload."""
+    def turn(
+        self, t: int, client: int, download: Payload, judged: bool, clock: _Clock
+    ) -> Generator[Job, Trained, dict[str, Any]]:
+        """One client's turn on its home rank: hear, be judged, train, be judged, upload.
+
+        For the training it stands still, so that other clients' turns can come as far: it yields what is to be trained,
+        and goes on with what came of it.
+        """
         config = self.config
         self.stage = "data"
         self.turn_to(client)
@@ -359,19 +457,25 @@ class Federation:
 
         self.stage = "training"
         strength = self.method.strength(self, client, download)
-        self.resident.binding.bind(state.row, state.buffers)
-        self.resident.hear(download, strength)
+        epochs = config.federation.local_epochs
+        schedule = self.turn_of("train", client, (t - 1) * epochs, epochs)
+        job = Job(state.row, state.buffers, part.train, schedule, self.learning_rate(t), download, strength)
+        if config.optimizer.keep_state:
+            job.keep = True
+            job.kept = {k.removeprefix(_KEPT): v for k, v in state.fields.items() if k.startswith(_KEPT)}
         if self.knowledge is not None:
+            self.resident.binding.bind(state.row, state.buffers)
+            self.resident.hear(download, strength)
             self.knowledge.study(self, t, client)
-        self.begin_optimizer(t, state)
-        schedule = self.turn_of(
-            "train", client, (t - 1) * config.federation.local_epochs, config.federation.local_epochs
-        )
-        trained = train(self.fabric, self.resident, part.train, self.optimizer, schedule)
+            job.has_heard = True
+        extra_flops = self.extra_flops
+        trained = yield job
+        self.turn_to(client).resident.binding.bind(state.row, state.buffers)
+        self.download, self.extra_flops = download, extra_flops
         result |= {"train_loss": trained.loss, "coaching_loss": trained.coaching}
         if config.optimizer.keep_state:
-            kept = {k: v for k, v in state.fields.items() if not k.startswith("optimizer.")}
-            state.fields = kept | {f"optimizer.{k}": v.clone() for k, v in self.optimizer.state().items()}
+            others = {k: v for k, v in state.fields.items() if not k.startswith(_KEPT)}
+            state.fields = others | {f"{_KEPT}{k}": v for k, v in job.kept.items()}
         clock.lap("client")
         self.stage = "evaluation"
         if judged and self.is_judged("after"):
@@ -385,7 +489,7 @@ class Federation:
         result["traffic"] = np.stack([download.by_layer, upload.by_layer])
         result["sent"] = np.stack([download.layers_sent, upload.layers_sent])
         if self.cost is not None:
-            result |= self.cost.of(trained.samples, trained.steps, self.resident.pulled_numbers)
+            result |= self.cost.of(trained.samples, trained.steps, job.pulled_numbers)
             result["flops_extra"] += self.extra_flops
         if self.knowledge is not None:
             result["told"] = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
@@ -550,7 +654,7 @@ class Federation:
         _, row, buffers = self.final_model(client)
         self.turn_to(client).resident.binding.bind(row.clone(), copied(buffers))
         self.resident.hear(None)
-        self.begin_optimizer(max(t, 1), None)
+        self.begin_optimizer(max(t, 1))
         epochs = self.config.evaluation.finetune_epochs or self.config.federation.local_epochs
         part = self.data.client(client, self.fabric.device, self.dtype).train
         train(self.fabric, self.resident, part, self.optimizer, self.turn_of("finetune", client, t * epochs, epochs))
@@ -633,7 +737,7 @@ class Federation:
                 strength = self.method.strength(self, number, download)
                 self.resident.binding.bind(state.row, state.buffers)
                 self.resident.hear(download, strength)
-                self.begin_optimizer(max(self.server.round, 1), None)
+                self.begin_optimizer(max(self.server.round, 1))
                 train(self.fabric, self.resident, new.train, self.optimizer, self.turn_of("join", number, 0, epochs))
                 if len(new.test):
                     scores[self.data.metric.name] = self.score(number)
@@ -746,14 +850,15 @@ class Federation:
             table[place] = part.weights[0].numpy() if sent else np.equal.outer(part.receivers, part.sources)
         return RelationView(table[:, None], everyone, ["model"], mixed)
 
-    def begin_optimizer(self, t: int, state: ClientState | None) -> None:
-        """A cleared optimiser with the learning rate of round `t` (or the state that the client has kept)."""
+    def learning_rate(self, t: int) -> float:
+        """Of round `t`."""
         config = self.config.optimizer
+        return config.lr * config.lr_decay ** ((t - 1) // config.lr_step)
+
+    def begin_optimizer(self, t: int) -> None:
+        """A cleared optimiser with the learning rate of round `t`."""
         self.optimizer.reset()
-        self.optimizer.lr = config.lr * config.lr_decay ** ((t - 1) // config.lr_step)
-        if config.keep_state and state is not None:
-            prefix = "optimizer."
-            self.optimizer.load({k[len(prefix) :]: v for k, v in state.fields.items() if k.startswith(prefix)})
+        self.optimizer.lr = self.learning_rate(t)
 
     def turn_of(self, purpose: str, client: int, first_epoch: int, epochs: int) -> Turn:
         """The draws of a stretch of local training."""

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import copy
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from itertools import islice
 from typing import Any
 
 import torch
@@ -205,6 +206,13 @@ class Trained:
     """Samples that went through, each epoch counted."""
 
 
+def batches(part: Part, turn: Turn, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of an absolute epoch of the turn, in their order."""
+    order = generator(turn.seed, turn.purpose + " order", turn.client, epoch)
+    augment = generator(turn.seed, turn.purpose + " augment", turn.client, epoch) if part.augmented else None
+    return islice(part.batches(turn.batch_size, order, augment, whole_last=turn.whole_last), turn.most_batches)
+
+
 Step = Callable[[tuple[Tensor, Tensor], int], Tensor]
 """The loss (shape ()) of a batch and its number in the epoch."""
 
@@ -222,11 +230,7 @@ def train(
     samples = 0
     for epoch in range(turn.first_epoch, turn.first_epoch + turn.epochs):
         _seed(key(turn.seed, turn.purpose + " global", turn.client, epoch), device)  # dropout and the like
-        order = generator(turn.seed, turn.purpose + " order", turn.client, epoch)
-        augment = generator(turn.seed, turn.purpose + " augment", turn.client, epoch) if part.augmented else None
-        for k, batch in enumerate(part.batches(turn.batch_size, order, augment, whole_last=turn.whole_last)):
-            if k == turn.most_batches:
-                break
+        for k, batch in enumerate(batches(part, turn, epoch)):
             client.pull_value = None
             with cast():
                 loss = step(batch, k)

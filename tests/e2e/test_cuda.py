@@ -1,9 +1,11 @@
-"""What must hold where there is a GPU: a run goes on there from a checkpoint of the CPU, and back."""
+"""What must hold where there is a GPU: runs go on from checkpoints of the CPU, and back; executors agree there."""
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -35,3 +37,52 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Callable[..., Path], first
     here, there = (RunFolder(folder).read_metrics()[-1] for folder in (stayed, moved))
     for name in ("train_loss", "coaching_loss"):
         assert there[name] == pytest.approx(here[name], rel=1e-3)
+
+
+SETTINGS = {
+    "mlp": "--optimizer.momentum 0.9 --optimizer.keep_state true",
+    "cnn": "--model cnn --model.padding 2 --optimizer.weight_decay 0.001 --federation.participation 0.6",
+    "decay": "--method fedprox --optimizer.lr_decay 0.5 --optimizer.clip_norm 1.0",
+}
+
+
+@pytest.mark.parametrize("executor", ["vmap", "compile", "graph"])
+@pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
+def test_executors_agree_with_the_loop(
+    fit: Callable[..., Path], flags: str, executor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In 64 bits, where rounding cannot grow in three rounds; batches of several sizes among them."""
+    common = f"{flags} --fabric.accelerator cuda --fabric.precision 64-true"
+    rows = {}
+    for name in ("loop", executor):
+        run = fit(name, f"{common} --fabric.executor {name}")
+        rows[name] = RunFolder(run).read_metrics()
+    assert "trains in the loop" not in capsys.readouterr().err
+    for a, b in zip(rows["loop"], rows[executor], strict=True):
+        for column in ("train_loss", "coaching_loss", "mean_accuracy"):
+            assert b[column] == pytest.approx(a[column], abs=1e-8)
+
+
+def test_a_graph_keeps_running_statistics(fit: Callable[..., Path]) -> None:
+    """BatchNorm in fixed memory: the same losses, and so the same statistics, for clients that take turns."""
+    flags = "--model fl_own_models.Normed --fabric.accelerator cuda --fabric.precision 64-true --federation.rounds 2"
+    losses = [
+        [row["train_loss"] for row in RunFolder(fit(name, f"{flags} --fabric.executor {name}")).read_metrics()]
+        for name in ("loop", "graph")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-6)
+
+
+@pytest.mark.parametrize("executor", ["vmap", "graph"])
+def test_an_executor_repeats_itself_when_resumed(fit: Callable[..., Path], record: Any, executor: str) -> None:
+    flags = f"--fabric.accelerator cuda --fabric.executor {executor} --federation.participation 0.6"
+    whole = fit("whole", flags, "--federation.rounds 4")
+    fit("parts", flags, "--federation.rounds 2")
+    assert record(fit("parts", flags, "--federation.rounds 4 --resume")) == record(whole)
+
+
+def test_auto_picks_and_says_so(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit("auto", "--fabric.accelerator cuda --fabric.executor auto")
+    assert "fabric.executor auto:" in capsys.readouterr().err
+    held = json.loads((run / "executor.json").read_text())
+    assert set(held["seconds_by_client"][0]) == {"loop", "vmap", "graph"}

@@ -23,6 +23,8 @@ RUNS = {
     "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
     "partly selected": "--callbacks layerselection --federation.participation 0.5",
     "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 --optimizer.momentum 0.5",
+    "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5"
+    " --optimizer.keep_state true",
     "normed": "--model fl_own_models.Normed --method fedavg --federation.participation 0.5",
 }
 

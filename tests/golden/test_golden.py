@@ -68,13 +68,7 @@ def more(function: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def learning_rate(monkeypatch: pytest.MonkeyPatch) -> None:
-    begin = federation.Federation.begin_optimizer
-
-    def slightly_faster(self: federation.Federation, *args: Any) -> None:
-        begin(self, *args)
-        self.optimizer.lr *= SLIGHTLY
-
-    monkeypatch.setattr(federation.Federation, "begin_optimizer", slightly_faster)
+    monkeypatch.setattr(federation.Federation, "learning_rate", more(federation.Federation.learning_rate))
 
 
 def samples(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,0 +1,502 @@
+"""Executors train alike: the same batches and draws, the same numbers but for rounding, whoever trains beside whom."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from functools import partial
+from itertools import pairwise
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_lightning import catalogue, executor
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.config import Component, DataConfig
+from fl_lightning.data import prepare
+from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.executor import Compile, Executor, Frame, Graph, Job, Loop, Stack, Vmap, laid_out, make
+from fl_lightning.federation import Federation
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedproto import FedProto
+from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.local import Local
+from fl_lightning.payload import Payload
+from fl_lightning.run import instantiate
+
+Make = Callable[..., Federation]
+
+
+class Convolutions(nn.Module):
+    """Two of them, with what usually stands between."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.first, self.second = nn.Conv2d(1, 4, 3, padding=1), nn.Conv2d(4, 6, 3)
+        self.norm = nn.GroupNorm(2, 6)
+        self.classifier = nn.Linear(6, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = nn.functional.max_pool2d(self.first(x).relu(), 2)
+        return self.classifier(nn.functional.max_pool2d(self.norm(self.second(x)).relu(), 2).flatten(1))
+
+
+def frame_of(fed: Federation) -> Frame:
+    config = fed.config
+    return Frame(
+        config.optimizer, fed.data.input_shape, fed.data.num_classes, fed.dtype, config.federation.batch_size,
+        fed.data.train_sizes, fed.cohort_size, fed.at_work.whole_last,
+    )  # fmt: skip
+
+
+def jobs_of(fed: Federation, clients: Sequence[int] | None = None, lr: float = 0.05) -> list[Job]:
+    """Two epochs for some clients, each from a model of its own, pulled towards another of its own."""
+    found = []
+    turn = partial(fed.turn_of, "train", first_epoch=2, epochs=2)
+    for c in range(fed.clients) if clients is None else clients:
+        draws = torch.Generator().manual_seed(c)
+        noise = torch.randn(2, fed.layout.size, generator=draws, dtype=fed.dtype) * 0.05
+        for a, b in pairwise(fed.layout.blocks):
+            noise[:, a.stop : b.start] = 0  # what lies between tensors
+        noise[:, fed.layout.blocks[-1].stop :] = 0
+        heard = Payload(fed.layout, fed.at_work.server.initial + noise[0], fed.at_work.down_mask.copy())
+        heard.sent[: c % 3] = False  # they do not hear the same tensors
+        row = fed.at_work.server.initial + noise[1]
+        buffers = [b.clone() for b in fed.at_work.server.initial_buffers]
+        part = fed.data.client(c, "cpu", fed.dtype).train
+        keep = fed.config.optimizer.keep_state
+        found.append(Job(row, buffers, part, turn(client=c), lr * (1 + c), heard, 0.5 + c, keep=keep, slot=c))
+    return found
+
+
+def trained(kind: Executor, jobs: list[Job]) -> tuple[list[Job], list[Any]]:
+    results = []
+    for job in jobs:
+        job.slot %= kind.at_once
+    for first in range(0, len(jobs), kind.at_once):
+        results += kind.train(jobs[first : first + kind.at_once])
+    return jobs, results
+
+
+def again(step: Callable[[], None]) -> Callable[[], None]:
+    """In place of a CUDA graph: it takes steps, as warming up does, and then the function itself is the record."""
+    step()
+    step()
+    return step
+
+
+def all_but_loop(fed: Federation) -> dict[str, Executor]:
+    parts = fed.fabric, fed.resident, fed.optimizer, frame_of(fed)
+    return {"vmap": Vmap(*parts), "graph": Graph(*parts, recorder=again)}
+
+
+SETTINGS: dict[str, dict[str, Any]] = {
+    "plain": {},
+    "momentum": {"momentum": 0.9, "keep_state": True},
+    "nesterov": {"momentum": 0.9, "nesterov": True, "weight_decay": 0.01},
+    "clipped": {"clip_norm": 0.3, "weight_decay": 0.01},
+    "clipped momentum": {"clip_norm": 0.3, "momentum": 0.5, "keep_state": True},
+}
+
+
+@pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
+@pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)], ids=["free", "pulled"])
+def test_they_agree_with_the_loop(federation: Make, method: Method, settings: dict[str, Any]) -> None:
+    fed = federation(method, precision="64-true", clients=6, optimizer=settings)
+    want, losses = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))
+    assert len({r.steps for r in losses}) > 1  # clients differ in batches
+    for name, kind in all_but_loop(fed).items():
+        found, results = trained(kind, jobs_of(fed))
+        for a, b, x, y in zip(want, found, losses, results, strict=True):
+            torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10, msg=name)
+            assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
+            assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
+            assert (x.coaching > 0) == isinstance(method, FedProx)
+            assert (x.steps, x.samples, a.pulled_numbers) == (y.steps, y.samples, b.pulled_numbers)
+            assert a.kept.keys() == b.kept.keys()
+            for key in a.kept:
+                torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
+            assert bool(a.kept) == settings.get("keep_state", False)
+
+
+def test_what_was_kept_is_taken_up(federation: Make) -> None:
+    fed = federation(FedAvg(), precision="64-true", optimizer={"momentum": 0.9, "keep_state": True})
+    loop = Loop(fed.fabric, fed.resident, fed.optimizer)
+    for kind in all_but_loop(fed).values():
+        want, found = trained(loop, jobs_of(fed))[0], trained(kind, jobs_of(fed))[0]
+        for a, b in zip(trained(loop, want)[0], trained(kind, found)[0], strict=True):
+            torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("most", [1, 2])
+def test_a_smoke_run_is_cut_short(federation: Make, most: int) -> None:
+    fed = federation(FedAvg(), precision="64-true")
+    jobs = [
+        [replace(j, row=j.row.clone(), turn=replace(j.turn, most_batches=most)) for j in jobs_of(fed)] for _ in "ab"
+    ]
+    want, results = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs[0])
+    found, ours = trained(all_but_loop(fed)["vmap"], jobs[1])
+    assert [r.steps for r in ours] == [r.steps for r in results]
+    assert max(float((a.row - b.row).abs().max()) for a, b in zip(want, found, strict=True)) < 1e-10
+
+
+def test_numbers_do_not_depend_on_who_trains_beside(federation: Make) -> None:
+    """Bit for bit: groups of other sizes and members, as other numbers of ranks make them."""
+    for net in (None, Convolutions()):
+        fed = federation(FedProx(mu=0.1), clients=7, optimizer={"momentum": 0.9})
+        if net is not None:
+            fed = with_model(fed, net)
+        vmap = Vmap(fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+        rows = [job.row for job in trained(vmap, jobs_of(fed))[0]]
+        for members in ([6], [3, 1], [5, 4, 2, 0], [6, 5, 4, 3, 2, 1, 0]):
+            for c, job in zip(members, trained(vmap, jobs_of(fed, members))[0], strict=True):
+                assert torch.equal(job.row, rows[c])
+
+
+def with_model(fed: Federation, model: nn.Module) -> Federation:
+    """The same federation with another model."""
+    model = model.to(fed.dtype)
+    return Federation(fed.fabric, fed.config, fed.data, [model], fed.method, [], fed.folder)
+
+
+def test_a_convolution_network_agrees(federation: Make) -> None:
+    fed = with_model(federation(FedProx(mu=0.1), precision="64-true"), Convolutions())
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
+    for kind in all_but_loop(fed).values():
+        for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
+            torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
+
+
+def test_batch_norm_steps_in_fixed_memory(federation: Make) -> None:
+    """Running statistics and the counter of batches come back too."""
+    fed = federation(FedAvg(), net="norm", precision="64-true")
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
+    graph = Graph(fed.fabric, fed.resident, fed.optimizer, frame_of(fed), recorder=again)
+    for a, b in zip(want, trained(graph, jobs_of(fed))[0], strict=True):
+        torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
+        assert [x.tolist() for x in b.buffers] == [x.tolist() for x in a.buffers]
+        assert int(b.buffers[0]) > 0
+
+
+def test_a_frozen_parameter_stays(federation: Make) -> None:
+    fed = federation(FedProx(mu=0.5), precision="64-true", optimizer={"weight_decay": 0.1, "momentum": 0.5})
+    model = fed.resident.model
+    model.body[1].bias.requires_grad_(False)  # type: ignore[index]
+    fed = Federation(fed.fabric, fed.config, fed.data, [model], fed.method, [], fed.folder)
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
+    bias = next(b for b in fed.layout.blocks if b.name == "body.1.bias")
+    for kind in all_but_loop(fed).values():
+        for a, b, first in zip(want, trained(kind, jobs_of(fed))[0], jobs_of(fed), strict=True):
+            torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
+            assert torch.equal(b.row[bias.start : bias.stop], first.row[bias.start : bias.stop])
+
+
+def test_a_client_that_diverges_spoils_nobody_else(federation: Make) -> None:
+    fed = federation(FedAvg(), optimizer={"momentum": 0.9})
+    vmap = all_but_loop(fed)["vmap"]
+    want = trained(vmap, jobs_of(fed))[0]
+    bad = jobs_of(fed)
+    bad[2].row.fill_(torch.nan)
+    found = trained(vmap, bad)[0]
+    assert [torch.equal(a.row, b.row) for a, b in zip(want, found, strict=True)] == [True, True, False, True]
+
+
+def test_one_that_raises_leaves_all_as_they_were(federation: Make) -> None:
+    fed = federation(FedAvg())
+    jobs = jobs_of(fed)
+    before = [job.row.clone() for job in jobs]
+    jobs[1].part = None  # type: ignore[assignment]
+    with pytest.raises(AttributeError):
+        all_but_loop(fed)["vmap"].train(jobs)
+    assert all(torch.equal(job.row, row) for job, row in zip(jobs, before, strict=True))
+
+
+def test_batches_are_laid_out() -> None:
+    def batch(*values: int) -> tuple[Tensor, Tensor]:
+        return torch.tensor(values, dtype=torch.float32)[:, None], torch.tensor(values)
+
+    x, y, weight, active = laid_out([[batch(1, 2), batch(3)], [], [batch(4)], []], size=2)
+    assert x[..., 0].tolist() == [[[1, 2], [3, 1]], [[1, 1]] * 2, [[4, 4], [4, 4]], [[1, 1]] * 2]
+    assert torch.equal(x[..., 0].long(), y)
+    assert weight.tolist() == [[[0.5, 0.5], [1, 0]], [[0, 0]] * 2, [[1, 0], [0, 0]], [[0, 0]] * 2]
+    assert active.tolist() == [[True, False, True, False], [True, False, False, False]]
+
+
+def test_the_most_frequent_sizes() -> None:
+    frame = Frame(None, (1,), 2, torch.float32, 10, [25, 25, 31, 7, 5], 5, whole_last=False)  # type: ignore[arg-type]
+    assert frame.frequent_sizes(3) == [10, 5, 7]
+    assert frame.largest_batch == 10
+    assert replace(frame, whole_last=True).frequent_sizes(9) == [10, 5, 11, 7]
+    assert replace(frame, batch_size=64).largest_batch == 31
+
+
+# ---------------------------------------------------------------- which models and runs are fit
+
+
+class Odd(nn.Module):
+    """A small network with something odd in it."""
+
+    def __init__(self, odd: str) -> None:
+        super().__init__()
+        self.odd = odd
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU())
+        self.spare = nn.Linear(2, 2)
+        self.classifier = nn.Linear(8, 10)
+        self.register_buffer("calls", torch.zeros(()))
+
+    def forward(self, x: Tensor) -> Tensor:
+        out = self.body(x)
+        if self.odd == "dropout":
+            out = nn.functional.dropout(out, 0.5, self.training)
+        if self.odd == "mixes":
+            out = out - out.mean(0)
+        if self.odd == "counts":
+            self.calls += 1
+        if self.odd == "asks" and float(out.detach().sum()) > 1e9:
+            out = -out
+        return self.classifier(out) + (0 if self.odd == "spare" else self.spare.weight.sum() + self.spare.bias.sum())
+
+
+REASONS = {
+    "dropout": "draws random numbers", "mixes": "does not treat", "counts": "writes to its buffers",
+    "asks": "torch.func cannot", "spare": "does not reach",
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("odd", REASONS)
+def test_a_model_that_is_not_fit_is_left_to_the_loop(federation: Make, odd: str) -> None:
+    fed = with_model(federation(FedAvg()), Odd(odd))
+    torch.manual_seed(5)
+    state = torch.get_rng_state()
+    found, reason = make("vmap", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+    assert isinstance(found, Loop)
+    assert REASONS[odd] in (reason or "")
+    assert torch.equal(torch.get_rng_state(), state)
+
+
+def test_one_that_is_fit_is_taken(federation: Make) -> None:
+    for precision in ("32-true", "64-true", "bf16-mixed", "bf16-true"):
+        fed = federation(FedAvg(), precision=precision)
+        fed = with_model(fed, Odd("") if precision == "bf16-true" else Convolutions())
+        found, reason = make("vmap", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+        assert isinstance(found, Vmap), reason
+        jobs, results = trained(found, jobs_of(fed))
+        assert all(job.row.isfinite().all() for job in jobs)
+        assert len(results) == 4
+
+
+def test_settings_that_are_not_fit(federation: Make) -> None:
+    cases = [
+        (federation(FedAvg(), net="norm"), "BatchNorm"),
+        (federation(FedAvg(), optimizer={"name": "adam"}), "adam"),
+        (federation(FedProto()), "knowledge"),
+    ]
+    for fed, word in cases:
+        found, reason = make("vmap", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+        assert isinstance(found, Loop)
+        assert word in (reason or "")
+
+
+def test_a_graph_wants_cuda(federation: Make) -> None:
+    fed = federation(FedAvg())
+    with pytest.raises(BadInput, match=r"fabric\.executor.*CUDA"):
+        make("graph", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+
+
+def test_no_compiler(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    def none(function: Any) -> Any:
+        raise RuntimeError("no C++ compiler\nand much more")
+
+    monkeypatch.setattr(executor, "compiled", none)
+    fed = federation(FedAvg())
+    with pytest.raises(BadInput, match=r"fabric\.executor.*no C\+\+ compiler\)"):
+        make("compile", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+
+
+@pytest.fixture(scope="module")
+def compiler() -> None:
+    try:
+        executor.compiled(executor._add_one)(torch.zeros(4))
+    except Exception as error:
+        pytest.skip(f"no compiler that works: {error}".splitlines()[0])
+
+
+@pytest.mark.usefixtures("compiler")
+@pytest.mark.parametrize("method", [FedProx(mu=0.1), FedProto()], ids=["pulled", "knowing"])
+def test_compiled_code_agrees(federation: Make, method: Method) -> None:
+    fed = federation(method, precision="64-true", batch_size=64)
+    found, reason = make("compile", fed.fabric, fed.resident, fed.optimizer, frame_of(fed))
+    assert isinstance(found, Compile), reason
+    want = trained(Loop(fed.fabric, fed.resident, fed.optimizer), jobs_of(fed))[0]
+    for a, b in zip(want, trained(found, jobs_of(fed))[0], strict=True):
+        torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
+
+
+def test_seconds_are_measured_of_each(federation: Make) -> None:
+    fed = federation(FedAvg())
+    kinds: Any = {"loop": Loop(fed.fabric, fed.resident, fed.optimizer), **all_but_loop(fed)}
+    found = executor.seconds_by_client(kinds, lambda: jobs_of(fed), repeats=1)
+    assert list(found) == ["loop", "vmap", "graph"]
+    assert all(s > 0 for s in found.values())
+
+
+def test_a_stack_has_a_view_of_every_tensor(federation: Make) -> None:
+    fed = federation(FedAvg(), net="norm")
+    stack = Stack(fed.resident, fed.config.optimizer, 3, fed.dtype)
+    assert {*stack.names, *stack.fixed} == {*dict(fed.resident.model.named_parameters()), *stack.fixed}
+    assert {*stack.names, *stack.fixed} == set(fed.resident.model.state_dict())
+
+
+# ---------------------------------------------------------------- in a federation
+
+
+def run(fed: Federation) -> list[Any]:
+    fed.choose_executors()
+    return [fed.round(t) for t in range(1, fed.rounds + 1)]
+
+
+def named(fed: Federation, name: str) -> Federation:
+    fed.config.fabric.executor = name  # type: ignore[assignment]
+    return fed
+
+
+def every_method() -> list[Method]:
+    return [instantiate("method", Component(e.class_path)) for e in catalogue.table("methods").values()]
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+@pytest.mark.parametrize("method", every_method(), ids=lambda method: type(method).__name__)
+def test_every_method_agrees_with_the_loop(
+    federation: Make, method: Method, participation: float, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Fine-tuning, judging and what clients are left with between rounds included."""
+    settings: dict[str, Any] = {
+        "precision": "64-true", "participation": participation,
+        "data": prepare(DataConfig(validation=0.1, fraction=0.5), 4, 0),
+        "optimizer": {"momentum": 0.9, "keep_state": True}, "rounds": 3,
+    }  # fmt: skip
+    feds = [named(federation(method, **settings), name) for name in ("loop", "vmap")]
+    loop, vmap = (run(fed) for fed in feds)
+    if feds[0].knowledge is not None:
+        assert "knowledge has a part in the loss; plainnet trains in the loop" in capsys.readouterr().err
+    assert feds[1].at_work.executor.name == ("loop" if feds[0].knowledge else "vmap")
+    for a, b in zip(loop, vmap, strict=True):
+        assert (a.cohort, a.metrics.keys()) == (b.cohort, b.metrics.keys())
+        for name in a.metrics:
+            if "seconds" not in name and "memory" not in name:
+                assert b.metrics[name] == pytest.approx(a.metrics[name], abs=1e-10), name
+        np.testing.assert_allclose(b.relation.rows, a.relation.rows, rtol=0, atol=1e-6)
+    assert feds[0].states.keys() == feds[1].states.keys()
+    for c, state in feds[0].states.items():
+        torch.testing.assert_close(feds[1].states[c].row, state.row, rtol=0, atol=1e-10)
+        assert state.fields.keys() == feds[1].states[c].fields.keys()
+
+
+def test_each_architecture_has_its_own(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    fed = named(federation(Local(), net={"plain": 3, "norm": 2}, clients=5), "vmap")
+    assert len(run(fed)[-1].clients) == 5
+    assert [a.executor.name for a in fed.architectures] == ["vmap", "loop"]
+    assert "normnet trains in the loop" in capsys.readouterr().err
+
+
+class Bursts(Callback):
+    """Client `client` cannot be heard, trained or uploaded: in its first attempt, or always."""
+
+    def __init__(self, client: int, hook: str, always: bool) -> None:
+        self.client, self.hook, self.always, self.done = client, hook, always, False
+
+    def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
+        if self.hook == "on_training" and client == self.client and (self.always or not self.done):
+            fed.states[client].row.fill_(torch.nan)
+            self.done = True
+        self.burst("on_download", client)
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        self.burst("on_upload", client)
+
+    def burst(self, hook: str, client: int) -> None:
+        if hook == self.hook and client == self.client and (self.always or not self.done):
+            self.done = True
+            raise ArithmeticError("it burst")
+
+
+@pytest.mark.parametrize("hook", ["on_download", "on_training", "on_upload"])
+def test_one_that_fails_fails_alone(federation: Make, hook: str) -> None:
+    settings: dict[str, Any] = {"clients": 5, "on_bad_client": "retry", "optimizer": {"momentum": 0.9}}
+    fine = named(federation(Local(), **settings), "vmap")
+    run(fine)
+    for always in (False, True):
+        fed = named(federation(Local(), callbacks=[Bursts(2, hook, always)], **settings), "vmap")
+        record = run(fed)[0]
+        assert [f["client"] for f in record.failures] == [2, 2][: 1 + always]
+        assert [f["outcome"] for f in record.failures] == ["retried", "skipped"][: 1 + always]
+        for c in range(5):
+            if c != 2 or not always:
+                assert torch.equal(fed.states[c].row, fine.states[c].row)
+    fed = named(federation(Local(), callbacks=[Bursts(2, hook, True)], clients=5), "vmap")
+    with pytest.raises(BadClient, match="client 2"):
+        run(fed)
+
+
+def test_a_batch_that_fails_is_trained_one_by_one(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fine, fed = (named(federation(Local(), clients=5, on_bad_client="skip"), "vmap") for _ in range(2))
+    run(fine)
+    original = laid_out
+
+    def burst(slots: Any, size: int) -> Any:
+        if slots[3]:
+            raise ArithmeticError("it burst")
+        return original(slots, size)
+
+    fed.choose_executors()
+    monkeypatch.setattr(executor, "laid_out", burst)
+    record = fed.round(1)
+    fed.round(2)
+    assert [(f["client"], f["stage"], f["outcome"]) for f in record.failures] == [(3, "training", "skipped")]
+    assert [torch.equal(fed.states[c].row, fine.states[c].row) for c in (0, 1, 2, 4)] == [True] * 4
+
+
+@pytest.mark.parametrize("fastest", ["loop", "vmap"])
+def test_auto_changes_no_number_and_is_remembered(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], fastest: str
+) -> None:
+    measured = executor.seconds_by_client
+
+    def rigged(executors: Any, jobs: Any) -> dict[str, float]:
+        found = measured(executors, jobs, repeats=1)
+        return {name: 0.001 if name == fastest else 1.0 for name in found}
+
+    monkeypatch.setattr(executor, "seconds_by_client", rigged)
+    asked, auto, again = (federation(KAPC(), optimizer={"momentum": 0.9}) for _ in range(3))
+    run(named(asked, fastest))
+    run(named(auto, "auto"))
+    assert auto.at_work.executor.name == fastest
+    assert all(torch.equal(auto.states[c].row, state.row) for c, state in asked.states.items())
+    assert f"fabric.executor auto: {fastest} for plainnet (a client: loop" in capsys.readouterr().err
+    monkeypatch.setattr(executor, "seconds_by_client", lambda *_: pytest.fail("it has been measured"))
+    again.resumed_from = 1
+    named(again, "auto").choose_executors()
+    assert again.at_work.executor.name == fastest
+    for damage in ("{", '{"executors": ["fast"]}', '{"executors": []}', "[]"):
+        (again.folder / "executor.json").write_text(damage)
+        with pytest.raises(BadInput, match="damaged"):
+            again.choose_executors()
+
+
+def test_auto_measures_for_real(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    fed = named(federation(FedAvg(), net={"plain": 3, "norm": 1}), "auto")
+    torch.manual_seed(3)
+    state = torch.get_rng_state()
+    fed.choose_executors()
+    assert torch.equal(torch.get_rng_state(), state)
+    assert not fed.states
+    held = json.loads((fed.folder / "executor.json").read_text())
+    assert held["executors"] == [a.executor.name for a in fed.architectures]
+    assert [set(s) for s in held["seconds_by_client"]] == [{"loop", "vmap"}, set()]
+    assert "auto: loop for normnet (a client: no other is fit)" in capsys.readouterr().err
