@@ -238,7 +238,7 @@ def accounting(workload: Workload, pairs: int) -> list[Row]:
         counted = workload.federation(
             KAPC(), data, Path(folder), [Wireless(), _Keeper(RunFolder(Path(folder) / "counted"))], "after"
         )
-        counted.cost = counted.sample_cost()
+        counted.count_costs()
         bare = workload.federation(KAPC(), data, Path(folder), [_Keeper(Unledgered(Path(folder) / "bare"))], "after")
         layers = len(bare.layer_names)
         nothing = {"by_layer": np.zeros((layers + 1, len(KINDS)), np.int64), "layers_sent": np.zeros(layers, bool)}

@@ -9,7 +9,6 @@ from __future__ import annotations
 import contextlib
 import copy
 import math
-import resource
 import sys
 import time
 import traceback
@@ -30,27 +29,23 @@ from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData
-from fl_lightning.data.federated import ClientData
 from fl_lightning.errors import BadClient, BadInput, RunFailed, hidden
 from fl_lightning.executor import Executor, Frame, Job, Name, choice, make
 from fl_lightning.files import writing
+from fl_lightning.judging import Judging
 from fl_lightning.layout import Layout, copy_columns
-from fl_lightning.local import Descent, Trained, Turn, accuracy, autocast, mean_loss, train
+from fl_lightning.local import Descent, Trained, Turn, autocast
 from fl_lightning.methods.base import Method
-from fl_lightning.metric import Metric
 from fl_lightning.mixing import Mixer
 from fl_lightning.parallel import Group, share_out
-from fl_lightning.payload import KINDS, Payload
+from fl_lightning.payload import Payload
 from fl_lightning.placement import move, moves
+from fl_lightning.reporting import Clock, Failures, Results, exchange, numbers
 from fl_lightning.rng import numpy_rng
 from fl_lightning.state import ClientState, ServerState
 
 SMOKE_BATCHES = 2
 _KEPT = "optimizer."  # before the names of a client's fields that its optimiser has left
-Results = dict[int, dict[str, Any]]
-"""What each client's turn came to, by client; tensors of shape () until they are needed as numbers."""
-Failures = list[tuple[BadClient, str]]
-"""Failures that the run has borne, and what became of the client: `retried`, `skipped` or `not judged`."""
 
 
 class Federation:
@@ -119,6 +114,7 @@ class Federation:
         self.judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
         if self.judge == "global" and not self.has_global:
             raise BadInput("evaluation.judge", "global", "this method keeps no global model: before, after, finetuned")
+        self.judging = Judging(self)
         self.relation_view = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
         """Who hears whom in the round at hand."""
         self.download: Payload
@@ -173,7 +169,7 @@ class Federation:
             self.count_costs()
             for t in range(self.server.round + 1, self.rounds + 1):
                 self.call("on_round_end", self.round(t))
-            summary = {"wall_seconds": time.perf_counter() - start, **self.judge_everyone()}
+            summary = {"wall_seconds": time.perf_counter() - start, **self.judging.everyone()}
             self.call("on_fit_end", summary)
         finally:
             self.call("on_close")
@@ -212,7 +208,7 @@ class Federation:
 
     def round(self, t: int) -> RoundRecord:
         """Round `t`, from the cohort to the record of what happened."""
-        clock = _Clock(self.fabric.device)
+        clock = Clock(self.fabric.device)
         judged = t % self.config.evaluation.every == 0 or t == self.rounds
         cohort = self.draw_cohort(t)
         self.place(cohort)
@@ -228,9 +224,9 @@ class Federation:
             self.relation_view = self.aggregate(present)
         clock.lap("server")
         if judged:
-            self.judge_after_aggregation(t, results, failures)
+            self.judging.after_aggregation(t, results, failures)
         clock.lap("evaluation")
-        record = self.exchange(t, cohort, results, failures, clock)
+        record = exchange(self, t, cohort, results, failures, clock)
         self.server.round = t
         self.server.heard.update(present)
         return record
@@ -288,7 +284,7 @@ class Federation:
         return {c: Payload(self.of(c).layout, row, self.of(c).down_mask.copy()) for c, row in rows.items()}
 
     def turns(
-        self, t: int, cohort: list[int], downloads: dict[int, Payload], judged: bool, clock: _Clock
+        self, t: int, cohort: list[int], downloads: dict[int, Payload], judged: bool, clock: Clock
     ) -> tuple[Results, Failures]:
         """The turns of this rank's clients: what came of those that went well, and the failures of the others.
 
@@ -333,7 +329,7 @@ class Federation:
                     yield {c: slots[c] for c in mine}
 
     def attempt(
-        self, t: int, group: dict[int, int], downloads: dict[int, Payload], judged: bool, clock: _Clock
+        self, t: int, group: dict[int, int], downloads: dict[int, Payload], judged: bool, clock: Clock
     ) -> tuple[Results, dict[int, BadClient]]:
         """The turns of a group of clients: what came of those that went well, and the others' failures.
 
@@ -406,7 +402,7 @@ class Federation:
             ("model_norm", "training", "its model"),
             ("upload_norm", "upload", "its upload"),
         )
-        for result in _numbers(results):
+        for result in numbers(results):
             for name, stage, what in checks:
                 if not math.isfinite(result.get(name, 0.0)):
                     raise BadClient(result["client"], t, stage, f"{what} is not finite; lower optimizer.lr")
@@ -428,7 +424,7 @@ class Federation:
         return [c for c in cohort if c not in lost]
 
     def turn(
-        self, t: int, client: int, download: Payload, judged: bool, clock: _Clock
+        self, t: int, client: int, download: Payload, judged: bool, clock: Clock
     ) -> Generator[Job, Trained, dict[str, Any]]:
         """One client's turn on its home rank: hear, be judged, train, be judged, upload.
 
@@ -451,8 +447,8 @@ class Federation:
         self.resident.binding.bind(state.row, state.buffers)
         clock.lap("client")
         self.stage = "evaluation"
-        if judged and self.is_judged("before"):
-            result |= self.scores("before", client)
+        if judged and self.judging.wants("before"):
+            result |= self.judging.scores("before", client)
         clock.lap("evaluation")
 
         self.stage = "training"
@@ -478,8 +474,8 @@ class Federation:
             state.fields = others | {f"{_KEPT}{k}": v for k, v in job.kept.items()}
         clock.lap("client")
         self.stage = "evaluation"
-        if judged and self.is_judged("after"):
-            result |= self.scores("after", client)
+        if judged and self.judging.wants("after"):
+            result |= self.judging.scores("after", client)
         clock.lap("evaluation")
 
         self.stage = "upload"
@@ -537,213 +533,6 @@ class Federation:
                 self.of(client).spare.append(state.row)
             self.states.clear()  # one global model is all that is kept
         return self.view(parts)
-
-    def judge_after_aggregation(self, t: int, results: Results, failures: Failures) -> None:
-        """Scores of models that exist only now: the global one, and fine-tuned copies.
-
-        A client that fails here has been heard already: it only goes without the score.
-        """
-        self.stage = "evaluation"
-        for client, result in results.items():
-            try:
-                with self.blaming(t, client):
-                    if self.has_global and self.is_judged("global"):
-                        known = self.turn_to(client).server
-                        self.resident.binding.bind(known.shared, known.initial_buffers)
-                        result |= self.scores("global", client)
-                    if self.is_judged("finetuned"):
-                        self.finetune(t, client)
-                        result |= self.scores("finetuned", client)
-            except BadClient as failure:
-                if not self.tolerant:
-                    raise
-                failures.append((failure.bare(), "not judged"))
-
-    def exchange(self, t: int, cohort: list[int], results: Results, failures: Failures, clock: _Clock) -> RoundRecord:
-        """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
-        here = _numbers(list(results.values()))
-        memory_here = {"memory_server_mib": self.server_bytes() / 2**20, **_peak_memory_mib(self.fabric.device)}
-        gathered = self.group.gather_objects((here, clock.seconds(), memory_here, failures))
-        clients = sorted((c for part, *_ in gathered for c in part), key=lambda c: c["client"])
-        borne = sorted((f for *_, part in gathered for f in part), key=lambda f: f[0].client)
-        for failure, outcome in borne if self.is_main else ():
-            print(f"{failure}; {outcome}", file=sys.stderr)
-        traffic, sent = self.on_one_axis(clients)
-        for client, table, layers in zip(clients, traffic.sum(axis=2), sent.sum(axis=2), strict=True):
-            for way, direction in enumerate(("download", "upload")):
-                client[f"{direction}_bytes"] = int(table[way].sum())
-                client[f"{direction}_parameter_bytes"] = int(table[way, 0])
-                client[f"layers_{direction}ed"] = int(layers[way])
-        if self.knowledge is not None:
-            self.knowledge.merge(self, {c["client"]: c.pop("told") for c in clients})
-        metrics: dict[str, float] = {}
-        if self.tolerant:
-            metrics["clients_failed"] = len(cohort) - len(clients)
-        metric = self.data.metric
-        scored = [c for c in clients if metric.by(self.judge) in c]
-        if scored:
-            scores = [c[metric.by(self.judge)] for c in scored]
-            metrics |= {metric.of(k): v for k, v in spread(scores, metric).items()}
-            metrics[metric.of("weighted")] = float(np.average(scores, weights=[c["test_samples"] for c in scored]))
-            validated = [c[metric.by("validation")] for c in scored if metric.by("validation") in c]
-            if validated:
-                metrics[metric.of("validation")] = float(np.mean(np.sort(validated)))
-        for kind in ("before", "after", "global", "finetuned"):
-            values = [c[metric.by(kind)] for c in clients if metric.by(kind) in c]
-            if values:
-                metrics[metric.by(kind)] = float(np.mean(np.sort(values)))
-        for name in ("train_loss", "coaching_loss"):
-            metrics[name] = float(np.mean([c[name] for c in clients]))
-        counted = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
-        for name in [*counted, *(n for n in clients[0] if n.startswith("flops_"))]:
-            metrics[name] = sum(c[name] for c in clients)
-        metrics["flops_server"] = self.server_flops
-        for name in gathered[0][1]:
-            metrics[name] = max(seconds[name] for _, seconds, *_ in gathered)
-        for name in gathered[0][2]:
-            metrics[name] = sum(memory[name] for _, _, memory, _ in gathered)
-        rows: list[dict[str, int | str]] = [
-            {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in borne
-        ]
-        layers, view = self.layer_names, self.relation_view
-        return RoundRecord(t, cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
-
-    def on_one_axis(self, clients: list[dict[str, Any]]) -> tuple[np.ndarray, np.ndarray]:
-        """`traffic` and `sent` taken out of `clients`, as in `RoundRecord`: layers of all architectures on one axis."""
-        L = len(self.layer_names)
-        traffic = np.zeros((len(clients), 2, L + 1, len(KINDS)), dtype=np.int64)
-        sent = np.zeros((len(clients), 2, L), dtype=bool)
-        for k, client in enumerate(clients):
-            own = self.of(client["client"]).axis
-            table = client.pop("traffic")
-            traffic[k, :, own], traffic[k, :, -1] = table[:, :-1], table[:, -1]
-            sent[k, :, own] = client.pop("sent")
-        return traffic, sent
-
-    # ---------------------------------------------------------------- judging
-
-    def is_judged(self, kind: str) -> bool:
-        """Whether models of this kind are scored in a judged round."""
-        asked = self.config.evaluation.models
-        return kind == self.judge or (kind != "finetuned" if asked is None else kind in asked)
-
-    def scores(self, kind: str, client: int) -> dict[str, Tensor]:
-        """`accuracy_KIND` of the bound model, and, where it is the judge's kind, its accuracy on validation data."""
-        found = {self.data.metric.by(kind): self.score(client)}
-        validation = self.data.client(client, self.fabric.device, self.dtype).validation
-        if kind == self.judge and len(validation):
-            size = self.config.evaluation.batch_size
-            found[self.data.metric.by("validation")] = accuracy(self.fabric, self.resident, validation, size)
-        return found
-
-    def validation_loss(self, client: int, row: Tensor) -> float:
-        """Mean task loss of the model `row` on a client's validation data (its own buffers; home rank)."""
-        self.turn_to(client).resident.binding.bind(row, self.states[client].buffers)
-        part = self.data.client(client, self.fabric.device, self.dtype).validation
-        return float(mean_loss(self.fabric, self.resident, part, self.config.evaluation.batch_size))
-
-    def score(self, client: int) -> Tensor:
-        """Accuracy of the bound model on a client's test data, shape ()."""
-        if self.knowledge is not None:
-            self.knowledge.before_score(self)
-        part = self.data.client(client, self.fabric.device, self.dtype).test
-        return accuracy(self.fabric, self.resident, part, self.config.evaluation.batch_size)
-
-    def finetune(self, t: int, client: int) -> None:
-        """Bind a copy of the client's final model, trained some epochs on its own data without any pull."""
-        _, row, buffers = self.final_model(client)
-        self.turn_to(client).resident.binding.bind(row.clone(), copied(buffers))
-        self.resident.hear(None)
-        self.begin_optimizer(max(t, 1))
-        epochs = self.config.evaluation.finetune_epochs or self.config.federation.local_epochs
-        part = self.data.client(client, self.fabric.device, self.dtype).train
-        train(self.fabric, self.resident, part, self.optimizer, self.turn_of("finetune", client, t * epochs, epochs))
-
-    def final_model(self, client: int) -> tuple[str, Tensor, list[Tensor]]:
-        """What a client is left with (home rank): its kind, row and buffers. None of them may be written to."""
-        known = self.of(client).server
-        if self.has_global and (self.judge != "after" or not self.persistent):
-            return "global", known.shared, known.initial_buffers
-        state = self.states.get(client)
-        if state is not None:
-            return "personal", state.row, state.buffers
-        row = known.initial.clone()  # not heard yet: the shared part is all there is
-        if self.relation.shared:
-            copy_columns(row, known.shared, self.of(client).layout.segments(self.of(client).down_mask))
-        return "personal", row, known.initial_buffers
-
-    def judge_everyone(self) -> dict[str, Any]:
-        """The final models of all clients, whether they took part or not; all scores are under `final_accuracies`.
-
-        Where failing clients are borne, the score of one that cannot be judged is NaN, and in no mean.
-        """
-        self.stage = "evaluation"
-        mine: dict[int, Tensor] = {}
-        for client in self.at_home(range(self.clients)):
-            kind, row, buffers = self.final_model(client)
-            try:
-                with self.blaming(self.server.round, client):
-                    if self.judge == "finetuned":
-                        kind = "finetuned"
-                        self.finetune(self.server.round, client)
-                    else:
-                        self.turn_to(client).resident.binding.bind(row, buffers)
-                    mine[client] = self.score(client)
-            except BadClient as failure:
-                if not self.tolerant:
-                    raise
-                print(f"{failure}; its final model is not judged", file=sys.stderr)
-                mine[client] = torch.full((), math.nan, device=self.fabric.device)
-        here = dict(zip(mine, torch.stack(list(mine.values())).tolist(), strict=True)) if mine else {}
-        everyone = {c: a for part in self.group.gather_objects(here) for c, a in part.items()}
-        scores = [everyone[c] for c in range(self.clients)]
-        kinds = [k for k in self.group.gather_objects(kind if mine else None) if k is not None]
-        judged = [score for score in scores if not math.isnan(score)]
-        if not judged:
-            raise RunFailed("no client's final model can be judged")
-        metric = self.data.metric
-        figures = {metric.of(f"final_{name}"): value for name, value in spread(judged, metric).items()}
-        return {"judge": self.judge, "final_model": kinds[0], **figures, "final_accuracies": scores}
-
-    # ---------------------------------------------------------------- a new client
-
-    def join(self, new: ClientData, labelled: bool, rounds: int) -> tuple[ClientState, dict[str, float]]:
-        """A model for a client that has taken part in no round; nobody else's state is touched. One process only.
-
-        It hears the mix of all clients' models that the relation finds for its data, and with labels trains from
-        there for `rounds` times the local epochs, pulled as the method says.
-
-        Returns:
-            Its state, and its accuracies on test data, where it has any: as heard, and after training.
-        """
-        if len(self.architectures) > 1:
-            names = [a.name for a in self.architectures]
-            raise BadInput("run", str(self.folder), f"its clients run {', '.join(names)}: whose model to give is open")
-        number, known = self.clients, self.at_work.server
-        row = known.shared.clone()
-        if not self.relation.shared:
-            weights = self.relation.newcomer(self, new.train, labelled)
-            mixer = self.mixer(self.at_work, list(range(self.clients)))
-            mixer.mean(self.layout.segments(self.at_work.down_mask), weights[None], row)
-        self.data.admit(number, new)
-        state = ClientState(number, row.clone(), copied(known.initial_buffers), row)
-        self.states[number] = state
-        try:
-            self.resident.binding.bind(state.row, state.buffers)
-            scores = {self.data.metric.by("heard"): self.score(number)} if len(new.test) else {}
-            if labelled and rounds:
-                download = Payload(self.layout, row, self.at_work.down_mask.copy())
-                epochs = rounds * self.config.federation.local_epochs
-                strength = self.method.strength(self, number, download)
-                self.resident.binding.bind(state.row, state.buffers)
-                self.resident.hear(download, strength)
-                self.begin_optimizer(max(self.server.round, 1))
-                train(self.fabric, self.resident, new.train, self.optimizer, self.turn_of("join", number, 0, epochs))
-                if len(new.test):
-                    scores[self.data.metric.name] = self.score(number)
-        finally:
-            del self.states[number]
-        return state, {k: float(v) for k, v in scores.items()}
 
     # ---------------------------------------------------------------- accounting
 
@@ -872,32 +661,6 @@ class Federation:
             getattr(callback, hook)(self, *args)
 
 
-def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
-    """Unweighted mean, mean of the worst tenth (at least one) and standard deviation over clients."""
-    values = np.sort(np.asarray(scores, dtype=np.float64))
-    tenth = max(1, len(values) // 10)
-    worst = values[:tenth] if metric.rises else values[-tenth:]
-    return {"mean": float(values.mean()), "worst": float(worst.mean()), "std": float(values.std())}
-
-
-def _numbers(results: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Tensors to numbers, waiting for the device once."""
-    places = [(result, name) for result in results for name, value in result.items() if isinstance(value, Tensor)]
-    values = torch.stack([result[name].double() for result, name in places]).tolist() if places else []
-    for (result, name), value in zip(places, values, strict=True):
-        result[name] = value
-    return results
-
-
-def _peak_memory_mib(device: torch.device) -> dict[str, float]:
-    """The most that this process has held so far, and on a GPU what torch has held there."""
-    unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
-    memory = {"memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
-    if device.type == "cuda":
-        memory["memory_device_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
-    return memory
-
-
 class _Heard(NamedTuple):
     """Who heard whom within one architecture: `weights` (layers or 1, m, n), receivers by sources."""
 
@@ -905,22 +668,3 @@ class _Heard(NamedTuple):
     weights: Tensor
     receivers: list[int]
     sources: list[int]
-
-
-class _Clock:
-    """Seconds of a round by phase. It never waits for the device, so on a GPU the phases are those of the host."""
-
-    def __init__(self, device: torch.device) -> None:
-        self._start = self._last = time.perf_counter()
-        self._phases = {"client": 0.0, "server": 0.0, "evaluation": 0.0}
-
-    def lap(self, phase: str) -> None:
-        """All since the last lap was `phase`."""
-        now = time.perf_counter()
-        self._phases[phase] += now - self._last
-        self._last = now
-
-    def seconds(self) -> dict[str, float]:
-        """`seconds` of the round so far and `seconds_PHASE`."""
-        total = {"seconds": time.perf_counter() - self._start}
-        return total | {f"seconds_{k}": v for k, v in self._phases.items()}

@@ -32,6 +32,7 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
 from fl_lightning.files import join as join_lock
 from fl_lightning.files import whole
+from fl_lightning.joining import join as join_client
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
 from fl_lightning.rng import key
@@ -105,7 +106,7 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints", which)
-    scores = fed.judge_everyone()
+    scores = fed.judging.everyone()
     del scores["final_accuracies"]
     return {"round": fed.server.round, **scores}
 
@@ -115,7 +116,7 @@ def _export(
 ) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints", which)
-    kind, row, buffers = fed.final_model(client)
+    kind, row, buffers = fed.judging.final_model(client)
     fed.turn_to(client)
     return {"kind": kind, **_written(fed, row, buffers, out)}
 
@@ -124,7 +125,7 @@ def _join(fabric: Fabric, config: Config, folder: Path, data: str, out: Path, ro
     fed = assemble(fabric, config, folder, [])
     restore(fed, folder / "checkpoints")
     new, labelled = fed.data.newcomer(data, config.data.validation if rounds else 0.0, config.seed)
-    state, scores = fed.join(new, labelled, rounds)
+    state, scores = join_client(fed, new, labelled, rounds)
     return {"kind": "personal", "labelled": labelled, **scores, **_written(fed, state.row, state.buffers, out)}
 
 

@@ -76,7 +76,7 @@ class FEDORA(Method):
         row = fed.states[client].row
         heard = row.clone()
         copy_columns(heard, download.row, fed.layout.segments(download.sent))
-        gain = fed.validation_loss(client, row) - fed.validation_loss(client, heard)
+        gain = fed.judging.validation_loss(client, row) - fed.judging.validation_loss(client, heard)
         if self.selection == "paper":
             return max(self.epsilon, gain)
         return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))

@@ -182,8 +182,8 @@ def test_the_strength_is_the_gain_on_validation_data(make: Make) -> None:
     own = fed.states[0].row
     heard = torch.zeros_like(own)  # a model that knows nothing: the loss is log 10
     download = Payload(fed.layout, heard, fed.at_work.down_mask.copy())
-    gain = fed.validation_loss(0, own) - fed.validation_loss(0, heard)
-    assert fed.validation_loss(0, heard) == pytest.approx(np.log(10), rel=1e-5)
+    gain = fed.judging.validation_loss(0, own) - fed.judging.validation_loss(0, heard)
+    assert fed.judging.validation_loss(0, heard) == pytest.approx(np.log(10), rel=1e-5)
     assert gain < 0
     assert FEDORA().strength(fed, 0, download) == 1e-8
     assert FEDORA(selection="code").strength(fed, 0, download) == 0

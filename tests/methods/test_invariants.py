@@ -375,10 +375,12 @@ def test_personal_tensors_stay_when_the_rest_is_heard(federation: Make) -> None:
     head = fed.layout.mask(lambda b: b.head)
     heads = [torch.cat([r[s.start : s.stop] for s in fed.layout.segments(head)]) for r in rows(fed)]
     assert not torch.equal(heads[0], heads[1])
-    kind, row, _ = fed.final_model(next(c for c in range(4) if c not in fed.states) if len(fed.states) < 4 else 0)
+    kind, row, _ = fed.judging.final_model(
+        next(c for c in range(4) if c not in fed.states) if len(fed.states) < 4 else 0
+    )
     assert kind == "personal"
     assert row.isfinite().all()
-    scores = fed.judge_everyone()["final_accuracies"]
+    scores = fed.judging.everyone()["final_accuracies"]
     assert len(scores) == 4
 
 
