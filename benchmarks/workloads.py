@@ -29,7 +29,7 @@ from fl_lightning.data import FederatedData, Samples, prepare
 from fl_lightning.errors import BadInput
 from fl_lightning.federation import Federation
 from fl_lightning.methods.base import Method
-from fl_lightning.models import build, head_of
+from fl_lightning.models import build
 from fl_lightning.parallel import ClientParallelStrategy
 from fl_lightning.rng import key
 
@@ -111,7 +111,7 @@ class Workload:
     ) -> Federation:
         """The engine's federation of this workload."""
         model = self.initial(data)
-        return Federation(launched(), self.config(judge), data, model, head_of(model), method, callbacks, folder)
+        return Federation(launched(), self.config(judge), data, [model], method, callbacks, folder)
 
 
 def launched() -> Fabric:
