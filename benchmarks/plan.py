@@ -1,0 +1,107 @@
+"""What `fl-train plan` says a run takes, against what the run took: `uv run python benchmarks/plan.py`.
+
+Peak memory is that of the process (ru_maxrss, Linux), so libraries are in it; the last column takes what a run of the
+smallest model needs from both sides. Seconds are those of metrics.csv after the first round.
+"""
+
+from __future__ import annotations
+
+import os
+
+os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+import argparse
+import csv
+import subprocess
+import sys
+import tempfile
+from pathlib import Path
+from statistics import median
+
+from measure import machine
+from workloads import data_root
+
+from fl_lightning.calibration import measure
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import read_flags
+from fl_lightning.plan import ASSUMED, Hardware, Planner, shares_of
+from fl_lightning.run import instantiate
+
+ROUNDS = 2
+COMMON = "--loggers null --fabric.accelerator cpu --fabric.threads 1 --fabric.devices 1"
+SMALLEST = "--config kapc_digits --data.fraction 0.4 --model.hidden [8] --method fedavg"
+
+
+def runs(root: Path) -> dict[str, str]:
+    """The words of each run."""
+    cifar = f"--data.root {root / 'cifar10_10pct.npz'} --federation.participation 1 --federation.clients 10"
+    cifar += " --data.partition iid --data.fraction 0.128"
+    mnist = f"--config kapc_mnist --data.root {root} --data.download false"
+    return {
+        "10 ResNet-18, KAPC, 64 images each, a batch": f"--config kapc_resnet18 {cifar}",
+        "10 ResNet-18, FedAvg, batches of 32": f"--config kapc_resnet18 {cifar} --method fedavg"
+        " --federation.batch_size 32",
+        "10 MNIST CNNs, KAPC, batches of 64": mnist,
+        "100 tiny MLPs, 10 a round, FedAvg": "--config kapc_digits --method fedavg --federation.clients 100"
+        " --federation.participation 0.1 --data.partition iid --data.min_samples 5",
+    }
+
+
+def predicted(words: str, constants: Path | None) -> tuple[float, float]:
+    """MiB at the peak and seconds of a round, by the plan; with `constants` they are measured first."""
+    config = complete(plan(read_flags(words.split(), keys(fit_parser()))))
+    shares = shares_of(config, 500)
+    planner = Planner(config, shares, ASSUMED["cpu"])
+    if constants is not None:
+        traces, method = planner.traces(config), instantiate("method", config.method)
+        planner.rates = measure(constants, config, "cpu", shares, method, traces)
+    found = planner.plan(Hardware("cpu", 1, 1, 2.0**40))
+    return found.total / 2**20, found.round_seconds
+
+
+def measured(words: str) -> tuple[float, float]:
+    """Peak MiB of the process, and seconds of a round after the first."""
+    with tempfile.TemporaryDirectory() as folder:
+        line = [sys.executable, "-m", "fl_lightning", "fit", *words.split(), "--out", folder, "--name", "run"]
+        with subprocess.Popen(line, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True) as run:
+            assert run.stderr is not None
+            said = run.stderr.read()
+            _, status, usage = os.wait4(run.pid, 0)
+            run.returncode = os.waitstatus_to_exitcode(status)
+        if run.returncode:
+            raise SystemExit(said)
+        with (Path(folder) / "run" / "metrics.csv").open(newline="") as file:
+            rows = list(csv.DictReader(file))
+    return usage.ru_maxrss / 1024, median(float(row["seconds"]) for row in rows[1:])
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
+    parser.add_argument("--seconds", action="store_true", help="measure the constants first, and compare seconds too")
+    parser.add_argument("--only", nargs="+", type=int, default=[], metavar="K", help="runs, by number from 0")
+    args = parser.parse_args()
+    common = f"{COMMON} --federation.rounds {ROUNDS} --federation.local_epochs 1"
+    with tempfile.TemporaryDirectory() as folder:
+        constants = Path(folder) / "constants.json" if args.seconds else None
+        base, _ = predicted(f"{SMALLEST} {common}", None)
+        least, _ = measured(f"{SMALLEST} {common}")
+        print(f"{machine()}\nload {os.getloadavg()[0]:.1f}\n")
+        print(f"the smallest run: {base:.0f} MiB planned, {least:.0f} measured\n")
+        print("| run | planned, MiB | measured | error | error beyond the smallest run | seconds planned | measured |")
+        print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+        for k, (name, words) in enumerate(runs(data_root()).items()):
+            if args.only and k not in args.only:
+                continue
+            total, planned = predicted(f"{words} {common}", constants)
+            peak, seconds = measured(f"{words} {common}")
+            own = (total - base) - (peak - least)
+            share = f"{own:+,.0f} MiB of {peak - least:,.0f}"
+            cells = (f"{total:,.0f}", f"{peak:,.0f}", f"{total / peak - 1:+.1%}", share)
+            times = (f"{planned:.3g}" if args.seconds else "", f"{seconds:.3g}")
+            print(f"| {' | '.join((name, *cells, *times))} |", flush=True)
+
+
+if __name__ == "__main__":
+    main()
