@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 import torch
 
 from fl_lightning.architecture import shared_among
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.errors import BadInput
 from fl_lightning.federation import Federation
@@ -40,16 +40,13 @@ def test_alone_each_trains_as_in_a_federation_of_its_own_architecture(federation
 
 
 def test_fedavg_averages_within_each_architecture(federation: Make) -> None:
-    fed = federation(FedAvg(), net=BOTH, rounds=1)
     uploads: dict[int, torch.Tensor] = {}
-    keep = fed.turn
 
-    def turn(t: int, client: int, *args: Any) -> Any:
-        result = keep(t, client, *args)
-        uploads[client] = fed.states[client].row.double().clone()
-        return result
+    class Watch(Callback):
+        def on_client_end(self, fed: Federation, client: int) -> None:
+            uploads[client] = fed.states[client].row.double().clone()
 
-    fed.turn = turn  # type: ignore[method-assign]
+    fed = federation(FedAvg(), net=BOTH, rounds=1, callbacks=[Watch()])
     record = fed.round(1)
     sizes = fed.data.train_sizes
     for architecture, members in zip(fed.architectures, ((0, 1), (2, 3)), strict=True):
