@@ -188,13 +188,14 @@ class Compile(Loop):
         self._loss = compiled(loss)
 
     def _train(self, job: Job) -> Trained:
-        def loss(batch: tuple[Tensor, Tensor], k: int) -> Tensor:
-            if len(batch[1]) not in self._sizes:
-                return self.client.task_loss(batch, k)
-            found: Tensor = self._loss(*batch)
-            return found
+        client = self.client
 
-        return train(self.fabric, self.client, job.part, self.optimizer, job.turn, loss)
+        def step(batch: tuple[Tensor, Tensor], k: int) -> Tensor:
+            if len(batch[1]) not in self._sizes:
+                return client.training_step(batch, k)
+            return client.with_terms(self._loss(*batch), batch[1])
+
+        return train(self.fabric, client, job.part, self.optimizer, job.turn, step)
 
 
 def compiled(function: Callable[..., Any]) -> Callable[..., Any]:

@@ -338,6 +338,19 @@ def test_compiled_code_agrees(federation: Make, method: Method) -> None:
         torch.testing.assert_close(b.row, a.row, rtol=0, atol=1e-10)
 
 
+@pytest.mark.usefixtures("compiler")
+def test_compiled_code_knows_what_was_heard(federation: Make) -> None:
+    """In the second round clients hear class means, which the loss has a part for."""
+    feds = [named(federation(FedProto(lam=5.0), precision="64-true"), name) for name in ("loop", "compile")]
+    without = federation(FedProto(lam=0.0), precision="64-true")
+    for fed in (*feds, without):
+        run(fed)
+    assert feds[1].at_work.executor.name == "compile"
+    for c, state in feds[0].states.items():
+        torch.testing.assert_close(feds[1].states[c].row, state.row, rtol=0, atol=1e-10)
+        assert not torch.allclose(without.states[c].row, state.row, rtol=0, atol=1e-6)
+
+
 def test_seconds_are_measured_of_each(federation: Make) -> None:
     fed = federation(FedAvg())
     kinds: Any = {"loop": Loop(fed.fabric, fed.resident, fed.optimizer), **all_but_loop(fed)}
