@@ -184,6 +184,7 @@ class Compile(Loop):
         def loss(x: Tensor, y: Tensor) -> Tensor:
             return client.metric.loss(model(x), y)
 
+        loss.__code__ = loss.__code__.replace()  # torch stops after some compilations of one code object
         self._sizes = set(frame.frequent_sizes(COMPILED_SIZES))
         self._loss = compiled(loss)
 
@@ -563,10 +564,10 @@ def unfit(name: Name, fabric: Fabric, client: Client, frame: Frame) -> str | Non
     """Why what this run asks of a step is beyond the executor `name`, as far as its settings tell; None: it is not."""
     if client.own_step:
         return "the model has a training_step of its own"
-    if name == "compile":
-        return None
     if client.knowledge is not None:
         return "the method's knowledge has a part in the loss"
+    if name == "compile":
+        return None
     if frame.config.name != "sgd":
         return f"optimizer.name is {frame.config.name}, and it knows sgd"
     if fabric.strategy.precision.precision == "16-mixed":
