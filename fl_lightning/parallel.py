@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import heapq
 import logging
 import os
 import signal
@@ -246,10 +247,10 @@ def _lost(ranks: Sequence[int], what: str) -> RunFailed:
 
 def share_out(work: Sequence[float], ranks: int) -> list[int]:
     """Home rank of every client: the largest first, each to the rank with the least work so far (ties: lowest rank)."""
-    load = [0.0] * ranks
+    loads = [(0.0, rank) for rank in range(ranks)]  # a heap: a search costs minutes at 10^6 clients over 1,000 ranks
     home = [0] * len(work)
     for client in sorted(range(len(work)), key=lambda c: (-work[c], c)):
-        rank = min(range(ranks), key=lambda r: (load[r], r))
+        load, rank = loads[0]
         home[client] = rank
-        load[rank] += work[client]
+        heapq.heapreplace(loads, (load + work[client], rank))
     return home

@@ -163,11 +163,15 @@ class FederatedData:
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
         self.train_sizes = [len(index) for index in shares[0]]
+        self.test_sizes = [len(index) for index in shares[2]]
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
         """Training samples by client and class, int64 [N, classes]; targets of a regression are all of one."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
+        pools = [pool for pool in (train, test, public) if pool is not None]
+        self.raw_bytes = sum(t.numel() * t.element_size() for pool in pools for t in (pool.raw, pool.labels))
+        """What every process keeps of the samples as they were read."""
         self._train, self._test, self._public = train, test, public
         self._shares, self._angles, self._resident = shares, angles, resident
         black = -train.mean / train.std
