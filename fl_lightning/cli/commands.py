@@ -172,6 +172,13 @@ def submit(argv: list[str]) -> None:
     hand_over(argv)
 
 
+def plan_run(argv: list[str]) -> None:
+    """Say what a fit would take."""
+    from fl_lightning.cli.planning import plan as show
+
+    show(argv)
+
+
 def status(argv: list[str]) -> None:
     """Print where the runs of a folder stand."""
     from fl_lightning.cli.status import status as show

@@ -118,6 +118,24 @@ def submit_parser() -> ArgumentParser:
     return parser
 
 
+def plan_parser() -> ArgumentParser:
+    """What a run is to have; all other keys are `fit`'s."""
+    parser = _parser("plan", "Say what a fit would take there: memory, bytes between ranks, time of a round.")
+    add = parser.add_argument
+    add("--nodes", type=int, default=1, help="Machines (1: as fabric.num_nodes).")
+    add("--gpus_per_node", type=int, default=0, help="GPUs on each, one process each.")
+    add("--devices", type=int, default=0, help="Processes on each node without GPUs (0: as fabric.devices).")
+    text = "GiB of a GPU (null: this machine's, or 80)."
+    add("--gpu_memory", type=float | None, default=None, help=text)
+    add("--node_memory", type=float | None, default=None, help="GiB of a node without GPUs (null: this machine's).")
+    add("--samples", type=int, default=500, help="Training samples of a client, where the data are not here.")
+    add("--measure", type=bool, default=False, help="Measure this machine (some seconds), and keep what was found.")
+    text = "File of measured constants (null: fl_lightning/constants.json in the user's cache)."
+    add("--constants", type=str | None, default=None, metavar="FILE.json", help=text)
+    add("--json", type=bool, default=False, help="Bytes, operations and seconds, for scripts.")
+    return parser
+
+
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
     names = [action.dest for action in parser._actions]

@@ -31,7 +31,7 @@ def submit(argv: list[str]) -> None:
     if "-h" in argv or "--help" in argv:
         parser.print_help()
         return
-    ours, theirs = _split(argv, list(keys(parser)))
+    ours, theirs = split(argv, list(keys(parser)))
     values = typed(parser, Settings.merged(read_flags(ours, keys(parser))).plain)
     _check(values)
     for key in FIXED:
@@ -99,8 +99,8 @@ def grid(text: str | None) -> list[dict[str, str]]:
     return points
 
 
-def _split(argv: list[str], ours: list[str]) -> tuple[list[str], list[str]]:
-    """The words for `submit` (with hyphens or underscores) and those for `fit`."""
+def split(argv: list[str], ours: list[str]) -> tuple[list[str], list[str]]:
+    """The words for a command of its own `ours` (with hyphens or underscores) and those for `fit`."""
     mine: list[str] = []
     others: list[str] = []
     into = others
