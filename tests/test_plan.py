@@ -30,7 +30,7 @@ from fl_lightning.parallel import Group, share_out
 from fl_lightning.plan import ASSUMED, Hardware, Planner, Rates, Shares, _cohorts, trace
 
 MLP = Component("fl_lightning.models.mlp.MLP", {"hidden": [32]})
-RESNET = Component("fl_lightning.models.resnet18.ResNet18")
+CNN = Component("fl_lightning.models.cnn.CNN")
 DIGITS = Shares([120] * 10, [30] * 10, (1, 8, 8), 10, 100_000, False)
 IMAGES = Shares([500] * 10, [100] * 10, (3, 32, 32), 10, 18_000_000, False)
 GIB = 2**30
@@ -83,16 +83,14 @@ def test_a_trace_finds_what_can_be_worked_out_by_hand() -> None:
     assert not trace(MLP, config(), KAPC(classifier="own"), DIGITS).shared
 
 
-@pytest.mark.parametrize("size", [8, 32])
-def test_activations_grow_with_the_batch(size: int) -> None:
-    small = trace(RESNET, config(batch_size=size), FedAvg(), IMAGES)
-    large = trace(RESNET, config(batch_size=2 * size), FedAvg(), IMAGES)
+def test_activations_grow_with_the_batch() -> None:
+    small, large = (trace(CNN, config(batch_size=size), FedAvg(), IMAGES) for size in (16, 32))
     assert large.saved == pytest.approx(2 * small.saved, rel=0.01)
     assert large.step > small.step
 
 
 def test_numbers_of_16_bits_take_half() -> None:
-    made = config("kapc.KAPC", RESNET)
+    made = config("kapc.KAPC", CNN)
     half = replace(made, fabric=replace(made.fabric, precision="bf16-true"))
     whole, halved = parts(made, IMAGES), parts(half, IMAGES)
     assert halved["clients' rows"] == pytest.approx(whole["clients' rows"] / 2, rel=0.01)
@@ -121,7 +119,7 @@ def test_what_is_kept_of_a_client_follows_the_engine(federation: Callable[..., F
 
 
 def test_ranks_share_rows_and_data() -> None:
-    one, two = (parts(config("kapc.KAPC", RESNET), IMAGES, ranks) for ranks in (1, 2))
+    one, two = (parts(config("kapc.KAPC", CNN), IMAGES, ranks) for ranks in (1, 2))
     for name in ("clients' rows", "data", "composed rows"):
         assert two[name] == one[name] / 2
     assert two["samples as read"] == one["samples as read"]
@@ -198,8 +196,8 @@ def test_bytes_between_ranks_are_those_that_mixing_sends(method: Method, size: i
 
 
 def test_what_does_not_fit_is_told_with_what_would() -> None:
-    planner = Planner(config("kapc.KAPC", RESNET, clients=10), IMAGES, ASSUMED["cpu"])
-    tight = Hardware("cpu", 1, 1, 1.3 * GIB)
+    planner = Planner(config("kapc.KAPC", CNN, clients=10), IMAGES, ASSUMED["cpu"])
+    tight = Hardware("cpu", 1, 1, 0.95 * planner.plan(Hardware("cpu", 1, 1, GIB)).total)
     assert not planner.plan(tight).fits
     ways = planner.ways(tight)
     assert any(way.fits for way in ways)

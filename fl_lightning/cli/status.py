@@ -79,6 +79,10 @@ def standings(out: Path) -> list[Standing]:
     """
     if not out.is_dir():
         raise BadInput("status", str(out), "there is no such folder")
+    try:
+        list(out.iterdir())
+    except OSError as error:
+        raise BadInput("status", str(out), f"it cannot be read ({error.strerror})") from None
     folders = [out] if (out / CONFIG).exists() else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
     if not folders:
         raise BadInput("status", str(out), f"it holds no run: no {CONFIG} in it or in a folder of it")

@@ -22,6 +22,8 @@ from fl_lightning.errors import BadInput, RunFailed
 
 FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
 """Keys of `fit` that the job itself sets."""
+UNREACHABLE = ("Unable to contact", "timed out", "Connection refused")
+"""What sbatch says when it is not the job's fault."""
 MOST_RUNS = 1000  # SLURM's own default limit on an array
 
 
@@ -38,8 +40,9 @@ def submit(argv: list[str]) -> None:
         if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in theirs):
             raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
     lines = [_named(theirs, point) for point in grid(values.array)]
+    ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
     for line in lines:  # bad input is answered now, not when the job's turn has come
-        _try_out(line)
+        _try_out(line, ranks, values)
     out = Path(start_of(read_flags(lines[0], keys(fit_parser()))).out)
     text = script(values, lines, out)
     if values.dry_run:
@@ -48,11 +51,18 @@ def submit(argv: list[str]) -> None:
     if shutil.which("sbatch") is None:
         raise BadInput("submit", "sbatch", "it is not on this machine: --dry_run shows the script")
     file = out / "jobs" / f"{_job_name(lines)}.sbatch"
-    file.parent.mkdir(parents=True, exist_ok=True)
-    file.write_text(text, encoding="utf-8")
+    try:
+        file.parent.mkdir(parents=True, exist_ok=True)
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise BadInput("out", str(out), f"{file.parent} cannot be written ({error.strerror})") from None
     done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
-        raise RunFailed(f"sbatch refused {file}: {' '.join(done.stderr.split())}")
+        file.unlink()
+        said = " ".join(done.stderr.split())
+        if any(word in said for word in UNREACHABLE):
+            raise RunFailed(f"sbatch did not reach SLURM: {said}")
+        raise BadInput("submit", _asked(values), f"sbatch refuses it: {said}")
     print(done.stdout.strip())
     print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; script: {file}; see: fl-train status {out}")
 
@@ -141,11 +151,22 @@ def _named(words: list[str], point: dict[str, str]) -> list[str]:
     return [*words, *swept, *out, "--name", name]
 
 
-def _try_out(line: list[str]) -> None:
+def _try_out(line: list[str], ranks: int, values: Any) -> None:
     layers = read_flags(line, keys(fit_parser()))
     start = start_of(layers)
     runs.check_name(start)
-    complete(plan(layers))
+    config = plan(layers)
+    key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
+    clients = config.federation.clients
+    check(key, getattr(values, key), ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
+    complete(config)
+
+
+def _asked(values: Any) -> str:
+    """What the job wants of the cluster, in words."""
+    asked = [f"nodes {values.nodes}", *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else [])]
+    asked += [f"partition {values.partition}"] if values.partition else []
+    return ", ".join([*asked, f"time {values.time}"])
 
 
 def _job_name(lines: list[list[str]]) -> str:

@@ -101,8 +101,27 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     file = tmp_path / "runs" / "jobs" / "kapc_digits-001.sbatch"
     assert file.read_text() == (tmp_path / "got").read_text()
     (tmp_path / "sbatch").write_text("#!/bin/bash\necho no such partition >&2; exit 1\n")
-    assert main(shlex.split(f"{BASE} --partition nowhere --name b")) == 1
-    assert "no such partition" in capsys.readouterr().err
+    assert main(shlex.split(f"{BASE} --partition nowhere --name b")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "nowhere" in err and "no such partition" in err
+    assert not (tmp_path / "runs" / "jobs" / "b.sbatch").exists()
+    (tmp_path / "sbatch").write_text("#!/bin/bash\necho Unable to contact slurm controller >&2; exit 1\n")
+    assert main(shlex.split(f"{BASE} --name b")) == 1
+    assert "did not reach SLURM" in capsys.readouterr().err
+
+
+def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 0\n")
+    (tmp_path / "sbatch").chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "runs" / "jobs").write_text("no folder")
+    assert main(shlex.split(BASE)) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert "cannot be written" in err
 
 
 @pytest.mark.parametrize(
@@ -110,6 +129,8 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     [
         ("--time soon", "time"),
         ("--time 01:00 --nodes 0", "nodes"),
+        ("--time 01:00 --nodes 11", "at most one for each of 10 clients"),
+        ("--time 01:00 --nodes 4 --gpus-per-node 4", "at most one for each of 10 clients"),
         ("--time 01:00 --array seed", "array"),
         ("--time 01:00 --fabric.devices 4", "fabric.devices"),
         ("--time 01:00 --federation.rounds x", "federation.rounds"),
