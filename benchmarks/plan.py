@@ -12,18 +12,23 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
 import csv
-import json
 import subprocess
 import sys
 import tempfile
 from pathlib import Path
 from statistics import median
-from typing import Any
 
 from measure import machine
 from workloads import data_root
 
-ROUNDS = 3
+from fl_lightning.calibration import measure
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import read_flags
+from fl_lightning.plan import ASSUMED, Hardware, Planner, shares_of
+from fl_lightning.run import instantiate
+
+ROUNDS = 2
 COMMON = "--loggers null --fabric.accelerator cpu --fabric.threads 1 --fabric.devices 1"
 SMALLEST = "--config kapc_digits --data.fraction 0.4 --model.hidden [8] --method fedavg"
 
@@ -31,25 +36,28 @@ SMALLEST = "--config kapc_digits --data.fraction 0.4 --model.hidden [8] --method
 def runs(root: Path) -> dict[str, str]:
     """The words of each run."""
     cifar = f"--data.root {root / 'cifar10_10pct.npz'} --federation.participation 1 --federation.clients 10"
+    cifar += " --data.partition iid --data.fraction 0.128"
     mnist = f"--config kapc_mnist --data.root {root} --data.download false"
     return {
-        "10 ResNet-18, KAPC, 500 images each, batches of 64": f"--config kapc_resnet18 {cifar}",
+        "10 ResNet-18, KAPC, 64 images each, a batch": f"--config kapc_resnet18 {cifar}",
         "10 ResNet-18, FedAvg, batches of 32": f"--config kapc_resnet18 {cifar} --method fedavg"
-        " --federation.batch_size 32 --data.fraction 0.2",
+        " --federation.batch_size 32",
         "10 MNIST CNNs, KAPC, batches of 64": mnist,
         "100 tiny MLPs, 10 a round, FedAvg": "--config kapc_digits --method fedavg --federation.clients 100"
         " --federation.participation 0.1 --data.partition iid --data.min_samples 5",
     }
 
 
-def predicted(words: str, constants: Path) -> dict[str, Any]:
-    """The plan's numbers, with constants measured here."""
-    line = [sys.executable, "-m", "fl_lightning", "plan", *words.split(), "--json", "--measure"]
-    done = subprocess.run([*line, "--constants", str(constants)], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise SystemExit(done.stderr)
-    found: dict[str, Any] = json.loads(done.stdout)
-    return found
+def predicted(words: str, constants: Path | None) -> tuple[float, float]:
+    """MiB at the peak and seconds of a round, by the plan; with `constants` they are measured first."""
+    config = complete(plan(read_flags(words.split(), keys(fit_parser()))))
+    shares = shares_of(config, 500)
+    planner = Planner(config, shares, ASSUMED["cpu"])
+    if constants is not None:
+        traces, method = planner.traces(config), instantiate("method", config.method)
+        planner.rates = measure(constants, config, "cpu", shares, method, traces)
+    found = planner.plan(Hardware("cpu", 1, 1, 2.0**40))
+    return found.total / 2**20, found.round_seconds
 
 
 def measured(words: str) -> tuple[float, float]:
@@ -71,24 +79,27 @@ def measured(words: str) -> tuple[float, float]:
 def main() -> None:
     """Print the table."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
-    parser.add_argument("--epochs", type=int, default=1, help="local epochs, which change no memory (default 1)")
+    parser.add_argument("--seconds", action="store_true", help="measure the constants first, and compare seconds too")
+    parser.add_argument("--only", nargs="+", type=int, default=[], metavar="K", help="runs, by number from 0")
     args = parser.parse_args()
-    common = f"{COMMON} --federation.rounds {ROUNDS} --federation.local_epochs {args.epochs}"
+    common = f"{COMMON} --federation.rounds {ROUNDS} --federation.local_epochs 1"
     with tempfile.TemporaryDirectory() as folder:
-        constants = Path(folder) / "constants.json"
+        constants = Path(folder) / "constants.json" if args.seconds else None
+        base, _ = predicted(f"{SMALLEST} {common}", None)
         least, _ = measured(f"{SMALLEST} {common}")
-        base = predicted(f"{SMALLEST} {common}", constants)["total"] / 2**20
         print(f"{machine()}\nload {os.getloadavg()[0]:.1f}\n")
         print(f"the smallest run: {base:.0f} MiB planned, {least:.0f} measured\n")
         print("| run | planned, MiB | measured | error | error beyond the smallest run | seconds planned | measured |")
-        print("| --- | --- | --- | --- | --- | --- | --- |")
-        for name, words in runs(data_root()).items():
-            plan = predicted(f"{words} {common}", constants)
+        print("| --- | --- | --- | --- | --- | --- | --- |", flush=True)
+        for k, (name, words) in enumerate(runs(data_root()).items()):
+            if args.only and k not in args.only:
+                continue
+            total, planned = predicted(f"{words} {common}", constants)
             peak, seconds = measured(f"{words} {common}")
-            total = plan["total"] / 2**20
-            own = (total - base) / (peak - least) - 1 if peak - least > 1 else 0.0
-            cells = (f"{total:,.0f}", f"{peak:,.0f}", f"{total / peak - 1:+.1%}", f"{own:+.1%}")
-            times = (f"{plan['round_seconds']:.3g}", f"{seconds:.3g}")
+            own = (total - base) - (peak - least)
+            share = f"{own:+,.0f} MiB of {peak - least:,.0f}"
+            cells = (f"{total:,.0f}", f"{peak:,.0f}", f"{total / peak - 1:+.1%}", share)
+            times = (f"{planned:.3g}" if args.seconds else "", f"{seconds:.3g}")
             print(f"| {' | '.join((name, *cells, *times))} |", flush=True)
 
 

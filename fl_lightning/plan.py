@@ -178,6 +178,8 @@ class Plan:
     """Operations of a round, over all ranks."""
     seconds: dict[str, float]
     """Of a round, on the busiest rank."""
+    host: float
+    """Bytes of a node's main memory, over all of its processes: every one of them reads all samples."""
 
     @property
     def fits(self) -> bool:
@@ -342,7 +344,7 @@ def shares_of(config: Config, samples: int) -> Shares:
     """
     clients = config.federation.clients
     try:
-        data = prepare(config.data, clients, config.seed, config.smoke)
+        data = prepare(replace(config.data, download=False), clients, config.seed, config.smoke)
     except Absent:
         from fl_lightning.data.vision import RECIPES
 
@@ -361,7 +363,8 @@ def shares_of(config: Config, samples: int) -> Shares:
 def estimate(config: Config, hardware: Hardware, shares: Shares, traces: list[Trace], rates: Rates) -> Plan:
     """Memory, wire, operations and seconds of a round; see docs/scaling.md for the formulas.
 
-    `traces` has one entry for each of the config's models; clients take them in order, as many as `count` says.
+    `traces` has one entry for each of the config's models; clients take them in order, as many as `count` says. Mixing
+    is weighed as if all of them ran the widest: each architecture is mixed for itself, which takes less.
     """
     from fl_lightning.run import instantiate
 
@@ -408,7 +411,8 @@ def estimate(config: Config, hardware: Hardware, shares: Shares, traces: list[Tr
         "server": (facts.touched() / rates.memory + products / rates.matrix) / ranks + solving / rates.matrix,
         "wire": sum(wire.values()) / ranks / rates.wire + exchanges * rates.latency,
     }
-    return Plan(memory, total, hardware.capacity, ranks, wire, flops, seconds)
+    host = PROGRAM_MIB["cpu"] * MIB + shares.raw if hardware.accelerator == "cuda" else total
+    return Plan(memory, total, hardware.capacity, ranks, wire, flops, seconds, host * hardware.devices)
 
 
 @dataclass(frozen=True)
@@ -562,12 +566,12 @@ class _Facts:
         return (20.0 * self.sources * self.learns + 24.0 * self.sources + 16.0 * self.receivers) * self.widest.down
 
     def _fields(self) -> float:
-        """Of the server's named tensors, which are made without memory; 0 for those that ask for more than sizes."""
+        """Of the relation's named tensors, made without memory; those that want data hold everybody by everybody."""
         clients = self.config.federation.clients
         fed: Any = SimpleNamespace(clients=clients, layer_names=range(self.widest.layers), config=self.config)
         with contextlib.suppress(Exception), FakeTensorMode():
             return float(sum(t.numel() * t.element_size() for t in self.relation.server_fields(fed).values()))
-        return 0.0
+        return 8.0 * clients**2
 
 
 def _cohorts(config: Config) -> list[np.ndarray]:

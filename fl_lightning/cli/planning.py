@@ -171,6 +171,7 @@ def _show(
     total = f"{sum(plan.flops.values()) / 1e9:,.2f}"
     rounds.add_row("all", f"{plan.round_seconds:,.4g}", total, "")
     console.print(rounds)
+    print(f"main memory of a node: {mib(plan.host)}")
     for name, size in plan.wire.items():
         print(f"between ranks: {name}: {mib(size)}")
     hours = config.federation.rounds * plan.round_seconds / 3600
