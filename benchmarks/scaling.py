@@ -48,57 +48,34 @@ def crowd(clients: int) -> Workload:
 
 
 def idle(pairs: int) -> list[Row]:
-    """A round with ten clients, whatever the number of those that are idle; memory of a process of its own each."""
+    """A round with ten clients, whatever the number of those that are idle."""
     rows = []
+    crowd(10).federation(FedAvg(), crowd(10).noise(), Path()).round(1)  # libraries are loaded now
     for what, method, kept in (("FedAvg", FedAvg(), False), ("FedPer", FedPer(), False), ("FedPer", FedPer(), True)):
         judge = "before" if isinstance(method, FedAvg) else "after"
+        memory, taken = PeakMemory(), {}
         with tempfile.TemporaryDirectory() as folder:
             sides: dict[str, Callable[[], object]] = {}
             for clients in FEDERATIONS:
                 workload, own = crowd(clients), Path(folder) / str(clients)
                 own.mkdir()
-                hung = callbacks(own) if kept else []
-                fed = workload.federation(method, workload.noise(), own, hung, judge)
+                memory.reset()
+                fed = workload.federation(method, workload.noise(), own, callbacks(own) if kept else [], judge)
                 if kept:
                     fed.call("on_fit_start")
                 sides[str(clients)] = Rounds(partial(plain_round, fed), workload.rounds_at_once)
+                sides[str(clients)]()
+                taken[clients] = memory.extra_mib()
             seconds = interleaved(sides, pairs)
         name = f"{what}, run folder, checkpoint, pictures and progress" if kept else what
         for clients in FEDERATIONS:
             goal = "<= 1.2" if clients == 10_000 else ""
-            note = f"{crowd(clients).rounds_at_once / median(seconds[str(clients)]):.0f} rounds a second"
-            if not kept:
-                note += f"; {_memory_of(clients, what):.0f} MiB beyond the libraries"
-            rows.append(
-                compared(
-                    "idle", f"a round of {name}, {TAKE_PART} of {clients:,} clients", seconds[str(clients)],
-                    "100 clients", seconds["100"], crowd(clients).rounds_at_once, goal, note,
-                )
-            )  # fmt: skip
+            at_once = crowd(clients).rounds_at_once
+            note = f"{at_once / median(seconds[str(clients)]):.0f} rounds a second; {taken[clients]:.0f} MiB more"
+            what_ = f"a round of {name}, {TAKE_PART} of {clients:,} clients"
+            theirs = seconds["100"]
+            rows.append(compared("idle", what_, seconds[str(clients)], "100 clients", theirs, at_once, goal, note))
     return rows
-
-
-def _memory_of(clients: int, method: str) -> float:
-    done = _run([sys.executable, str(HERE / "scaling.py"), "--memory-of", str(clients), method])
-    return float(done.stdout)
-
-
-def memory_of(clients: int, method: str) -> float:
-    """MiB that a federation and 40 of its rounds take, beyond what the process held with its libraries."""
-    torch.set_num_threads(1)
-    chosen = {"FedAvg": FedAvg(), "FedPer": FedPer()}[method]
-    memory = PeakMemory()
-    with tempfile.TemporaryDirectory() as folder:
-        small = crowd(10).federation(FedAvg(), crowd(10).noise(), Path(folder))
-        small.round(1)  # libraries are loaded now
-        del small
-        memory.reset()
-        workload = crowd(clients)
-        judge = "before" if method == "FedAvg" else "after"
-        fed = workload.federation(chosen, workload.noise(), Path(folder), judge=judge)
-        for t in range(1, 41):
-            fed.round(t)
-    return memory.extra_mib()
 
 
 # ---------------------------------------------------------------- over ranks
@@ -234,9 +211,7 @@ def benchmarks(pairs: int) -> dict[str, Callable[[], list[Row]]]:
 
 
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--memory-of"]:
-        print(memory_of(int(sys.argv[2]), sys.argv[3]))
-    elif sys.argv[1:2] == ["--bare"]:
+    if sys.argv[1:2] == ["--bare"]:
         bare_alone(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
     else:
         main(more=benchmarks)

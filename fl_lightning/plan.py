@@ -44,8 +44,8 @@ from fl_lightning.payload import Payload
 from fl_lightning.rng import numpy_rng
 
 MIB = 2**20
-PROGRAM_MIB = {"cpu": 620, "cuda": 500}
-"""A process before it has a model: the interpreter with its libraries (measured), or a CUDA context (assumed)."""
+PROGRAM_MIB = {"cpu": 930, "cuda": 500}
+"""A process with the smallest model: the interpreter and its libraries (measured), or a CUDA context (assumed)."""
 DRAWS = 20
 """Rounds whose cohorts are drawn to see how evenly they fall on the ranks."""
 RESULT_BYTES = 1500
@@ -649,14 +649,14 @@ class Planner:
         config, clients = self.config, self.config.federation.clients
         now = self.plan(hardware).total
         changed: dict[str, tuple[Hardware, Config]] = {}
-        for group in ("federation", "evaluation"):
-            for part in (2, 4, 8, 16):
-                old = getattr(config, group)
-                new = replace(config, **{group: replace(old, batch_size=max(1, old.batch_size // part))})
-                if (fits := self.plan(hardware, new).fits) or part == 16:
-                    changed[f"--{group}.batch_size {getattr(new, group).batch_size}"] = hardware, new
-                if fits:
-                    break
+        for group in ("federation", "evaluation"):  # what a batch takes is in proportion to it: two traces tell
+            old = getattr(config, group)
+            half = replace(config, **{group: replace(old, batch_size=max(1, old.batch_size // 2))})
+            saving = max(now - self.plan(hardware, half).total, 0.0)
+            share = 1 - (now - hardware.capacity) / (2 * saving) if saving else 0.0  # of the batch, that would just fit
+            part = next((k for k in (2, 4, 8, 16) if share >= 1 / k), 16)
+            new = replace(config, **{group: replace(old, batch_size=max(1, old.batch_size // part))})
+            changed[f"--{group}.batch_size {getattr(new, group).batch_size}"] = hardware, new
         more = hardware
         while more.ranks * 2 <= clients and not self.plan(more).fits:  # nodes: the ranks of one share its memory
             more = replace(more, nodes=2 * more.nodes)
