@@ -31,6 +31,7 @@ from fl_lightning.files import whole
 from fl_lightning.layout import Layout, Segment
 from fl_lightning.local import Turn, accuracy, descent, train
 from fl_lightning.methods.base import Method
+from fl_lightning.metric import BY_TASK
 from fl_lightning.mixing import Mixer
 from fl_lightning.models import build, head_of
 from fl_lightning.parallel import Group
@@ -121,7 +122,7 @@ def _steps(fabric: Fabric, config: Config, shares: Shares, method: Method, trace
     layout = Layout(model, head_of(model))
     dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     row, buffers = layout.read(model, dtype)
-    client = Client(model.to(fabric.device), layout, method, shares.classes)
+    client = Client(model.to(fabric.device), layout, method, shares.classes, metric=BY_TASK[shares.task])
     client.fabric = fabric
     client.binding.bind(row.to(fabric.device), [b.to(fabric.device) for b in buffers])
     optimizer = descent(fabric, client, replace(config.optimizer, lr=0.0))
@@ -130,7 +131,8 @@ def _steps(fabric: Fabric, config: Config, shares: Shares, method: Method, trace
 
     def samples(n: int) -> ResidentPart:
         x = torch.randn(n, *shares.sample_shape, dtype=dtype, device=fabric.device)
-        return ResidentPart(x, torch.randint(shares.classes, (n,), device=fabric.device), None)
+        y = torch.randint(shares.classes, (n,), device=fabric.device)
+        return ResidentPart(x, y if shares.task == "classification" else y.float(), None)
 
     def steps(batch: int) -> float:
         part = samples(4 * batch)

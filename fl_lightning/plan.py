@@ -37,6 +37,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.layout import Layout
 from fl_lightning.local import autocast
 from fl_lightning.methods.base import Method
+from fl_lightning.metric import BY_TASK, Task
 from fl_lightning.mixing import TILE
 from fl_lightning.models import build, head_of
 from fl_lightning.parallel import ClientParallelStrategy, share_out
@@ -149,6 +150,7 @@ class Shares:
     """Bytes of all samples as they were read: every process has them."""
     assumed: bool
     """Whether the sizes are made up because the data are not here."""
+    task: Task = "classification"
 
 
 @dataclass(frozen=True)
@@ -265,7 +267,7 @@ def _followed(component: Component, config: Config, method: Method, shares: Shar
     model = build(component, shares.sample_shape, shares.classes)
     layout = Layout(model, head_of(model))
     own = [dict(model.named_buffers())[name] for name in layout.own_names]
-    client = Client(model, layout, method, shares.classes, method.knowledge())
+    client = Client(model, layout, method, shares.classes, method.knowledge(), BY_TASK[shares.task])
     row = torch.zeros(layout.size, dtype=dtype)
     client.binding.bind(row, own)
     down = layout.mask(lambda b: method.scope(b) == "shared")
@@ -297,7 +299,7 @@ def _followed(component: Component, config: Config, method: Method, shares: Shar
 
 def _batch(samples: int, shares: Shares, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
     x = torch.zeros(samples, *shares.sample_shape, dtype=dtype)
-    return x, torch.zeros(samples, dtype=torch.int64)
+    return x, torch.zeros(samples, dtype=torch.int64 if shares.task == "classification" else torch.float32)
 
 
 def _step(
@@ -354,7 +356,9 @@ def shares_of(config: Config, samples: int) -> Shares:
         tests = max(1, samples // 5)
         raw = clients * (samples + tests) * (math.prod(recipe.shape) + 8)
         return Shares([samples] * clients, [tests] * clients, recipe.shape, recipe.classes, raw, True)
-    return Shares(data.train_sizes, data.test_sizes, data.input_shape, data.num_classes, data.raw_bytes, False)
+    return Shares(
+        data.train_sizes, data.test_sizes, data.input_shape, data.num_classes, data.raw_bytes, False, data.task
+    )
 
 
 # ---------------------------------------------------------------- the model of a round
@@ -527,8 +531,9 @@ class _Facts:
             ),
             Item("composed rows", hears, "all hear one row" if self.relation.shared else f"for {self.here:,} clients"),
             Item(
-                "server", (3.0 + self.relation.shared) * widest.row + fields,
-                f"initial, resident, shared; relation and the like {mib(fields)}",
+                "server", (1.0 + 2.0 * self.relation.shared) * widest.row + fields,
+                f"{'initial, global and next global' if self.relation.shared else 'initial'} model; "
+                f"relation and the like {mib(fields)}",
             ),
             Item(
                 "a client's turn", turn,
