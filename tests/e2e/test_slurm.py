@@ -160,9 +160,13 @@ def test_gpus_that_do_not_exist_are_refused(
     small: Callable[..., list[str]], workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shutil.which("sbatch")
-    many = "--federation.clients 100 --data.min_samples 1 --data.fraction 1"
-    line = ["submit", "--time", "00:10:00", "--gpus-per-node", "99", *small("many", many)[1:]]
-    assert main(line) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "sbatch" in err
+    for words, said in (
+        ("--gpus-per-node 5", "no node has more than 4"),
+        ("--nodes 3 --gpus-per-node 1", "2 nodes have"),
+    ):
+        assert main(["submit", "--time", "00:10:00", *words.split(), *small("many")[1:]]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert said in err
+    assert main(["submit", "--time", "00:10:00", "--nodes", "3", *small("many")[1:]]) == 2
+    assert "sbatch refuses it" in capsys.readouterr().err
