@@ -376,17 +376,21 @@ def table(rows: Sequence[Row]) -> str:
     return "\n".join(lines)
 
 
-def main(argv: Sequence[str] | None = None) -> None:
-    """Measure, print the table, write JSON."""
+def main(
+    argv: Sequence[str] | None = None, more: Callable[[int], dict[str, Callable[[], list[Row]]]] = lambda pairs: {}
+) -> None:
+    """Measure, print the table, write JSON; `more` gives further benchmarks, which come first."""
     parser = argparse.ArgumentParser(description=__doc__.split("\n")[0])
     known = workloads(data_root())
     parser.add_argument("--pairs", type=int, default=10, help="how often each side runs (default 10)")
-    parser.add_argument("--only", nargs="+", metavar="NAME", choices=list(benchmarks(1, known)), help="%(choices)s")
+    parser.add_argument(
+        "--only", nargs="+", metavar="NAME", choices=list(more(1) | benchmarks(1, known)), help="%(choices)s"
+    )
     parser.add_argument("--out", type=Path, help="JSON file of machine and rows; rows of other benchmarks in it stay")
     parser.add_argument("--table", action="store_true", help="measure nothing, print what is in --out")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
-    chosen = benchmarks(args.pairs, known)
+    chosen = more(args.pairs) | benchmarks(args.pairs, known)
     here = machine()
     rows = _known_rows(args.out, here)
     start = time.perf_counter()

@@ -50,6 +50,7 @@ def submit(argv: list[str]) -> None:
         return
     if shutil.which("sbatch") is None:
         raise BadInput("submit", "sbatch", "it is not on this machine: --dry_run shows the script")
+    _check_cluster(values)
     file = out / "jobs" / f"{_job_name(lines)}.sbatch"
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
@@ -160,6 +161,27 @@ def _try_out(line: list[str], ranks: int, values: Any) -> None:
     clients = config.federation.clients
     check(key, getattr(values, key), ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
     complete(config)
+
+
+def _check_cluster(values: Any) -> None:
+    """Raise `BadInput` for nodes or GPUs that the cluster has not: SLURM may let such a job wait for ever."""
+    if shutil.which("sinfo") is None:
+        return
+    partition = [f"--partition={values.partition}"] if values.partition else []
+    line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
+    try:
+        said = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+    except subprocess.TimeoutExpired:
+        return  # sbatch will say what is the matter
+    nodes = dict(words.split(" ", 1) for words in said.stdout.splitlines() if " " in words)
+    if said.returncode or not nodes:
+        return
+    gpus = [sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", has))) for has in nodes.values()]
+    wanted, most = values.gpus_per_node, max(gpus)
+    check("gpus_per_node", wanted, wanted <= most, f"no node has more than {most}")
+    enough = sum(has >= wanted for has in gpus)
+    whose = f" with {wanted} GPUs" if wanted else ""
+    check("nodes", values.nodes, values.nodes <= enough, f"at most the {enough} that there are{whose}")
 
 
 def _asked(values: Any) -> str:

@@ -111,6 +111,28 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     assert "did not reach SLURM" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ("--gpus-per-node 8", "no node has more than 4"),
+        ("--nodes 4", "at most the 3"),
+        ("--nodes 2 --gpus-per-node 3", "at most the 1 that there are with 3 GPUs"),
+    ],
+)
+def test_gpus_that_no_node_has(words: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "sinfo").write_text("#!/bin/bash\necho 'a gpu:h200:4(S:0)'; echo 'b gpu:2'; echo 'c (null)'\n")
+    (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 0\n")
+    for name in ("sinfo", "sbatch"):
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    assert main(shlex.split(f"{BASE} {words}")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert said in err
+    assert not (tmp_path / "runs").exists()
+
+
 def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     (tmp_path / "sbatch").write_text("#!/bin/bash\nexit 0\n")

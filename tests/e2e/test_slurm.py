@@ -156,13 +156,18 @@ def test_a_job_that_an_urgent_one_pushes_out_goes_on_after_it(
     assert record(workplace / "runs" / "pushed") == record(fit("unbroken", SLOW))
 
 
-def test_gpus_that_do_not_exist_are_refused(
+def test_what_the_cluster_has_not_is_refused(
     small: Callable[..., list[str]], workplace: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert shutil.which("sbatch")
-    many = "--federation.clients 100 --data.min_samples 1 --data.fraction 1"
-    line = ["submit", "--time", "00:10:00", "--gpus-per-node", "99", *small("many", many)[1:]]
-    assert main(line) == 2
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "sbatch" in err
+    wrong = {
+        "--gpus-per-node 5": "no node has more than 4",
+        "--nodes 3 --gpus-per-node 1": "at most the 2",
+        "--nodes 3": "at most the 2",
+        "--partition nowhere": "sbatch refuses it",
+    }
+    for words, said in wrong.items():
+        assert main(["submit", "--time", "00:10:00", *words.split(), *small("many")[1:]]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert said in err
