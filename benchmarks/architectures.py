@@ -34,7 +34,8 @@ METHODS = {
     "KT-pFL, code": f"{KTPFL} --method.update code --method.temperature 10 --method.lam 0.1",
 }
 SETTING = """
---config ktpfl_hetero --data.source mnist --data.fraction 0.0667 --data.test_fraction 0.2 --data.public held_back
+--config ktpfl_hetero --data.source mnist --data.partition pathological --data.client_test null
+--data.fraction 0.0667 --data.test_fraction 0.2 --data.public held_back
 --data.public_samples 1000 --federation.batch_size 32 --evaluation.every 5
 --loggers null --callbacks.heatmaps null --callbacks.ledger null --fabric.threads 1 --resume
 """

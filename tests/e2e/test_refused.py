@@ -38,6 +38,19 @@ CASES = {
         "(1, 8, 8)",
     ),
     "a learning rate beyond 32 bits": ("--optimizer.lr 1e308", "optimizer.lr: 1e+308", "32 bits"),
+    "features of two widths": (
+        "--config mixed.yaml --federation.clients 5 --method fedproto",
+        "model: 'mlp 16, normed 36'",
+        "equally many",
+    ),
+    "one architecture": ("--config mixed.yaml --federation.clients 5", "model: ['mlp', 'normed']", "kapc mixes"),
+    "counts": ("--config mixed.yaml --federation.clients 6", "model: [3, 2]", "add up to federation.clients = 6"),
+    "no public data": ("--method ktpfl", "data.public: ", "held_back"),
+    "more public samples than there are": (
+        "--method fedmd --data.public held_back --method.samples 999",
+        "method.samples: 999",
+        "public samples",
+    ),
     "an infinite argument": ("--method fedprox --method.mu .inf", "method.mu: inf", "finite"),
     "a pull beyond 32 bits": (
         "--method fedamp --method.lam 1e30 --method.alpha 1e-30 --method.sigma 1",
