@@ -93,10 +93,6 @@ class Architecture:
             self.hears[slot] = torch.zeros_like(self.server.initial)
         return self.hears[slot]
 
-    def fresh_row(self) -> Tensor:
-        """A row (D,) with the initial model."""
-        return self.spare.pop().copy_(self.server.initial) if self.spare else self.server.initial.clone()
-
 
 def shared_among(counts: Sequence[int | None], clients: int) -> list[list[int]]:
     """Which clients run each architecture: the first `counts[0]` the first, and so on (one without a count: all)."""

@@ -231,6 +231,8 @@ class FabricConfig:
     """How the clients of a rank train: one by one; stacked; one by one through torch.compile, or as a CUDA graph; auto:
     the fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could
     no longer be compared bit for bit."""
+    bank: Literal["memory", "disk"] = "memory"
+    """Where clients' models lie between turns: in memory, or in files mapped into it (CPU only). memory: faster."""
     timeout: float = 120.0
     """Seconds without a sign of life until a process is lost, and the others stop. 120: they give one a second."""
 

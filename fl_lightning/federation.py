@@ -24,6 +24,7 @@ from torch import Tensor, nn
 
 from fl_lightning.accounting import SampleCost, sample_cost
 from fl_lightning.architecture import Architecture, copied, put_on_one_axis, shared_among
+from fl_lightning.bank import Bank
 from fl_lightning.callbacks.base import Aggregator, Callback, RelationView, RoundRecord
 from fl_lightning.callbacks.relations import Hearing
 from fl_lightning.client import Client
@@ -95,6 +96,7 @@ class Federation:
         """The layers of all architectures, in the order of the ledger's axis."""
         self.server = ServerState([a.server for a in self.architectures])
         self.states: dict[int, ClientState] = {}
+        self.bank = Bank(folder if config.fabric.bank == "disk" else None, fabric.device)
 
         self.relation = method.relation()
         self.callbacks: list[Callback] = [self.relation, *([self.knowledge] if self.knowledge else []), *callbacks]
@@ -244,7 +246,7 @@ class Federation:
             work = {
                 c: float(self.data.train_sizes[c] * (cost.step if (cost := self.of(c).cost) else 1)) for c in cohort
             }
-            move(self.group, self.states, self.home, moves(cohort, self.home, work, self.world_size))
+            move(self.group, self.bank, self.states, self.home, moves(cohort, self.home, work, self.world_size))
 
     def compose(self, cohort: list[int]) -> tuple[dict[int, Payload], RelationView]:
         """What each client of the cohort hears (this rank's clients), and the relation behind it."""
@@ -590,13 +592,19 @@ class Federation:
     def state(self, client: int) -> ClientState:
         """A client's state; made of the common initial model at its first turn."""
         if client not in self.states:
-            row = self.of(client).fresh_row()
-            received = row.clone() if self._two_copies else row
+            row = self.fresh_row(client)
+            received = self.bank.keep(row) if self._two_copies else row
             state = ClientState(client, row, copied(self.of(client).server.initial_buffers), received)
             for callback in self.callbacks:
                 state.fields |= {k: v.clone() for k, v in callback.client_fields(self).items()}
             self.states[client] = state
         return self.states[client]
+
+    def fresh_row(self, client: int) -> Tensor:
+        """A row (D,) with the initial model of `client`: of memory that another has left, or of the bank."""
+        architecture = self.of(client)
+        initial = architecture.server.initial
+        return architecture.spare.pop().copy_(initial) if architecture.spare else self.bank.keep(initial)
 
     def turn_to(self, client: int) -> Architecture:
         """From now on it is the turn of `client`; returns its architecture."""

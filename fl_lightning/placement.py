@@ -11,6 +11,7 @@ from torch import Tensor
 from fl_lightning.state import ClientState
 
 if TYPE_CHECKING:
+    from fl_lightning.bank import Bank
     from fl_lightning.parallel import Group
 
 WORTH = 0.05
@@ -42,7 +43,9 @@ def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float],
     return [(c, place[c]) for c in cohort if place[c] != home[c]]
 
 
-def move(group: Group, states: dict[int, ClientState], home: list[int], moved: Sequence[tuple[int, int]]) -> None:
+def move(
+    group: Group, bank: Bank, states: dict[int, ClientState], home: list[int], moved: Sequence[tuple[int, int]]
+) -> None:
     """Send the states of the clients that move to their new home, and write it into `home`. All ranks call it."""
     here = {c: _described(states[c]) for c, _ in moved if c in states}
     told = {c: shape for part in group.gather_objects(here) for c, shape in part.items()}
@@ -52,7 +55,7 @@ def move(group: Group, states: dict[int, ClientState], home: list[int], moved: S
                 for tensor in _tensors(states.pop(client)):
                     group.send(tensor, to)
             elif group.rank == to:
-                states[client] = _received(group, client, home[client], told[client])
+                states[client] = _received(group, bank, client, home[client], told[client])
         home[client] = to
 
 
@@ -71,13 +74,13 @@ def _described(state: ClientState) -> _Described:
     return state.turns, len(state.buffers), state.received is not state.row, list(state.fields), tensors
 
 
-def _received(group: Group, client: int, source: int, told: _Described) -> ClientState:
+def _received(group: Group, bank: Bank, client: int, source: int, told: _Described) -> ClientState:
     turns, buffers, two, names, shapes = told
     tensors = []
     for shape, dtype, device in shapes:
         tensor = group.receive(shape, dtype, source)
         tensors.append(tensor.cpu() if device == "cpu" else tensor)
-    row, rest = tensors[0], tensors[1:]
-    received, rest = (rest[0], rest[1:]) if two else (row, rest)
+    row, rest = bank.keep(tensors[0]), tensors[1:]
+    received, rest = (bank.keep(rest[0]), rest[1:]) if two else (row, rest)
     fields = dict(zip(names, rest[buffers:], strict=True))
     return ClientState(client, row, rest[:buffers], received, turns, fields)

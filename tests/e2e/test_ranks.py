@@ -28,6 +28,7 @@ RUNS = {
     "taught": "--config mixed.yaml --method ktpfl --method.samples 24 --data.public held_back"
     " --federation.participation 0.6",
     "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5",
+    "banked": "--fabric.bank disk --callbacks quantize --federation.participation 0.6",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
 }
 
