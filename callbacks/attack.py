@@ -47,6 +47,9 @@ class Attack(Callback):
 
     def on_fit_start(self, fed: Federation) -> None:
         """Choose the attackers; with `label_flip`, turn their training labels."""
+        sent = any(a.up_mask.any() for a in fed.architectures)
+        allowed = f"{type(fed.method).__name__.lower()} uploads no model: label_flip"
+        check("callbacks.attack.kind", self.kind, sent or self.kind == "label_flip", allowed)
         for callback in fed.callbacks[: fed.callbacks.index(self)]:
             if type(callback).on_upload is not Callback.on_upload:
                 name = type(callback).__name__.lower()

@@ -149,15 +149,22 @@ class Consensus(Knowledge):
             fed.extra_flops += round(fed.cost.forward * self.samples)
 
     def merge(self, fed: Federation, told: dict[int, Told]) -> None:
-        """Keep what was told, and weigh it.
+        """Keep what was told (a hook may have left a client's out), and weigh it.
 
         Raises:
-            RunFailed: a prediction or a weight is not finite.
+            RunFailed: a weight is not finite, or makes a teacher that is no distribution.
         """
+        told = {client: tensors for client, tensors in told.items() if "predictions" in tensors}
+        if not told:
+            fed.server.fields |= Consensus.server_fields(self, fed)
+            return
         P = torch.stack([tensors["predictions"] for tensors in told.values()])
         rows = self.weigh(fed, P.double(), list(told))
-        if not (P.isfinite().all() and rows.isfinite().all()):
-            raise RunFailed("a prediction on public data is no longer finite; lower optimizer.lr or method.lam")
+        fine = bool(rows.isfinite().all())
+        if fine and self.loss == "kl" and (rows < 0).any():
+            fine = bool(((rows @ P.double().flatten(1)) >= 0).all())
+        if not fine:
+            raise RunFailed("the coefficients have left the simplex too far; use method.projection simplex")
         fed.server.fields |= {"public.predictions": P, "public.told": torch.tensor(list(told)), "public.rows": rows}
 
 
@@ -220,19 +227,25 @@ class Coefficients(Consensus):
 
     def weigh(self, fed: Federation, P: Tensor, told: list[int]) -> Tensor:
         """Step the matrix; as `Consensus.weigh`."""
-        c = fed.server.fields["coefficients"].clone()
-        here = torch.tensor(told)
+        c, here = fed.server.fields["coefficients"].clone(), torch.tensor(told)
+        fed.server_flops += 4 * len(told) * P.numel()
+        samples = torch.tensor([fed.data.train_sizes[n] for n in told], dtype=torch.float64)
+        shares = samples / samples.sum()
+        if self.update == "paper" and self.projection == "none":  # as printed: rows may have any sum
+            part = c[here][:, here]
+            c[here[:, None], here] = paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(c))
+            fed.server.fields["coefficients"] = c
+            return c[:, here]
         part, mass = _part(c[here][:, here])
         if self.update == "paper":
-            samples = torch.tensor([fed.data.train_sizes[n] for n in told], dtype=torch.float64)
-            part = paper_step(part, P, samples / samples.sum(), self.lam, self.rho, self.step)
-            part = normalised(part, self.projection)
+            part = normalised(paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(told)), "simplex")
         else:
             part = code_step(part, P, self.rho, self.step)
-        c[here[:, None], here] = part * mass
+        fair = len(told) / len(c)  # of a row whose weight had all gone to others: else it stayed there for ever
+        c[here] = torch.where(mass > 1e-12, c[here], c[here] * (1 - fair))
+        c[here[:, None], here] = part * torch.where(mass > 1e-12, mass, torch.full_like(mass, fair))
         fed.server.fields["coefficients"] = c
-        fed.server_flops += 4 * len(told) * P.numel()
-        return _part(c[:, here])[0] if self.projection == "simplex" or self.update == "code" else c[:, here]
+        return _part(c[:, here])[0]
 
 
 def _part(rows: Tensor) -> tuple[Tensor, Tensor]:
@@ -271,9 +284,9 @@ def kl_gradient(c: Tensor, P: Tensor) -> Tensor:
     return (ratio + 1).flatten(1) @ P.flatten(1).T / P.shape[1]
 
 
-def paper_step(c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, step: float) -> Tensor:
-    """KT-pFL Eq. 7: c - step lam (D_n / D) grad_n KL - 2 step rho (c - 1/m), (m, m); `shares` D_n / D (m,)."""
-    pull = 2 * rho * (c - 1.0 / len(c))
+def paper_step(c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, step: float, prior: float) -> Tensor:
+    """KT-pFL Eq. 7: c - step lam (D_n / D) grad_n KL - 2 step rho (c - prior), (m, m); `shares` D_n / D (m,)."""
+    pull = 2 * rho * (c - prior)
     return c - step * (lam * shares[:, None] * kl_gradient(c, P) + pull)
 
 

@@ -94,7 +94,8 @@ class Krum(Aggregator):
     def on_fit_start(self, fed: Federation) -> None:
         """Raise `BadInput` for a cohort that is too small."""
         super().on_fit_start(fed)
-        n, most = fed.cohort_size, (fed.cohort_size - 3) // 2
+        n = min(fed.cohort_size, *(len(a.members) for a in fed.architectures))  # they are aggregated by architecture
+        most = (n - 3) // 2
         check("callbacks.krum.attackers", self.attackers, self.attackers <= most, f"of {n} clients at most {most}")
         check("callbacks.krum.keep", self.keep, self.keep <= n - self.attackers, f"at most {n - self.attackers}")
 

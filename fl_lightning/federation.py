@@ -243,9 +243,9 @@ class Federation:
     def place(self, cohort: list[int]) -> None:
         """Let clients of `cohort` move to another rank, where that shortens the round: no number depends on homes."""
         if self.world_size > 1:
-            work = {
-                c: float(self.data.train_sizes[c] * (cost.step if (cost := self.of(c).cost) else 1)) for c in cohort
-            }
+            steps = {a: a.cost.step for a in self.architectures if a.cost is not None}
+            known = len(steps) == len(self.architectures)
+            work = {c: float(self.data.train_sizes[c] * (steps[self.of(c)] if known else 1)) for c in cohort}
             move(self.group, self.bank, self.states, self.home, moves(cohort, self.home, work, self.world_size))
 
     def compose(self, cohort: list[int]) -> tuple[dict[int, Payload], RelationView]:
@@ -305,9 +305,9 @@ class Federation:
                 found, failed = self.attempt(t, group, heard, judged, clock)
                 results |= found
                 for client, failure in failed.items():
-                    self.states.pop(client, None)
+                    now = self.states.pop(client, None)
                     if (state := before[client]) is not None:
-                        self.states[client] = state
+                        self.states[client] = state if now is None else _put_back(state, now)
                     failures.append((failure.bare(), "retried" if left else "skipped"))
                 group = {c: group[c] for c in failed}
                 if not group:
@@ -408,6 +408,8 @@ class Federation:
             for name, stage, what in checks:
                 if not math.isfinite(result.get(name, 0.0)):
                     raise BadClient(result["client"], t, stage, f"{what} is not finite; lower optimizer.lr")
+            if not all(bool(x.isfinite().all()) for x in result.get("told", {}).values() if x.is_floating_point()):
+                raise BadClient(result["client"], t, "upload", "what it tells is not finite; lower optimizer.lr")
             result.pop("model_norm")
             result.pop("upload_norm", None)
 
@@ -667,6 +669,17 @@ class Federation:
         """Run a hook of every callback, in order."""
         for callback in self.callbacks:
             getattr(callback, hook)(self, *args)
+
+
+def _put_back(state: ClientState, now: ClientState) -> ClientState:
+    """`state`, with its rows in the memory (of the bank) that `now` has, unless a hook has put other rows there."""
+    if now.row.shape != state.row.shape or now.received.shape != state.row.shape:
+        return state
+    rows = (now.row, now.received) if state.received is not state.row else (now.row, now.row)
+    now.received.copy_(state.received)
+    now.row.copy_(state.row)
+    state.row, state.received = rows
+    return state
 
 
 class _Heard(NamedTuple):

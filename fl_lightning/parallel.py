@@ -98,13 +98,13 @@ class Group:
             self._watch = None
 
     @contextlib.contextmanager
-    def _together(self) -> Iterator[None]:
-        """An exchange, in which a process that is lost is named.
+    def _together(self, all_ranks: bool = True) -> Iterator[None]:
+        """An exchange (counted where `all_ranks` take part), in which a process that is lost is named.
 
         Raises:
             RunFailed: the others did not answer.
         """
-        self.exchanges += 1
+        self.exchanges += all_ranks
         try:
             yield
         except torch.OutOfMemoryError:
@@ -142,14 +142,14 @@ class Group:
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor of any shape and type to rank `to`, which has to `receive` it."""
         if tensor.numel():
-            with self._together():
+            with self._together(all_ranks=False):
                 dist.send(tensor.to(self.device).reshape(-1).view(torch.uint8), to)
 
     def receive(self, shape: Sequence[int], dtype: torch.dtype, source: int) -> Tensor:
         """What rank `source` sends, on this rank's device."""
         tensor = torch.empty(tuple(shape), dtype=dtype, device=self.device)
         if tensor.numel():
-            with self._together():
+            with self._together(all_ranks=False):
                 dist.recv(tensor.view(-1).view(torch.uint8), source)
         return tensor
 

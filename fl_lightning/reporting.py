@@ -64,7 +64,8 @@ def exchange(
     for name in ("train_loss", "coaching_loss"):
         metrics[name] = float(np.mean([c[name] for c in clients]))
     counted = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
-    for name in [*counted, *(n for n in clients[0] if n.startswith("flops_"))]:
+    told_by_all = set.intersection(*(set(c) for c in clients))  # of an architecture they may be unknown
+    for name in [*counted, *(n for n in clients[0] if n.startswith("flops_") and n in told_by_all)]:
         metrics[name] = sum(c[name] for c in clients)
     metrics["flops_server"] = fed.server_flops
     for name in gathered[0][1]:

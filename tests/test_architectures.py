@@ -9,9 +9,12 @@ import numpy as np
 import pytest
 import torch
 
+from fl_lightning.accounting import SampleCost
 from fl_lightning.architecture import shared_among
+from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
+from fl_lightning.callbacks.robust import Krum
 from fl_lightning.errors import BadInput
 from fl_lightning.federation import Federation
 from fl_lightning.methods import Method
@@ -117,3 +120,22 @@ def test_a_checkpoint_has_them_all(federation: Make, tmp_path: Path, method: Met
     other = federation(method, rounds=3, **{**settings, "net": {"plain": 1, "norm": 3}})
     with pytest.raises(BadInput, match="another model"):
         restore(other, begun.folder / "checkpoints")
+
+
+def test_operations_that_cannot_be_counted_for_one_architecture_are_left_out(federation: Make) -> None:
+    fed = federation(FedAvg(), net=BOTH, rounds=1)
+    fed.architectures[0].cost, fed.architectures[1].cost = None, SampleCost(1.0, 2.0, 0.0)
+    for _ in range(2):
+        record = fed.round(1)
+        assert not any(name.startswith("flops_") and name != "flops_server" for name in record.metrics)
+        fed.architectures[0].cost, fed.architectures[1].cost = fed.architectures[1].cost, fed.architectures[0].cost
+
+
+def test_krum_counts_the_smallest_architecture(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"krum\.attackers: 1 .*of 2 clients at most"):
+        federation(FedAvg(), net=BOTH, callbacks=[Krum(attackers=1)]).fit()
+
+
+def test_an_attack_on_models_wants_models(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"attack\.kind.*fedproto uploads no model: label_flip"):
+        federation(FedProto(), callbacks=[Attack(kind="sign_flip", clients=[1])]).fit()

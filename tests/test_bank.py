@@ -14,11 +14,13 @@ import pytest
 import torch
 
 from fl_lightning.bank import Bank
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
 from fl_lightning.methods.kapc import KAPC
+from fl_lightning.payload import Payload
 
 Make = Callable[..., Federation]
 
@@ -68,6 +70,22 @@ def test_a_federation_whose_rows_lie_on_disk(federation: Make, tmp_path: Path) -
         for c, state in memory.states.items():
             assert torch.equal(state.row, other.states[c].row)
             assert torch.equal(state.received, other.states[c].received)
+
+
+@pytest.mark.parametrize("callbacks", [[], [Quantize()]], ids=["one copy", "two copies"])
+def test_a_client_that_failed_stays_in_the_bank(federation: Make, callbacks: list[Callback]) -> None:
+    class Fault(Callback):
+        def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+            if client == 1 and fed.server.round == 1:
+                raise ArithmeticError
+
+    fed = federation(KAPC(), rounds=2, on_bad_client="skip", callbacks=[*callbacks, Fault()])
+    fed.round(1)
+    places = {c: (s.row.data_ptr(), s.received.data_ptr()) for c, s in fed.states.items()}
+    before = fed.states[1].row.clone()
+    fed.round(2)
+    assert {c: (s.row.data_ptr(), s.received.data_ptr()) for c, s in fed.states.items()} == places
+    assert torch.equal(fed.states[1].row, before)
 
 
 MEASURE = """

@@ -92,6 +92,9 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> _Pool:
     root = data.public_root
     if root is None and data.root is not None:
         root = str(Path(data.root).parent) if Path(data.root).suffix in OVERRIDES else data.root
+    here = data.root if name == data.root else root
+    if name in (data.source, data.root) and here == data.root:
+        raise BadInput("data.public", name, "those are the private data themselves: held_back, another set or a file")
     if name.endswith(".npz"):
         samples = arrays.public("data.public", name)
         return _Pool(len(samples), lambda index: np.ascontiguousarray(samples[index]))

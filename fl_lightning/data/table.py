@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import FLOAT32, DataConfig
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
@@ -92,21 +92,23 @@ def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str
 
 def _is_number(cell: str) -> bool:
     try:
-        return bool(np.isfinite(float(cell)))
+        return abs(float(cell)) < FLOAT32
     except ValueError:
         return False
 
 
 def _features(root: str | None, head: list[str], rows: list[list[str]], places: list[int]) -> np.ndarray:
     try:
-        features = np.array([[row[place] for place in places] for row in rows], np.float32)
-        if np.isfinite(features).all():
-            return features
+        features = np.array([[float(row[place]) for place in places] for row in rows])
+        if (np.abs(features) < FLOAT32).all():
+            return features.astype(np.float32)
     except ValueError:
         pass
     number, place = next((i, p) for i, row in enumerate(rows, 1) for p in places if not _is_number(row[p]))
     cell = rows[number - 1][place]
-    what = f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number; choose data.columns"
+    what = (
+        f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number of 32 bits; choose data.columns"
+    )
     raise BadInput("data.root", root, what)
 
 

@@ -23,7 +23,7 @@ class KTPFLModels(Method):
 
     Args:
         rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance from their mean (ours:
-            one number then fits any model). 0.7: the paper's for predictions.
+            one number then fits any model); as it is with `step`. 0.7: the paper's for predictions.
         solver: `exact`, or `step` of `eta`, which needs to stay below one over the models' largest Gram eigenvalue.
         eta: of a step. 0.01: paper.
         lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.
@@ -44,7 +44,7 @@ class KTPFLModels(Method):
         """The learned matrix."""
         return LearnedMatrix(
             lam=1.0, beta=2 * self.rho, eta_r=self.eta, relation_steps=1, projection="simplex", solver=self.solver,
-            prior="uniform", rho_units="spread", partial="preserve",
+            prior="uniform", rho_units="spread" if self.solver == "exact" else "absolute", partial="preserve",
         )  # fmt: skip
 
     def pull(self, block: Block) -> float:

@@ -103,6 +103,7 @@ def test_images_beside_the_table(tmp_path: Path) -> None:
         ("label\n1\n", {}, r"data\.columns: .*features"),
         ("a,b,label\n1,x,0\n", {}, r"column 'b' of sample 1 holds 'x'"),
         ("a,b,label\n1,2,0\n1,nan,0\n", {}, r"column 'b' of sample 2 holds 'nan'"),
+        ("a,b,label\n1,2,0\n1,1e39,0\n", {}, r"column 'b' of sample 2 holds '1e39'"),
         ("a,label\n1,0\n2\n", {}, "sample 2 has 1 cells for 2"),
         ("a,label\n1,0\n2,\n", {}, "column 'label' of sample 2 is empty"),
         ("a,a,label\n1,1,0\n", {}, "two of its columns are called 'a'"),

@@ -12,7 +12,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks import distillation as d
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.errors import BadClient, BadInput, RunFailed
 from fl_lightning.federation import Federation
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.ktpfl import KTPFL
@@ -20,6 +21,7 @@ from fl_lightning.methods.ktpflmodels import KTPFLModels
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.simpfd import SimPFD
 from fl_lightning.methods.topkpfd import TopKPFD
+from fl_lightning.payload import Payload
 
 Make = Callable[..., Federation]
 SMALL: dict[str, Any] = {"samples": 40, "batch_size": 16}
@@ -90,7 +92,7 @@ def test_the_papers_step() -> None:
     """Eq. 7 by hand for two clients with one sample of two classes."""
     P = torch.tensor([[[0.8, 0.2]], [[0.4, 0.6]]], dtype=torch.float64)
     c = torch.tensor([[0.5, 0.5], [0.3, 0.7]], dtype=torch.float64)
-    found = d.paper_step(c, P, torch.tensor([0.25, 0.75], dtype=torch.float64), lam=2.0, rho=0.1, step=0.01)
+    found = d.paper_step(c, P, torch.tensor([0.25, 0.75], dtype=torch.float64), lam=2.0, rho=0.1, step=0.01, prior=0.5)
     t = [0.5 * 0.8 + 0.5 * 0.4, 0.5 * 0.2 + 0.5 * 0.6]
     gradient = sum(p * (np.log(tk / s) + 1) for p, tk, s in zip([0.4, 0.6], t, [0.8, 0.2], strict=True))
     assert found[0, 1].item() == pytest.approx(0.5 - 0.01 * 2 * 0.25 * gradient - 2 * 0.01 * 0.1 * (0.5 - 0.5))
@@ -146,6 +148,43 @@ def test_coefficients_outside_those_who_told_stay(federation: Make, update: Any)
     torch.testing.assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
     assert rows.shape == (4, 2)
     torch.testing.assert_close(rows[0], torch.tensor([0.5, 0.5], dtype=torch.float64))
+
+
+def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federation: Make) -> None:
+    fed = federation(KTPFL(projection="none", step=0.1, rho=0.3, lam=2.0, **SMALL), **PUBLIC)
+    assert isinstance(fed.knowledge, d.Coefficients)
+    c, P = fed.server.fields["coefficients"].clone(), predictions(4, 40, 10)
+    sizes = torch.tensor(fed.data.train_sizes, dtype=torch.float64)
+    for _ in range(5):
+        c = c - 0.1 * (2.0 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25))
+        rows = fed.knowledge.weigh(fed, P, [0, 1, 2, 3])
+        torch.testing.assert_close(rows, c)
+    assert not torch.allclose(c.sum(1), torch.ones(4, dtype=torch.float64), atol=1e-3)
+    part = fed.knowledge.weigh(fed, P[:2], [0, 1])
+    shares = sizes[:2] / sizes[:2].sum()
+    step = 0.1 * (2.0 * shares[:, None] * d.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25))
+    torch.testing.assert_close(part[:2], c[:2, :2] - step)
+
+
+def test_weights_that_make_no_distribution_are_named(federation: Make) -> None:
+    fed = federation(KTPFL(projection="none", step=50.0, **SMALL), **PUBLIC)
+    told = {c: {"predictions": p.float()} for c, p in enumerate(predictions(4, 40, 10))}
+    assert fed.knowledge is not None
+    with pytest.raises(RunFailed, match=r"method\.projection simplex"):
+        for _ in range(9):
+            fed.knowledge.merge(fed, told)
+
+
+def test_a_row_whose_weight_has_all_gone_can_come_back(federation: Make) -> None:
+    fed = federation(KTPFL(**SMALL), **PUBLIC)
+    assert isinstance(fed.knowledge, d.Coefficients)
+    c = torch.zeros(4, 4, dtype=torch.float64)
+    c[:, 3] = 1.0
+    fed.server.fields["coefficients"] = c
+    fed.knowledge.weigh(fed, predictions(2, 40, 10), [0, 1])
+    after = fed.server.fields["coefficients"]
+    torch.testing.assert_close(after.sum(1), torch.ones(4, dtype=torch.float64))
+    assert float(after[0, :2].sum()) == pytest.approx(0.5) and after[0, 3] == 0.5 and torch.equal(after[2:], c[2:])
 
 
 def test_a_row_teaches_its_own_client(federation: Make) -> None:
@@ -308,12 +347,34 @@ def test_no_public_data_or_too_few(federation: Make) -> None:
         KTPFL(loss="mae")
 
 
-def test_predictions_that_are_not_finite_stop_the_run(federation: Make) -> None:
-    fed = federation(FedMD(loss="mae", **SMALL), **PUBLIC)
+class Tells(Callback):
+    """Client 1 tells something else."""
+
+    def __init__(self, what: Callable[[dict[str, Tensor]], Any]) -> None:
+        self.what = what
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        if client == 1:
+            self.what(payload.extra)
+
+
+def test_predictions_that_are_not_finite_are_their_clients_fault(federation: Make) -> None:
+    bad = Tells(lambda extra: extra["predictions"].fill_(float("nan")))
+    with pytest.raises(BadClient, match="client 1 failed in round 1, stage upload: what it tells is not finite"):
+        federation(FedMD(**SMALL), callbacks=[bad], **PUBLIC).round(1)
+    fed = federation(FedMD(**SMALL), callbacks=[bad], on_bad_client="skip", **PUBLIC)
+    assert [row["client"] for row in fed.round(1).clients] == [0, 2, 3]
+    assert fed.server.fields["public.told"].tolist() == [0, 2, 3]
+
+
+def test_a_hook_may_leave_predictions_out(federation: Make) -> None:
+    fed = federation(KTPFL(**SMALL), callbacks=[Tells(lambda extra: extra.pop("predictions"))], **PUBLIC)
+    fed.round(1)
+    assert fed.server.fields["public.told"].tolist() == [0, 2, 3]
+    assert fed.round(2).relation.sources == [0, 2, 3]
     assert fed.knowledge is not None
-    told = {c: {"predictions": torch.full((40, 10), float("nan"))} for c in range(4)}
-    with pytest.raises(RunFailed, match="no longer finite"):
-        fed.knowledge.merge(fed, told)
+    fed.knowledge.merge(fed, {0: {}})
+    assert not len(fed.server.fields["public.told"]) and fed.round(3).relation.sources == [0, 1, 2, 3]
 
 
 # ---------------------------------------------------------------- of models (1.20)
@@ -352,6 +413,11 @@ def test_the_matrix_of_models_keeps_what_is_not_of_the_cohort(federation: Make, 
         inside[np.ix_(cohort, cohort)] = True
         assert after.shape == (4, 1, 4) and torch.equal(after[:, 0][~inside], before[:, 0][~inside])
         torch.testing.assert_close(after.sum(2), torch.ones(4, 1, dtype=torch.float64))
+
+
+def test_rho_is_in_units_of_the_spread_where_it_is_solved_exactly() -> None:
+    assert KTPFLModels().relation().rho_units == "spread"  # type: ignore[attr-defined]
+    assert KTPFLModels(solver="step").relation().rho_units == "absolute"  # type: ignore[attr-defined]
 
 
 def test_every_hyper_parameter_reaches_the_engine() -> None:
