@@ -377,7 +377,7 @@ class Federation:
         except BadClient as failure:
             if not self.tolerant:
                 raise
-            failed[client] = failure
+            failed[client] = failure.bare()  # a traceback would keep what the turn had made
 
     @contextlib.contextmanager
     def blaming(self, t: int, client: int) -> Iterator[None]:

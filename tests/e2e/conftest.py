@@ -32,7 +32,7 @@ model:
   - {name: mlp, count: 3, init_args: {hidden: [16]}}
   - {class_path: fl_own_models.Normed, count: 2}
 """
-"""Two architectures among five clients, as the config file `mixed.yaml`."""
+"""Two architectures among five clients, as the config file `../mixed.yaml`."""
 
 COMMAND = str(Path(sys.executable).with_name("fl-train"))
 
@@ -231,7 +231,7 @@ def own_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, own_models: Path) -> Path:
     """An empty working directory, outside any launcher, with the user's own models importable."""
     monkeypatch.chdir(tmp_path)
-    (tmp_path / "mixed.yaml").write_text(MIXED)
+    (tmp_path.parent / "mixed.yaml").write_text(MIXED)  # beside the folder, which tests want to find empty
     monkeypatch.setattr(sys, "path", [*sys.path, str(own_models)])
     monkeypatch.setenv("PYTHONPATH", str(own_models), prepend=os.pathsep)
     monkeypatch.setenv("WANDB_MODE", "offline")

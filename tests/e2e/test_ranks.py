@@ -24,8 +24,8 @@ RUNS = {
     "median": "--method fedavg --callbacks attack,median --callbacks.attack.kind label_flip"
     " --callbacks.attack.clients [1]",
     "compressed": "--callbacks layerselection,quantize --federation.participation 0.5 --optimizer.momentum 0.5",
-    "mixed": "--config mixed.yaml --method fedavg --federation.participation 0.6",
-    "taught": "--config mixed.yaml --method ktpfl --method.samples 24 --data.public held_back"
+    "mixed": "--config ../mixed.yaml --method fedavg --federation.participation 0.6",
+    "taught": "--config ../mixed.yaml --method ktpfl --method.samples 24 --data.public held_back"
     " --federation.participation 0.6",
     "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5",
     "banked": "--fabric.bank disk --callbacks quantize --federation.participation 0.6",

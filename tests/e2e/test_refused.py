@@ -39,12 +39,12 @@ CASES = {
     ),
     "a learning rate beyond 32 bits": ("--optimizer.lr 1e308", "optimizer.lr: 1e+308", "32 bits"),
     "features of two widths": (
-        "--config mixed.yaml --federation.clients 5 --method fedproto",
+        "--config ../mixed.yaml --federation.clients 5 --method fedproto",
         "model: 'mlp 16, normed 36'",
         "equally many",
     ),
-    "one architecture": ("--config mixed.yaml --federation.clients 5", "model: ['mlp', 'normed']", "kapc mixes"),
-    "counts": ("--config mixed.yaml --federation.clients 6", "model: [3, 2]", "add up to federation.clients = 6"),
+    "one architecture": ("--config ../mixed.yaml --federation.clients 5", "model: ['mlp', 'normed']", "kapc mixes"),
+    "counts": ("--config ../mixed.yaml --federation.clients 6", "model: [3, 2]", "add up to federation.clients = 6"),
     "no public data": ("--method ktpfl", "data.public: ", "held_back"),
     "more public samples than there are": (
         "--method fedmd --data.public held_back --method.samples 999",
