@@ -33,7 +33,7 @@ RUNS = {
 }
 
 
-@pytest.mark.parametrize("ranks", [2, 3])
+@pytest.mark.parametrize("ranks", [2, pytest.param(3, marks=pytest.mark.slow)])
 def test_several_processes_give_what_one_gives(
     ranks: int, fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
 ) -> None:
