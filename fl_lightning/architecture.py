@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.accounting import SampleCost
+from fl_lightning.bank import Bank
 from fl_lightning.callbacks.knowledge import Knowledge
 from fl_lightning.client import Client
 from fl_lightning.config import Config
@@ -87,10 +88,10 @@ class Architecture:
         self.spare: list[Tensor] = []
         """Rows of clients that were not kept: fresh memory costs more than a copy."""
 
-    def hears_at(self, slot: int) -> Tensor:
-        """The row (D,) that the mix for the `slot`-th of a round's receivers here is written into."""
+    def hears_at(self, slot: int, bank: Bank) -> Tensor:
+        """The row (D,) of `bank` that the mix for the `slot`-th of a round's receivers here is written into."""
         if slot not in self.hears:
-            self.hears[slot] = torch.zeros_like(self.server.initial)
+            self.hears[slot] = bank.keep(self.server.initial)
         return self.hears[slot]
 
 

@@ -1,36 +1,83 @@
-"""Where clients' rows lie: in memory, or in files that are mapped into it, for more models than the memory holds."""
+"""Where clients' rows lie between turns, and how they come to the device for one.
+
+In `memory` they lie where clients train, and are trained in place. On the `host` (main memory beside a GPU) or on `disk`
+there is room for more models than the device holds: what a turn needs is copied to the device while the client before
+it trains, and what came of it is copied back while the next one does.
+"""
 
 from __future__ import annotations
 
 import os
 import tempfile
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.errors import BadInput
 from fl_lightning.files import writing
+from fl_lightning.state import ClientState
+
+Place = Literal["memory", "host", "disk"]
+
+
+class Lane:
+    """Copies between the bank and the device: here one after the other, with all the rest."""
+
+    def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
+        """Begin to copy, once all that was begun before has come to its end; returns how to have the device wait."""
+        into.copy_(source)
+        return _nothing
+
+    def settle(self) -> None:
+        """Wait until all copies are made."""
+
+
+class CudaLane(Lane):
+    """Copies on a stream of their own, beside what the device computes."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self.stream = torch.cuda.Stream(device)
+
+    def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
+        """Begin to copy, once the copies before and what the device has been asked to compute are done."""
+        compute = torch.cuda.current_stream(self.device)
+        self.stream.wait_stream(compute)
+        with torch.cuda.stream(self.stream):
+            into.copy_(source, non_blocking=True)
+            done = self.stream.record_event()
+        return partial(compute.wait_event, done)
+
+    def settle(self) -> None:
+        """Wait until all copies are made."""
+        self.stream.synchronize()
 
 
 class Bank:
-    """Gives out rows that outlive a turn.
+    """Keeps rows from turn to turn, and has them at hand in a turn.
 
     On disk every row is a file of `folder` that has no name any more: the system writes its pages out when it needs the
     memory, reads them back when they are touched, and frees the space with the process, however that ends.
 
     Args:
-        folder: for the files; None: rows lie in memory.
-        device: of the rows.
-
-    Raises:
-        BadInput: rows of a GPU cannot be mapped files.
+        place: where the rows lie.
+        folder: for the files.
+        device: where clients train.
+        lane: what copies rows; None: the device's.
     """
 
-    def __init__(self, folder: Path | None, device: torch.device) -> None:
-        if folder is not None and device.type != "cpu":
-            raise BadInput("fabric.bank", "disk", f"rows lie on the {device.type} device: memory")
-        self.folder = folder
+    def __init__(self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None) -> None:
+        self.place, self.folder, self.device = place, folder, device
+        self.apart = place == "host" or (place == "disk" and device.type != "cpu")
+        """Whether a turn works on copies of rows."""
+        self._lane = lane or (CudaLane(device) if self.apart and device.type == "cuda" else Lane())
+        self._free: list[Tensor] = []  # rows on the device, used again and again
+        self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by id: row, its copy, how to wait
+        self._laid_out: list[tuple[ClientState, Tensor, Tensor]] = []  # with their rows of the bank
+        self._lent: list[Tensor] = []
 
     def keep(self, row: Tensor) -> Tensor:
         """A copy of `row` (D,) in the bank; what is written to it stays.
@@ -38,8 +85,74 @@ class Bank:
         Raises:
             RunFailed: the disk is full.
         """
-        if self.folder is None:
-            return row.clone()
+        if self.place == "disk":
+            return self._file(row)
+        if self.place == "memory":
+            return torch.empty(row.shape, dtype=row.dtype, device=self.device).copy_(row)
+        pinned = self.device.type == "cuda"  # from no other memory does the device copy while it computes
+        return torch.empty(row.shape, dtype=row.dtype, pin_memory=pinned).copy_(row)
+
+    def stow(self, tensor: Tensor) -> Tensor:
+        """`tensor`, or a copy in main memory where the rows do not lie on the device either."""
+        return tensor.cpu() if self.apart else tensor
+
+    def fetch(self, rows: Iterable[Tensor]) -> None:
+        """Begin to bring `rows` to the device: a turn will soon ask for them, and nobody writes to them until then."""
+        if self.apart:
+            for row in rows:
+                if id(row) not in self._ahead:
+                    copy = self._room(row)
+                    self._ahead[id(row)] = (row, copy, self._lane.copy(copy, row))
+
+    def lay_out(self, state: ClientState) -> None:
+        """Let `state` have its rows on the device, until `put_back`."""
+        if not self.apart:
+            return
+        row, received = state.row, state.received
+        self._laid_out.append((state, row, received))
+        state.row = self._at_hand(row)
+        state.received = state.row if received is row else self._at_hand(received)
+
+    def lend(self, row: Tensor) -> Tensor:
+        """`row` on the device, to be read until `put_back`."""
+        if not self.apart:
+            return row
+        self._lent.append(self._at_hand(row))
+        return self._lent[-1]
+
+    def put_back(self) -> None:
+        """Begin to write back what was laid out: from now on those states have their rows of the bank again."""
+        for state, row, received in self._laid_out:
+            for name, kept in {"row": row, "received": received}.items():
+                copy = getattr(state, name)
+                if copy.shape == kept.shape and copy.dtype == kept.dtype:  # else a hook has put another row there
+                    if name == "row" or received is not row:
+                        self._lane.copy(kept, copy)
+                        self._free.append(copy)
+                    setattr(state, name, kept)
+        self._free += self._lent
+        self._laid_out, self._lent = [], []
+
+    def settle(self) -> None:
+        """Wait until all is written back; what was fetched and not asked for is forgotten."""
+        if self.apart:
+            self._lane.settle()
+            self._free += [copy for _, copy, _ in self._ahead.values()]
+            self._ahead = {}
+
+    def _at_hand(self, row: Tensor) -> Tensor:
+        self.fetch([row])
+        _, copy, wait = self._ahead.pop(id(row))
+        wait()
+        return copy
+
+    def _room(self, row: Tensor) -> Tensor:
+        for k, free in enumerate(self._free):
+            if free.shape == row.shape and free.dtype == row.dtype:
+                return self._free.pop(k)
+        return torch.empty(row.shape, dtype=row.dtype, device=self.device)
+
+    def _file(self, row: Tensor) -> Tensor:
         with writing(self.folder):
             handle, name = tempfile.mkstemp(dir=self.folder, prefix=".row-")
             try:
@@ -50,3 +163,7 @@ class Bank:
                 os.close(handle)
                 os.unlink(name)
         return kept.copy_(row)
+
+
+def _nothing() -> None:
+    pass

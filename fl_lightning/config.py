@@ -231,8 +231,9 @@ class FabricConfig:
     """How the clients of a rank train: one by one; stacked; one by one through torch.compile, or as a CUDA graph; auto:
     the fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could
     no longer be compared bit for bit."""
-    bank: Literal["memory", "disk"] = "memory"
-    """Where clients' models lie between turns: in memory, or in files mapped into it (CPU only). memory: faster."""
+    bank: Literal["memory", "host", "disk"] = "memory"
+    """Where clients' models lie between turns: in the memory of the device, in main memory beside a GPU, or in files.
+    memory: faster."""
     timeout: float = 120.0
     """Seconds without a sign of life until a process is lost, and the others stop. 120: they give one a second."""
 

@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -96,7 +97,7 @@ class Federation:
         """The layers of all architectures, in the order of the ledger's axis."""
         self.server = ServerState([a.server for a in self.architectures])
         self.states: dict[int, ClientState] = {}
-        self.bank = Bank(folder if config.fabric.bank == "disk" else None, fabric.device)
+        self.bank = Bank(config.fabric.bank, folder, fabric.device)
 
         self.relation = method.relation()
         self.callbacks: list[Callback] = [self.relation, *([self.knowledge] if self.knowledge else []), *callbacks]
@@ -273,7 +274,8 @@ class Federation:
         segments = layout.segments(architecture.down_mask, by_layer=self.relation.per_layer)
         weights = self.relation.rows(self.hearing(architecture, receivers, sources, mixer))
         for slot, c in enumerate(self.at_home(receivers)):
-            rows[c] = architecture.hears_at(slot) if segments else architecture.server.initial  # or nothing is sent
+            # where nothing is sent, nothing is read
+            rows[c] = architecture.hears_at(slot, self.bank) if segments else architecture.server.initial
         if segments:
             layers = len(layout.layers) if self.relation.per_layer else 1
             into = {c: rows[c] for c in self.at_home(receivers)}
@@ -296,14 +298,18 @@ class Federation:
         results: Results = {}
         failures: Failures = []
         attempts = 2 if self.config.federation.on_bad_client == "retry" else 1
-        for group in self.groups(cohort):
+        groups = list(self.groups(cohort))
+        for group, following in zip_longest(groups, groups[1:], fillvalue={}):
+            coming: Iterable[int] = following
             for left in reversed(range(attempts)):
                 before = {c: copy.deepcopy(self.states.get(c)) for c in group if self.tolerant}
                 heard = {c: downloads[c] for c in group}
                 if left:  # hooks write to it, and the next attempt must hear the same
                     heard = {c: replace(download, sent=download.sent.copy()) for c, download in heard.items()}
-                found, failed = self.attempt(t, group, heard, judged, clock)
+                found, failed = self.attempt(t, group, heard, judged, clock, self.rows_of(coming, downloads))
                 results |= found
+                if failed:
+                    self.bank.settle()
                 for client, failure in failed.items():
                     now = self.states.pop(client, None)
                     if (state := before[client]) is not None:
@@ -312,6 +318,7 @@ class Federation:
                 group = {c: group[c] for c in failed}
                 if not group:
                     break
+        self.bank.settle()
         if not self.tolerant:  # all at once: the device is waited for but once
             self.check_finite(t, list(results.values()))
         return results, failures
@@ -330,10 +337,27 @@ class Federation:
                 if mine:
                     yield {c: slots[c] for c in mine}
 
+    def rows_of(self, clients: Iterable[int], downloads: dict[int, Payload]) -> Iterator[Tensor]:
+        """The rows that a turn of each of `clients` will have laid out or lent."""
+        for client in clients:
+            if (state := self.states.get(client)) is not None:
+                yield state.row
+                yield state.received
+            if not self.relation.shared:
+                yield downloads[client].row
+
     def attempt(
-        self, t: int, group: dict[int, int], downloads: dict[int, Payload], judged: bool, clock: Clock
+        self,
+        t: int,
+        group: dict[int, int],
+        downloads: dict[int, Payload],
+        judged: bool,
+        clock: Clock,
+        coming: Iterable[Tensor],
     ) -> tuple[Results, dict[int, BadClient]]:
         """The turns of a group of clients: what came of those that went well, and the others' failures.
+
+        While they train, the bank fetches the rows `coming`.
 
         Raises:
             BadClient: one failed, and failures are not borne.
@@ -342,18 +366,22 @@ class Federation:
         failed: dict[int, BadClient] = {}
         turns = {c: self.turn(t, c, download, judged, clock) for c, download in downloads.items()}
         jobs: dict[int, Job] = {}
-        for client, turn in turns.items():
-            with self.bearing(t, client, failed):
-                jobs[client] = next(turn)
-                jobs[client].slot = group[client]
-        for client, trained in self.trained(t, jobs, failed).items():
-            with self.bearing(t, client, failed):
-                try:
-                    turns[client].send(trained)
-                except StopIteration as done:
-                    if self.tolerant:
-                        self.check_finite(t, [done.value])
-                    results[client] = done.value
+        try:
+            for client, turn in turns.items():
+                with self.bearing(t, client, failed):
+                    jobs[client] = next(turn)
+                    jobs[client].slot = group[client]
+            self.bank.fetch(coming)
+            for client, trained in self.trained(t, jobs, failed).items():
+                with self.bearing(t, client, failed):
+                    try:
+                        turns[client].send(trained)
+                    except StopIteration as done:
+                        if self.tolerant:
+                            self.check_finite(t, [done.value])
+                        results[client] = done.value
+        finally:
+            self.bank.put_back()
         return results, failed
 
     def trained(self, t: int, jobs: dict[int, Job], failed: dict[int, BadClient]) -> dict[int, Trained]:
@@ -440,6 +468,9 @@ class Federation:
         self.turn_to(client)
         part = self.data.client(client, self.fabric.device, self.dtype)
         state = self.state(client)
+        self.bank.lay_out(state)
+        if not self.relation.shared:
+            download = replace(download, row=self.bank.lend(download.row))
         result: dict[str, Any] = {"client": client, "train_samples": len(part.train), "test_samples": len(part.test)}
 
         self.stage, self.download, self.extra_flops = "download", download, 0
@@ -475,7 +506,7 @@ class Federation:
         result |= {"train_loss": trained.loss, "coaching_loss": trained.coaching}
         if config.optimizer.keep_state:
             others = {k: v for k, v in state.fields.items() if not k.startswith(_KEPT)}
-            state.fields = others | {f"{_KEPT}{k}": v for k, v in job.kept.items()}
+            state.fields = others | {f"{_KEPT}{k}": self.bank.stow(v) for k, v in job.kept.items()}
         clock.lap("client")
         self.stage = "evaluation"
         if judged and self.judging.wants("after"):

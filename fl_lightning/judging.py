@@ -71,13 +71,13 @@ class Judging:
         )
 
     def final_model(self, client: int) -> tuple[str, Tensor, list[Tensor]]:
-        """What a client is left with (home rank): its kind, row and buffers. None of them may be written to."""
+        """What a client is left with (home rank): its kind, row and buffers, on the device. Nobody may write to them."""
         known = self.fed.of(client).server
         if self.fed.has_global and (self.fed.judge != "after" or not self.fed.persistent):
             return "global", known.shared, known.initial_buffers
         state = self.fed.states.get(client)
         if state is not None:
-            return "personal", state.row, state.buffers
+            return "personal", state.row.to(self.fed.fabric.device), state.buffers
         row = known.initial.clone()  # not heard yet: the shared part is all there is
         if self.fed.relation.shared:
             copy_columns(row, known.shared, self.fed.of(client).layout.segments(self.fed.of(client).down_mask))

@@ -87,7 +87,8 @@ class FastSGD(Descent):
         """Copies, since the steps write in place."""
         self.reset()
         for name, buffer in state.items():
-            self._buffers[int(name.split(".")[1])] = buffer.clone()
+            k = int(name.split(".")[1])
+            self._buffers[k] = buffer.to(self.parameters[k].device, copy=True)
 
 
 _SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes
@@ -154,7 +155,9 @@ class AnyOptimizer(Descent):
                     self._scaler.load_state_dict({**self._scale, **kept})
                 continue
             label, k = name.rsplit(".", 1)
-            self.optimizer.state[parameters[int(k)]][label] = value.clone()
+            parameter = parameters[int(k)]
+            device = parameter.device if value.ndim else value.device  # a count of steps may stay on the CPU
+            self.optimizer.state[parameter][label] = value.to(device, copy=True)
 
 
 def descent(fabric: Fabric, client: Client, config: OptimizerConfig) -> Descent:

@@ -117,19 +117,39 @@ class Mixer:
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
         self._holds(2 * n)
-        found: dict[int, Tensor] = {}
-        for first, W in self._collected(tiles):
-            if W is None:
-                continue
-            mean = W.mean(0)
-            D = W.sub_(mean)
-            found[first] = torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]])
-        here = dict(zip(found, torch.stack(list(found.values())).double().cpu(), strict=True)) if found else {}
-        everywhere = {k: sums for part in self.group.gather_objects(here) for k, sums in part.items()}
-        total = torch.zeros(layers, n * n + n + 1, dtype=torch.float64)
-        for k, tile in enumerate(tiles):  # in tile order on every rank: the same sums
-            total[tile.layer] += everywhere[k]
+        found = []
+        for _, W in self._collected(tiles):
+            if W is not None:
+                mean = W.mean(0)
+                D = W.sub_(mean)
+                found.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]).double())
+        width = n * n + n + 1
+        here = torch.stack(found) if found else torch.zeros(0, width, dtype=torch.float64, device=self.group.device)
+        total = self._by_layer(tiles, here, layers).cpu()
         return Gram(total[:, : n * n].view(layers, n, n), total[:, n * n : -1], total[:, -1])
+
+    def _by_layer(self, tiles: list[Segment], here: Tensor, layers: int) -> Tensor:
+        """Sums by layer (layers, width), on every rank, of what the ranks have `here` for their tiles (tiles, width).
+
+        A layer's tiles are added up on one rank, in their order: the same bits on any number of ranks.
+        """
+        size, rank = self.group.size, self.group.rank
+        total = here.new_zeros(layers, here.shape[1])
+        to_add = list(enumerate(tiles))
+        if size > 1:
+            of_rank = [list(enumerate(tiles))[r::size] for r in range(size)]
+            send = [[k for k, (_, tile) in enumerate(of_rank[rank]) if tile.layer % size == r] for r in range(size)]
+            came = [[(k, tile) for k, tile in mine if tile.layer % size == rank] for mine in of_rank]
+            flat = self.group.exchange(
+                here[[k for ks in send for k in ks]].flatten(),
+                [len(ks) * here.shape[1] for ks in send],
+                [len(theirs) * here.shape[1] for theirs in came],
+            )
+            to_add = [entry for theirs in came for entry in theirs]
+            here = flat.view(-1, here.shape[1])
+        for (_, tile), sums in sorted(zip(to_add, here, strict=True), key=lambda entry: entry[0][0]):
+            total[tile.layer] += sums
+        return self.group.add_up(total)
 
     def mix(self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor]) -> None:
         """What each of `receivers` hears, written into the columns of `segments` of this rank's rows `into`.
@@ -160,7 +180,7 @@ class Mixer:
             if self.group.size == 1:
                 assert W is not None and tile is not None and out is not None
                 for k, c in enumerate(receivers):  # row by row: no further copy of the tile
-                    into[c][tile.start : tile.stop] = W[own[k]] + out[k]
+                    into[c][tile.start : tile.stop].copy_(W[own[k]] + out[k], non_blocking=True)
                 continue
             if W is not None and out is not None:
                 out = (W[places] + out).to(self.dtype)
@@ -175,7 +195,7 @@ class Mixer:
             at = 0
             for t in stripe:
                 for k in mine:
-                    into[receivers[k]][t.start : t.stop] = back[at : at + t.stop - t.start]
+                    into[receivers[k]][t.start : t.stop].copy_(back[at : at + t.stop - t.start], non_blocking=True)
                     at += t.stop - t.start
 
     def mean(
@@ -221,20 +241,20 @@ class Mixer:
         The memory is used again for the next tile, and may be written to. Every rank gets as many items as every other:
         past the last tile the columns are None.
         """
-        size, rank = self.group.size, self.group.rank
+        size, rank, device = self.group.size, self.group.rank, self.group.device
         local = [self.rows[c] for c in self.by_rank[rank]]
         if size == 1:
             # One tile's memory serves them all: allocating anew fragments the heap at 30 clients and more.
-            held = torch.empty(len(local) * TILE, dtype=self.dtype, device=self.group.device)
+            held = torch.empty(len(local) * TILE, dtype=self.dtype, device=device)
             for k, t in enumerate(tiles):
                 W = held[: len(local) * (t.stop - t.start)].view(len(local), -1)
-                torch.stack([row[t.start : t.stop] for row in local], out=W)
+                torch.stack([row[t.start : t.stop].to(device, non_blocking=True) for row in local], out=W)
                 yield k, W.to(self.work)
             return
-        order = torch.tensor([self.places[c] for clients in self.by_rank for c in clients], device=self.group.device)
+        order = torch.tensor([self.places[c] for clients in self.by_rank for c in clients], device=device)
         for first in range(0, len(tiles), size):
             stripe = tiles[first : first + size]
-            parts = [row[t.start : t.stop] for t in stripe for row in local]
+            parts = [row[t.start : t.stop].to(device, non_blocking=True) for t in stripe for row in local]
             send = torch.cat(parts) if parts else self._nothing()
             send_sizes = [len(local) * (t.stop - t.start) for t in stripe] + [0] * (size - len(stripe))
             width = stripe[rank].stop - stripe[rank].start if rank < len(stripe) else 0

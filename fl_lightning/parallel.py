@@ -139,6 +139,13 @@ class Group:
             dist.all_gather(parts, padded)
         return parts
 
+    def add_up(self, tensor: Tensor) -> Tensor:
+        """The sum of the ranks' `tensor`s, on every rank. Only of numbers that all ranks but one have as 0 is it exact."""
+        if self.size > 1:
+            with self._together():
+                dist.all_reduce(tensor)
+        return tensor
+
     def send(self, tensor: Tensor, to: int) -> None:
         """Send a tensor of any shape and type to rank `to`, which has to `receive` it."""
         if tensor.numel():

@@ -1,4 +1,4 @@
-"""Rows in mapped files: the same numbers as in memory, nothing left behind, and the memory is really spared."""
+"""Rows beside the device or in files: the same numbers as in memory, nothing left behind, memory really spared."""
 
 from __future__ import annotations
 
@@ -6,29 +6,48 @@ import errno
 import os
 import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, get_args
 
 import pytest
 import torch
 
-from fl_lightning.bank import Bank
+from fl_lightning.bank import Bank, Lane, Place
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.compression import Quantize
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.errors import RunFailed
 from fl_lightning.federation import Federation
+from fl_lightning.methods.fedamp import FedAMP
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedora import FEDORA
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.payload import Payload
 
 Make = Callable[..., Federation]
+CPU = torch.device("cpu")
+
+
+class Fault(Callback):
+    """Fails when these clients upload in these rounds, (round, client), the first time."""
+
+    def __init__(self, when: list[tuple[int, int]]) -> None:
+        self.when = when
+
+    def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
+        if (now := (fed.server.round + 1, client)) in self.when:
+            self.when.remove(now)
+            raise ArithmeticError
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float64, torch.bfloat16])
-@pytest.mark.parametrize("disk", [False, True])
-def test_a_kept_row_is_a_copy_that_can_be_written_to(tmp_path: Path, dtype: torch.dtype, disk: bool) -> None:
-    bank = Bank(tmp_path if disk else None, torch.device("cpu"))
+@pytest.mark.parametrize("place", get_args(Place))
+def test_a_kept_row_is_a_copy_that_can_be_written_to(tmp_path: Path, dtype: torch.dtype, place: Place) -> None:
+    bank = Bank(place, tmp_path, CPU)
     row = torch.randn(1000).to(dtype)
     kept, other = bank.keep(row), bank.keep(row)
     assert torch.equal(kept, row) and kept.dtype == dtype and kept.data_ptr() % 64 == 0
@@ -43,43 +62,145 @@ def test_a_full_disk_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 
     monkeypatch.setattr(os, "posix_fallocate", full)
     with pytest.raises(RunFailed, match="No space left"):
-        Bank(tmp_path, torch.device("cpu")).keep(torch.zeros(4))
+        Bank("disk", tmp_path, CPU).keep(torch.zeros(4))
     assert not list(tmp_path.iterdir())
 
 
-def test_not_on_a_gpu(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"fabric\.bank.*cuda"):
-        Bank(tmp_path, torch.device("cuda"))
+class Late(Lane):
+    """Copies at the last moment that is allowed: what does not wait for them finds the old numbers."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[torch.Tensor, torch.Tensor]] = []
+
+    def copy(self, into: torch.Tensor, source: torch.Tensor) -> Callable[[], None]:
+        if into is not source:
+            self.begun.append((into, source))
+        return partial(self._up_to, len(self.begun))
+
+    def _up_to(self, count: int) -> None:
+        for k, (into, source) in enumerate(self.begun[:count]):
+            if into.numel():
+                into.copy_(source)
+                self.begun[k] = (into[:0], source[:0])
+
+    def settle(self) -> None:
+        self._up_to(len(self.begun))
+        self.begun = []
 
 
-def test_a_federation_whose_rows_lie_on_disk(federation: Make, tmp_path: Path) -> None:
+def banks(folder: Path) -> dict[str, Bank]:
+    return {
+        "memory": Bank("memory", folder, CPU),
+        "disk": Bank("disk", folder, CPU),
+        "host": Bank("host", folder, CPU),
+        "late": Bank("host", folder, CPU, Late()),
+    }
+
+
+def same(one: Federation, other: Federation) -> bool:
+    return one.states.keys() == other.states.keys() and all(
+        torch.equal(state.row, other.states[c].row)
+        and torch.equal(state.received, other.states[c].received)
+        and (state.received is state.row) == (other.states[c].received is other.states[c].row)
+        and all(torch.equal(a, b) for a, b in zip(state.buffers, other.states[c].buffers, strict=True))
+        and all(torch.equal(v, other.states[c].fields[k]) for k, v in state.fields.items())
+        for c, state in one.states.items()
+    )
+
+
+@pytest.mark.parametrize("place", ["disk", "host", "late"])
+def test_a_federation_whose_rows_lie_elsewhere(federation: Make, tmp_path: Path, place: str) -> None:
     """Unbroken and resumed, with a server's copy beside each row."""
     feds = []
-    for disk in (False, True):
+    for bank in ("memory", place):
         fed = federation(KAPC(), net="norm", rounds=3, participation=0.5, callbacks=[Quantize(), Checkpoint()])
-        fed.folder = tmp_path / str(disk)
+        fed.folder = tmp_path / bank
         fed.folder.mkdir()
-        fed.bank = Bank(fed.folder if disk else None, torch.device("cpu"))
+        fed.bank = banks(fed.folder)[bank]
         fed.fit()
         feds.append(fed)
-    memory, disk_ = feds
     again = federation(KAPC(), net="norm", rounds=3, participation=0.5, callbacks=[Quantize()])
-    again.bank = Bank(disk_.folder, torch.device("cpu"))
-    restore(again, disk_.folder / "checkpoints")
-    for other in (disk_, again):
-        for c, state in memory.states.items():
-            assert torch.equal(state.row, other.states[c].row)
-            assert torch.equal(state.received, other.states[c].received)
+    again.bank = banks(feds[1].folder)[place]
+    restore(again, feds[1].folder / "checkpoints")
+    assert same(feds[0], feds[1])
+    assert same(feds[0], again)
+
+
+def retried() -> Callback:
+    return Fault([(2, 1), (2, 4), (3, 0)])
+
+
+VARIANTS: dict[str, dict[str, Any]] = {
+    "kapc": {"method": KAPC()},
+    "global": {"method": FedAvg(), "evaluation": {"judge": "finetuned"}},
+    "one's own head": {"method": FedPer(), "participation": 0.5},
+    "all known": {"method": FedAMP(), "participation": 0.5},
+    "validation": {"method": FEDORA(selection="paper"), "data": {"validation": 0.2}},
+    "prototypes": {"method": FedProto(), "net": "norm"},
+    "kept momentum": {"method": KAPC(), "optimizer": {"momentum": 0.9, "keep_state": True}},
+    "many at once": {"method": KAPC(), "executor": "vmap"},
+    "again": {"method": KAPC(), "on_bad_client": "retry", "callbacks": retried},
+    "without": {"method": KAPC(), "on_bad_client": "skip", "callbacks": retried},
+}
+
+
+@pytest.mark.parametrize("place", ["host", "late"])
+@pytest.mark.parametrize("name", VARIANTS)
+def test_no_number_depends_on_where_rows_lie(federation: Make, tmp_path: Path, name: str, place: str) -> None:
+    feds = []
+    for bank in ("memory", place):
+        variant = dict(VARIANTS[name])
+        hung = [variant.pop("callbacks")()] if "callbacks" in variant else []
+        executor = variant.pop("executor", "loop")
+        fed = federation(variant.pop("method"), rounds=4, clients=5, callbacks=hung, **variant)
+        fed.config.fabric.executor = executor
+        fed.folder = tmp_path
+        fed.bank = banks(tmp_path)[bank]
+        summary = fed.fit()
+        feds.append((fed, summary["final_accuracies"]))
+    (memory, scores), (other, others) = feds
+    assert same(memory, other) and scores == others
+    assert all(torch.equal(a.shared, b.shared) for a, b in zip(memory.server.models, other.server.models, strict=True))
+    assert all(torch.equal(v, other.server.fields[k]) for k, v in memory.server.fields.items())
+
+
+def test_the_device_holds_the_rows_of_two_turns(federation: Make, tmp_path: Path) -> None:
+    """That of the client at hand and that of the next one: own row, and what it hears."""
+    fed = federation(KAPC(), clients=10)
+    fed.bank = banks(tmp_path)["host"]
+    for t in (1, 2):
+        fed.round(t)
+    assert len(fed.bank._free) == 4
+
+
+def test_rows_come_while_the_client_before_trains(federation: Make, tmp_path: Path) -> None:
+    fed = federation(KAPC(), clients=4)
+    fed.bank = banks(tmp_path)["host"]
+    fed.round(1)
+    order: list[tuple[str, int]] = []
+    rows = {id(state.row): c for c, state in fed.states.items()}
+    fetch, train = fed.bank.fetch, fed.at_work.executor.train
+
+    def fetched(coming: Iterable[torch.Tensor]) -> None:
+        wanted = [row for row in coming if id(row) not in fed.bank._ahead]
+        order.extend(("fetch", rows[id(row)]) for row in wanted if id(row) in rows)
+        fetch(wanted)
+
+    def trained(jobs: Any) -> Any:
+        order.append(("train", jobs[0].turn.client))
+        return train(jobs)
+
+    fed.bank.fetch, fed.at_work.executor.train = fetched, trained  # type: ignore[method-assign]
+    fed.round(2)
+    fetches = [entry for k, entry in enumerate(order) if entry not in order[:k]]
+    assert fetches == [
+        ("fetch", 0), ("fetch", 1), ("train", 0), ("fetch", 2), ("train", 1), ("fetch", 3), ("train", 2), ("train", 3),
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize("callbacks", [[], [Quantize()]], ids=["one copy", "two copies"])
 def test_a_client_that_failed_stays_in_the_bank(federation: Make, callbacks: list[Callback]) -> None:
-    class Fault(Callback):
-        def on_upload(self, fed: Federation, client: int, payload: Payload) -> None:
-            if client == 1 and fed.server.round == 1:
-                raise ArithmeticError
-
-    fed = federation(KAPC(), rounds=2, on_bad_client="skip", callbacks=[*callbacks, Fault()])
+    fed = federation(KAPC(), rounds=2, on_bad_client="skip", callbacks=[*callbacks, Fault([(2, 1)])])
     fed.round(1)
     places = {c: (s.row.data_ptr(), s.received.data_ptr()) for c, s in fed.states.items()}
     before = fed.states[1].row.clone()

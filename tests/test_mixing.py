@@ -40,6 +40,11 @@ class Rank(Group):
     def gather_parts(self, part: torch.Tensor, width: int) -> list[torch.Tensor]:
         return [torch.nn.functional.pad(p, (0, width - p.numel())) for p in self._everyones(part)]
 
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        parts = self._everyones(tensor)
+        assert not any(((parts[a] != 0) & (parts[b] != 0)).any() for a in range(self.size) for b in range(a))
+        return torch.stack(parts[::-1]).sum(0)  # a library may add in any order
+
 
 def on_ranks(size: int, job: Callable[[Group], Any]) -> list[Any]:
     """`job(group)` on every pretended rank; their answers."""

@@ -29,7 +29,7 @@ RUNS = {
     " --federation.participation 0.6",
     "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5",
     "banked": "--fabric.bank disk --callbacks quantize --federation.participation 0.6",
-    "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5",
+    "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 --fabric.bank host",
 }
 
 
