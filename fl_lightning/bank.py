@@ -1,8 +1,8 @@
 """Where clients' rows lie between turns, and how they come to the device for one.
 
-In `memory` they lie where clients train, and are trained in place. On the `host` (main memory beside a GPU) or on `disk`
-there is room for more models than the device holds: what a turn needs is copied to the device while the client before
-it trains, and what came of it is copied back while the next one does.
+In `memory` they lie where clients train, and are trained in place. On the `host` (main memory beside a GPU) or on
+`disk` there is room for more models than the device holds: what a turn needs is copied to the device while the client
+before it trains, and what came of it is copied back while the next one does.
 """
 
 from __future__ import annotations

@@ -61,6 +61,14 @@ class _Pull(torch.autograd.Function):
         return (None, None, None, None, *parts)
 
 
+@dataclass
+class Last:
+    """Of a training step. No attribute of the module: to set one takes longer than to add up a small model's loss."""
+
+    pull: Tensor | None = None
+    """The coaching term (detached), None where there is none."""
+
+
 class Client(LightningModule):
     """The resident client of a rank: client states are bound into it one after the other.
 
@@ -103,6 +111,7 @@ class Client(LightningModule):
             raise BadInput(
                 "method", type(method).__name__.lower(), "its pull, with these arguments, has no 32-bit number"
             )
+        self._pulls = bool(self._coefficients.any())
         self._heard: Tensor | None = None
         self._pulled: list[_Pulled] = []
         self._strong: list[_Pulled] = []
@@ -111,8 +120,8 @@ class Client(LightningModule):
         self._last_sent: bytes | None = None
         self.pulled_numbers = 0
         """How many numbers of the model are pulled."""
-        self.pull_value: Tensor | None = None
-        """The coaching term of the last training step (detached), None where there is none."""
+        self.last = Last()
+        """What the last training step came to."""
 
     @property
     def head(self) -> nn.Module:
@@ -147,7 +156,7 @@ class Client(LightningModule):
             self.heard = {}
             if payload is not None:
                 self.knowledge.hear(self, payload)
-        if payload is None or not payload.sent.any() or not self._coefficients.any() or not strength:
+        if payload is None or not self._pulls or not strength or not payload.sent.any():
             return
         if payload.sent.tobytes() != self._last_sent:  # the columns change only when what is sent changes
             self._last_sent = payload.sent.tobytes()
@@ -200,7 +209,7 @@ class Client(LightningModule):
         term = self.coaching()
         if term is None:
             return loss
-        self.pull_value = term.detach()
+        self.last.pull = term.detach()
         return loss + term
 
     def score(self, x: Tensor, y: Tensor) -> Tensor:

@@ -143,7 +143,8 @@ class Loop(Executor):
 
     def _one(self, job: Job) -> Trained:
         client, optimizer = self.client, self.optimizer
-        client.binding.bind(job.row, job.buffers)
+        if client.binding.row is not job.row:  # else it has just been judged
+            client.binding.bind(job.row, job.buffers)
         if not job.has_heard:
             client.hear(job.heard, job.strength)
         job.pulled_numbers = client.pulled_numbers
@@ -354,10 +355,8 @@ class Vmap(_Stacked):
     name = "vmap"
 
     def __init__(self, fabric: Fabric, client: Client, optimizer: Descent, frame: Frame) -> None:
-        groups = -(-frame.cohort // MOST_AT_ONCE)
-        width = max(2, -(-frame.cohort // groups))  # of one model, convolutions take another kernel
-        super().__init__(fabric, client, optimizer, frame, width)
-        self.at_once = width
+        super().__init__(fabric, client, optimizer, frame, width_of(frame.cohort))
+        self.at_once = self.stack.width
         stack, model = self.stack, client.model
 
         def loss(trained: Sequence[Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -410,6 +409,12 @@ class Vmap(_Stacked):
                 gradients, losses = self._gradients(stack.views, stack.fixed, x[:, k], y[:, k], weight[:, k])
             torch._foreach_copy_(stack.gradient_views, list(gradients))
             stack.descend(losses, active[k])
+
+
+def width_of(cohort: int) -> int:
+    """How many of a cohort's clients `Vmap` trains at once."""
+    groups = -(-cohort // MOST_AT_ONCE)
+    return max(2, -(-cohort // groups))  # of one model, convolutions take another kernel
 
 
 def laid_out(slots: Sequence[Sequence[tuple[Tensor, Tensor]]], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:

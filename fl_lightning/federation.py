@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -75,6 +74,8 @@ class Federation:
     ) -> None:
         self.fabric, self.config, self.data, self.method, self.folder = fabric, config, data, method, folder
         self.group = Group(fabric)
+        self.device = fabric.device
+        """Where clients train."""
         self.rank, self.world_size, self.is_main = self.group.rank, self.group.size, self.group.rank == 0
         self.rounds, self.clients = config.federation.rounds, config.federation.clients
         self.cohort_size = max(1, round(config.federation.participation * self.clients))
@@ -211,7 +212,7 @@ class Federation:
 
     def round(self, t: int) -> RoundRecord:
         """Round `t`, from the cohort to the record of what happened."""
-        clock = Clock(self.fabric.device)
+        clock = Clock(self.device)
         judged = t % self.config.evaluation.every == 0 or t == self.rounds
         cohort = self.draw_cohort(t)
         self.place(cohort)
@@ -299,8 +300,7 @@ class Federation:
         failures: Failures = []
         attempts = 2 if self.config.federation.on_bad_client == "retry" else 1
         groups = list(self.groups(cohort))
-        for group, following in zip_longest(groups, groups[1:], fillvalue={}):
-            coming: Iterable[int] = following
+        for group, coming in zip(groups, [*groups[1:], {}], strict=True):
             for left in reversed(range(attempts)):
                 before = {c: copy.deepcopy(self.states.get(c)) for c in group if self.tolerant}
                 heard = {c: downloads[c] for c in group}
@@ -466,7 +466,7 @@ class Federation:
         config = self.config
         self.stage = "data"
         self.turn_to(client)
-        part = self.data.client(client, self.fabric.device, self.dtype)
+        part = self.data.client(client, self.device, self.dtype)
         state = self.state(client)
         self.bank.lay_out(state)
         if not self.relation.shared:
@@ -586,7 +586,7 @@ class Federation:
         for client in self.at_home(architecture.members):
             resident.binding.bind(known.initial.clone(), copied(known.initial_buffers))
             try:
-                part = self.data.client(client, self.fabric.device, self.dtype).train
+                part = self.data.client(client, self.device, self.dtype).train
                 x, y = next(iter(part.batches(2)))
                 with autocast(self.fabric)():
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one

@@ -33,7 +33,7 @@ class Judging:
     def scores(self, kind: str, client: int) -> dict[str, Tensor]:
         """`accuracy_KIND` of the bound model, and, where it is the judge's kind, its accuracy on validation data."""
         found = {self.fed.data.metric.by(kind): self.score(client)}
-        validation = self.fed.data.client(client, self.fed.fabric.device, self.fed.dtype).validation
+        validation = self.fed.data.client(client, self.fed.device, self.fed.dtype).validation
         if kind == self.fed.judge and len(validation):
             size = self.fed.config.evaluation.batch_size
             found[self.fed.data.metric.by("validation")] = accuracy(
@@ -44,14 +44,14 @@ class Judging:
     def validation_loss(self, client: int, row: Tensor) -> float:
         """Mean task loss of the model `row` on a client's validation data (its own buffers; home rank)."""
         self.fed.turn_to(client).resident.binding.bind(row, self.fed.states[client].buffers)
-        part = self.fed.data.client(client, self.fed.fabric.device, self.fed.dtype).validation
+        part = self.fed.data.client(client, self.fed.device, self.fed.dtype).validation
         return float(mean_loss(self.fed.fabric, self.fed.resident, part, self.fed.config.evaluation.batch_size))
 
     def score(self, client: int) -> Tensor:
         """Accuracy of the bound model on a client's test data, shape ()."""
         if self.fed.knowledge is not None:
             self.fed.knowledge.before_score(self.fed)
-        part = self.fed.data.client(client, self.fed.fabric.device, self.fed.dtype).test
+        part = self.fed.data.client(client, self.fed.device, self.fed.dtype).test
         return accuracy(self.fed.fabric, self.fed.resident, part, self.fed.config.evaluation.batch_size)
 
     def finetune(self, t: int, client: int) -> None:
@@ -61,7 +61,7 @@ class Judging:
         self.fed.resident.hear(None)
         self.fed.begin_optimizer(max(t, 1))
         epochs = self.fed.config.evaluation.finetune_epochs or self.fed.config.federation.local_epochs
-        part = self.fed.data.client(client, self.fed.fabric.device, self.fed.dtype).train
+        part = self.fed.data.client(client, self.fed.device, self.fed.dtype).train
         train(
             self.fed.fabric,
             self.fed.resident,
@@ -71,13 +71,13 @@ class Judging:
         )
 
     def final_model(self, client: int) -> tuple[str, Tensor, list[Tensor]]:
-        """What a client is left with (home rank): its kind, row and buffers, on the device. Nobody may write to them."""
+        """What a client is left with (home rank): its kind, row and buffers, on the device, for reading only."""
         known = self.fed.of(client).server
         if self.fed.has_global and (self.fed.judge != "after" or not self.fed.persistent):
             return "global", known.shared, known.initial_buffers
         state = self.fed.states.get(client)
         if state is not None:
-            return "personal", state.row.to(self.fed.fabric.device), state.buffers
+            return "personal", state.row.to(self.fed.device), state.buffers
         row = known.initial.clone()  # not heard yet: the shared part is all there is
         if self.fed.relation.shared:
             copy_columns(row, known.shared, self.fed.of(client).layout.segments(self.fed.of(client).down_mask))
@@ -104,7 +104,7 @@ class Judging:
                 if not self.fed.tolerant:
                     raise
                 print(f"{failure}; its final model is not judged", file=sys.stderr)
-                mine[client] = torch.full((), math.nan, device=self.fed.fabric.device)
+                mine[client] = torch.full((), math.nan, device=self.fed.device)
         here = dict(zip(mine, torch.stack(list(mine.values())).tolist(), strict=True)) if mine else {}
         everyone = {c: a for part in self.fed.group.gather_objects(here) for c, a in part.items()}
         scores = [everyone[c] for c in range(self.fed.clients)]

@@ -19,6 +19,9 @@ from torch.nn.modules.batchnorm import _NormBase
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""
 
+MOST_TABLES = 1000
+"""Tables of bytes that are remembered: with top-k sparsification every payload has its own."""
+
 ALIGN = 16
 """Blocks start at multiples of 16 numbers (64 bytes), so that vectorised kernels meet aligned memory."""
 
@@ -94,11 +97,21 @@ class Layout:
             end = -(-stop // ALIGN) * ALIGN
         self.size = end
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}  # masks recur from round to round
+        self._bytes: dict[int, np.ndarray] = {}
+        self._tables: dict[tuple[bytes, bytes, int], np.ndarray] = {}
+        self._layers_in: dict[bytes, np.ndarray] = {}
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """Size of each block, in numbers (int64 [B])."""
         return np.array([b.size for b in self.blocks], dtype=np.int64)
+
+    def block_bytes(self, item: int) -> np.ndarray:
+        """Bytes of each block, of numbers of `item` bytes (int64 [B], equal arguments give the same array)."""
+        if item not in self._bytes:
+            self._bytes[item] = self.numbers * item
+            self._bytes[item].setflags(write=False)
+        return self._bytes[item]
 
     @cached_property
     def is_parameter(self) -> np.ndarray:
@@ -144,6 +157,28 @@ class Layout:
             follows = k + 1
         self._segments[mask.tobytes(), by_layer] = out
         return out
+
+    def bytes_by_layer(self, sent: np.ndarray, block_bytes: np.ndarray, kinds: int) -> np.ndarray:
+        """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds), the last row 0."""
+        known = (sent.tobytes(), block_bytes.tobytes(), kinds)
+        if known not in self._tables:
+            if len(self._tables) > MOST_TABLES:
+                self._tables.clear()
+            shape = (len(self.layers) + 1, kinds)
+            cells = self.layer_of * kinds + self.kind_of
+            sums = np.bincount(cells[sent], block_bytes[sent], minlength=shape[0] * shape[1])
+            self._tables[known] = sums.astype(np.int64).reshape(shape)  # sums in float64: exact up to 2^53
+        return self._tables[known]
+
+    def layers_in(self, sent: np.ndarray) -> np.ndarray:
+        """The layers of which own parameters are in `sent` (bool [B]), bool [L]."""
+        known = sent.tobytes()
+        if known not in self._layers_in:
+            found = np.zeros(len(self.layers), dtype=bool)
+            found[self.layer_of[sent & self.is_own]] = True
+            found.setflags(write=False)
+            self._layers_in[known] = found
+        return self._layers_in[known]
 
     def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
         """The model's blocks as a new row (D,), and its other buffers, on the CPU."""

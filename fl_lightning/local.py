@@ -209,12 +209,21 @@ class Trained:
     """Samples that went through, each epoch counted."""
 
 
-def batches(part: Part, turn: Turn, epoch: int) -> Iterator[tuple[Tensor, Tensor]]:
-    """The batches of an absolute epoch of the turn, in their order."""
-    order = generator(turn.seed, turn.purpose + " order", turn.client, epoch)
+def order_key(turn: Turn, epoch: int) -> int:
+    """What the order of an absolute epoch's samples is drawn from."""
+    return key(turn.seed, turn.purpose + " order", turn.client, epoch)
+
+
+def batches(part: Part, turn: Turn, epoch: int, drawn: int | None = None) -> Iterator[tuple[Tensor, Tensor]]:
+    """The batches of an absolute epoch of the turn, in their order; `drawn` is its `order_key`, where it is known."""
+    order = torch.Generator().manual_seed(order_key(turn, epoch) if drawn is None else drawn)
     augment = generator(turn.seed, turn.purpose + " augment", turn.client, epoch) if part.augmented else None
     return islice(part.batches(turn.batch_size, order, augment, whole_last=turn.whole_last), turn.most_batches)
 
+
+OTHER_DRAWS = 0x5DEECE66D
+"""Sets the seed of an epoch's dropout and the like apart from that of its order. Any number does; a second key would
+take as long as a small model's forward pass."""
 
 Step = Callable[[tuple[Tensor, Tensor], int], Tensor]
 """The loss (shape ()) of a batch and its number in the epoch."""
@@ -228,20 +237,22 @@ def train(
     step = step or client.training_step
     device = fabric.device
     cast = autocast(fabric)
+    last = client.last
     losses: list[Tensor] = []
     pulls: list[Tensor] = []
     samples = 0
     for epoch in range(turn.first_epoch, turn.first_epoch + turn.epochs):
-        _seed(key(turn.seed, turn.purpose + " global", turn.client, epoch), device)  # dropout and the like
-        for k, batch in enumerate(batches(part, turn, epoch)):
-            client.pull_value = None
+        drawn = order_key(turn, epoch)
+        _seed(drawn ^ OTHER_DRAWS, device)
+        for k, batch in enumerate(batches(part, turn, epoch, drawn)):
+            last.pull = None
             with cast():
                 loss = step(batch, k)
             optimizer.step(loss)
             losses.append(loss.detach())
             samples += len(batch[1])
-            if client.pull_value is not None:
-                pulls.append(client.pull_value)
+            if last.pull is not None:
+                pulls.append(last.pull)
     nothing = torch.zeros((), device=device)
     mean = torch.stack(losses).mean() if losses else nothing
     pull = torch.stack(pulls).sum() / len(losses) if pulls else nothing

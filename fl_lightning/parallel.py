@@ -140,7 +140,7 @@ class Group:
         return parts
 
     def add_up(self, tensor: Tensor) -> Tensor:
-        """The sum of the ranks' `tensor`s, on every rank. Only of numbers that all ranks but one have as 0 is it exact."""
+        """The sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have a number as 0."""
         if self.size > 1:
             with self._together():
                 dist.all_reduce(tensor)

@@ -38,24 +38,19 @@ class Payload:
     """Int64 [B]: bytes of each block as it would travel. A hook that compresses puts a new array here."""
 
     def __post_init__(self) -> None:
-        self.block_bytes = self.layout.numbers * self.row.element_size()
+        self.block_bytes = self.layout.block_bytes(self.row.element_size())
 
     @property
     def by_layer(self) -> np.ndarray:
         """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is beside the model."""
-        shape = (len(self.layout.layers) + 1, len(KINDS))
-        cells = self.layout.layer_of * len(KINDS) + self.layout.kind_of
-        sent = np.bincount(cells[self.sent], self.block_bytes[self.sent], minlength=shape[0] * shape[1])
-        table = sent.astype(np.int64).reshape(shape)  # sums in float64: exact up to 2^53
+        table = self.layout.bytes_by_layer(self.sent, self.block_bytes, len(KINDS)).copy()
         table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
         return table
 
     @property
     def layers_sent(self) -> np.ndarray:
         """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation behind them."""
-        counted = np.zeros(len(self.layout.layers), dtype=bool)
-        counted[self.layout.layer_of[self.sent & self.layout.is_own]] = True
-        return counted
+        return self.layout.layers_in(self.sent)
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

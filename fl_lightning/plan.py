@@ -23,6 +23,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.nn.modules.batchnorm import _BatchNorm
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
@@ -34,6 +35,7 @@ from fl_lightning.config import Component, Config
 from fl_lightning.data import prepare
 from fl_lightning.data.source import Absent
 from fl_lightning.errors import BadInput
+from fl_lightning.executor import AHEAD, width_of
 from fl_lightning.layout import Layout
 from fl_lightning.local import autocast
 from fl_lightning.methods.base import Method
@@ -130,6 +132,8 @@ class Trace:
     """Operations for a sample."""
     shared: bool
     """Everything that a client has is sent to it: a round leaves it nothing of its own."""
+    stacks: bool
+    """Nothing in it mixes samples: clients can train at once."""
 
     @property
     def row(self) -> int:
@@ -294,6 +298,7 @@ def _followed(component: Component, config: Config, method: Method, shares: Shar
         evaluation=passed,
         cost=cost,
         shared=bool(down.all()),
+        stacks=not any(isinstance(m, _BatchNorm) for m in model.modules()),
     )
 
 
@@ -415,7 +420,7 @@ def estimate(config: Config, hardware: Hardware, shares: Shares, traces: list[Tr
         "server": (facts.touched() / rates.memory + products / rates.matrix) / ranks + solving / rates.matrix,
         "wire": sum(wire.values()) / ranks / rates.wire + exchanges * rates.latency,
     }
-    host = PROGRAM_MIB["cpu"] * MIB + shares.raw if hardware.accelerator == "cuda" else total
+    host = PROGRAM_MIB["cpu"] * MIB + shares.raw + facts.beside() if hardware.accelerator == "cuda" else total
     return Plan(memory, total, hardware.capacity, ranks, wire, flops, seconds, host * hardware.devices)
 
 
@@ -480,6 +485,45 @@ class _Facts:
         return 1 if self.relation.shared else self.cohort
 
     @property
+    def away(self) -> bool:
+        """Rows lie elsewhere than in the memory that is planned."""
+        bank = self.config.fabric.bank
+        return bank == "disk" or (bank == "host" and self.hardware.accelerator == "cuda")
+
+    @property
+    def apart(self) -> bool:
+        """A turn works on copies of rows (fl_lightning/bank.py)."""
+        bank = self.config.fabric.bank
+        return bank == "host" or (bank == "disk" and self.hardware.accelerator == "cuda")
+
+    @property
+    def stored(self) -> int:
+        """Clients of the rank whose rows are kept in the end."""
+        clients = int(self.mine.sum())
+        return min(self.here if self.kept.stateless else self._met(clients), clients)
+
+    @property
+    def states(self) -> int:
+        """Rows that the optimiser keeps."""
+        return _STATES[self.config.optimizer.name] + (self.config.optimizer.momentum > 0)
+
+    @property
+    def width(self) -> int:
+        """Clients that train at once: what `auto` may pick, if it is to pick."""
+        wanted = self.config.fabric.executor in ("vmap", "auto") and self.config.optimizer.name == "sgd"
+        return width_of(self.cohort) if wanted and all(t.stacks for t in self.traces) else 1
+
+    def beside(self) -> float:
+        """Bytes of main memory beside a GPU for what lies in the bank: blocks of pinned memory are powers of 2."""
+        if not self.apart:
+            return 0.0
+        rows = [2.0 ** math.ceil(math.log2(max(t.row, 1))) for t in self.traces]
+        row = float(np.array(rows)[self.kind][self.mine].mean()) * (self.config.fabric.bank == "host")
+        copies = self.stored * (1 + self.kept.two_copies) + (0 if self.relation.shared else self.here)
+        kept = self.stored * self.states * float(self.widest.trained) * self.config.optimizer.keep_state
+        return copies * row + kept
+
+    @property
     def layers(self) -> int:
         return self.widest.layers if self.relation.per_layer else 1
 
@@ -498,35 +542,40 @@ class _Facts:
         sample = math.prod(self.shares.sample_shape) * widest.item + 8.0
         held = int(train[self.mine].sum() + test[self.mine].sum())
         resident = config.data.resident != "never"
-        clients = int(self.mine.sum())
-        stored = min(self.here if self.kept.stateless else self._met(clients), clients)
+        clients, stored, states, away = int(self.mine.sum()), self.stored, self.states, self.away
         row = float(np.array([t.row + t.own for t in self.traces])[self.kind][self.mine].mean())
-        name = config.optimizer.name
-        states = _STATES[name] + (config.optimizer.momentum > 0)
-        scratch = _SCRATCH[name] + (config.optimizer.weight_decay > 0)
-        most = int(train[self.mine].max())
+        most, width = int(train[self.mine].max()), self.width
         turn = sample * (most if resident else min(most, size))  # an epoch of resident data is a permuted copy
-        turn += max(max(t.step, t.trained * (1 + scratch)) + t.trained * states for t in self.traces)
+        turn += max(self._step(t) for t in self.traces)
+        if width > 1:  # of each client a permuted copy, and the next batches side by side
+            steps = min(AHEAD, math.ceil(most / size))
+            turn += width * sample * (steps * min(size, most) + (most if resident else 0))
+        turn += 2 * width * self.apart * (1 + self.kept.two_copies + (not self.relation.shared)) * widest.row
         judged = min(config.evaluation.batch_size, int(test.max()))
         evaluation = max(t.evaluation for t in self.traces) + (0 if resident else judged * sample)
         n, m, ranks = self.sources, self.receivers, self.hardware.ranks
-        work = float((2 * n + (0 if self.relation.shared else m)) * TILE * max(widest.item, 4))
+        in_use = 2 * n if self.relation.shared else n + m + n * (ranks > 1)
+        work = float(in_use * TILE * max(widest.item, 4))
         work += 2 * (n + m) * TILE * widest.item * (ranks > 1)  # what is sent and what came
-        if self.learns:  # tile by tile on each rank, then from all ranks
-            work += (self.widest.tiles * 8 + 3 * self.layers * 8) * (n * n + n + 1.0)
+        if self.learns:  # by tile and by layer, and what other ranks have of a layer
+            work += 8 * (2 * math.ceil(widest.tiles / ranks) + 3 * self.layers) * (n * n + n + 1.0)
         fields = self._fields()
-        hears = 0 if self.relation.shared else self.here * widest.row
+        hears = 0 if self.relation.shared or away else self.here * widest.row
+        where = f"on the {config.fabric.bank}: " if away else ""
         whose = "a callback changes what travels" if self.kept.two_copies else "they are the rows themselves"
         saved = max(t.saved for t in self.traces)
         return [
             Item("program", PROGRAM_MIB[self.hardware.accelerator] * MIB, "interpreter and libraries, CUDA's context"),
             Item("samples as read", self.shares.raw * cpu, "all of them, on every rank"),
             Item("data", held * sample * resident, f"{held:,} samples" if resident else "prepared batch by batch"),
-            Item("clients' rows", stored * row, f"{stored:,} of {clients:,} clients, {mib(row)} each"),
-            Item("received copies", stored * row * self.kept.two_copies, whose),
+            Item(
+                "clients' rows", stored * row * (not away),
+                f"{where}{stored:,} of {clients:,} clients, {mib(row)} each",
+            ),
+            Item("received copies", stored * row * self.kept.two_copies * (not away), whose),
             Item(
                 "kept optimiser state",
-                stored * states * float(widest.trained) * config.optimizer.keep_state,
+                stored * states * float(widest.trained) * config.optimizer.keep_state * (cpu or not away),
                 "optimizer.keep_state" if config.optimizer.keep_state else "cleared at every turn",
             ),
             Item("composed rows", hears, "all hear one row" if self.relation.shared else f"for {self.here:,} clients"),
@@ -538,11 +587,20 @@ class _Facts:
             Item(
                 "a client's turn", turn,
                 f"saved activations {mib(saved)}, gradients {mib(widest.trained)}, "
-                f"optimiser {mib(states * widest.trained)}", False,
+                f"optimiser {mib(states * widest.trained)}" + (f", {width} at once" if width > 1 else ""), False,
             ),
             Item("evaluation", evaluation, f"batches of {judged:,}", False),
             Item("mixing", work, f"{n:,} models, {TILE:,} columns at a time", False),
         ]  # fmt: skip
+
+    def _step(self, t: Trace) -> float:
+        """What the steps of a turn hold at once: of one client, or of all that train at once."""
+        config = self.config.optimizer
+        if self.width > 1 or self.config.fabric.executor == "graph":  # rows, gradients, what is heard, how it pulls
+            stack = (4 + (config.momentum > 0)) * t.row
+            return self.width * (stack + max(t.step, t.trained + 2 * t.row))
+        scratch = _SCRATCH[config.name] + (config.weight_decay > 0)
+        return max(t.step, t.trained * (1 + scratch)) + t.trained * self.states
 
     def wire(self) -> tuple[dict[str, float], int]:
         """Bytes between ranks in a round, and exchanges of a rank (fl_lightning/mixing.py)."""
@@ -556,9 +614,10 @@ class _Facts:
         else:
             wire["what clients hear"] = m * columns * away
         if learns:
-            wire["inner products"] = self.widest.tiles * (n * n + n + 1.0) * 8 * (ranks - 1)
+            sums = self.widest.tiles * away + 2 * self.layers * (ranks - 1)  # to the layer's rank, and all to all ranks
+            wire["inner products"] = sums * (n * n + n + 1.0) * 8
         wire["results"] = self.cohort * (RESULT_BYTES + 66.0 * (self.widest.layers + 1)) * (ranks - 1)
-        return wire, math.ceil(self.widest.tiles / ranks) * (2 + learns) + 3 + learns
+        return wire, math.ceil(self.widest.tiles / ranks) * (2 + learns) + 3 + 2 * learns
 
     def server_flops(self) -> tuple[float, float]:
         """Of matrix products, which the ranks share, and of the relation, which each of them works out."""
@@ -669,6 +728,12 @@ class Planner:
         changed["--data.resident never"] = hardware, replace(config, data=replace(config.data, resident="never"))
         half = replace(config, fabric=replace(config.fabric, precision="bf16-true"))
         changed["--fabric.precision bf16-true"] = hardware, half
+        if config.fabric.bank == "memory":
+            place: Literal["host", "disk"] = "host" if hardware.accelerator == "cuda" else "disk"
+            changed[f"--fabric.bank {place}"] = hardware, replace(config, fabric=replace(config.fabric, bank=place))
+        if config.fabric.executor != "loop":
+            plain_loop = replace(config.fabric, executor="loop")
+            changed["--fabric.executor loop"] = hardware, replace(config, fabric=plain_loop)
         if config.optimizer.keep_state:
             new = replace(config, optimizer=replace(config.optimizer, keep_state=False))
             changed["--optimizer.keep_state false"] = hardware, new

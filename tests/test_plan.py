@@ -118,6 +118,34 @@ def test_what_is_kept_of_a_client_follows_the_engine(federation: Callable[..., F
     assert parts(never, DIGITS)["data"] == 0 < parts(own, DIGITS)["data"]
 
 
+def test_rows_in_the_bank_take_no_memory_of_the_gpu() -> None:
+    """They do beside it, in blocks of a power of 2, with what the clients hear; two turns' rows are on the device."""
+    made = config("kapc.KAPC", CNN)
+    planner = Planner(made, IMAGES, ASSUMED["cuda"])
+    gpu = Hardware("cuda", 1, 1, GIB)
+    banked = {name: replace(made, fabric=replace(made.fabric, bank=name)) for name in ("memory", "host", "disk")}
+    plans = {name: planner.plan(gpu, changed) for name, changed in banked.items()}
+    found = {name: {item.name: item.bytes for item in plan.memory} for name, plan in plans.items()}
+    row = found["memory"]["clients' rows"] / 10
+    assert found["host"]["clients' rows"] == found["host"]["composed rows"] == found["disk"]["clients' rows"] == 0
+    assert found["host"]["a client's turn"] == found["memory"]["a client's turn"] + 4 * row
+    assert plans["host"].host - plans["memory"].host == 20 * 2**22
+    assert plans["disk"].host == plans["memory"].host
+    tight = replace(gpu, capacity=0.5 * (plans["memory"].total + plans["host"].total))
+    assert "--fabric.bank host" in [way.change for way in planner.ways(tight) if way.fits]
+    cpu = {item.name: item.bytes for item in planner.plan(Hardware("cpu", 1, 1, GIB), banked["host"]).memory}
+    assert cpu["clients' rows"] == 10 * row
+
+
+def test_clients_that_train_at_once_are_weighed_together() -> None:
+    loop = config(model=CNN, clients=10)
+    vmap = replace(loop, fabric=replace(loop.fabric, executor="vmap"))
+    one, ten = (parts(made, IMAGES)["a client's turn"] for made in (loop, vmap))
+    assert 10 * one < ten < 30 * one
+    adam = replace(vmap, optimizer=replace(vmap.optimizer, name="adam"))
+    assert parts(adam, IMAGES)["a client's turn"] < 2 * one  # it trains in the loop
+
+
 def test_ranks_share_rows_and_data() -> None:
     one, two = (parts(config("kapc.KAPC", CNN), IMAGES, ranks) for ranks in (1, 2))
     for name in ("clients' rows", "data", "composed rows"):
@@ -161,6 +189,10 @@ class Counting(Group):
         self.sent += part.numel() * part.element_size() * (self.size - 1)
         return [torch.nn.functional.pad(p, (0, width - p.numel())) for p in self._everyones(part)]
 
+    def add_up(self, tensor: torch.Tensor) -> torch.Tensor:
+        self.sent += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size  # as a ring does it
+        return torch.stack(self._everyones(tensor)).sum(0)
+
 
 @pytest.mark.parametrize("size", [2, 4])
 @pytest.mark.parametrize("method", [KAPC(), FedAvg()])
@@ -190,7 +222,7 @@ def test_bytes_between_ranks_are_those_that_mixing_sends(method: Method, size: i
 
     with ThreadPoolExecutor(size) as pool:
         sent = sum(pool.map(job, [Counting(r, size, table, gate) for r in range(size)]))
-    models = sum(v for k, v in plan.wire.items() if k not in ("results", "inner products"))
+    models = sum(v for k, v in plan.wire.items() if k != "results")
     # Tiles are not of one size and clients do not always divide by the ranks: the formula takes the mean.
     assert models == pytest.approx(sent, rel=0.1)
 
