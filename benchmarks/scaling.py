@@ -29,6 +29,7 @@ from measure import PeakMemory, interleaved
 from speed import HERE, Rounds, Row, callbacks, compared, main, plain_round
 from workloads import Workload, data_root, workloads
 
+from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 
@@ -137,6 +138,7 @@ def bare_pair(workload: Workload, processes: int) -> tuple[list[float], list[flo
 def bare_alone(clients: int, folder: str, processes: int, number: int) -> None:
     """One of them: starts when all are ready."""
     torch.set_num_threads(1)
+    keep_freed()  # as the engine does: the loop would otherwise lose by it, or not, as it happens
     workload = cnn(clients)
     data, _ = workload.load()
     loop = BareFedAvg(workload.config(), data, workload.initial(data), "autograd.grad + foreach")

@@ -38,9 +38,15 @@ class _Pull(torch.autograd.Function):
 
     @staticmethod
     def forward(
-        ctx: Any, row: Tensor, heard: Tensor, pulled: list[_Pulled], places: list[tuple[int, int]], *parameters: Tensor
+        ctx: Any,
+        row: Tensor,
+        heard: Tensor,
+        room: Tensor,
+        pulled: list[_Pulled],
+        places: list[tuple[int, int]],
+        *parameters: Tensor,
     ) -> Tensor:
-        difference = row - heard  # beyond the pulled columns it means nothing, and is not used
+        difference = torch.sub(row, heard, out=room)  # beyond the pulled columns it means nothing, and is not used
         value = row.new_zeros(())
         for p in pulled:
             part = difference[p.segment.start : p.segment.stop]
@@ -58,7 +64,7 @@ class _Pull(torch.autograd.Function):
             gradient[a:b].view(shape) if b > a else None
             for (a, b), shape in zip(ctx.places, ctx.shapes, strict=True)  # type: ignore[attr-defined]
         ]
-        return (None, None, None, None, *parts)
+        return (None, None, None, None, None, *parts)
 
 
 @dataclass
@@ -113,6 +119,7 @@ class Client(LightningModule):
             )
         self._pulls = bool(self._coefficients.any())
         self._heard: Tensor | None = None
+        self._room: Tensor | None = None
         self._pulled: list[_Pulled] = []
         self._strong: list[_Pulled] = []
         self._places: list[tuple[int, int]] = []
@@ -194,7 +201,10 @@ class Client(LightningModule):
             return None
         row = self.binding.row
         assert row is not None
-        term: Tensor = _Pull.apply(row, self._heard, self._strong, self._places, *self.binding.parameters)
+        if self._room is None or self._room.shape != row.shape or self._room.dtype != row.dtype:
+            self._room = torch.empty_like(row)  # of its own, since a step's time is lost in getting so much anew
+        pulled = self._heard, self._room, self._strong, self._places
+        term: Tensor = _Pull.apply(row, *pulled, *self.binding.parameters)
         return term
 
     def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:

@@ -19,6 +19,10 @@ from fl_lightning.parallel import Group
 TILE = 1 << 15
 """Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits), so it is fixed."""
 
+EXCHANGE = 1 << 20
+"""Numbers that a rank gets in an exchange at most, unless a tile has more. Small exchanges take as long as large ones:
+between two processes of a machine 1 ms for 0.1 to 2 MB (measured)."""
+
 PAD = 48
 """Numbers between the rows of a tile. Rows at a distance of 2^17 bytes would meet in the same places of the caches: the
 products of 100 models took twice as long (measured)."""
@@ -122,8 +126,8 @@ class Mixer:
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
         self._holds(n if self.group.size == 1 else 2 * n)
         found = []
-        for _, W in self._collected(tiles):
-            if W is not None:
+        for _, collected in self._collected(tiles):
+            for _, W in collected:
                 mean = W.mean(0)
                 D = W.sub_(mean)
                 found.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]).double())
@@ -175,22 +179,21 @@ class Mixer:
         mine = [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
         self._holds(2 * len(self.sources) + len(receivers))
-        for first, W in self._collected(tiles):
-            stripe, width = self._stripe(tiles, first), 0
-            send = self._nothing()
-            if W is not None:
-                width = W.shape[1]
-                D = torch.sub(W, W[0], out=differences[:, :width])
-                out = torch.mm(B[tiles[first].layer], D, out=products[:, :width])
-                out = (W[places] + out).to(self.dtype)
-                send = torch.cat([out[ks].flatten() for ks in by_rank])
+        for stripe, collected in self._collected(tiles):
+            outs = []
+            for t, W in collected:
+                D = torch.sub(W, W[0], out=differences[:, : W.shape[1]])
+                out = torch.mm(B[t.layer], D, out=products[:, : W.shape[1]])
+                outs.append((W[places] + out).to(self.dtype))
+            parts = [out[ks].flatten() for ks in by_rank for out in outs]
+            width = sum(out.shape[1] for out in outs)
             back = self.group.exchange(
-                send,
+                torch.cat(parts) if parts else self._nothing(),
                 [len(ks) * width for ks in by_rank],
-                [len(mine) * (t.stop - t.start) for t in stripe] + [0] * (self.group.size - len(stripe)),
+                [len(mine) * sum(t.stop - t.start for t in theirs) for theirs in self._shared_out(stripe)],
             )
             at = 0
-            for t in stripe:
+            for t in (t for theirs in self._shared_out(stripe) for t in theirs):
                 for k in mine:
                     into[receivers[k]][t.start : t.stop].copy_(back[at : at + t.stop - t.start], non_blocking=True)
                     at += t.stop - t.start
@@ -230,20 +233,24 @@ class Mixer:
         self.flops += (3 * len(self.sources) + 1) * _columns(segments)
         p = p.to(self.group.device)
         self._holds(2 * len(self.sources))
-        for first, W in self._collected(tiles):
-            out = combine(W, p[tiles[first].layer]).to(self.dtype) if W is not None else self._nothing()
+        for stripe, collected in self._collected(tiles):
+            outs = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]
             if self.group.size == 1:
-                into[tiles[first].start : tiles[first].stop] = out
+                for (t, _), out in zip(collected, outs, strict=True):
+                    into[t.start : t.stop] = out
                 continue
-            stripe = self._stripe(tiles, first)
-            width = max(t.stop - t.start for t in stripe)
-            for t, part in zip(stripe, self.group.gather_parts(out, width), strict=False):
-                into[t.start : t.stop] = part[: t.stop - t.start]
+            shares = self._shared_out(stripe)
+            width = max(sum(t.stop - t.start for t in theirs) for theirs in shares)
+            part = torch.cat(outs) if outs else self._nothing()
+            for theirs, came in zip(shares, self.group.gather_parts(part, width), strict=True):
+                at = 0
+                for t in theirs:
+                    into[t.start : t.stop] = came[at : at + t.stop - t.start]
+                    at += t.stop - t.start
 
-    def _stripe(self, tiles: list[Segment], mine: int) -> list[Segment]:
-        """The tiles that the ranks work on at the same time as tile `mine` here."""
-        first = mine - self.group.rank
-        return tiles[first : first + self.group.size]
+    def _shared_out(self, stripe: list[Segment]) -> list[list[Segment]]:
+        """The tiles of a stripe that each rank works on."""
+        return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
     def _holds(self, rows: int) -> None:
         """`rows` rows of a tile are in use at the same time."""
@@ -256,37 +263,49 @@ class Mixer:
     def _nothing(self) -> Tensor:
         return torch.empty(0, dtype=self.dtype, device=self.group.device)
 
-    def _collected(self, tiles: list[Segment]) -> Iterator[tuple[int, Tensor | None]]:
-        """For each of this rank's tiles its number and the sources' columns (n, width), rows in source order.
+    def _collected(self, tiles: list[Segment]) -> Iterator[tuple[list[Segment], list[tuple[Segment, Tensor]]]]:
+        """Stripes of `tiles`, all of which the ranks work on at the same time, equally many on every rank.
 
-        The memory is used again for the next tile, and may be written to. Every rank gets as many items as every other:
-        past the last tile the columns are None.
+        With each come this rank's tiles of it (there may be none) with the sources' columns (n, width), rows in source
+        order. Their memory is used again for the next stripe, and may be written to.
         """
         size, rank, device = self.group.size, self.group.rank, self.group.device
-        local = [self.rows[c] for c in self.by_rank[rank]]
+        n, local = len(self.sources), [self.rows[c] for c in self.by_rank[rank]]
         if size == 1:
             # One tile's memory serves them all: allocating anew fragments the heap at 30 clients and more.
-            held = self._room(len(local), self.dtype)
-            for k, t in enumerate(tiles):
+            held = self._room(n, self.dtype)
+            for t in tiles:
                 W = held[:, : t.stop - t.start]
                 torch._foreach_copy_(list(W.unbind(0)), [row[t.start : t.stop] for row in local], non_blocking=True)
-                yield k, W.to(self.work)
+                yield [t], [(t, W.to(self.work))]
             return
-        order = torch.tensor([self.places[c] for clients in self.by_rank for c in clients], device=device)
-        room = self._room(len(self.sources), self.dtype)
-        for first in range(0, len(tiles), size):
-            stripe = tiles[first : first + size]
-            parts = [row[t.start : t.stop].to(device, non_blocking=True) for t in stripe for row in local]
-            send = torch.cat(parts) if parts else self._nothing()
-            send_sizes = [len(local) * (t.stop - t.start) for t in stripe] + [0] * (size - len(stripe))
-            width = stripe[rank].stop - stripe[rank].start if rank < len(stripe) else 0
-            came = self.group.exchange(send, send_sizes, [len(c) * width for c in self.by_rank])
-            if not width:
-                yield first + rank, None
-                continue
-            W = room[:, :width]
-            W[order] = came.view(-1, width)
-            yield first + rank, W.to(self.work)
+        order = [self.places[c] for clients in self.by_rank for c in clients]
+        at_once = max(1, EXCHANGE // (n * TILE))
+        rooms = [self._room(n, self.dtype) for _ in range(min(at_once, -(-len(tiles) // size)))]
+        for first in range(0, len(tiles), size * at_once):
+            stripe = tiles[first : first + size * at_once]
+            shares = self._shared_out(stripe)
+            widths = [sum(t.stop - t.start for t in theirs) for theirs in shares]
+            ordered = (t for theirs in shares for t in theirs)
+            parts = [row[t.start : t.stop].to(device, non_blocking=True) for t in ordered for row in local]
+            came = self.group.exchange(
+                torch.cat(parts) if parts else self._nothing(),
+                [len(local) * width for width in widths],
+                [len(clients) * widths[rank] for clients in self.by_rank],
+            ).split([len(clients) * widths[rank] for clients in self.by_rank])
+            found, at = [], 0
+            for t, room in zip(shares[rank], rooms, strict=False):
+                width = t.stop - t.start
+                W = room[:, :width]
+                rows = [
+                    part[(at * len(clients) + k * width) :][:width]
+                    for part, clients in zip(came, self.by_rank, strict=True)
+                    for k in range(len(clients))
+                ]
+                torch._foreach_copy_([W[k] for k in order], rows)
+                found.append((t, W.to(self.work)))
+                at += width
+            yield stripe, found
 
 
 def _columns(segments: Sequence[Segment]) -> int:

@@ -32,6 +32,7 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.federation import Federation
 from fl_lightning.files import join as join_lock
 from fl_lightning.files import whole
+from fl_lightning.heap import keep_freed
 from fl_lightning.joining import join as join_client
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
@@ -288,6 +289,7 @@ def _guarded(
     _note = note
     if note is not None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
+    keep_freed()
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)
