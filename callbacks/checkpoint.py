@@ -53,6 +53,8 @@ class Checkpoint(Callback):
     keep: int = 2
     best: bool = True
     _last: dict[str, Any] | None = field(default=None, init=False, repr=False)
+    _kept: dict[int, dict[str, Any]] | None = field(default=None, init=False, repr=False)
+    """Manifests in the folder, by round, once it has been looked through."""
 
     def __post_init__(self) -> None:
         check("callbacks.checkpoint.every", self.every, self.every >= 1, "it must be at least 1")
@@ -118,25 +120,36 @@ class Checkpoint(Callback):
             "clients": {client: entry for part, _ in parts for client, entry in part.items()},
         }
         if fed.is_main:
+            text = json.dumps(manifest)
             with whole(_manifest_file(folder, t)) as aside:
-                aside.write_text(json.dumps({"xxh3": _digest(manifest), "manifest": manifest}))
-            self._prune(folder, t)
+                aside.write_text(f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}')
+            self._prune(folder, manifest)
         fed.group.barrier()
         return manifest
 
-    def _prune(self, folder: Path, newest: int) -> None:
-        """Delete manifests beyond the last few and the best, and all files that none of the rest names."""
-        found = {t: m for t in _rounds(folder) if t <= newest and (m := _intact(folder, t)) is not None}
-        stay = list(found)[: self.keep]
-        best = _best(found.values())
+    def _prune(self, folder: Path, newest: dict[str, Any]) -> None:
+        """Delete manifests beyond the last few and the best, and all files that none of the rest names.
+
+        At first that is seen in the folder; from then on only what this run has written is looked at.
+        """
+        first, t = self._kept is None, newest["round"]
+        if self._kept is None:
+            self._kept = {u: m for u in _rounds(folder) if u <= t and (m := _intact(folder, u)) is not None}
+        self._kept[t] = newest
+        stay = sorted(self._kept, reverse=True)[: self.keep]
+        best = _best(self._kept.values())
         if self.best and best is not None:
             stay.append(best)
-        named = {entry["file"] for t in stay for entry in _entries(found[t])}
-        named |= {_manifest_file(folder, t).name for t in stay}
+        named = {name for u in stay for name in _files(folder, self._kept[u])}
+        if first:
+            globs = (folder.glob(pattern) for pattern in ("manifest-*", "server-*", "rows/*"))
+            there = {path.relative_to(folder).as_posix() for paths in globs for path in paths}
+        else:
+            there = {name for u, m in self._kept.items() if u not in stay for name in _files(folder, m)}
         with writing(folder):
-            for path in [*folder.glob("manifest-*"), *folder.glob("server-*"), *folder.glob("rows/*")]:
-                if path.relative_to(folder).as_posix() not in named:
-                    path.unlink()
+            for name in there - named:
+                (folder / name).unlink(missing_ok=True)
+        self._kept = {u: self._kept[u] for u in stay}
 
 
 def has_checkpoint(folder: Path) -> bool:
@@ -233,7 +246,7 @@ def _read_manifest(folder: Path, round: int) -> dict[str, Any]:
     try:
         held = json.loads(_inside(folder, file.name).read_text())
         manifest: dict[str, Any] = held["manifest"]
-        if held["xxh3"] != _digest(manifest):
+        if held["xxh3"] != _digest(json.dumps(manifest)):
             raise _Damaged(f"{file.name} has changed since it was written")
         clients = manifest["clients"]
         numbers = [manifest["round"], *manifest["heard"], *(e["size"] for e in _entries(manifest))]
@@ -341,13 +354,21 @@ def _best(manifests: Iterable[dict[str, Any]]) -> int | None:
     return -max(scored)[1] if scored else None
 
 
-def _digest(manifest: dict[str, Any]) -> str:
-    return xxhash.xxh3_128_hexdigest(json.dumps(manifest).encode())
+def _digest(manifest: str) -> str:
+    return xxhash.xxh3_128_hexdigest(manifest.encode())
+
+
+def _files(folder: Path, manifest: dict[str, Any]) -> list[str]:
+    """All files of a checkpoint, its manifest too."""
+    return [*(entry["file"] for entry in _entries(manifest)), _manifest_file(folder, manifest["round"]).name]
 
 
 def _blocks(fed: Federation) -> list[Any]:
     """What a checkpoint fits: for each architecture its clients and the blocks of its rows."""
-    return [[a.members, [[b.name, list(b.shape)] for b in a.layout.blocks]] for a in fed.architectures]
+    ends = [[*a.members[:1], *a.members[-1:]] for a in fed.architectures]  # its clients are numbered in a row
+    return [
+        [e, [[b.name, list(b.shape)] for b in a.layout.blocks]] for e, a in zip(ends, fed.architectures, strict=True)
+    ]
 
 
 def _initial(fed: Federation) -> dict[str, Tensor]:
