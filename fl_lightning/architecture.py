@@ -7,6 +7,7 @@ no model (class means, predictions) joins them all.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 import torch
@@ -66,6 +67,8 @@ class Architecture:
         """What the server keeps of it: the same object as in the server's state."""
         self.resident = Client(model.to(fabric.device), self.layout, method, num_classes, knowledge, metric)
         self.resident.fabric = fabric
+        if config.fabric.channels_last:
+            model.register_forward_pre_hook(_channels_last)
         self.resident.binding.bind(row.clone(), copied(buffers))
         self.optimizer = descent(fabric, self.resident, config.optimizer)
         self.executor: Executor = Loop(fabric, self.resident, self.optimizer)
@@ -93,6 +96,14 @@ class Architecture:
         if slot not in self.hears:
             self.hears[slot] = bank.keep(self.server.initial)
         return self.hears[slot]
+
+
+def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
+    """Weights stay as they are in the row: convolutions turn them, which costs little beside what they compute."""
+    images = [isinstance(x, Tensor) and x.ndim == 4 for x in inputs]
+    return tuple(
+        x.contiguous(memory_format=torch.channels_last) if image else x for x, image in zip(inputs, images, strict=True)
+    )
 
 
 def shared_among(counts: Sequence[int | None], clients: int) -> list[list[int]]:

@@ -231,6 +231,9 @@ class FabricConfig:
     """How the clients of a rank train: one by one; stacked; one by one through torch.compile, or as a CUDA graph; auto:
     the fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could
     no longer be compared bit for bit."""
+    channels_last: bool = False
+    """Give models their images with the channels of a pixel side by side (torch's channels_last). false: it is meant
+    for GPUs and 16 bits; on our CPU it gains nothing (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
     """Where clients' models lie between turns: in the memory of the device, in main memory beside a GPU, or in files.
     memory: faster."""

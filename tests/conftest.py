@@ -85,7 +85,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
     ) -> Federation:
         settings: dict[str, Any] = {
             "rounds": 2, "clients": 4, "participation": 1.0, "local_epochs": 1, "batch_size": 32,
-            "optimizer": {}, "evaluation": {}, "seed": 0, "precision": "32-true", "on_bad_client": "stop",
+            "optimizer": {}, "evaluation": {}, "fabric": {}, "seed": 0, "precision": "32-true", "on_bad_client": "stop",
             "data": data if isinstance(data, dict) else {},
         }  # fmt: skip
         settings |= changes
@@ -99,7 +99,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
             optimizer=OptimizerConfig(**({"lr": 0.05} | settings["optimizer"])),
             evaluation=EvaluationConfig(**settings["evaluation"]),
             data=DataConfig(**settings["data"]),
-            fabric=FabricConfig(precision=settings["precision"]),
+            fabric=FabricConfig(**({"precision": settings["precision"]} | settings["fabric"])),
         )
         fabric = Fabric(
             accelerator="cpu", devices=1, precision=config.fabric.precision, strategy=ClientParallelStrategy()

@@ -28,6 +28,24 @@ Make = Callable[..., Federation]
 BOTH = {"plain": 2, "norm": 2}
 
 
+def test_channels_last_is_how_images_come_and_changes_no_other_number(federation: Make) -> None:
+    plain, asked = (
+        federation(KAPC(), net="norm", precision="64-true", fabric={"channels_last": on}) for on in (False, True)
+    )
+    for fed in (plain, asked):
+        fed.fit()
+    assert all(torch.allclose(plain.states[c].row, asked.states[c].row, atol=1e-9) for c in range(4))
+    images = torch.randn(2, 3, 8, 8)  # of one channel, both orders are the same
+    seen = []
+    for fed in (plain, asked):
+        model = fed.resident.model
+        model.conv = torch.nn.Conv2d(3, 4, 3, stride=2)
+        model.conv.register_forward_pre_hook(lambda _, x: seen.append(x[0]))
+        model.float()(images)
+    assert [x.is_contiguous(memory_format=torch.channels_last) for x in seen] == [False, True]
+    assert torch.equal(*seen)
+
+
 def test_counts_deal_out_clients_in_turn() -> None:
     assert shared_among([None], 3) == [[0, 1, 2]]
     assert shared_among([2, 1, 3], 6) == [[0, 1], [2], [3, 4, 5]]

@@ -138,7 +138,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "validation": {"method": FEDORA(selection="paper"), "data": {"validation": 0.2}},
     "prototypes": {"method": FedProto(), "net": "norm"},
     "kept momentum": {"method": KAPC(), "optimizer": {"momentum": 0.9, "keep_state": True}},
-    "many at once": {"method": KAPC(), "executor": "vmap"},
+    "many at once": {"method": KAPC(), "fabric": {"executor": "vmap"}},
     "again": {"method": KAPC(), "on_bad_client": "retry", "callbacks": retried},
     "without": {"method": KAPC(), "on_bad_client": "skip", "callbacks": retried},
 }
@@ -151,9 +151,7 @@ def test_no_number_depends_on_where_rows_lie(federation: Make, tmp_path: Path, n
     for bank in ("memory", place):
         variant = dict(VARIANTS[name])
         hung = [variant.pop("callbacks")()] if "callbacks" in variant else []
-        executor = variant.pop("executor", "loop")
         fed = federation(variant.pop("method"), rounds=4, clients=5, callbacks=hung, **variant)
-        fed.config.fabric.executor = executor
         fed.folder = tmp_path
         fed.bank = banks(tmp_path)[bank]
         summary = fed.fit()

@@ -26,8 +26,8 @@ LOCK = "lock"
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
 MAY_CHANGE = (
     "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
-    "fabric.threads", "fabric.timeout", "loggers", "callbacks.progress", "callbacks.heatmaps", "callbacks.ledger",
-    "data.root", "data.public_root", "data.download", "data.resident",
+    "fabric.threads", "fabric.timeout", "fabric.bank", "loggers", "callbacks.progress", "callbacks.heatmaps",
+    "callbacks.ledger", "data.root", "data.public_root", "data.download", "data.resident",
 )  # fmt: skip
 
 

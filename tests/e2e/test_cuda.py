@@ -81,6 +81,40 @@ def test_an_executor_repeats_itself_when_resumed(fit: Callable[..., Path], recor
     assert record(fit("parts", flags, "--federation.rounds 4 --resume")) == record(whole)
 
 
+@pytest.mark.parametrize("flags", ["", "--fabric.executor vmap", "--callbacks quantize --optimizer.keep_state true"])
+@pytest.mark.parametrize("bank", ["host", "disk"])
+def test_no_number_depends_on_where_models_lie(fit: Callable[..., Path], record: Any, bank: str, flags: str) -> None:
+    """Fetched on a stream of their own while the client before trains, and written back behind it."""
+    common = f"--fabric.accelerator cuda --federation.participation 0.6 --optimizer.momentum 0.5 {flags}"
+    whole = fit("memory", common, "--federation.rounds 4")
+    fit("away", common, f"--federation.rounds 2 --fabric.bank {bank}")
+    away = fit("away", common, f"--federation.rounds 4 --fabric.bank {bank} --resume")
+    assert record(away) == record(whole)
+
+
+def test_models_away_take_no_memory_of_the_gpu(fit: Callable[..., Path]) -> None:
+    """20 models of 4.5 MB and what they hear: 180 MB in memory, four rows where they lie on the host."""
+    flags = "--fabric.accelerator cuda --federation.clients 20 --data.min_samples 1 --data.alpha 100"
+    flags += " --model.hidden [2000,500] --federation.local_epochs 0"
+    held = {}
+    for bank in ("host", "memory"):
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        fit(bank, flags, f"--fabric.bank {bank}")
+        held[bank] = torch.cuda.max_memory_allocated() / 2**20
+    assert held["memory"] - held["host"] > 100, held
+
+
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed"])
+def test_channels_last_changes_rounding_only(fit: Callable[..., Path], precision: str) -> None:
+    flags = f"--model cnn --model.padding 2 --fabric.accelerator cuda --fabric.precision {precision}"
+    losses = [
+        RunFolder(fit(name, flags, f"--fabric.channels_last {name}")).read_metrics()[0]["train_loss"]
+        for name in ("false", "true")
+    ]
+    assert losses[1] == pytest.approx(losses[0], rel=1e-3 if precision == "32-true" else 0.05)
+
+
 def test_auto_picks_and_says_so(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
     run = fit("auto", "--fabric.accelerator cuda --fabric.executor auto")
     assert "fabric.executor auto:" in capsys.readouterr().err
