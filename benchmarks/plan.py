@@ -45,6 +45,14 @@ def runs(root: Path) -> dict[str, str]:
         "10 MNIST CNNs, KAPC, batches of 64": mnist,
         "100 tiny MLPs, 10 a round, FedAvg": "--config kapc_digits --method fedavg --federation.clients 100"
         " --federation.participation 0.1 --data.partition iid --data.min_samples 5",
+        # No constant of the plan was set by what follows.
+        "20 AlexNets, FedPer, kept Adam": f"--config kapc_resnet18 {cifar} --method fedper --model alexnet"
+        " --federation.clients 20 --federation.batch_size 32 --optimizer.name adam --optimizer.keep_state true",
+        "40 MLPs of 1.1 million, FedAMP": f"{mnist} --method fedamp --model mlp --model.hidden [1000,300]"
+        " --federation.clients 40 --data.partition iid --data.min_samples 5",
+        "10 MNIST CNNs, FedAvg, vmap": f"{mnist} --method fedavg --fabric.executor vmap --federation.batch_size 32",
+        "30 LeNets, KAPC, layer selection": f"--config kapc_resnet18 {cifar} --model lenet --federation.clients 30"
+        " --callbacks layerselection --federation.batch_size 64",
     }
 
 

@@ -82,17 +82,17 @@ def idle(pairs: int) -> list[Row]:
 # ---------------------------------------------------------------- over ranks
 
 
-def cnn(clients: int) -> Workload:
-    """So many clients with 120 images each, the CNN of the KAPC papers, batches of 64."""
+def cnn(clients: int, images: int = 120) -> Workload:
+    """So many clients with so many images each, the CNN of the KAPC papers, batches of 64."""
     known = workloads(data_root())["mnist-cnn-b64"]
-    data = replace(known.data, partition="iid", fraction=0.002 * clients)
+    data = replace(known.data, partition="iid", fraction=images * clients / 60_000)
     return replace(
         known,
         name=f"{clients}-cnns",
         data=data,
         clients=clients,
-        train_samples=120 * clients,
-        test_samples=20 * clients,
+        train_samples=images * clients,
+        test_samples=images * clients // 6,
     )
 
 
@@ -124,9 +124,10 @@ def on_ranks(workload: Workload, ranks: int, method: str = "fedavg") -> tuple[li
 
 def bare_pair(workload: Workload, processes: int) -> tuple[list[float], list[float]]:
     """The same of independent bare loops with an equal part of the clients each, run at the same time."""
-    part = cnn(workload.clients // processes)
+    number = workload.clients // processes
+    images = workload.train_samples // workload.clients
     with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, str(HERE / "scaling.py"), "--bare", str(part.clients), folder, str(processes)]
+        line = [sys.executable, str(HERE / "scaling.py"), "--bare", str(number), str(images), folder, str(processes)]
         started = [subprocess.Popen([*line, str(k)], env=_environment()) for k in range(processes)]
         if any(p.wait() for p in started):
             raise SystemExit("a bare loop failed")
@@ -135,11 +136,11 @@ def bare_pair(workload: Workload, processes: int) -> tuple[list[float], list[flo
     return [max(f[k][0] for f in found) for k in rounds], [max(f[k][1] for f in found) for k in rounds]
 
 
-def bare_alone(clients: int, folder: str, processes: int, number: int) -> None:
+def bare_alone(clients: int, images: int, folder: str, processes: int, number: int) -> None:
     """One of them: starts when all are ready."""
     torch.set_num_threads(1)
     keep_freed()  # as the engine does: the loop would otherwise lose by it, or not, as it happens
-    workload = cnn(clients)
+    workload = cnn(clients, images)
     data, _ = workload.load()
     loop = BareFedAvg(workload.config(), data, workload.initial(data), "autograd.grad + foreach")
     loop.round(1)
@@ -173,6 +174,9 @@ def ranks(pairs: int) -> list[Row]:
         add("2 ranks, twice the clients", on_ranks(cnn(20), 2))
         add("2 bare loops", bare_pair(cnn(10), 2))
         add("1 bare loop", bare_pair(cnn(10), 1))
+        for ranks_ in RANKS:
+            add(f"{ranks_} of 600", on_ranks(cnn(10, 600), ranks_))
+            add(f"{ranks_} bare of 600", bare_pair(cnn(10, 600), ranks_))
         add("KAPC, 1 rank", on_ranks(cnn(10), 1, "kapc"))
         add("KAPC, 2 ranks", on_ranks(cnn(10), 2, "kapc"))
     load = f"load {min(loads):.1f} to {max(loads):.1f}"
@@ -192,6 +196,8 @@ def ranks(pairs: int) -> list[Row]:
         *against("strong: KAPC, 10 CNNs on 2 ranks", "KAPC, 2 ranks", "KAPC, 1 rank", "0.5 is ideal"),
         *against("10 CNNs on 1 rank", "1 rank", "1 bare loop", "<= 1.05"),
         *against("10 CNNs on 2 ranks", "2 ranks", "2 bare loops", "<= 1.11 (throughput >= 0.9)"),
+        *against("10 CNNs of 600 images on 1 rank", "1 of 600", "1 bare of 600", "<= 1.05"),
+        *against("10 CNNs of 600 images on 2 ranks", "2 of 600", "2 bare of 600", "<= 1.11 (throughput >= 0.9)"),
     ]
 
 
@@ -214,6 +220,6 @@ def benchmarks(pairs: int) -> dict[str, Callable[[], list[Row]]]:
 
 if __name__ == "__main__":
     if sys.argv[1:2] == ["--bare"]:
-        bare_alone(int(sys.argv[2]), sys.argv[3], int(sys.argv[4]), int(sys.argv[5]))
+        bare_alone(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
     else:
         main(more=benchmarks)

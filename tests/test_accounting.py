@@ -152,7 +152,7 @@ def test_the_servers_memory_is_what_it_holds(federation: Make) -> None:
     first = fed.round(1).metrics["memory_server_mib"] * 2**20
     cube = fed.server.fields["relation"].numel() * 8
     assert first == row * (4 + 4 + 1) + cube + fed._mixing_bytes  # last received, composed, and the initial model
-    assert fed._mixing_bytes == (2 * 4 + 4) * (1 << 15) * 4
+    assert fed._mixing_bytes == (4 + 4) * (1 << 15) * 4  # differences and products of a tile
     alone = federation(Local(), rounds=1).round(1).metrics["memory_server_mib"] * 2**20
     assert alone == row * (4 + 1)
     assert np.isfinite(first)

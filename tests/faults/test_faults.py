@@ -325,6 +325,7 @@ def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
     assert resumed("a") == whole
 
 
+@pytest.mark.slow
 def test_wandb_that_is_lost_midway() -> None:
     flags = f"{SLOW} --federation.rounds 12 --loggers.wandb.mode offline"
     # A command of its own, told nothing of the helper of an earlier test: W&B leaves word in the environment.
