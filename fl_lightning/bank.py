@@ -2,7 +2,8 @@
 
 In `memory` they lie where clients train, and are trained in place. On the `host` (main memory beside a GPU) or on
 `disk` there is room for more models than the device holds: what a turn needs is copied to the device while the client
-before it trains, and what came of it is copied back while the next one does.
+before it trains, and what came of it is copied back while the next one does. (Beside a GPU, copies from and to files
+are waited for.)
 """
 
 from __future__ import annotations
@@ -56,6 +57,10 @@ class CudaLane(Lane):
         self.stream.synchronize()
 
 
+_Rows = tuple[Tensor, Tensor]
+"""Own model, and the server's last copy: the same tensor, if nothing changes what travels."""
+
+
 class Bank:
     """Keeps rows from turn to turn, and has them at hand in a turn.
 
@@ -76,7 +81,7 @@ class Bank:
         self._lane = lane or (CudaLane(device) if self.apart and device.type == "cuda" else Lane())
         self._free: list[Tensor] = []  # rows on the device, used again and again
         self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by id: row, its copy, how to wait
-        self._laid_out: list[tuple[ClientState, Tensor, Tensor]] = []  # with their rows of the bank
+        self._laid_out: list[tuple[ClientState, _Rows, _Rows]] = []  # with their rows of the bank, and the copies
         self._lent: list[Tensor] = []
 
     def keep(self, row: Tensor) -> Tensor:
@@ -109,9 +114,14 @@ class Bank:
         if not self.apart:
             return
         row, received = state.row, state.received
-        self._laid_out.append((state, row, received))
-        state.row = self._at_hand(row)
-        state.received = state.row if received is row else self._at_hand(received)
+        copies = [self._at_hand(row)]
+        try:
+            copies.append(copies[0] if received is row else self._at_hand(received))
+        except BaseException:
+            self._free += copies
+            raise
+        self._laid_out.append((state, (row, received), (copies[0], copies[1])))
+        state.row, state.received = copies
 
     def lend(self, row: Tensor) -> Tensor:
         """`row` on the device, to be read until `put_back`."""
@@ -122,14 +132,17 @@ class Bank:
 
     def put_back(self) -> None:
         """Begin to write back what was laid out: from now on those states have their rows of the bank again."""
-        for state, row, received in self._laid_out:
-            for name, kept in {"row": row, "received": received}.items():
-                copy = getattr(state, name)
-                if copy.shape == kept.shape and copy.dtype == kept.dtype:  # else a hook has put another row there
-                    if name == "row" or received is not row:
-                        self._lane.copy(kept, copy)
-                        self._free.append(copy)
-                    setattr(state, name, kept)
+        for state, (row, received), (own, theirs) in self._laid_out:
+            if state.row is own and state.received is theirs:
+                self._lane.copy(row, own)
+                if theirs is not own:
+                    self._lane.copy(received, theirs)
+                state.row, state.received = row, received
+            else:  # a hook has put other rows there
+                one = state.received is state.row
+                state.row = self.keep(state.row)
+                state.received = state.row if one else self.keep(state.received)
+            self._free += [own] if theirs is own else [own, theirs]
         self._free += self._lent
         self._laid_out, self._lent = [], []
 

@@ -99,6 +99,8 @@ class Frame:
     """Clients that take part in a round."""
     whole_last: bool
     """As in `Turn`."""
+    channels_last: bool = False
+    """Images come with their channels side by side."""
 
     @property
     def largest_batch(self) -> int:
@@ -577,6 +579,8 @@ def unfit(name: Name, fabric: Fabric, client: Client, frame: Frame) -> str | Non
         return f"optimizer.name is {frame.config.name}, and it knows sgd"
     if fabric.strategy.precision.precision == "16-mixed":
         return "16-mixed scales each client's loss"
+    if name == "vmap" and frame.channels_last:
+        return "it knows no fabric.channels_last"
     if name == "vmap" and frame.whole_last:
         return "BatchNorm mixes the samples of a batch"
     return None

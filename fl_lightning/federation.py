@@ -14,6 +14,7 @@ import time
 import traceback
 from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -46,6 +47,7 @@ from fl_lightning.rng import numpy_rng
 from fl_lightning.state import ClientState, ServerState
 
 SMOKE_BATCHES = 2
+NOBODY: dict[int, int] = {}
 _KEPT = "optimizer."  # before the names of a client's fields that its optimiser has left
 
 
@@ -207,6 +209,7 @@ class Federation:
             sizes,
             min(self.cohort_size, len(sizes)),
             architecture.whole_last,
+            self.config.fabric.channels_last,
         )
         return make(name, self.fabric, architecture.resident, architecture.optimizer, frame)
 
@@ -300,7 +303,7 @@ class Federation:
         failures: Failures = []
         attempts = 2 if self.config.federation.on_bad_client == "retry" else 1
         groups = list(self.groups(cohort))
-        for group, coming in zip(groups, [*groups[1:], {}], strict=True):
+        for group, coming in zip_longest(groups, groups[1:], fillvalue=NOBODY):
             for left in reversed(range(attempts)):
                 before = {c: copy.deepcopy(self.states.get(c)) for c in group if self.tolerant}
                 heard = {c: downloads[c] for c in group}
@@ -371,7 +374,8 @@ class Federation:
                 with self.bearing(t, client, failed):
                     jobs[client] = next(turn)
                     jobs[client].slot = group[client]
-            self.bank.fetch(coming)
+            with contextlib.suppress(torch.OutOfMemoryError):  # then they come when their turn does
+                self.bank.fetch(coming)
             for client, trained in self.trained(t, jobs, failed).items():
                 with self.bearing(t, client, failed):
                     try:
@@ -506,7 +510,8 @@ class Federation:
         result |= {"train_loss": trained.loss, "coaching_loss": trained.coaching}
         if config.optimizer.keep_state:
             others = {k: v for k, v in state.fields.items() if not k.startswith(_KEPT)}
-            state.fields = others | {f"{_KEPT}{k}": self.bank.stow(v) for k, v in job.kept.items()}
+            kept = {k: self.bank.stow(v) if v.ndim else v for k, v in job.kept.items()}
+            state.fields = others | {f"{_KEPT}{k}": v for k, v in kept.items()}
         clock.lap("client")
         self.stage = "evaluation"
         if judged and self.judging.wants("after"):

@@ -17,12 +17,15 @@ def keep_freed() -> bool:
     """Have this process keep what it frees for its next step, instead of getting it anew from the system, page by page.
 
     By its own rules glibc does that or not depending on what was freed first; rounds of small CNNs took 1.25 times as
-    long where it did not (docs/performance.md). Nothing is done without glibc, or where MALLOC_... variables say how.
+    long where it did not (docs/performance.md). Nothing is done without glibc, or where its own variables (MALLOC_...,
+    GLIBC_TUNABLES) say how.
 
     Returns:
         Whether it was done.
     """
-    if not sys.platform.startswith("linux") or any(name.startswith("MALLOC_") for name in os.environ):
+    told = any(name.startswith("MALLOC_") for name in os.environ)
+    told = told or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if told or not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -147,7 +147,7 @@ class AnyOptimizer(Descent):
     def load(self, state: dict[str, Tensor]) -> None:
         """Copies, since the steps write in place."""
         self.reset()
-        parameters = self._parameters()
+        owners = [(p, group) for group in self.optimizer.param_groups for p in group["params"]]
         for name, value in state.items():
             if name == "scaler":
                 if self._scaler is not None:
@@ -155,8 +155,9 @@ class AnyOptimizer(Descent):
                     self._scaler.load_state_dict({**self._scale, **kept})
                 continue
             label, k = name.rsplit(".", 1)
-            parameter = parameters[int(k)]
-            device = parameter.device if value.ndim else value.device  # a count of steps may stay on the CPU
+            parameter, group = owners[int(k)]
+            stays = label == "step" and not group.get("fused") and not group.get("capturable")  # torch's own rule
+            device = value.device if stays else parameter.device
             self.optimizer.state[parameter][label] = value.to(device, copy=True)
 
 

@@ -1,8 +1,8 @@
 """The server's one kernel: what client i hears about a layer is the sum over j of R[i, layer, j] times j's layer.
 
-Rows live on their clients' home ranks. The columns are cut into fixed tiles; a rank collects one tile of all sources at
-a time (all-to-all), mixes it and sends it back. So no rank ever holds all models, the extra memory is one tile of the
-sources, and the sums run in client order whatever the number of ranks.
+Rows live on their clients' home ranks. The columns are cut into fixed tiles; a rank collects a tile of all sources
+(all-to-all; several, where they are small), mixes it and sends it back. So no rank ever holds all models, the extra
+memory is that of a tile or `EXCHANGE`, and the sums run in client order whatever the number of ranks.
 """
 
 from __future__ import annotations
@@ -20,8 +20,8 @@ TILE = 1 << 15
 """Columns in a tile. 10 to 100 rows of it stay in cache; results depend on it (in the last bits), so it is fixed."""
 
 EXCHANGE = 1 << 20
-"""Numbers that a rank gets in an exchange at most, unless a tile has more. Small exchanges take as long as large ones:
-between two processes of a machine 1 ms for 0.1 to 2 MB (measured)."""
+"""Numbers of the sources that a rank collects at a time at most, unless a tile has more. Small exchanges take as long
+as large ones: between two processes of a machine 1 ms for 0.1 to 2 MB (measured)."""
 
 PAD = 48
 """Numbers between the rows of a tile. Rows at a distance of 2^17 bytes would meet in the same places of the caches: the
@@ -124,7 +124,7 @@ class Mixer:
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
-        self._holds(n if self.group.size == 1 else 2 * n)
+        self._holds(n if self.group.size == 1 else 3 * n, tiles)
         found = []
         for _, collected in self._collected(tiles):
             for _, W in collected:
@@ -178,7 +178,7 @@ class Mixer:
             return
         mine = [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
-        self._holds(2 * len(self.sources) + len(receivers))
+        self._holds(4 * len(self.sources) + 3 * len(receivers), tiles)
         for stripe, collected in self._collected(tiles):
             outs = []
             for t, W in collected:
@@ -202,7 +202,7 @@ class Mixer:
         self, tiles: list[Segment], B: Tensor, into: list[Tensor], own: list[int], differences: Tensor, products: Tensor
     ) -> None:
         """The same with one rank: from the rows to differences and from products to rows, without a copy between."""
-        self._holds(len(self.sources) + len(into))
+        self._holds(len(self.sources) + len(into), tiles)
         device = self.group.device
         local = [self.rows[c] for c in self.sources]
         for t in tiles:
@@ -232,7 +232,7 @@ class Mixer:
         tiles = _tiles(segments)
         self.flops += (3 * len(self.sources) + 1) * _columns(segments)
         p = p.to(self.group.device)
-        self._holds(2 * len(self.sources))
+        self._holds((2 if self.group.size == 1 else 4) * len(self.sources), tiles)
         for stripe, collected in self._collected(tiles):
             outs = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]
             if self.group.size == 1:
@@ -252,8 +252,9 @@ class Mixer:
         """The tiles of a stripe that each rank works on."""
         return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
-    def _holds(self, rows: int) -> None:
-        """`rows` rows of a tile are in use at the same time."""
+    def _holds(self, rows: int, tiles: list[Segment]) -> None:
+        """`rows` rows of each of the tiles that are collected at a time are in use: rooms, what came, what is sent."""
+        rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 
     def _room(self, rows: int, dtype: torch.dtype | None = None) -> Tensor:
@@ -280,8 +281,8 @@ class Mixer:
                 yield [t], [(t, W.to(self.work))]
             return
         order = [self.places[c] for clients in self.by_rank for c in clients]
-        at_once = max(1, EXCHANGE // (n * TILE))
-        rooms = [self._room(n, self.dtype) for _ in range(min(at_once, -(-len(tiles) // size)))]
+        at_once = tiles_at_once(n, len(tiles), size)
+        rooms = [self._room(n, self.dtype) for _ in range(at_once)]
         for first in range(0, len(tiles), size * at_once):
             stripe = tiles[first : first + size * at_once]
             shares = self._shared_out(stripe)
@@ -306,6 +307,11 @@ class Mixer:
                 found.append((t, W.to(self.work)))
                 at += width
             yield stripe, found
+
+
+def tiles_at_once(sources: int, tiles: int, ranks: int) -> int:
+    """How many of its tiles a rank collects at a time."""
+    return 1 if ranks == 1 else max(1, min(EXCHANGE // (sources * TILE), -(-tiles // ranks)))
 
 
 def _columns(segments: Sequence[Segment]) -> int:

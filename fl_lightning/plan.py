@@ -40,7 +40,7 @@ from fl_lightning.layout import Layout
 from fl_lightning.local import autocast
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import BY_TASK, Task
-from fl_lightning.mixing import TILE
+from fl_lightning.mixing import TILE, tiles_at_once
 from fl_lightning.models import build, head_of
 from fl_lightning.parallel import ClientParallelStrategy, share_out
 from fl_lightning.payload import Payload
@@ -118,8 +118,8 @@ class Trace:
     layers: int
     down: int
     """Columns that a client hears."""
-    tiles: int
-    """Pieces in which the server mixes them."""
+    tiles: tuple[int, ...]
+    """Pieces in which the server mixes them, by layer (of one layer, where the relation tells none apart)."""
     trained: int
     """Gradients of all parameters."""
     saved: int
@@ -291,7 +291,10 @@ def _followed(component: Component, config: Config, method: Method, shares: Shar
         own=sum(b.numel() * b.element_size() for b in own),
         layers=len(layout.layers),
         down=sum(s.stop - s.start for s in segments),
-        tiles=sum(math.ceil((s.stop - s.start) / TILE) for s in segments),
+        tiles=tuple(
+            sum(math.ceil((s.stop - s.start) / TILE) for s in segments if s.layer == layer)
+            for layer in range(1 + max((s.layer for s in segments), default=0))
+        ),
         trained=sum(p.numel() for p in client.binding.parameters if p.requires_grad) * item,
         saved=saved,
         step=step,
@@ -511,6 +514,7 @@ class _Facts:
     def width(self) -> int:
         """Clients that train at once: what `auto` may pick, if it is to pick."""
         wanted = self.config.fabric.executor in ("vmap", "auto") and self.config.optimizer.name == "sgd"
+        wanted = wanted and not self.config.fabric.channels_last
         return width_of(self.cohort) if wanted and all(t.stacks for t in self.traces) else 1
 
     def beside(self) -> float:
@@ -554,11 +558,15 @@ class _Facts:
         judged = min(config.evaluation.batch_size, int(test.max()))
         evaluation = max(t.evaluation for t in self.traces) + (0 if resident else judged * sample)
         n, m, ranks = self.sources, self.receivers, self.hardware.ranks
-        in_use = 2 * n if self.relation.shared else n + m + n * (ranks > 1)
+        tiles = sum(widest.tiles)
+        if ranks == 1:
+            in_use = 2 * n if self.relation.shared else n + m
+        else:  # with what is sent and what came
+            in_use = (4 * n if self.relation.shared else 4 * n + 3 * m) * tiles_at_once(n, tiles, ranks)
         work = float(in_use * TILE * max(widest.item, 4))
-        work += 2 * (n + m) * TILE * widest.item * (ranks > 1)  # what is sent and what came
-        if self.learns:  # by tile and by layer, and what other ranks have of a layer
-            work += 8 * (2 * math.ceil(widest.tiles / ranks) + 3 * self.layers) * (n * n + n + 1.0)
+        if self.learns:  # by tile, what a rank gets of the layers that it adds up, and by layer
+            own = int(np.bincount(np.arange(len(widest.tiles)) % ranks, widest.tiles).max())
+            work += 8 * (3 * math.ceil(tiles / ranks) + own * (ranks > 1) + 3 * self.layers) * (n * n + n + 1.0)
         fields = self._fields()
         hears = 0 if self.relation.shared or away else self.here * widest.row
         where = f"on the {config.fabric.bank}: " if away else ""
@@ -614,10 +622,14 @@ class _Facts:
         else:
             wire["what clients hear"] = m * columns * away
         if learns:
-            sums = self.widest.tiles * away + 2 * self.layers * (ranks - 1)  # to the layer's rank, and all to all ranks
+            sums = sum(self.widest.tiles) * away + 2 * self.layers * (
+                ranks - 1
+            )  # to the layer's rank, and all to all ranks
             wire["inner products"] = sums * (n * n + n + 1.0) * 8
         wire["results"] = self.cohort * (RESULT_BYTES + 66.0 * (self.widest.layers + 1)) * (ranks - 1)
-        return wire, math.ceil(self.widest.tiles / ranks) * (2 + learns) + 3 + 2 * learns
+        tiles = sum(self.widest.tiles)
+        stripes = math.ceil(tiles / (ranks * tiles_at_once(n, tiles, ranks)))
+        return wire, stripes * (2 + learns) + 3 + 2 * learns
 
     def server_flops(self) -> tuple[float, float]:
         """Of matrix products, which the ranks share, and of the relation, which each of them works out."""

@@ -27,6 +27,7 @@ from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.payload import Payload
+from fl_lightning.state import ClientState
 
 Make = Callable[..., Federation]
 CPU = torch.device("cpu")
@@ -160,6 +161,50 @@ def test_no_number_depends_on_where_rows_lie(federation: Make, tmp_path: Path, n
     assert same(memory, other) and scores == others
     assert all(torch.equal(a.shared, b.shared) for a, b in zip(memory.server.models, other.server.models, strict=True))
     assert all(torch.equal(v, other.server.fields[k]) for k, v in memory.server.fields.items())
+
+
+def state_in(bank: Bank, two: bool) -> ClientState:
+    row = bank.keep(torch.arange(4.0))
+    return ClientState(0, row, [], bank.keep(row) if two else row)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_without_room_for_a_row_nothing_has_happened(tmp_path: Path, monkeypatch: Any, two: bool) -> None:
+    bank = Bank("host", tmp_path, CPU)
+    state = state_in(bank, two)
+    row, received = state.row, state.received
+    room, left = bank._room, [1] if two else []
+
+    def full(wanted: torch.Tensor) -> torch.Tensor:
+        if not left:
+            raise torch.OutOfMemoryError("no room")
+        left.pop()
+        return room(wanted)
+
+    monkeypatch.setattr(bank, "_room", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        bank.lay_out(state)
+    bank.put_back()
+    assert state.row is row and state.received is received
+    assert all(free is not row and free is not received for free in bank._free)
+
+
+@pytest.mark.parametrize("two", [False, True])
+def test_a_hook_may_put_another_row_into_a_state(tmp_path: Path, two: bool) -> None:
+    """Also one that was only lent; no memory is given out twice."""
+    bank = Bank("host", tmp_path, CPU)
+    for new in (torch.full((4,), 7.0), torch.full((2,), 7.0), None):
+        state = state_in(bank, two)
+        lent = bank.lend(torch.full((4,), 8.0))
+        bank.lay_out(state)
+        state.row = lent if new is None else new
+        bank.put_back()
+        bank.settle()
+        assert torch.equal(state.row, torch.full((4,), 8.0) if new is None else new)
+        assert torch.equal(state.received, torch.arange(4.0))
+        places = [free.data_ptr() for free in bank._free]
+        assert len(set(places)) == len(places)
+        assert state.row.data_ptr() not in places
 
 
 def test_the_device_holds_the_rows_of_two_turns(federation: Make, tmp_path: Path) -> None:

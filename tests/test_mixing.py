@@ -134,8 +134,13 @@ def test_distances_survive_float32_when_clients_are_alike(weights: torch.Tensor)
         torch.testing.assert_close(gram.distances[s.layer], exact, rtol=1e-4, atol=0)
 
 
+@pytest.mark.parametrize("exchange", [1, 1 << 20])
 @pytest.mark.parametrize("size", [2, 3, 4])
-def test_any_number_of_ranks_gives_the_same_bits(models: torch.Tensor, weights: torch.Tensor, size: int) -> None:
+def test_any_number_of_ranks_gives_the_same_bits(
+    models: torch.Tensor, weights: torch.Tensor, size: int, exchange: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Tiles one by one, and several at a time."""
+    monkeypatch.setattr("fl_lightning.mixing.EXCHANGE", exchange)
     into, shared, gram = server_step(models, weights, 1)[0]
     answers = server_step(models, weights, size)
     heard = {c: row for part, _, _ in answers for c, row in part.items()}

@@ -142,6 +142,8 @@ def test_clients_that_train_at_once_are_weighed_together() -> None:
     vmap = replace(loop, fabric=replace(loop.fabric, executor="vmap"))
     one, ten = (parts(made, IMAGES)["a client's turn"] for made in (loop, vmap))
     assert 10 * one < ten < 30 * one
+    turned = replace(vmap, fabric=replace(vmap.fabric, channels_last=True))
+    assert parts(turned, IMAGES)["a client's turn"] == one
     adam = replace(vmap, optimizer=replace(vmap.optimizer, name="adam"))
     assert parts(adam, IMAGES)["a client's turn"] < 2 * one  # it trains in the loop
 

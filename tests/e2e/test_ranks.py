@@ -27,6 +27,7 @@ RUNS = {
     "mixed": "--config ../mixed.yaml --method fedavg --federation.participation 0.6",
     "taught": "--config ../mixed.yaml --method ktpfl --method.samples 24 --data.public held_back"
     " --federation.participation 0.6",
+    "lonely": "--federation.participation 0.1 --callbacks quantize",  # a rank has no client of the cohort
     "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5",
     "banked": "--fabric.bank disk --callbacks quantize --federation.participation 0.6",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 --fabric.bank host",
