@@ -40,6 +40,7 @@ from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.errors import BadInput
 from fl_lightning.federation import Federation
+from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
@@ -390,6 +391,7 @@ def main(
     parser.add_argument("--table", action="store_true", help="measure nothing, print what is in --out")
     args = parser.parse_args(argv)
     torch.set_num_threads(1)
+    keep_freed()  # both sides have what a run has
     chosen = more(args.pairs) | benchmarks(args.pairs, known)
     here = machine()
     rows = _known_rows(args.out, here)
