@@ -47,6 +47,8 @@ def move(
     group: Group, bank: Bank, states: dict[int, ClientState], home: list[int], moved: Sequence[tuple[int, int]]
 ) -> None:
     """Send the states of the clients that move to their new home, and write it into `home`. All ranks call it."""
+    if not moved:  # so all ranks say
+        return
     here = {c: _described(states[c]) for c, _ in moved if c in states}
     told = {c: shape for part in group.gather_objects(here) for c, shape in part.items()}
     for client, to in moved:
