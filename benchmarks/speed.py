@@ -399,7 +399,8 @@ def main(
     for name in [] if args.table else args.only or chosen:
         found = [replace(row, pairs=row.pairs or args.pairs, date=date.today().isoformat()) for row in chosen[name]()]
         rows = [row for row in rows if row.name != name] + found
-        rows.sort(key=lambda row: list(chosen).index(row.name))
+        order = {name: k for k, name in enumerate(chosen)}  # a file may hold rows of scaling.py
+        rows.sort(key=lambda row: order.get(row.name, len(order)))
         print(f"{time.perf_counter() - start:6.0f} s  {name}", file=sys.stderr)
         if args.out:
             args.out.parent.mkdir(parents=True, exist_ok=True)

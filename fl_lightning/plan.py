@@ -47,7 +47,7 @@ from fl_lightning.payload import Payload
 from fl_lightning.rng import numpy_rng
 
 MIB = 2**20
-PROGRAM_MIB = {"cpu": 930, "cuda": 500}
+PROGRAM_MIB = {"cpu": 960, "cuda": 500}
 """A process with the smallest model: the interpreter and its libraries (measured), or a CUDA context (assumed)."""
 DRAWS = 20
 """Rounds whose cohorts are drawn to see how evenly they fall on the ranks."""
