@@ -28,6 +28,7 @@ from fl_lightning.config import Component, Config, DataConfig, EvaluationConfig,
 from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput
 from fl_lightning.files import whole
+from fl_lightning.heap import keep_freed
 from fl_lightning.layout import Layout, Segment
 from fl_lightning.local import Turn, accuracy, descent, train
 from fl_lightning.methods.base import Method
@@ -100,6 +101,7 @@ def measure(file: Path, config: Config, accelerator: str, shares: Shares, method
             pass
     except OSError as error:
         raise BadInput("constants", str(file), f"it cannot be written: {error.strerror}") from None
+    keep_freed()  # as a run does
     threads = torch.get_num_threads()
     torch.set_num_threads(config.fabric.threads or 1)
     try:
