@@ -114,6 +114,9 @@ class Federation:
         self._two_copies = any(type(c).on_upload is not Callback.on_upload for c in callbacks)
         # A client that begins every round from what it hears has nothing of its own to keep.
         self._stateless = method.starts_from() == "server" and all(a.down_mask.all() for a in self.architectures)
+        # Then what its row held before is of no matter, unless a hook lets it hear less.
+        overrides = any(type(c).on_download is not Callback.on_download for c in self.callbacks)
+        self._overwritten = self._stateless and not overrides
         keeps = any(type(c).client_fields is not Callback.client_fields for c in self.callbacks)
         keeps = keeps or config.optimizer.keep_state or self._two_copies
         self.persistent = not self._stateless or keeps
@@ -639,10 +642,13 @@ class Federation:
         return self.states[client]
 
     def fresh_row(self, client: int) -> Tensor:
-        """A row (D,) with the initial model of `client`: of memory that another has left, or of the bank."""
+        """A row (D,) with the initial model of `client` (or anything, if it will be written over), used or new."""
         architecture = self.of(client)
         initial = architecture.server.initial
-        return architecture.spare.pop().copy_(initial) if architecture.spare else self.bank.keep(initial)
+        if not architecture.spare:
+            return self.bank.keep(initial)
+        row = architecture.spare.pop()
+        return row if self._overwritten else row.copy_(initial)
 
     def turn_to(self, client: int) -> Architecture:
         """From now on it is the turn of `client`; returns its architecture."""

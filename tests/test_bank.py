@@ -284,3 +284,25 @@ def test_rows_on_disk_take_no_memory_of_their_own(tmp_path: Path) -> None:
         assert done.returncode == 0, done.stderr
         held[bank] = int(done.stdout.partition("ANON")[2].split()[0])
     assert held["memory"] - held["disk"] > 200, held
+
+
+@pytest.mark.parametrize("hears_less", [False, True])
+def test_what_another_has_left_in_a_row_is_never_read(federation: Make, hears_less: bool) -> None:
+    """Rows of clients that are not kept are used again, also where a hook lets them hear nothing."""
+
+    class Less(Callback):
+        def on_download(self, fed: Federation, client: int, payload: Payload) -> None:
+            payload.sent[:] = False
+
+    shared = []
+    for used in (True, False):
+        fed = federation(FedAvg(), participation=0.5, callbacks=[Less()] if hears_less else [])
+        for t in (1, 2, 3):
+            fed.round(t)
+            assert fed.at_work.spare
+            if not used:
+                fed.at_work.spare.clear()
+            for row in fed.at_work.spare:
+                row[: fed.layout.blocks[-1].stop] += 1
+        shared.append(fed.server.models[0].shared)
+    assert torch.equal(*shared)
