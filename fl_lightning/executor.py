@@ -670,8 +670,17 @@ def _known(file: Path, architectures: int) -> list[Name] | None:
     return names
 
 
+def more_steps(steps: Sequence[int], at_once: int) -> float:
+    """How many times as long an epoch of clients with so many `steps` takes as the first `MEASURED_STEPS` of each.
+
+    Clients that train at once take as many as the one with most of them.
+    """
+    most = [max(steps[first : first + at_once]) for first in range(0, len(steps), at_once)]
+    return sum(most) / max(1, sum(min(MEASURED_STEPS, m) for m in most))
+
+
 def _measured(fed: Federation, architecture: Architecture, executors: Mapping[Name, Executor]) -> dict[Name, float]:
-    """Seconds by client of this rank; none where it has no client that can train."""
+    """Seconds of an epoch by client of this rank; none where it has no client that can train."""
     at_once = max(executor.at_once for executor in executors.values())
     clients = fed.at_home(architecture.members)[: max(1, at_once // fed.world_size)]
     server = architecture.server
@@ -688,7 +697,9 @@ def _measured(fed: Federation, architecture: Architecture, executors: Mapping[Na
 
     with torch.random.fork_rng([fed.fabric.device] if fed.fabric.device.type == "cuda" else []):
         try:
-            return seconds_by_client(executors, jobs) if clients else {}
+            taken = seconds_by_client(executors, jobs) if clients else {}
+            steps = [-(-fed.data.train_sizes[c] // fed.config.federation.batch_size) for c in clients]
+            return {name: one * more_steps(steps, executors[name].at_once) for name, one in taken.items()}
         except Exception:  # a client fails; it will again in its turn, where client and round are named
             return {}
         finally:

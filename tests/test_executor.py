@@ -497,6 +497,15 @@ def test_auto_changes_no_number_and_is_remembered(
             again.choose_executors()
 
 
+def test_steps_that_are_not_measured_count_too() -> None:
+    """By hand: one client has 40 batches, three have 2, and 4 of each are measured at most."""
+    assert executor.more_steps([2, 3, 4], 1) == executor.more_steps([2, 3, 4], 3) == 1
+    assert executor.more_steps([40, 2, 2, 2], 1) == 46 / 10
+    assert executor.more_steps([40, 2, 2, 2], 4) == 40 / 4
+    assert executor.more_steps([40, 2, 2, 2], 2) == 42 / 6
+    assert executor.more_steps([], 2) == 0
+
+
 def test_auto_measures_for_real(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
     fed = named(federation(FedAvg(), net={"plain": 3, "norm": 1}), "auto")
     torch.manual_seed(3)
