@@ -22,13 +22,15 @@ def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float],
     """Who of `cohort` moves, and where to: (client, rank), in order. The same on every rank.
 
     One client at a time, from the rank with most of the round's `work` to the one with least: the client that leaves
-    the greater of the two least. It ends when no move shortens the round by `WORTH`.
+    the greater of the two least, as long as that is less by `WORTH`. Of these moves the first few are made that leave
+    the shortest round, if it is shorter by `WORTH`: where other ranks have as much to do, all of them may be in vain.
     """
     load = [0.0] * ranks
     place = {c: home[c] for c in cohort}
     for c in cohort:
         load[place[c]] += work[c]
     found: list[tuple[int, int]] = []
+    rounds = [max(load)]
     while len(found) < len(cohort):
         most = max(range(ranks), key=lambda r: (load[r], -r))
         least = min(range(ranks), key=lambda r: (load[r], r))
@@ -40,7 +42,11 @@ def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float],
         load[least] += work[client]
         place[client] = least
         found.append((client, least))
-    return [(c, place[c]) for c in cohort if place[c] != home[c]]
+        rounds.append(max(load))
+    if min(rounds) > (1 - WORTH) * rounds[0]:
+        return []
+    place = dict(found[: rounds.index(min(rounds))])  # of a client that moves twice, the last counts
+    return [(c, place[c]) for c in cohort if place.get(c, home[c]) != home[c]]
 
 
 def move(

@@ -403,10 +403,11 @@ def estimate(config: Config, hardware: Hardware, shares: Shares, traces: list[Tr
     step = np.array([t.cost.forward + t.cost.backward + t.cost.extra for t in traces])[kind]
     training, judging = step * train * epochs, forward * test * kinds / every
     steps = np.ceil(train / config.federation.batch_size) * epochs
+    moved = np.array([facts.moved(t) for t in traces])[kind]
     slowest = []
     for c in cohorts:  # a round lasts as long as its busiest rank
         trained = training[c] / rates.train + steps[c] * rates.step_seconds
-        parts = (trained, np.full(len(c), rates.turn_seconds), judging[c] / rates.forward)
+        parts = (trained, rates.turn_seconds + moved[c] / rates.memory, judging[c] / rates.forward)
         by_rank = np.array([np.bincount(home[c], p, ranks) for p in parts])
         slowest.append(by_rank[:, int(np.argmax(by_rank.sum(0)))])
     busy, turns, judge = np.mean(slowest, axis=0)
@@ -516,6 +517,11 @@ class _Facts:
         wanted = self.config.fabric.executor in ("vmap", "auto") and self.config.optimizer.name == "sgd"
         wanted = wanted and not self.config.fabric.channels_last
         return width_of(self.cohort) if wanted and all(t.stacks for t in self.traces) else 1
+
+    def moved(self, t: Trace) -> float:
+        """Bytes that a turn moves beside its steps: its row is taken, measured and given; kept state twice copied."""
+        kept = self.states * float(t.trained) if self.config.optimizer.keep_state else 0.0
+        return 3.0 * t.row + 4.0 * kept
 
     def beside(self) -> float:
         """Bytes of main memory beside a GPU for what lies in the bank: blocks of pinned memory are powers of 2."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from fl_lightning.placement import WORTH, moves
@@ -25,10 +25,18 @@ def test_the_longest_goes_where_it_helps_most() -> None:
     assert moves([0, 1, 2], [0, 0, 0], {0: 5.0, 1: 3.0, 2: 2.0}, 2) == [(0, 1)]
 
 
+def test_one_move_alone_may_be_in_vain() -> None:
+    """Two ranks have most: that one of them is relieved helps nobody."""
+    home, work = [0, 0, 1, 1], dict.fromkeys(range(4), 20.0)
+    assert moves([0, 1, 2, 3], home, work, 3) == []
+    assert moves([0, 1, 2, 3], home, work, 4) == [(0, 2), (2, 3)]
+
+
 @given(
     st.integers(1, 5),
     st.lists(st.tuples(st.integers(0, 4), st.floats(0.1, 100)), min_size=1, max_size=12),
 )
+@example(3, [(0, 39.0), (1, 2.0), (1, 38.0)])
 def test_no_move_makes_a_round_longer(ranks: int, clients: list[tuple[int, float]]) -> None:
     home = [h % ranks for h, _ in clients]
     work = {c: w for c, (_, w) in enumerate(clients)}
