@@ -30,6 +30,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
 }
 _MOST_COLUMNS = 160  # of a heatmap: more rounds share columns
 _FEW = 30  # rounds up to which each has its dot
+_PLAIN = 1e9  # from here on, numbers on an axis have powers of ten
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,8 @@ def draw_time(rows: Sequence[Row]) -> np.ndarray:
         axes.set(xlabel=f"{unit}, since the first round", ylabel=words)
         axes.set_xlim(left=0)
         axes.locator_params(axis="x", nbins=6)
-        axes.ticklabel_format(axis="x", style="plain")
+        if cost.max(initial=0.0) < _PLAIN:  # else the labels would be wider than the picture
+            axes.ticklabel_format(axis="x", style="plain")
     return _pixels(figure)
 
 

@@ -149,3 +149,12 @@ def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:
     )
     assert "kapc" in done.stdout
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("seconds", [0.0, 3.0, 1e300])
+def test_costs_are_drawn_whatever_their_size(seconds: float) -> None:
+    """In a channel that takes for ever, the labels of the axis stay within the picture."""
+    common = {"mean_accuracy": 0.5, "upload_bytes": 1, "download_bytes": 1}
+    picture = ledger.draw_time([{"round": t, "channel_s": seconds, **common} for t in (1, 2, 3)])
+    assert picture.shape == (400, 1100, 3)
+    assert (picture < 128).any()
