@@ -20,6 +20,7 @@ import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
 from safetensors.torch import save_model
+from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from fl_lightning import __version__
@@ -289,6 +290,8 @@ def _guarded(
     _note = note
     if note is not None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
+        # It ends with the process that started it. Torch asks for SIGINT, which a script's background jobs ignore.
+        _prctl_pr_set_pdeathsig(signal.SIGTERM)
     keep_freed()
     before = torch.get_num_threads()
     if threads is not None:

@@ -84,8 +84,12 @@ def test_a_disk_that_refuses(
 def test_a_stopped_run_leaves_no_process_behind(
     how: signal.Signals, fl_train: str, small: Callable[..., list[str]], workplace: Path
 ) -> None:
-    """To end the process that was started is enough, however many it has started itself."""
-    line = [fl_train, *small("a", "--model fl_own_models.Slow --model.seconds 0.03 --federation.rounds 300",
+    """To end the process that was started is enough, however many it has started itself.
+
+    It is started as a script starts a job in the background, which ignores Ctrl-C.
+    """
+    line = ["sh", "-c", "trap '' INT; exec \"$@\"", "sh"]
+    line = [*line, fl_train, *small("a", "--model fl_own_models.Slow --model.seconds 0.03 --federation.rounds 300",
                              "--fabric.devices 2")]  # fmt: skip
     metrics = workplace / "runs" / "a" / "metrics.csv"
     with subprocess.Popen(line, cwd=workplace, stderr=subprocess.PIPE, text=True) as process:
