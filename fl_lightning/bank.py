@@ -76,7 +76,7 @@ class Bank:
 
     def __init__(self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None) -> None:
         self.place, self.folder, self.device = place, folder, device
-        self.apart = place == "host" or (place == "disk" and device.type != "cpu")
+        self.apart = is_apart(place, device.type)
         """Whether a turn works on copies of rows."""
         self._lane = lane or (CudaLane(device) if self.apart and device.type == "cuda" else Lane())
         self._free: list[Tensor] = []  # rows on the device, used again and again
@@ -176,6 +176,11 @@ class Bank:
                 os.close(handle)
                 os.unlink(name)
         return kept.copy_(row)
+
+
+def is_apart(place: Place, device: str) -> bool:
+    """Whether clients that train on a `device` of this type cannot do so in rows at `place`."""
+    return place == "host" or (place == "disk" and device != "cpu")
 
 
 def _nothing() -> None:

@@ -28,6 +28,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_lightning.accounting import SampleCost, sample_cost
+from fl_lightning.bank import is_apart
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.client import Client
@@ -497,8 +498,7 @@ class _Facts:
     @property
     def apart(self) -> bool:
         """A turn works on copies of rows (fl_lightning/bank.py)."""
-        bank = self.config.fabric.bank
-        return bank == "host" or (bank == "disk" and self.hardware.accelerator == "cuda")
+        return is_apart(self.config.fabric.bank, self.hardware.accelerator)
 
     @property
     def stored(self) -> int:

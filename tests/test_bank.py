@@ -163,6 +163,14 @@ def test_no_number_depends_on_where_rows_lie(federation: Make, tmp_path: Path, n
     assert all(torch.equal(v, other.server.fields[k]) for k, v in memory.server.fields.items())
 
 
+def test_what_was_fetched_in_vain_is_used_again(tmp_path: Path) -> None:
+    bank = Bank("host", tmp_path, CPU)
+    for _ in range(3):
+        bank.fetch([bank.keep(torch.ones(4))])
+        bank.settle()
+        assert len(bank._free) == 1 and not bank._ahead
+
+
 def state_in(bank: Bank, two: bool) -> ClientState:
     row = bank.keep(torch.arange(4.0))
     return ClientState(0, row, [], bank.keep(row) if two else row)
