@@ -141,8 +141,7 @@ class LearnedCube(Relation):
     Args: as in `fl_lightning.methods.kapc.KAPC`.
     """
 
-    per_layer = True
-    measures = True
+    per_layer = measures = offers_heard = True
 
     lam: float
     beta: float
@@ -275,8 +274,7 @@ class LearnedCube(Relation):
 class LearnedMatrix(LearnedCube):
     """The same for whole models: one row per client, where layers are not told apart."""
 
-    per_layer = False
-    measures = False
+    per_layer = measures = offers_heard = False
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """Nothing: the objective is KAPC's."""

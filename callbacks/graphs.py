@@ -43,7 +43,7 @@ class CosineAttention(Relation):
         mixes: as in `Attention`.
     """
 
-    several = True
+    several = offers_heard = True
 
     own: float
     sigma: float
@@ -76,7 +76,7 @@ class CollaborationGraph(Relation):
         mixes: as in `Attention`.
     """
 
-    several = True
+    several = offers_heard = True
 
     alpha: float
     near: float

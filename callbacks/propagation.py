@@ -107,6 +107,8 @@ class Propagation(Relation):
     Args: as in `fl_lightning.methods.fedora.FEDORA`.
     """
 
+    offers_heard = True
+
     alpha: float = 1.0
     directions: int = 1
     sharpness: float | None = None

@@ -512,8 +512,6 @@ def test_what_is_too_large_to_try_is_not_tried() -> None:
         ("--devices -1", "devices"),
         ("--devices 2 --gpus-per-node 2", "gpus_per_node"),
         ("--node-memory 0", "node_memory"),
-        ("--measure", "it is gone: visits are run unless --no-run"),
-        ("--constants=c.json", "it is gone"),
         ("--federation.rounds none", "federation.rounds"),
     ],
 )

@@ -23,7 +23,6 @@ if TYPE_CHECKING:
     from fl_lightning.planning.visits import Timing
 
 GIB = 2**30
-GONE = ("measure", "constants")
 
 
 def plan(argv: list[str]) -> None:
@@ -32,9 +31,6 @@ def plan(argv: list[str]) -> None:
     if "-h" in argv or "--help" in argv:
         parser.print_help()
         return
-    for word in argv:
-        name = word.lstrip("-").partition("=")[0]
-        check(name, True, not word.startswith("--") or name not in GONE, "it is gone: visits are run unless --no-run")
     ours, theirs = split(argv, list(keys(parser)))
     values = typed(parser, Settings.merged(read_flags(ours, keys(parser))).plain)
     layers = read_flags(theirs, keys(fit_parser()))

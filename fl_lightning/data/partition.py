@@ -124,7 +124,7 @@ def pathological(
     (clients * classes_per_client) some classes have no holder and stay out.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    train_sizes, _ = _class_sizes(train_labels, test_labels)
     if k > np.count_nonzero(train_sizes):
         raise BadInput(key, k, f"the data have {np.count_nonzero(train_sizes)} classes")
     room = np.minimum(train_sizes, clients)
@@ -132,14 +132,7 @@ def pathological(
         raise BadInput(key, k, f"some classes have too few samples for {clients} clients to hold that many each")
     holds = _holders(room, clients, k, rng)
     train = _share_out(holds, np.where(holds.any(0), train_sizes, 0))
-    if not _top_up(train, least(data), wanted=holds, keep=1, strict=True):
-        what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
-        raise BadInput("data.min_samples", data.min_samples, what)
-    test = _share_out(train, np.where(holds.any(0), test_sizes, 0))
-    if not _top_up(test, 1, wanted=train, strict=True):
-        what = "the classes of some client have too few test samples for one each"
-        raise BadInput("federation.clients", clients, what)
-    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+    return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
 
 
 def lognormal(
@@ -152,7 +145,7 @@ def lognormal(
     class has fewer than its holders ask for (there, late clients keep 10), all of them get less in proportion: ours.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    train_sizes, _ = _class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
     if k > len(present):
         raise BadInput(key, k, f"the data have {len(present)} classes")
@@ -164,14 +157,23 @@ def lognormal(
     asked = np.zeros((clients, len(train_sizes)), np.int64)
     asked[client, present[held]] = 10 + more * (2 if clients <= 20 else 1)
     train = _share_out(asked, np.minimum(asked.sum(0), train_sizes))
-    if not _top_up(train, least(data), wanted=asked, keep=1, strict=True):
+    return _of_held_classes(train, asked, train_labels, test_labels, data, rng)
+
+
+def _of_held_classes(
+    train: np.ndarray, wanted: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
+    rng: np.random.Generator,
+) -> tuple[Shares, Shares]:  # fmt: skip
+    """The counts `train` [N, C], topped up where a client has too few samples of the classes that it holds (those in
+    its row of `wanted`), and test samples of the same classes."""
+    clients, k = len(train), data.classes_per_client
+    if not _top_up(train, least(data), wanted=wanted, keep=1, strict=True):
         what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
         raise BadInput("data.min_samples", data.min_samples, what)
-    test = _share_out(train, np.where(train.any(0), test_sizes, 0))
+    test = _share_out(train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0))
     if not _top_up(test, 1, wanted=train, strict=True):
-        raise BadInput(
-            "federation.clients", clients, "the classes of some client have too few test samples for one each"
-        )
+        what = "the classes of some client have too few test samples for one each"
+        raise BadInput("federation.clients", clients, what)
     return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
 
 

@@ -29,13 +29,9 @@ class LocalOptimizer(ABC):
         return step_sizes(self.config, self.lr, steps)
 
     @abstractmethod
-    def reset(self, lr: float | None = None, weight_decay: float | None = None) -> None:
-        """Forget all state, and from now on train what requires a gradient now.
-
-        Args:
-            lr: learning rate; None: the configuration's.
-            weight_decay: likewise.
-        """
+    def reset(self, lr: float | None = None) -> None:
+        """Forget all state, and from now on train what requires a gradient now at the rate `lr` (None: the
+        configuration's)."""
 
     @abstractmethod
     def step(self, loss: Tensor) -> None:
@@ -58,12 +54,11 @@ class FastSGD(LocalOptimizer):
         self.config = config
         self.reset()
 
-    def reset(self, lr: float | None = None, weight_decay: float | None = None) -> None:
+    def reset(self, lr: float | None = None) -> None:
         """Forget the momentum."""
         config = self.config
         self.lr = config.lr if lr is None else lr
-        self._decay = config.weight_decay if weight_decay is None else weight_decay
-        self._plain = not (config.momentum or self._decay or config.clip_norm)
+        self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
         self._momenta: list[Tensor | None] = [None] * len(self.parameters)
         self._trained = [k for k, p in enumerate(self.parameters) if p.requires_grad]
         self._targets = [self.parameters[k] for k in self._trained]
@@ -86,7 +81,7 @@ class FastSGD(LocalOptimizer):
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
                 found = list(torch._foreach_mul(found, clip_factor(norm, config.clip_norm)))
             momenta = [self._momentum(k) for k in used] if config.momentum else []
-            step = direction(parameters, found, momenta, self._decay, config.momentum, config.nesterov)
+            step = direction(parameters, found, momenta, config.weight_decay, config.momentum, config.nesterov)
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
     def _momentum(self, k: int) -> Tensor:
@@ -124,7 +119,7 @@ class AnyOptimizer(LocalOptimizer):
         self._scale = copy.deepcopy(self._scaler.state_dict()) if self._scaler is not None else {}
         self.reset()
 
-    def reset(self, lr: float | None = None, weight_decay: float | None = None) -> None:
+    def reset(self, lr: float | None = None) -> None:
         """Forget all state, and what the client before has changed in the groups and in the loss scaling."""
         self.lr = self.config.lr if lr is None else lr
         self.optimizer.state.clear()
@@ -132,8 +127,6 @@ class AnyOptimizer(LocalOptimizer):
             self._scaler.load_state_dict(self._scale)
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
-            if weight_decay is not None and "weight_decay" in group:
-                group["weight_decay"] = weight_decay
 
     def step(self, loss: Tensor) -> None:
         """Backward, clip, step."""
@@ -144,8 +137,7 @@ class AnyOptimizer(LocalOptimizer):
         self.fabric.backward(loss)
         if self.config.clip_norm is not None:
             self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+            nn.utils.clip_grad_norm_(self._parameters(), self.config.clip_norm)
         self._stepper.step()
 
     def _parameters(self) -> list[Tensor]:

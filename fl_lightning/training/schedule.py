@@ -28,17 +28,9 @@ class Length:
 
     def steps_of(self, per_epoch: int) -> int:
         """Steps of a client that has `per_epoch` batches."""
-        if self.steps is not None or not per_epoch:
-            return self.steps if self.steps is not None and per_epoch else 0
-        assert self.epochs is not None
-        return max(1, round(self.epochs * per_epoch)) if self.epochs else 0
-
-    def times(self, count: int) -> Length:
-        """`count` times as long."""
         if self.steps is not None:
-            return Length(steps=count * self.steps)
-        assert self.epochs is not None
-        return Length(epochs=count * self.epochs)
+            return self.steps if per_epoch else 0
+        return max(1, round(self.epochs * per_epoch)) if self.epochs and per_epoch else 0
 
     @classmethod
     def of(cls, federation: FederationConfig) -> Length:

@@ -41,8 +41,6 @@ class LocalJob:
     objective: Objective = PLAIN
     trains: np.ndarray | None = None
     """Bool [B]: the blocks that train; None: all. The others get no gradient, weight decay or momentum."""
-    weight_decay: float | None = None
-    """None: the configuration's."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """State of its optimiser that it comes with; afterwards a copy of what it is left with, if `keep`."""
     keep: bool = False
