@@ -10,13 +10,15 @@ import copy
 from argparse import Action
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser, Namespace
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, leaves, unknown
+from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, typed, unknown
 from fl_lightning.config import Component, ModelConfig
 from fl_lightning.errors import BadInput
 
@@ -83,6 +85,19 @@ def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
             text = "true" if alone else words.pop(0)  # a switch alone means true
         layers.append(read_config(text, known) if key == "config" else _nested(key, _value(key, text)))
     return layers
+
+
+def values_of(parser: ArgumentParser, argv: list[str]) -> Namespace:
+    """What a command line says of all keys of a command, every default filled in."""
+    return typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+
+
+def config_in(argv: list[str]) -> str | None:
+    """The first `--config` on a command line (checked by `read_flags`): it names the run."""
+    for word, after in zip_longest(argv, argv[1:], fillvalue=""):
+        if word.partition("=")[0] == "--config":
+            return word.partition("=")[2] or after
+    return None
 
 
 def apart(argv: list[str]) -> tuple[list[str], list[str]]:

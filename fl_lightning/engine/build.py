@@ -85,13 +85,7 @@ def federation(
         judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
         callbacks=list(callbacks), most_batches=SMOKE_BATCHES if config.smoke else None,
     )  # fmt: skip
-    trainers = [
-        Trainer(fabric, config, g, net, data.num_classes, data.metric, method)
-        for g, net in zip(groups, nets, strict=True)
-    ]
-    for group, trainer in zip(groups, trainers, strict=True):
-        group.module = trainer.module
-    return _assembled(run, trainers)
+    return _assembled(run, [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)])
 
 
 def _assembled(run: Run, trainers: Sequence[Trainer]) -> Federation:

@@ -20,15 +20,7 @@ from fl_lightning.rng import numpy_rng
 
 
 class Federation:
-    """N clients with models of their own, and the server between them.
-
-    Args:
-        run: everything that the rounds work on.
-        pool: which rank has which client.
-        worker: what happens on clients.
-        evaluator: which models are scored.
-        reducer: makes one vector of many.
-    """
+    """N clients with models of their own, and the server between them; `reducer` makes one vector of many."""
 
     def __init__(self, run: Run, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Any) -> None:
         self.run, self.pool, self.worker, self.evaluator, self.reducer = run, pool, worker, evaluator, reducer

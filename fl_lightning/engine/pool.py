@@ -16,12 +16,7 @@ from fl_lightning.storage.state import MODEL, ClientState
 
 
 class Pool:
-    """Client states on their home ranks.
-
-    Args:
-        run: the run.
-        trainers: what training costs, of each group of clients.
-    """
+    """Client states on their home ranks. The `trainers` tell what training costs."""
 
     def __init__(self, run: Run, trainers: Sequence[Trainer]) -> None:
         self.run, self.trainers = run, trainers

@@ -74,7 +74,7 @@ def _solved(work: np.ndarray, seconds: Sequence[float]) -> np.ndarray:
 
 def steps_of(config: Config, per_epoch: np.ndarray, limit: float = math.inf) -> np.ndarray:
     """Local steps in a round of clients with so many batches in an epoch (n,), at most `limit` if steps are counted."""
-    length = Length(config.federation.local_epochs, config.federation.local_steps)
+    length = Length.of(config.federation)
     length = length if math.isinf(limit) else length.at_most(int(limit))
     return np.array([length.steps_of(int(batches)) for batches in per_epoch])
 

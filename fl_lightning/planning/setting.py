@@ -82,13 +82,15 @@ def made_up(sizes: DataSizes) -> FederatedData:
     for counts in (sizes.train, sizes.test):
         raw = torch.randint(256, (sum(counts), *sizes.sample_shape), generator=generator, dtype=torch.uint8)
         labels = torch.arange(len(raw)) % sizes.classes
+        labels = labels.float() if sizes.task == "regression" else labels
         one = torch.ones(sizes.sample_shape[0], *[1] * (len(sizes.sample_shape) - 1))
         pools.append(Samples(raw, labels, 128 * one, 74 * one))
         shares.append(np.split(np.random.default_rng(0).permutation(len(raw)), np.cumsum(counts)[:-1]))
     none = [np.zeros(0, dtype=np.int64)] * len(sizes.train)
     names, straight = [str(k) for k in range(sizes.classes)], [0.0] * len(none)
     train, test = pools
-    return FederatedData(train, test, (shares[0], none, shares[1]), names, straight, made_up=True, public=train)
+    parts = shares[0], none, shares[1]
+    return FederatedData(train, test, parts, names, straight, made_up=True, task=sizes.task, public=train)
 
 
 def cohorts(config: Config) -> list[np.ndarray]:

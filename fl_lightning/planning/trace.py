@@ -31,7 +31,6 @@ from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
-from fl_lightning.metric import BY_TASK
 from fl_lightning.models import build
 from fl_lightning.parallel import ClientParallelStrategy, Group
 from fl_lightning.planning.setting import DataSizes, made_up
@@ -152,11 +151,11 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     model = method.build(build(component, sizes.sample_shape, sizes.classes), sizes.classes)
     group = make_group(0, fabric.device, config, model, [0], method, dtype)
-    trainer = Trainer(fabric, config, group, model, sizes.classes, BY_TASK[sizes.task], method)
+    run = _run(fabric, config, method, group, sizes, dtype)
+    trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters
     with trainer.module.cast():
         cost = sample_cost(trainer.module, _batch(2, sizes, dtype))
-    run = _run(fabric, config, method, group, sizes, dtype)
     size = max(2, min(config.federation.batch_size, max(sizes.train)))
     saved, step, slots = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
     scored = min(config.evaluation.batch_size, max(sizes.test))
