@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -178,8 +177,7 @@ def assemble(
 
 def instantiate(key_: str, component: Component) -> Any:
     """The object that a resolved component names."""
-    module, _, name = component.class_path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    cls = component.load()
     try:
         return cls(**component.init_args)
     except (TypeError, ValueError) as error:

@@ -470,8 +470,8 @@ def test_visits_are_rounds_of_the_real_engine(
     done: list[tuple[int, int]] = []
     real = Worker._train
 
-    def counted(self: Worker, t: int, visits: Any, jobs: Any, failed: Any) -> Any:
-        found = real(self, t, visits, jobs, failed)
+    def counted(self: Worker, visits: Any, jobs: Any) -> Any:
+        found = real(self, visits, jobs)
         done.extend((fit.steps, fit.samples) for fit in found.values())
         return found
 

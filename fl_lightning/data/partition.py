@@ -124,7 +124,7 @@ def pathological(
     (clients * classes_per_client) some classes have no holder and stay out.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes, _ = _class_sizes(train_labels, test_labels)
+    train_sizes = _class_sizes(train_labels, test_labels)[0]
     if k > np.count_nonzero(train_sizes):
         raise BadInput(key, k, f"the data have {np.count_nonzero(train_sizes)} classes")
     room = np.minimum(train_sizes, clients)
@@ -145,7 +145,7 @@ def lognormal(
     class has fewer than its holders ask for (there, late clients keep 10), all of them get less in proportion: ours.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes, _ = _class_sizes(train_labels, test_labels)
+    train_sizes = _class_sizes(train_labels, test_labels)[0]
     present = np.flatnonzero(train_sizes)
     if k > len(present):
         raise BadInput(key, k, f"the data have {len(present)} classes")
@@ -164,8 +164,7 @@ def _of_held_classes(
     train: np.ndarray, wanted: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
     rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:  # fmt: skip
-    """The counts `train` [N, C], topped up where a client has too few samples of the classes that it holds (those in
-    its row of `wanted`), and test samples of the same classes."""
+    """Samples for the counts `train` [N, C], topped up within the classes of `wanted`, and for tests of those classes."""
     clients, k = len(train), data.classes_per_client
     if not _top_up(train, least(data), wanted=wanted, keep=1, strict=True):
         what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"

@@ -30,7 +30,7 @@ from fl_lightning.methods.base import Method
 from fl_lightning.models import head_of
 from fl_lightning.parallel import Group, assign_homes
 from fl_lightning.rng import key
-from fl_lightning.storage.policy import Changes, StoragePolicy
+from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore
 
@@ -75,8 +75,7 @@ def federation(
         allowed = f"one architecture: {type(method).__name__.lower()} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
     processes = Group(fabric)
-    parts = [method, *callbacks]
-    policy = StoragePolicy.of(method, relation, Changes.of(parts), config, [g.down_mask for g in groups])
+    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
     run = Run(
         config=config, method=method, relation=relation, data=data, folder=folder, processes=processes,
         device=fabric.device, dtype=dtype, groups=groups, layer_names=layer_axis(groups),

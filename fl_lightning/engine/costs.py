@@ -8,7 +8,9 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -87,8 +89,7 @@ def _total(out: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 class Meter:
-    """Counts the samples that go through a client's bound model, and back, while it is entered: whoever sends them.
-    When it is left they are put down to the client.
+    """Counts the samples that go through a client's bound model, and back, whoever sends them.
 
     It looks at the classifier, which every pass meets, also where a user's step calls the model's parts by itself, and
     for the way back at the features before it, where they train: a loss of features alone never reaches scores.
@@ -100,19 +101,19 @@ class Meter:
         self.forward = self.backward = 0
         module.head.register_forward_hook(self._passed)  # for good: to hang it up each time takes longer than a pass
 
-    def of(self, client: Client, cost: SampleCost | None) -> Meter:
-        """To be entered for `client`, whose samples cost `cost`."""
-        self.client, self.cost = client, cost
-        return self
-
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def of(self, client: Client, cost: SampleCost | None) -> Iterator[None]:
+        """Within, count for `client`, whose samples cost `cost`."""
         self.forward = self.backward = 0
-        self._before, self.on = self._versions(), True
-
-    def __exit__(self, error: object, *rest: object) -> None:
-        self.on = False
-        if error is None:
-            self.client.flops += self.flops(self.cost)
+        before, self.on = self._versions(), True
+        try:
+            yield
+        finally:
+            self.on = False
+        if cost is None or (not self.backward and self._versions() != before):
+            client.flops = math.nan  # unknown: steps were taken, and no way back was seen
+        else:
+            client.flops += round(cost.forward * self.forward + cost.backward * self.backward)
 
     def _versions(self) -> int:
         return sum(p._version for p in self.module.binding.parameters)  # each write in place adds one
@@ -129,9 +130,3 @@ class Meter:
 
     def _returned(self, samples: int) -> None:
         self.backward += samples
-
-    def flops(self, cost: SampleCost | None) -> float:
-        """Operations of what went through; NaN where that is unknown: steps were taken, and no way back was seen."""
-        if cost is None or (not self.backward and self._versions() != self._before):
-            return math.nan
-        return round(cost.forward * self.forward + cost.backward * self.backward)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -15,7 +16,6 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Fit, Phase
-from fl_lightning.engine.costs import Meter
 from fl_lightning.engine.phases import job_of, keep_optimizer
 from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.errors import BadClient, BadInput
@@ -206,7 +206,7 @@ class Visit:
 
     # ---------------------------------------------------------------- operations
 
-    def metered(self) -> Meter:
+    def metered(self) -> AbstractContextManager[None]:
         """Passes of the bound model within count as the client's operations beside its phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
 

@@ -34,7 +34,7 @@ from fl_lightning.methods.base import Method
 from fl_lightning.models import build
 from fl_lightning.parallel import ClientParallelStrategy, Group
 from fl_lightning.planning.setting import DataSizes, made_up
-from fl_lightning.storage.policy import Changes, StoragePolicy
+from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore
 
@@ -189,7 +189,7 @@ def _run(
 ) -> Run:
     """What a method may look at: the clients of the one group, and of their data the first one's, made up."""
     relation, one = method.relation(), replace(sizes, train=sizes.train[:1], test=sizes.test[:1])
-    policy = StoragePolicy.of(method, relation, Changes.of([method]), config, [group.down_mask])
+    policy = StoragePolicy.of(method, relation, [], config, [group.down_mask])
     return Run(
         config=config, method=method, relation=relation, data=made_up(one), folder=Path(), processes=Group(fabric),
         device=fabric.device, dtype=dtype, groups=[group], layer_names=layer_axis([group]),
