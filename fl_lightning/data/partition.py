@@ -164,7 +164,7 @@ def _of_held_classes(
     train: np.ndarray, wanted: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
     rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:  # fmt: skip
-    """Samples for the counts `train` [N, C], topped up within the classes of `wanted`, and for tests of those classes."""
+    """Samples for the counts `train` [N, C], topped up within the classes of `wanted`, and for tests of those."""
     clients, k = len(train), data.classes_per_client
     if not _top_up(train, least(data), wanted=wanted, keep=1, strict=True):
         what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
