@@ -63,21 +63,17 @@ class Layout:
 
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear layer in ResNet-18.
     All other buffers (BatchNorm's counters, masks, indices) stay with the client, whatever their type: `own_names`.
-
-    Args:
-        model: the module to lay out.
-        head: dotted name of the classifier module.
+    `head` is the dotted name of the classifier module.
     """
 
     def __init__(self, model: nn.Module, head: str) -> None:
         self.head = head
         self.layers: list[str] = []
-        modules = dict(model.named_modules())
         places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
-        buffers: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
+        buffers = places[:]
         self.own_names: list[str] = []
         seen: set[int] = set()
-        for prefix, module in modules.items():
+        for prefix, module in model.named_modules():
             own = [(n, p) for n, p in module.named_parameters(prefix, recurse=False) if id(p) not in seen]
             seen.update(id(p) for _, p in own)
             is_norm = isinstance(module, NORMALISATION)
@@ -138,11 +134,6 @@ class Layout:
         """Layer of each block (int64 [B])."""
         return np.array([b.layer for b in self.blocks], dtype=np.int64)
 
-    @cached_property
-    def kind_of(self) -> np.ndarray:
-        """0 for parameters, 1 for buffers (int64 [B])."""
-        return 1 - self.is_parameter.astype(np.int64)
-
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
         """Bool [B]: the blocks for which `holds`."""
         return np.array([holds(b) for b in self.blocks], dtype=bool)
@@ -173,7 +164,7 @@ class Layout:
             if len(self._tables) > MOST_TABLES:
                 self._tables.clear()
             shape = (len(self.layers) + 1, kinds)
-            cells = self.layer_of * kinds + self.kind_of
+            cells = self.layer_of * kinds + ~self.is_parameter  # the first kind, or the second: buffers
             sums = np.bincount(cells[sent], block_bytes[sent], minlength=shape[0] * shape[1])
             self._tables[known] = sums.astype(np.int64).reshape(shape)  # sums in float64: exact up to 2^53
         return self._tables[known]

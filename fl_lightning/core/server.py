@@ -27,14 +27,7 @@ Since = Literal["zero", "initial", "sent"]
 
 
 class Server:
-    """The server in one round: valid from its first to its last line.
-
-    Args:
-        run: the run.
-        round: its number.
-        cohort: the clients that take part.
-        reducer: makes one vector of many, where a robust one is configured.
-    """
+    """The server in one round: valid from its first to its last line. `reducer` makes one vector of many."""
 
     def __init__(self, run: Run, round: int, cohort: Sequence[int], reducer: Any) -> None:
         self.run, self.round, self.cohort, self.reducer = run, round, list(cohort), reducer
@@ -166,12 +159,8 @@ class GroupServer:
         return sent
 
     def mean_by(self, relation: Any, who: list[int] | None = None) -> Tensor:
-        """One model (D,) from the uploads of this round, by the only row of `relation` and the reducer.
-
-        Args:
-            relation: that of a global model.
-            who: whose uploads, of those who answered; None: all.
-        """
+        """One model (D,) from this round's uploads of `who` (None: all who answered), by the only row of `relation` and
+        the reducer."""
         who = self.answered if who is None else who
         inputs = self.inputs(relation, who, who)
         weights = self.server.reducer.weights(relation.weights(inputs)[:, 0], inputs)
@@ -183,7 +172,6 @@ class GroupServer:
     def inputs(self, relation: Any, receivers: Sequence[int], sources: Sequence[int]) -> RelationInputs:
         """What a relation may look at."""
         server = self.server
-        layers = len(self.layout.layers) if relation.per_layer else 1
 
         @cache
         def gram(since: Since = "zero") -> Gram:
@@ -191,7 +179,11 @@ class GroupServer:
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
 
         samples = server.samples(sources)
+        layers = self._layers(relation)
         return RelationInputs(list(receivers), list(sources), samples, layers, server.clients, server.memory, gram)
+
+    def _layers(self, relation: Any) -> int:
+        return len(self.layout.layers) if relation.per_layer else 1
 
     def _candidates(self, mixes: str) -> list[int]:
         run = self.server.run
@@ -201,8 +193,7 @@ class GroupServer:
         return sorted(c for c in known if run.group_of(c) is self.group)
 
     def _weighed(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int], rows: int) -> None:
-        layers = len(self.layout.layers) if relation.per_layer else 1
-        self.server.flops += relation.flops(layers, rows, len(sources))
+        self.server.flops += relation.flops(self._layers(relation), rows, len(sources))
         self.weighed = Weights(self.group, weights, receivers, sources)
 
     def _warn(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int]) -> None:

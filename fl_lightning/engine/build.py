@@ -51,10 +51,7 @@ def federation(
 
     Args:
         fabric: launched, with the client-parallel strategy.
-        config: the run.
-        data: every client's data.
         models: the network of each architecture in `config.models`, with the initial weights its clients begin from.
-        method: what the clients exchange, and how.
         callbacks: in the order in which their hooks run.
         folder: the run folder.
 

@@ -44,14 +44,8 @@ class SampleCost:
         return self.forward + self.backward + self.extra
 
     def of(self, samples: int, steps: int, pulled: int, linear: int = 0) -> dict[str, int]:
-        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase.
-
-        Args:
-            samples: that went through, epochs counted.
-            steps: of the optimiser.
-            pulled: numbers in the pull.
-            linear: numbers in the linear term.
-        """
+        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so many `samples` (epochs
+        counted) and `steps`, with so many numbers in the pull and in the linear term."""
         return {
             "flops_forward": round(self.forward * samples),
             "flops_backward": round(self.backward * samples),

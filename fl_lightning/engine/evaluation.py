@@ -99,7 +99,7 @@ class Evaluator:
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
         group = self.run.group_of(id)
-        return Client(self.run, group, id, self.run.server.round, state, group.module)
+        return Client(self.run, group, id, self.run.server.round, state)
 
     def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
         """A client as it stands between rounds (with other `buffers`, where some are given), on copies of whatever may

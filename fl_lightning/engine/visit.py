@@ -28,11 +28,8 @@ class Visit:
 
     Args:
         worker: whose visit it is.
-        t: the round.
-        scored: whether that is a scored one.
-        timer: of the round.
-        client: its number.
-        place: among the clients that train at once.
+        t: the round, and whether it is a `scored` one.
+        place: of the client among those that train at once.
         payload: what the server has sent.
     """
 
@@ -56,7 +53,7 @@ class Visit:
         run, method = self.run, self.run.method
         state = self.worker.pool.state(self.id)
         run.store.acquire(state)
-        client = self.client = Client(run, self.group, self.id, self.t, state, self.trainer.module)
+        client = self.client = Client(run, self.group, self.id, self.t, state)
         data = client.data
         client.payload = self.payload
         if not run.policy.one_download:

@@ -206,7 +206,7 @@ def _client(run: Run, trainer: Trainer) -> Client:
     state = ClientState(0, {MODEL: group.initial.clone()} | vectors, list(group.initial_buffers), {})
     with contextlib.suppress(Exception):  # what it keeps may hang on data
         state.memory = run.method.init_client(run)
-    client = Client(run, group, 0, 1, state, trainer.module)
+    client = Client(run, group, 0, 1, state)
     client.payload = Payload(group.layout, torch.zeros_like(group.initial), group.down_mask.copy(), exchanged)
     _ = client.data  # made now, they are no part of its steps
     return client

@@ -63,11 +63,7 @@ class VectorStore:
     On disk every vector is a file of `folder` that has no name any more: the system writes its pages out when it needs
     the memory, reads them back when they are touched, and frees the space with the process, however that ends.
 
-    Args:
-        place: where the vectors lie.
-        folder: for the files.
-        device: where clients train.
-        lane: what copies vectors; None: the device's.
+    Clients train on `device`; vectors are copied there by `lane` (None: the device's).
     """
 
     def __init__(self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None) -> None:

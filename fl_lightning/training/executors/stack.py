@@ -19,14 +19,7 @@ from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
 
 
 class Stack:
-    """Models side by side, and SGD over all of them in operations whose number does not grow with theirs.
-
-    Args:
-        module: whose layout the models have.
-        config: of the optimiser.
-        width: how many models.
-        dtype: of their rows.
-    """
+    """`width` models side by side, and SGD over all of them in operations whose number does not grow with theirs."""
 
     def __init__(self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype) -> None:
         layout, device = module.layout, module.device_of_model
