@@ -37,6 +37,11 @@ class Callback:
                 bases = ", ".join(base.__name__ for base in cls.__bases__)
                 raise TypeError(f"{cls.__name__}.{name} would never be called: {bases} has no such hook")
 
+    @property
+    def config_key(self) -> str:
+        """Where it stands in a configuration, for messages."""
+        return f"callbacks.{type(self).__name__.lower()}"
+
     def on_fit_start(self, run: Run) -> None:
         """Everything is set up, on every rank (`run.resumed_from`: the last finished round). Raise `BadInput` here."""
 
@@ -113,13 +118,14 @@ class Aggregator(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
-        key = f"callbacks.{type(self).__name__.lower()}"
         if not run.relation.is_global:
             allowed = "it needs a method whose relation is a global model's, as fedavg's is"
-            raise BadInput(key, run.method_name, allowed)
+            raise BadInput(self.config_key, run.method_name, allowed)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
         if first is not self:
-            raise BadInput(key, "", f"one way to aggregate, and {type(first).__name__.lower()} is one already")
+            raise BadInput(
+                self.config_key, "", f"one way to aggregate, and {type(first).__name__.lower()} is one already"
+            )
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""

@@ -36,11 +36,7 @@ class _Channel(Observer):
     def _check(self, argument: str, holds: bool, allowed: str) -> None:
         """Raise `BadInput` unless `holds` and the value is finite."""
         value = getattr(self, argument)
-        check(f"{self._key}.{argument}", value, holds and math.isfinite(value or 0), f"it must be {allowed}")
-
-    @property
-    def _key(self) -> str:
-        return f"callbacks.{type(self).__name__.lower()}"
+        check(f"{self.config_key}.{argument}", value, holds and math.isfinite(value or 0), f"it must be {allowed}")
 
     def rates(self, run: Run, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes (n, 2)."""
@@ -152,10 +148,17 @@ class Wireless(_Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(f"{self._key}.channel", self.channel, self.channel in ("fitted", "table4"), "it must be fitted or table4")
+        check(
+            f"{self.config_key}.channel",
+            self.channel,
+            self.channel in ("fitted", "table4"),
+            "it must be fitted or table4",
+        )
         for f in fields(self) if self.channel == "table4" else ():
             fits = f.name in ("fading", "channel") or bool(f.kw_only) or getattr(self, f.name) == f.default
-            check(f"{self._key}.{f.name}", getattr(self, f.name), fits, "channel table4 has its own: leave it out")
+            check(
+                f"{self.config_key}.{f.name}", getattr(self, f.name), fits, "channel table4 has its own: leave it out"
+            )
         for name in ("upload_mhz", "download_mhz", "near"):
             self._check(name, getattr(self, name) > 0, "above 0")
         self._check("far", self.far >= self.near, f"at least near = {self.near:g}")
@@ -163,7 +166,7 @@ class Wireless(_Channel):
             self._check(name, getattr(self, name) >= 0, "0 or more")
         for name in ("client_dbm", "server_dbm", "path_loss_db", "noise_dbm_hz"):
             self._check(name, -500 <= getattr(self, name) <= 500, "in [-500, 500]")
-        check(f"{self._key}.shares", self.shares, self.shares in ("equal", "bytes"), "it must be equal or bytes")
+        check(f"{self.config_key}.shares", self.shares, self.shares in ("equal", "bytes"), "it must be equal or bytes")
 
     def distance(self, seed: int, client: int) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""

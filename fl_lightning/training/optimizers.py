@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,35 +17,7 @@ from fl_lightning.training.kernels import clip_factor, direction
 from fl_lightning.training.module import ClientModule
 
 
-class LocalOptimizer(ABC):
-    """A local optimiser over the module's parameters. It is reset before every client's training."""
-
-    lr: float
-    config: OptimizerConfig
-
-    def step_sizes(self, steps: int) -> float:
-        """`step_sizes` of steps that have been taken since `reset`."""
-        return step_sizes(self.config, self.lr, steps)
-
-    @abstractmethod
-    def reset(self, lr: float | None = None) -> None:
-        """Forget all state, and from now on train what requires a gradient now at the rate `lr` (None: the
-        configuration's)."""
-
-    @abstractmethod
-    def step(self, loss: Tensor) -> None:
-        """One step down `loss`."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """State tensors by name, to be kept for a client (`optimizer.keep_state`)."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Tensor]) -> None:
-        """After `reset`: take up what `state` gave."""
-
-
-class FastSGD(LocalOptimizer):
+class FastSGD:
     """SGD in torch's operations on lists: without the wrappers that cost more than a small model's step."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
@@ -55,7 +26,8 @@ class FastSGD(LocalOptimizer):
         self.reset()
 
     def reset(self, lr: float | None = None) -> None:
-        """Forget the momentum."""
+        """Before each client's training: forget the momentum, and from now on train what requires a gradient now at the
+        rate `lr` (None: the configuration's)."""
         config = self.config
         self.lr = config.lr if lr is None else lr
         self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
@@ -104,7 +76,7 @@ class FastSGD(LocalOptimizer):
 _SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes
 
 
-class AnyOptimizer(LocalOptimizer):
+class AnyOptimizer:
     """Any torch optimiser, through Fabric: its loss scaling, and clipping.
 
     A model's own (`optimizer.name: module`) keeps its own learning rates. What requires no gradient has none, and is
@@ -172,6 +144,10 @@ class AnyOptimizer(LocalOptimizer):
             stays = label == "step" and not group.get("fused") and not group.get("capturable")  # torch's own rule
             device = value.device if stays else parameter.device
             self.optimizer.state[parameter][label] = value.to(device, copy=True)
+
+
+LocalOptimizer = FastSGD | AnyOptimizer
+"""What trains a client, over the module's parameters; `state` and `load` are for `optimizer.keep_state`."""
 
 
 def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:
