@@ -123,9 +123,8 @@ class Aggregator(Callback):
             raise BadInput(self.config_key, run.method_name, allowed)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
         if first is not self:
-            raise BadInput(
-                self.config_key, "", f"one way to aggregate, and {type(first).__name__.lower()} is one already"
-            )
+            allowed = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
+            raise BadInput(self.config_key, "", allowed)
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""

@@ -82,9 +82,8 @@ class Federation:
     def _check_reduced(self, server: Server) -> None:
         """Raise `BadInput` where a robust aggregator is configured, and the method has passed it by."""
         if server.answered and not server.reduced and type(self.reducer) is not Aggregator:
-            raise BadInput(
-                self.reducer.key, self.run.method_name, "its aggregate takes means of its own, past a robust one"
-            )
+            allowed = "its aggregate takes means of its own, past a robust one"
+            raise BadInput(self.reducer.config_key, self.run.method_name, allowed)
 
     def cohort(self, t: int) -> list[int]:
         """The clients of round `t`, ascending: as drawn, or in the first, where the method asks for it, all."""
