@@ -30,9 +30,8 @@ class _Channel(Observer):
     latency_ms: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._check(
-            "client_gflops", self.client_gflops is None or self.client_gflops > 0, "it must be above 0, or null"
-        )
+        speed = self.client_gflops
+        self._check("client_gflops", speed is None or speed > 0, "it must be above 0, or null")
         self._check("latency_ms", self.latency_ms >= 0, "it must be 0 or more")
 
     def _check(self, argument: str, holds: bool, allowed: str) -> None:

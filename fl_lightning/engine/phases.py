@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from fl_lightning.core.client import Client
 from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import ModelGroup, Run
@@ -36,7 +38,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
     public = phase.part is not None
     schedule = schedule_of(run, group, client.id, index, purpose or phase.purpose, length, phase.batch_size, public)
     if phase.budget is not None:
-        schedule = schedule.with_budget(phase.budget, client.rounds)
+        schedule = replace(schedule, budget=phase.budget, before=client.rounds)
     keep = run.config.optimizer.keep_state
     own = phase.step
     job = LocalJob(

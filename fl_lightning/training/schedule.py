@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -65,10 +65,6 @@ class BatchSchedule:
     """Epochs that the client may train in all; None: as many as it is asked for."""
     before: int = 0
     """Stretches of this length that the client itself has trained before."""
-
-    def with_budget(self, budget: float | None, before: int) -> BatchSchedule:
-        """The same, of a client that may train for `budget` epochs in all, and has trained `before` such stretches."""
-        return replace(self, budget=budget, before=before)
 
     def steps_per_epoch(self, samples: int) -> int:
         """Batches of an epoch over so many samples."""
