@@ -115,10 +115,12 @@ class Setup:
     @cached_property
     def sources(self) -> int:
         """Models that are mixed."""
-        clients, cohort = self.config.federation.clients, len(cohorts(self.config)[0])
-        return {"cohort": cohort, "known": met(self.config), "heard": met(self.config), "all": clients}[
-            "cohort" if self.policy.one_download else self.relation.mixes
-        ]
+        return self.mixed(len(cohorts(self.config)[0]), met(self.config), self.config.federation.clients)
+
+    def mixed(self, cohort: int, known: int, everyone: int) -> int:
+        """Models that are mixed, of so many clients."""
+        mixes = "cohort" if self.policy.one_download else self.relation.mixes
+        return {"cohort": cohort, "known": known, "heard": known, "all": everyone}[mixes]
 
     @property
     def receivers(self) -> int:

@@ -89,6 +89,10 @@ class VectorStore:
         pinned = self.device.type == "cuda"  # from no other memory does the device copy while it computes
         return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=pinned).copy_(vector)
 
+    def adopt(self, state: ClientState) -> None:
+        """Put the vectors of `state`, which come from elsewhere, into the store."""
+        _replace(state, {id(vector): self.allocate(vector) for vector in _tensors(state)})
+
     def stow(self, tensor: Tensor) -> Tensor:
         """`tensor`, or a copy in main memory where the vectors do not lie on the device either."""
         return tensor.cpu() if self.apart else tensor
