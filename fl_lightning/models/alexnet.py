@@ -13,12 +13,10 @@ class AlexNet(nn.Module):
     """Five 3x3 convolutions, the first with stride 2, then twice `width` with dropout, and the classes.
 
     Sizes are those of KT-pFL's code (Zhang et al., NeurIPS 2021), one of its four architectures: torchvision's channels
-    64, 192, 384, 256, 256 with small kernels, for 28x28 and 32x32 images. 32x32 colour images and 10 classes make
+    64, 192, 384, 256, 256 with small kernels, for images from 15x15 pixels on. 32x32 colour images and 10 classes make
     23,272,266 parameters.
 
     Args:
-        input_shape: (channels, height, width) of an image, from 15x15 pixels on.
-        num_classes: outputs.
         width: of the two fully connected layers. 4096: Krizhevsky et al.
         dropout: before each of them. 0.5: Krizhevsky et al.
     """

@@ -16,8 +16,6 @@ class CNN(nn.Module):
     convolution are those of McMahan et al. (2017).
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        num_classes: outputs.
         channels: of the two convolutions.
         padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants 16x16 pixels.
         hidden: of the two layers before the classifier.
@@ -61,8 +59,6 @@ class CNN5(CNN):
     120 and 84 it takes over. 121,182 parameters on colour 32x32 images with 10 classes.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        num_classes: outputs.
         padding: of the two convolutions.
     """
 

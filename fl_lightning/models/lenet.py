@@ -14,8 +14,6 @@ class LeNet(CNN):
     44,426 parameters on grey 28x28 images, 62,006 on colour 32x32 images, with 10 classes.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        num_classes: outputs.
         padding: of the two convolutions. 0: KT-pFL's code; it wants 16x16 pixels, 2 takes 4x4.
     """
 
