@@ -144,8 +144,7 @@ def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> 
         greatest = disk.best(m for t in there if (m := disk.intact(folder, t)) is not None)
         there = [greatest] if greatest is not None else []
     there = run.processes.gather_objects(there)[0]
-    if not there:
-        raise BadInput("run", str(folder.parent), "it holds no checkpoint yet")
+    check("run", str(folder.parent), bool(there), "it holds no checkpoint yet")
     damaged: list[str] = []
     for t in there:
         loaded, reason = None, None

@@ -26,7 +26,7 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import Component, Config
+from fl_lightning.config import Component, Config, check
 from fl_lightning.core.run import Run
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation
@@ -262,8 +262,7 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
     if accelerator == "cuda" and int(devices) > torch.cuda.device_count():
         raise BadInput("fabric.devices", devices, f"this machine has {torch.cuda.device_count()} CUDA devices")
     ranks = int(devices) * config.fabric.num_nodes
-    if ranks > clients:
-        raise BadInput("fabric.devices", devices, f"at most one process for each of the {clients} clients")
+    check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
     started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) if outside else ranks
     if started != ranks:
         allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"

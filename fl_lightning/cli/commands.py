@@ -19,6 +19,7 @@ from fl_lightning.cli.parser import (
 )
 from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
 
@@ -87,8 +88,7 @@ def report(argv: list[str]) -> None:
     """Write one HTML page on the named run folders; prints where it is."""
     words, flags = apart(argv)
     values = values_of(report_parser(), flags)
-    if not words:
-        raise BadInput("run", None, "it must be given: fl-train report RUN [RUN ...]")
+    check("run", None, bool(words), "it must be given: fl-train report RUN [RUN ...]")
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render
 
@@ -107,8 +107,7 @@ def join(argv: list[str]) -> None:
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
-    if values.rounds < 0:
-        raise BadInput("rounds", values.rounds, "it must be 0 or more")
+    check("rounds", values.rounds, values.rounds >= 0, "it must be 0 or more")
     from fl_lightning.run import join as engine
 
     facts = engine(config, folder, values.data, out, values.rounds)
@@ -134,13 +133,10 @@ def relative(argv: list[str]) -> None:
 def _free(out: Path, given: str) -> Path:
     """The `.py` that will stand beside the safetensors file `out`; `BadInput` unless both can be written."""
     loader = out.with_suffix(".py")
-    if not out.parent.is_dir():
-        raise BadInput("out", given, f"there is no folder {out.parent}")
-    if out.suffix != ".safetensors":
-        raise BadInput("out", given, "it must end with .safetensors")
+    check("out", given, out.parent.is_dir(), f"there is no folder {out.parent}")
+    check("out", given, out.suffix == ".safetensors", "it must end with .safetensors")
     for path in (out, loader):
-        if path.exists():
-            raise BadInput("out", given, f"{path} exists, and is not written over")
+        check("out", given, not path.exists(), f"{path} exists, and is not written over")
     return loader
 
 
@@ -166,10 +162,8 @@ def list_names(argv: list[str]) -> None:
 
 def _check_page(out: Path, marker: str) -> None:
     """Raise `BadInput` unless a page may be written to `out`: nothing but an earlier page is written over."""
-    if out.suffix != ".html":
-        raise BadInput("out", str(out), "it must end with .html")
-    if not out.parent.is_dir():
-        raise BadInput("out", str(out), f"there is no folder {out.parent}")
+    check("out", str(out), out.suffix == ".html", "it must end with .html")
+    check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
     if out.exists() and not (out.is_file() and marker.encode() in out.read_bytes()[:1000]):
         raise BadInput("out", str(out), "it exists and is no report, and is not written over")
 

@@ -19,7 +19,7 @@ import yaml
 from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, atomic_write, flush, make_folder, take
 
@@ -45,8 +45,7 @@ def outer_rank() -> int:
 def check_name(start: Start) -> None:
     """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that exists already."""
     if start.name is None:
-        if start.resume:
-            raise BadInput("resume", True, "it needs --name: which run to continue")
+        check("resume", True, not start.resume, "it needs --name: which run to continue")
         return
     if start.name in ("", ".", "..") or Path(start.name).name != start.name:
         raise BadInput("name", start.name, "it must be the name of a folder, without slashes; its parent is --out")

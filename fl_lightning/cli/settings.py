@@ -19,7 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fl_lightning import catalogue
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, typed, unknown
-from fl_lightning.config import Component, ModelConfig
+from fl_lightning.config import Component, ModelConfig, check
 from fl_lightning.errors import BadInput
 
 Layer = dict[str, Any]
@@ -72,8 +72,7 @@ def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
     words = list(argv)
     while words:
         word = words.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise BadInput("command line", word, "expected --key value")
+        check("command line", word, word.startswith("--") and word != "--", "expected --key value")
         key, given, text = word[2:].partition("=")
         head = key.partition(".")[0]
         if key not in known and not (head in COMPONENTS and head in known):
@@ -216,8 +215,7 @@ def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
         except (TypeError, ValueError):
             raise BadInput(f"{key}.count", count, "it must be a whole number") from None
     component = _component("models", key, rest, old.component if old else None)
-    if not component.class_path:
-        raise BadInput(key, given, "it must say which model: {name, count, init_args}")
+    check(key, given, bool(component.class_path), "it must say which model: {name, count, init_args}")
     return ModelConfig(component, count)
 
 

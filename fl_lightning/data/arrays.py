@@ -8,6 +8,7 @@ from typing import Any, TypeVar
 
 import numpy as np
 
+from fl_lightning.config import check
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import Task
@@ -26,8 +27,7 @@ def load(root: str | None, task: Task = "classification") -> Source:
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
     arrays = _read("data.root", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
     missing = [key for key in KEYS if key not in arrays]
-    if missing:
-        raise BadInput("data.root", root, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
     both = ((part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
     pools = {part: _pool("data.root", root, part, x, y, task) for part, x, y in both}
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
@@ -99,8 +99,7 @@ def _pool(key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Ta
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
         raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
-    if not np.isfinite(x).all():
-        raise BadInput(key, root, f"x_{part} holds values that are not finite")
+    check(key, root, bool(np.isfinite(x).all()), f"x_{part} holds values that are not finite")
     return Pool.of(_channels_first(key, root, part, x), y)
 
 
@@ -109,8 +108,7 @@ def _channels_first(key: str, root: str, part: str, x: np.ndarray) -> np.ndarray
         return x
     if x.ndim == 3:
         return x[:, None]
-    if x.ndim != 4:
-        raise BadInput(key, root, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
+    check(key, root, x.ndim == 4, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
     if x.shape[1] in (1, 3) and x.shape[3] > 4:
         raise BadInput(key, root, f"x_{part} of shape {x.shape} has its channels first; they must come last")
     return x.transpose(0, 3, 1, 2)

@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.config import check
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
 
@@ -54,8 +55,7 @@ def load(root: str | None) -> Source:
     train, names = _class_folders(root, folder / "train")
     test, test_names = _class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))
-    if strangers:
-        raise BadInput("data.root", root, f"test/ has classes that train/ has not: {', '.join(strangers)}")
+    check("data.root", root, not strangers, f"test/ has classes that train/ has not: {', '.join(strangers)}")
     numbers = np.array([names.index(name) for name in test_names])
     return Source(train, Pool(numbers[test.labels], test.read), names)
 

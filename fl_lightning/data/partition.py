@@ -17,7 +17,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.sampling import apportion, stratified
 from fl_lightning.errors import BadInput
 
@@ -147,8 +147,7 @@ def lognormal(
     k, key = data.classes_per_client, "data.classes_per_client"
     train_sizes = _class_sizes(train_labels, test_labels)[0]
     present = np.flatnonzero(train_sizes)
-    if k > len(present):
-        raise BadInput(key, k, f"the data have {len(present)} classes")
+    check(key, k, k <= len(present), f"the data have {len(present)} classes")
     client, place = np.divmod(np.arange(clients * k), k)
     held = (client + place) % len(present)
     draws = rng.lognormal(0, 2, (len(present), clients, k))
@@ -364,14 +363,12 @@ def _find(name: str) -> Partition:
         return BUILT_IN[name]
     module, _, attribute = name.rpartition(".")
     known = f"choose among {', '.join([*BUILT_IN, NATURAL])}, or give the import path of a function"
-    if not module:
-        raise BadInput("data.partition", name, known)
+    check("data.partition", name, bool(module), known)
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise BadInput("data.partition", name, f"{error}; {known}") from error
-    if not callable(function):
-        raise BadInput("data.partition", name, f"it is not a function; {known}")
+    check("data.partition", name, callable(function), f"it is not a function; {known}")
     return function
 
 

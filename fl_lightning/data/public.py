@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.load import OVERRIDES, check_name, read
 from fl_lightning.data.source import Absent, Pool
 from fl_lightning.errors import BadInput
@@ -62,8 +62,7 @@ def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke:
         noise = numpy_rng(0, "made up public").integers(0, 256, (SMOKE_SAMPLES, *private.shape[1:]), dtype=np.uint8)
         return noise.astype(private.dtype), True
     size = len(pool.labels)
-    if size == 0:
-        raise BadInput("data.public", name, "it holds no samples")
+    check("data.public", name, size != 0, "it holds no samples")
     limits = [size, *([data.public_samples] if data.public_samples else []), *([SMOKE_SAMPLES] if smoke else [])]
     index = np.arange(size)
     if min(limits) < size:
@@ -91,8 +90,7 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
         raise BadInput("data.public", name, "those are the private data themselves: held_back, another set or a file")
     if name.endswith(".npz"):
         return arrays.public("data.public", name)
-    if name == "arrays":
-        raise BadInput("data.public", name, "give the path of the .npz file itself")
+    check("data.public", name, name != "arrays", "give the path of the .npz file itself")
     check_name("data.public", name)
     try:
         return read(replace(data, source=name, root=root, download=data.download and not smoke)).train

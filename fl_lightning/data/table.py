@@ -8,7 +8,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import FLOAT32, DataConfig
+from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
@@ -66,8 +66,7 @@ def _read(root: str | None) -> tuple[list[str], list[list[str]]]:
     twice = [name for name, count in Counter(head).items() if count > 1]
     if twice:
         raise BadInput("data.root", root, f"two of its columns are called {twice[0]!r}")
-    if not rows:
-        raise BadInput("data.root", root, f"it must be {LAYOUT}, but holds no sample")
+    check("data.root", root, bool(rows), f"it must be {LAYOUT}, but holds no sample")
     for number, row in enumerate(rows, 1):
         if len(row) != len(head):
             raise BadInput("data.root", root, f"sample {number} has {len(row)} cells for {len(head)} columns")

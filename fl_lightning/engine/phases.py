@@ -8,6 +8,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import ModelGroup, Run
 from fl_lightning.data.federated import TargetPart
+from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.schedule import BatchSchedule, Length
 
@@ -53,7 +54,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
     )
     if keep and own is None and not public:  # a stretch on public data begins cleared, and leaves nothing
         job.keep, prefix = True, _prefix(phase.slot)
-        job.kept = {k.removeprefix(prefix): v for k, v in client.memory.items() if k.startswith(prefix)}
+        job.kept = {k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, phase.slot)}
     return job
 
 
@@ -62,11 +63,16 @@ def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
     if not job.keep:
         return
     prefix, store = _prefix(phase.slot), client.run.store
-    others = {k: v for k, v in client.memory.items() if not k.startswith(prefix)}
+    others = {k: v for k, v in client.memory.items() if not _belongs(k, phase.slot)}
     kept = {f"{prefix}{k}": store.stow(v) if v.ndim else v for k, v in job.kept.items()}
     client.state.memory = others | kept
 
 
 def _prefix(slot: str) -> str:
     """Of the names under which a client's memory has what the optimiser was left with."""
-    return f"optimizer.{slot}."
+    return "optimizer." if slot == MODEL else f"optimizer.slot {slot}."
+
+
+def _belongs(name: str, slot: str) -> bool:
+    of_another = slot == MODEL and name.startswith("optimizer.slot ")
+    return name.startswith(_prefix(slot)) and not of_another

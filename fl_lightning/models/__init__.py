@@ -9,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import Component
+from fl_lightning.config import Component, check
 from fl_lightning.errors import BadInput
 
 
@@ -43,8 +43,7 @@ def head_of(model: nn.Module) -> str:
     named = getattr(model, "head", None)
     modules = dict(model.named_modules())
     if isinstance(named, str):
-        if named not in modules:
-            raise BadInput("model", name, f"its `head` names {named!r}, which is none of its modules")
+        check("model", name, named in modules, f"its `head` names {named!r}, which is none of its modules")
         return named
     linear = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
     if not linear:
