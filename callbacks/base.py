@@ -11,6 +11,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
+from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.core.payload import Payload
@@ -118,13 +119,11 @@ class Aggregator(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
-        if not run.relation.is_global:
-            allowed = "it needs a method whose relation is a global model's, as fedavg's is"
-            raise BadInput(self.config_key, run.method_name, allowed)
+        allowed = "it needs a method whose relation is a global model's, as fedavg's is"
+        check(self.config_key, run.method_name, run.relation.is_global, allowed)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
-        if first is not self:
-            allowed = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
-            raise BadInput(self.config_key, "", allowed)
+        allowed = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
+        check(self.config_key, "", first is self, allowed)
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""

@@ -115,9 +115,8 @@ class LayerSelection(Transform):
 
     def on_fit_start(self, run: Run) -> None:
         """Layer selection needs a relation for each layer."""
-        if not run.relation.per_layer:
-            allowed = "it needs a method whose relation tells layers apart, such as kapc"
-            raise BadInput("callbacks.layerselection", run.method_name, allowed)
+        allowed = "it needs a method whose relation tells layers apart, such as kapc"
+        check("callbacks.layerselection", run.method_name, run.relation.per_layer, allowed)
 
     def init_client(self, run: Run) -> dict[str, Tensor]:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever received."""

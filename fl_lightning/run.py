@@ -264,9 +264,8 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
     ranks = int(devices) * config.fabric.num_nodes
     check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
     started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) if outside else ranks
-    if started != ranks:
-        allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"
-        raise BadInput("fabric.devices", devices, allowed)
+    allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"
+    check("fabric.devices", devices, started == ranks, allowed)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if (config.fabric.threads or 1) > 4 * cores:
         raise BadInput("fabric.threads", config.fabric.threads, f"this process may use {cores} cores")

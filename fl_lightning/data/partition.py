@@ -58,12 +58,10 @@ def deal(
     if data.partition == NATURAL:
         return _natural(groups, clients, data)
     train_size, test_size, need = len(train_labels), len(test_labels), least(data)
-    if train_size < clients * need:
-        why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
-        raise BadInput("federation.clients", clients, f"it can be at most {train_size // need}: {why}")
-    if test_size < clients:
-        why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
-        raise BadInput("federation.clients", clients, f"it can be at most {test_size}: {why}")
+    why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
+    check("federation.clients", clients, train_size >= clients * need, f"it can be at most {train_size // need}: {why}")
+    why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
+    check("federation.clients", clients, test_size >= clients, f"it can be at most {test_size}: {why}")
     shared_out = _find(data.partition)
     try:
         train, test = shared_out(train_labels, test_labels, clients, data, rng)
@@ -180,14 +178,12 @@ def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Sha
     if groups is None:
         what = "the data have no groups: it needs the source table and data.group_column"
         raise BadInput("data.partition", NATURAL, what)
-    if clients != len(groups.names):
-        what = f"it must be {len(groups.names)}: a client for each value of {data.group_column!r} (data.group_column)"
-        raise BadInput("federation.clients", clients, what)
+    what = f"it must be {len(groups.names)}: a client for each value of {data.group_column!r} (data.group_column)"
+    check("federation.clients", clients, clients == len(groups.names), what)
     train, test = ([np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test))
     for name, ours, theirs in zip(groups.names, train, test, strict=True):
-        if len(ours) < least(data):
-            what = f"the group {name!r} has {len(ours)} training samples and needs {least(data)}"
-            raise BadInput("data.min_samples", data.min_samples, what)
+        what = f"the group {name!r} has {len(ours)} training samples and needs {least(data)}"
+        check("data.min_samples", data.min_samples, len(ours) >= least(data), what)
         if len(theirs) == 0:
             raise BadInput("data.group_column", data.group_column, f"the group {name!r} has no test sample")
     return train, test

@@ -33,9 +33,8 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
     count = round(HELD_BACK_SHARE * len(used))
     if data.public_samples is not None:
         count = min(data.public_samples, count) if smoke else data.public_samples
-    if count >= len(used):
-        what = f"it must be below the {len(used)} training samples in use, from which they are held back"
-        raise BadInput("data.public_samples", count, what)
+    what = f"it must be below the {len(used)} training samples in use, from which they are held back"
+    check("data.public_samples", count, count < len(used), what)
     if count == 0:
         raise BadInput("data.public", HELD_BACK, f"a tenth of the {len(used)} training samples in use is none at all")
     order = numpy_rng(seed, "data.public").permutation(len(used))
@@ -70,12 +69,10 @@ def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke:
     raw = pool.read(index)
     if raw.ndim == private.ndim == 4 and raw.shape[1] == 1 and private.shape[1] == 3:
         raw = np.repeat(raw, 3, axis=1)
-    if raw.shape[1:] != private.shape[1:]:
-        what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
-        raise BadInput("data.public", name, what)
-    if raw.dtype != private.dtype:
-        what = f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
-        raise BadInput("data.public", name, what)
+    what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
+    check("data.public", name, raw.shape[1:] == private.shape[1:], what)
+    what = f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
+    check("data.public", name, raw.dtype == private.dtype, what)
     return raw, False
 
 

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
@@ -153,9 +153,8 @@ def _another(model: nn.Module, layout: Layout, first: Tensor, number: int) -> Te
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
     vector = layout.read(twin, first.dtype)[0].to(first.device)
-    if torch.equal(vector, first):
-        allowed = "the method draws several initial models, and none of its modules has reset_parameters()"
-        raise BadInput("model", type(model).__name__.lower(), allowed)
+    allowed = "the method draws several initial models, and none of its modules has reset_parameters()"
+    check("model", type(model).__name__.lower(), not torch.equal(vector, first), allowed)
     return vector
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import BadInput
+from fl_lightning.config import check
 
 
 class CNN(nn.Module):
@@ -33,9 +33,8 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
-        if len(input_shape) != 3 or min(sides, default=0) < 1:
-            allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
-            raise BadInput("model.init_args.padding", padding, allowed)
+        allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
+        check("model.init_args.padding", padding, len(input_shape) == 3 and min(sides, default=0) >= 1, allowed)
         first, second = channels
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
         self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
