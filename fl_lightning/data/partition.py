@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
-from fl_lightning.data.sampling import apportion, stratified
+from fl_lightning.data.sampling import apportion, draw, stratified
 from fl_lightning.errors import BadInput
 
 NATURAL = "natural"
@@ -103,7 +103,7 @@ def dirichlet(
         _top_up(train, least(data), wanted=train.copy())
         test = _share_out(train, test_sizes)
         _top_up(test, 1, wanted=train)
-    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+    return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
 def hsu(
@@ -170,7 +170,7 @@ def _of_held_classes(
     if not _top_up(test, 1, wanted=train, strict=True):
         what = "the classes of some client have too few test samples for one each"
         raise BadInput("federation.clients", clients, what)
-    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+    return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
 def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Shares, Shares]:
@@ -338,20 +338,6 @@ def _holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -
         holds[client, chosen] = 1
         quota[chosen] -= 1
     return holds
-
-
-def _draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Shares:
-    """Random samples for `counts` [N, C], as ascending indices of each client."""
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    class_sizes = np.bincount(labels, minlength=counts.shape[1])
-    owner = np.full(len(labels), -1)
-    clients = np.arange(len(counts))
-    for column, start in zip(counts.T, np.cumsum(class_sizes) - class_sizes, strict=True):
-        owner[order[start : start + column.sum()]] = np.repeat(clients, column)
-    dealt = np.flatnonzero(owner >= 0)
-    dealt = dealt[np.argsort(owner[dealt], kind="stable")]
-    return np.split(dealt, np.cumsum(counts.sum(1))[:-1])
 
 
 def _find(name: str) -> Partition:
