@@ -96,21 +96,12 @@ class Layout:
             end = -(-stop // ALIGN) * ALIGN
         self.size = end
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}  # masks recur from round to round
-        self._bytes: dict[int, np.ndarray] = {}
         self._tables: dict[tuple[bytes, bytes, int], np.ndarray] = {}
-        self._layers_in: dict[bytes, np.ndarray] = {}
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """Size of each block, in numbers (int64 [B])."""
         return np.array([b.size for b in self.blocks], dtype=np.int64)
-
-    def block_bytes(self, item: int) -> np.ndarray:
-        """Bytes of each block, of numbers of `item` bytes (int64 [B], equal arguments give the same array)."""
-        if item not in self._bytes:
-            self._bytes[item] = self.numbers * item
-            self._bytes[item].setflags(write=False)
-        return self._bytes[item]
 
     @cached_property
     def is_parameter(self) -> np.ndarray:
@@ -171,13 +162,9 @@ class Layout:
 
     def layers_in(self, sent: np.ndarray) -> np.ndarray:
         """The layers of which own parameters are in `sent` (bool [B]), bool [L]."""
-        known = sent.tobytes()
-        if known not in self._layers_in:
-            found = np.zeros(len(self.layers), dtype=bool)
-            found[self.layer_of[sent & self.is_own]] = True
-            found.setflags(write=False)
-            self._layers_in[known] = found
-        return self._layers_in[known]
+        found = np.zeros(len(self.layers), dtype=bool)
+        found[self.layer_of[sent & self.is_own]] = True
+        return found
 
     def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
         """The model's blocks as a new vector (D,), and its other buffers, on the CPU."""
