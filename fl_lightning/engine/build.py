@@ -58,30 +58,36 @@ def federation(
     Raises:
         BadInput: these do not fit together.
     """
-    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     members = members_of([m.count for m in config.models], config.federation.clients)
     groups = [
-        make_group(k, fabric.device, config, net, who, method, dtype)
+        make_group(k, fabric.device, config, net, who, method)
         for k, (net, who) in enumerate(zip(nets, members, strict=True))
     ]
     for group, model in zip(groups, models, strict=True):
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
-    relation = method.relation()
-    if len(groups) > 1 and not (relation.several and method.several):
-        allowed = f"one architecture: {type(method).__name__.lower()} mixes the models of all clients"
+    run = run_of(fabric, config, data, method, callbacks, groups, folder)
+    if len(groups) > 1 and not (run.relation.several and method.several):
+        allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
-    processes = Group(fabric)
+    return _assembled(run, [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)])
+
+
+def run_of(
+    fabric: Fabric, config: Config, data: FederatedData, method: Method, callbacks: Sequence[Callback],
+    groups: list[ModelGroup], folder: Path,
+) -> Run:  # fmt: skip
+    """What the rounds of `groups` work on, before the first."""
+    relation, processes = method.relation(), Group(fabric)
     policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
-    run = Run(
+    return Run(
         config=config, method=method, relation=relation, data=data, folder=folder, processes=processes,
-        device=fabric.device, dtype=dtype, groups=groups, layer_names=layer_axis(groups),
+        device=fabric.device, dtype=groups[0].initial.dtype, groups=groups, layer_names=layer_axis(groups),
         store=VectorStore(config.fabric.bank, folder, fabric.device), policy=policy,
         home=assign_homes(data.train_sizes, processes.size),
         judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
         callbacks=list(callbacks), most_batches=SMOKE_BATCHES if config.smoke else None,
     )  # fmt: skip
-    return _assembled(run, [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)])
 
 
 def _assembled(run: Run, trainers: Sequence[Trainer]) -> Federation:
@@ -108,15 +114,10 @@ def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.M
 
 
 def make_group(
-    index: int,
-    device: torch.device,
-    config: Config,
-    model: nn.Module,
-    members: list[int],
-    method: Method,
-    dtype: torch.dtype,
+    index: int, device: torch.device, config: Config, model: nn.Module, members: list[int], method: Method
 ) -> ModelGroup:
     """The clients `members`, who begin from `model`."""
+    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     layout = Layout(model, head_of(model))
     vector, buffers = layout.read(model, dtype)
     vector = vector.to(device)

@@ -25,18 +25,16 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.mixing import TILE
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import PLAIN, Fit, Phase
-from fl_lightning.core.run import ModelGroup, Run, layer_axis
-from fl_lightning.engine.build import make_group
+from fl_lightning.core.run import Run
+from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.parallel import ClientParallelStrategy, Group
+from fl_lightning.parallel import ClientParallelStrategy
 from fl_lightning.planning.setting import DataSizes, made_up
-from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL, ClientState
-from fl_lightning.storage.store import VectorStore
 
 
 @dataclass(frozen=True)
@@ -148,10 +146,12 @@ def trace(component: Component, config: Config, method: Method, sizes: DataSizes
 
 def _followed(component: Component, config: Config, method: Method, sizes: DataSizes) -> ModelProfile:
     fabric = one_process(config.fabric.precision)
-    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     model = method.build(build(component, sizes.sample_shape, sizes.classes), sizes.classes)
-    group = make_group(0, fabric.device, config, model, [0], method, dtype)
-    run = _run(fabric, config, method, group, sizes, dtype)
+    group = make_group(0, fabric.device, config, model, [0], method)
+    one = replace(sizes, train=sizes.train[:1], test=sizes.test[:1])  # of all data the first client's, made up
+    run = run_of(fabric, config, made_up(one), method, [], [group], Path())
+    run.home = [0] * config.federation.clients
+    dtype = run.dtype
     trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters
     with trainer.module.cast():
@@ -182,20 +182,6 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         cost=cost,
         stacks=not group.whole_last,
     )
-
-
-def _run(
-    fabric: Fabric, config: Config, method: Method, group: ModelGroup, sizes: DataSizes, dtype: torch.dtype
-) -> Run:
-    """What a method may look at: the clients of the one group, and of their data the first one's, made up."""
-    relation, one = method.relation(), replace(sizes, train=sizes.train[:1], test=sizes.test[:1])
-    policy = StoragePolicy.of(method, relation, [], config, [group.down_mask])
-    return Run(
-        config=config, method=method, relation=relation, data=made_up(one), folder=Path(), processes=Group(fabric),
-        device=fabric.device, dtype=dtype, groups=[group], layer_names=layer_axis([group]),
-        store=VectorStore("memory", Path(), fabric.device), policy=policy, home=[0] * config.federation.clients,
-        judge=method.judge, callbacks=[],
-    )  # fmt: skip
 
 
 def _client(run: Run, trainer: Trainer) -> Client:
