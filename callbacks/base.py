@@ -12,13 +12,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, Run
 from fl_lightning.core.mixing import mean_of
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
-from fl_lightning.record import RoundRecord
 
 
 class Callback:

@@ -14,8 +14,7 @@ import numpy as np
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
-from fl_lightning.core.run import Run
-from fl_lightning.record import RoundRecord
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.rng import numpy_rng
 from fl_lightning.runfolder import CLIENT_FLOPS, Row, RunFolder
 

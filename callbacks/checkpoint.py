@@ -16,10 +16,9 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, client_memory
 from fl_lightning.config import check
-from fl_lightning.core.run import Run
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.errors import BadInput
 from fl_lightning.files import undisturbed, writing
-from fl_lightning.record import RoundRecord
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState

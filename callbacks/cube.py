@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.mixing import Gram
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core import Gram, RelationInputs, Run
 from fl_lightning.errors import RunFailed
 from fl_lightning.rng import numpy_rng
 

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core import RelationInputs, Run
 from fl_lightning.data.federated import Part
 from fl_lightning.errors import BadInput, RunFailed
 

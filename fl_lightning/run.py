@@ -27,7 +27,7 @@ from fl_lightning.callbacks.base import Callback, Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
-from fl_lightning.core.run import Run
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
@@ -39,7 +39,6 @@ from fl_lightning.heap import keep_freed
 from fl_lightning.metric import MODELS
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
-from fl_lightning.record import RoundRecord
 from fl_lightning.rng import key
 from fl_lightning.runfolder import RunFolder, best, mean_of_bests
 

@@ -6,6 +6,8 @@ from fl_lightning.core.layout import Layout as Layout
 from fl_lightning.core.mixing import Gram as Gram
 from fl_lightning.core.objective import Objective as Objective
 from fl_lightning.core.payload import Payload as Payload
+from fl_lightning.core.phase import PLAIN as PLAIN
+from fl_lightning.core.phase import Batch as Batch
 from fl_lightning.core.phase import Fit as Fit
 from fl_lightning.core.phase import Phase as Phase
 from fl_lightning.core.phase import Slot as Slot

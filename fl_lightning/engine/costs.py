@@ -17,8 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.phase import PLAIN
+from fl_lightning.core import PLAIN, Client
 from fl_lightning.training.module import ClientModule
 
 PULL_FLOPS = 5

@@ -12,11 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Phase, Run, Server
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import Server
 from fl_lightning.data.federated import Part
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of

@@ -7,15 +7,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.core.run import Run, cohort_of
-from fl_lightning.core.server import Server
+from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.core.run import cohort_of
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
-from fl_lightning.record import RoundRecord
 
 
 class Federation:

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import ModelGroup, Run
+from fl_lightning.core import Client, ModelGroup, Phase, Run
 from fl_lightning.data.federated import TargetPart
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob

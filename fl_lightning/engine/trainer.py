@@ -11,8 +11,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from fl_lightning.core.phase import PLAIN
-from fl_lightning.core.run import ModelGroup, Run
+from fl_lightning.core import PLAIN, ModelGroup, Run
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact

@@ -12,10 +12,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Fit, Payload, Phase
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Fit, Phase
 from fl_lightning.engine.phases import job_of, keep_optimizer
 from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.errors import BadClient, BadInput

@@ -12,9 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Fit
-from fl_lightning.core.run import Run
+from fl_lightning.core import Fit, Payload, Run
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.pool import Pool

@@ -21,11 +21,8 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
-from fl_lightning.core.client import Client
+from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, Run
 from fl_lightning.core.mixing import TILE
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import PLAIN, Fit, Phase
-from fl_lightning.core.run import Run
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.trainer import Trainer

@@ -12,9 +12,8 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning.core.layout import Binding, Layout
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.phase import PLAIN, Batch
+from fl_lightning.core import PLAIN, Batch, Layout, Objective
+from fl_lightning.core.layout import Binding
 from fl_lightning.data import Part
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric

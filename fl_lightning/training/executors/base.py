@@ -16,8 +16,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.config import OptimizerConfig
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.phase import PLAIN, Fit
+from fl_lightning.core import PLAIN, Fit, Objective
 from fl_lightning.data import Part
 from fl_lightning.training.local import Step
 from fl_lightning.training.module import ClientModule
