@@ -9,9 +9,7 @@ import torch
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import are_numbers, check
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core import Client, Payload, Run
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
 

@@ -11,13 +11,10 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fl_lightning.core.client import Client
+from fl_lightning.config import check
+from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, Run
 from fl_lightning.core.mixing import mean_of
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
-from fl_lightning.record import RoundRecord
 
 
 class Callback:
@@ -36,6 +33,11 @@ class Callback:
             if not any(hasattr(base, name) for base in cls.__bases__):
                 bases = ", ".join(base.__name__ for base in cls.__bases__)
                 raise TypeError(f"{cls.__name__}.{name} would never be called: {bases} has no such hook")
+
+    @property
+    def config_key(self) -> str:
+        """Where it stands in a configuration, for messages."""
+        return f"callbacks.{type(self).__name__.lower()}"
 
     def on_fit_start(self, run: Run) -> None:
         """Everything is set up, on every rank (`run.resumed_from`: the last finished round). Raise `BadInput` here."""
@@ -113,13 +115,11 @@ class Aggregator(Callback):
 
     def on_fit_start(self, run: Run) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
-        key = f"callbacks.{type(self).__name__.lower()}"
-        if not run.relation.is_global:
-            allowed = "it needs a method whose relation is a global model's, as fedavg's is"
-            raise BadInput(key, run.method_name, allowed)
+        allowed = "it needs a method whose relation is a global model's, as fedavg's is"
+        check(self.config_key, run.method_name, run.relation.is_global, allowed)
         first = next(c for c in run.callbacks if isinstance(c, Aggregator))
-        if first is not self:
-            raise BadInput(key, "", f"one way to aggregate, and {type(first).__name__.lower()} is one already")
+        allowed = f"one way to aggregate, and {type(first).__name__.lower()} is one already"
+        check(self.config_key, "", first is self, allowed)
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """The sources' weights, (L, n) summing to 1, from those of the relation, `p`."""

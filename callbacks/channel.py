@@ -14,8 +14,7 @@ import numpy as np
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
-from fl_lightning.core.run import Run
-from fl_lightning.record import RoundRecord
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.rng import numpy_rng
 from fl_lightning.runfolder import CLIENT_FLOPS, Row, RunFolder
 
@@ -30,17 +29,15 @@ class _Channel(Observer):
     latency_ms: float = field(default=0.0, kw_only=True)
 
     def __post_init__(self) -> None:
-        self._check("client_gflops", self.client_gflops is None or self.client_gflops > 0, "above 0, or null")
-        self._check("latency_ms", self.latency_ms >= 0, "0 or more")
+        speed = self.client_gflops
+        self._check("client_gflops", speed is None or speed > 0, "it must be above 0, or null")
+        self._check("latency_ms", self.latency_ms >= 0, "it must be 0 or more")
 
     def _check(self, argument: str, holds: bool, allowed: str) -> None:
         """Raise `BadInput` unless `holds` and the value is finite."""
         value = getattr(self, argument)
-        check(f"{self._key}.{argument}", value, holds and math.isfinite(value or 0), f"it must be {allowed}")
-
-    @property
-    def _key(self) -> str:
-        return f"callbacks.{type(self).__name__.lower()}"
+        finite = isinstance(value, str) or math.isfinite(value or 0)
+        check(f"{self.config_key}.{argument}", value, holds and finite, allowed)
 
     def rates(self, run: Run, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes (n, 2)."""
@@ -98,7 +95,7 @@ class FixedRate(_Channel):
     def __post_init__(self) -> None:
         super().__post_init__()
         for name in ("upload_mbit", "download_mbit"):
-            self._check(name, getattr(self, name) > 0, "above 0")
+            self._check(name, getattr(self, name) > 0, "it must be above 0")
 
     def rates(self, run: Run, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """The given ones."""
@@ -152,18 +149,18 @@ class Wireless(_Channel):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        check(f"{self._key}.channel", self.channel, self.channel in ("fitted", "table4"), "it must be fitted or table4")
+        self._check("channel", self.channel in ("fitted", "table4"), "it must be fitted or table4")
         for f in fields(self) if self.channel == "table4" else ():
             fits = f.name in ("fading", "channel") or bool(f.kw_only) or getattr(self, f.name) == f.default
-            check(f"{self._key}.{f.name}", getattr(self, f.name), fits, "channel table4 has its own: leave it out")
+            self._check(f.name, fits, "channel table4 has its own: leave it out")
         for name in ("upload_mhz", "download_mhz", "near"):
-            self._check(name, getattr(self, name) > 0, "above 0")
-        self._check("far", self.far >= self.near, f"at least near = {self.near:g}")
+            self._check(name, getattr(self, name) > 0, "it must be above 0")
+        self._check("far", self.far >= self.near, f"it must be at least near = {self.near:g}")
         for name in ("path_loss_slope", "interference_db"):
-            self._check(name, getattr(self, name) >= 0, "0 or more")
+            self._check(name, getattr(self, name) >= 0, "it must be 0 or more")
         for name in ("client_dbm", "server_dbm", "path_loss_db", "noise_dbm_hz"):
-            self._check(name, -500 <= getattr(self, name) <= 500, "in [-500, 500]")
-        check(f"{self._key}.shares", self.shares, self.shares in ("equal", "bytes"), "it must be equal or bytes")
+            self._check(name, -500 <= getattr(self, name) <= 500, "it must be in [-500, 500]")
+        self._check("shares", self.shares in ("equal", "bytes"), "it must be equal or bytes")
 
     def distance(self, seed: int, client: int) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""

@@ -16,22 +16,11 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, client_memory
 from fl_lightning.config import check
-from fl_lightning.core.run import Run
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.errors import BadInput
 from fl_lightning.files import undisturbed, writing
-from fl_lightning.record import RoundRecord
-from fl_lightning.storage.manifest import (
-    Damaged,
-    Manifest,
-    best,
-    files_of,
-    intact,
-    read_manifest,
-    read_tensors,
-    rounds,
-    write_manifest,
-    write_tensors,
-)
+from fl_lightning.storage import manifest as disk
+from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState
 
 
@@ -60,7 +49,7 @@ class Checkpoint(Observer):
     def on_fit_start(self, run: Run) -> None:
         """Look up which files hold the clients that the run was resumed with."""
         if run.resumed_from:
-            self._last = read_manifest(run.folder / "checkpoints", run.resumed_from)
+            self._last = disk.read_manifest(run.folder / "checkpoints", run.resumed_from)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
@@ -91,7 +80,7 @@ class Checkpoint(Observer):
             changed[name] = _of_server(run)
             if "initial" not in before:
                 changed["initial.safetensors"] = _initial(run)
-        written = write_tensors(folder, changed)
+        written = disk.write_tensors(folder, changed)
         for entry in mine.values():
             entry |= written.get(entry["file"], {})
         parts = run.processes.gather_objects((mine, written))  # all vectors are on the disk
@@ -106,7 +95,7 @@ class Checkpoint(Observer):
             "clients": {client: entry for part, _ in parts for client, entry in part.items()},
         }
         if run.is_main:
-            write_manifest(folder, manifest)
+            disk.write_manifest(folder, manifest)
             self._prune(folder, manifest)
         run.processes.barrier()
         return manifest
@@ -118,18 +107,18 @@ class Checkpoint(Observer):
         """
         first, t = self._kept is None, newest["round"]
         if self._kept is None:
-            self._kept = {u: m for u in rounds(folder) if u <= t and (m := intact(folder, u)) is not None}
+            self._kept = {u: m for u in disk.rounds(folder) if u <= t and (m := disk.intact(folder, u)) is not None}
         self._kept[t] = newest
         stay = sorted(self._kept, reverse=True)[: self.keep]
-        greatest = best(self._kept.values())
+        greatest = disk.best(self._kept.values())
         if self.best and greatest is not None:
             stay.append(greatest)
-        named = {name for u in stay for name in files_of(self._kept[u])}
+        named = {name for u in stay for name in disk.files_of(self._kept[u])}
         if first:
             globs = (folder.glob(pattern) for pattern in ("manifest-*", "server-*", "rows/*"))
             there = {path.relative_to(folder).as_posix() for paths in globs for path in paths}
         else:
-            there = {name for u, m in self._kept.items() if u not in stay for name in files_of(m)}
+            there = {name for u, m in self._kept.items() if u not in stay for name in disk.files_of(m)}
         with writing(folder):
             for name in there - named:
                 (folder / name).unlink(missing_ok=True)
@@ -138,7 +127,7 @@ class Checkpoint(Observer):
 
 def has_checkpoint(folder: Path) -> bool:
     """Whether there is anything to resume from, intact or not."""
-    return bool(rounds(folder))
+    return bool(disk.rounds(folder))
 
 
 def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> int:
@@ -149,13 +138,12 @@ def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> 
     Raises:
         BadInput: there is no checkpoint, none is intact, or it belongs to another model.
     """
-    there = rounds(folder)
+    there = disk.rounds(folder)
     if which == "best":
-        greatest = best(m for t in there if (m := intact(folder, t)) is not None)
+        greatest = disk.best(m for t in there if (m := disk.intact(folder, t)) is not None)
         there = [greatest] if greatest is not None else []
     there = run.processes.gather_objects(there)[0]
-    if not there:
-        raise BadInput("run", str(folder.parent), "it holds no checkpoint yet")
+    check("run", str(folder.parent), bool(there), "it holds no checkpoint yet")
     damaged: list[str] = []
     for t in there:
         loaded, reason = None, None
@@ -184,14 +172,14 @@ class _Loaded(NamedTuple):
 
 def _load(run: Run, folder: Path, round: int) -> _Loaded:
     """Manifest, initial model, server and this rank's clients; `run` is not touched."""
-    manifest = read_manifest(folder, round)
+    manifest = disk.read_manifest(folder, round)
     if any(client >= run.clients for client in [*manifest["heard"], *map(int, manifest["clients"])]):
         raise BadInput("run", str(folder.parent), "its checkpoint was saved with more clients")
     if manifest["blocks"] != _blocks(run) or manifest["dtype"] != str(run.dtype):
         raise BadInput("run", str(folder.parent), "its checkpoint was saved with another model or precision")
-    initial = read_tensors(folder, manifest["initial"], _initial(run), {})
+    initial = disk.read_tensors(folder, manifest["initial"], _initial(run), {})
     models = {f"{k}.shared": group.initial for k, group in enumerate(run.groups)}
-    server = read_tensors(folder, manifest["server"], _named("fields", run.server.memory) | _vectors(run), models)
+    server = disk.read_tensors(folder, manifest["server"], _named("fields", run.server.memory) | _vectors(run), models)
     declared = _named("fields", client_memory(run))
     states = {}
     for client in run.at_home(int(c) for c in manifest["clients"]):
@@ -199,7 +187,7 @@ def _load(run: Run, folder: Path, round: int) -> _Loaded:
         slots = dict.fromkeys(run.method.slots(), group.initial)
         own = {"row": group.initial, **_named("vectors", slots), **_numbered("buffers", group.initial_buffers)}
         copies = {"received": group.initial, **_named("received", slots)}
-        saved = read_tensors(folder, entry, own | declared, copies)
+        saved = disk.read_tensors(folder, entry, own | declared, copies)
         states[client] = _state(run, client, entry["turns"], saved)
     return _Loaded(manifest, initial, server, states)
 

@@ -15,10 +15,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core import Block, Client, Payload, Run
 from fl_lightning.errors import BadInput
 
 

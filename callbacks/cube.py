@@ -19,9 +19,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.mixing import Gram
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core import Gram, RelationInputs, Run
 from fl_lightning.errors import RunFailed
 from fl_lightning.rng import numpy_rng
 
@@ -141,8 +139,7 @@ class LearnedCube(Relation):
     Args: as in `fl_lightning.methods.kapc.KAPC`.
     """
 
-    per_layer = True
-    measures = True
+    per_layer = measures = offers_heard = True
 
     lam: float
     beta: float
@@ -275,8 +272,7 @@ class LearnedCube(Relation):
 class LearnedMatrix(LearnedCube):
     """The same for whole models: one row per client, where layers are not told apart."""
 
-    per_layer = False
-    measures = False
+    per_layer = measures = offers_heard = False
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """Nothing: the objective is KAPC's."""

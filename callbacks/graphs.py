@@ -10,8 +10,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.cube import to_simplex
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core import RelationInputs, Run
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.rng import numpy_rng
 
@@ -43,7 +42,7 @@ class CosineAttention(Relation):
         mixes: as in `Attention`.
     """
 
-    several = True
+    several = offers_heard = True
 
     own: float
     sigma: float
@@ -76,7 +75,7 @@ class CollaborationGraph(Relation):
         mixes: as in `Attention`.
     """
 
-    several = True
+    several = offers_heard = True
 
     alpha: float
     near: float

@@ -6,9 +6,8 @@ import numpy as np
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import are_numbers, check
-from fl_lightning.core.run import Run
+from fl_lightning.core import RelationView, RoundRecord, Run
 from fl_lightning.drawing import heatmap, save_png, top
-from fl_lightning.record import RelationView, RoundRecord
 
 
 class Heatmaps(Observer):

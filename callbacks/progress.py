@@ -11,9 +11,8 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.core.run import Run
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.metric import MODELS, of_rows
-from fl_lightning.record import RoundRecord
 from fl_lightning.runfolder import Row, RunFolder, best, final_words
 
 _MIB = 2**20

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core import RelationInputs, Run
 from fl_lightning.data.federated import Part
 from fl_lightning.rng import numpy_rng
 
@@ -106,6 +105,8 @@ class Propagation(Relation):
 
     Args: as in `fl_lightning.methods.fedora.FEDORA`.
     """
+
+    offers_heard = True
 
     alpha: float = 1.0
     directions: int = 1

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core import RelationInputs, Run
 from fl_lightning.data.federated import Part
 from fl_lightning.errors import BadInput, RunFailed
 
@@ -29,6 +28,8 @@ class Relation(Callback):
     """Every layer has weights of its own."""
     measures: ClassVar[bool] = False
     """It follows an objective of its own: `measured`."""
+    offers_heard: ClassVar[bool] = False
+    """Its method has an argument `mixes`, of which one choice is `heard`."""
     mixes: Literal["cohort", "known", "heard", "all"] = "cohort"
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded so far and the
     cohort's, of those that have uploaded only, or everybody's. Of a client that has not uploaded that is the initial
@@ -116,7 +117,7 @@ class Attention(Relation):
         mixes: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or `heard`.
     """
 
-    several = True
+    several = offers_heard = True
 
     alpha: float
     sigma: float | None

@@ -16,11 +16,8 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Transform
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Payload, RelationInputs, Run
 from fl_lightning.core.mixing import mean_of
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
 
 
 def trimmed_mean(W: Tensor, cut: int) -> Tensor:

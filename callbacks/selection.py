@@ -17,10 +17,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Layout
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core import Client, Layout, Payload, Run
 from fl_lightning.errors import BadInput
 
 
@@ -115,9 +112,8 @@ class LayerSelection(Transform):
 
     def on_fit_start(self, run: Run) -> None:
         """Layer selection needs a relation for each layer."""
-        if not run.relation.per_layer:
-            allowed = "it needs a method whose relation tells layers apart, such as kapc"
-            raise BadInput("callbacks.layerselection", run.method_name, allowed)
+        allowed = "it needs a method whose relation tells layers apart, such as kapc"
+        check("callbacks.layerselection", run.method_name, run.relation.per_layer, allowed)
 
     def init_client(self, run: Run) -> dict[str, Tensor]:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever received."""

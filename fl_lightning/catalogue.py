@@ -1,6 +1,6 @@
 """What can be chosen by name: methods, models, callbacks, loggers, data sources, partitions, configs.
 
-Everything is read off the source text, never by import, so that a wrong name is answered at once and a new method is
+Classes are read off the source text, never imported, so that a wrong name is answered at once and a new method is
 listed as soon as its file exists.
 """
 
@@ -16,6 +16,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from fl_lightning.errors import BadInput
+from fl_lightning.names import PARTITIONS, SOURCES
 
 
 @dataclass(frozen=True)
@@ -142,15 +143,8 @@ def _callbacks(loggers: bool) -> dict[str, Entry]:
     return _entries((m, node) for m, node in _descending("callbacks", "Callback") if m.endswith(".loggers") == loggers)
 
 
-def _names(variable: str) -> dict[str, Entry]:
-    """Keys and texts of a dict literal in data/names.py."""
-    for module, tree in _modules("data"):
-        for node in tree.body if module.endswith(".names") else []:
-            targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-            if any(isinstance(target, ast.Name) and target.id == variable for target in targets):
-                literal = ast.literal_eval(node.value)  # type: ignore[attr-defined]
-                return {name: Entry(name, "", summary) for name, summary in literal.items()}
-    return {}
+def _names(texts: dict[str, str]) -> dict[str, Entry]:
+    return {name: Entry(name, "", summary) for name, summary in texts.items()}
 
 
 def _configs() -> dict[str, Entry]:
@@ -163,8 +157,8 @@ def _configs() -> dict[str, Entry]:
 _TABLES: dict[str, Callable[[], dict[str, Entry]]] = {
     "methods": cache(lambda: _entries(_descending("methods", "Method"))),
     "configs": cache(_configs),
-    "sources": cache(lambda: _names("SOURCES")),
-    "partitions": cache(lambda: _names("PARTITIONS")),
+    "sources": cache(lambda: _names(SOURCES)),
+    "partitions": cache(lambda: _names(PARTITIONS)),
     "models": cache(lambda: _entries(_classes("models"))),
     "callbacks": cache(lambda: _callbacks(loggers=False)),
     "loggers": cache(lambda: _callbacks(loggers=True)),

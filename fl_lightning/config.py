@@ -6,6 +6,7 @@ Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 an
 from __future__ import annotations
 
 import dataclasses
+import importlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -38,6 +39,11 @@ class Component:
 
     class_path: str
     init_args: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Any:
+        """The class itself."""
+        module, _, name = self.class_path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
 
 
 @dataclass

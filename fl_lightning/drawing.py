@@ -69,7 +69,7 @@ def heatmap(
     image.paste(Image.fromarray(colours.repeat(cell[1], axis=0).repeat(cell[0], axis=1)), origin)
     if values.shape[1] <= _PRINTED_COLUMNS:
         _print_values(draw, values, colours, origin, cell)
-    _draw_bar(image, draw, bar, height, ticks, low, high)
+    _draw_bar(image, bar, height, ticks, low, high)
 
     draw.text((_GAP, _GAP), title, _INK, _font(_TITLE))
     draw.text((origin[0] + width // 2, size[1] - _GAP), x_label, _INK, _font(_LABEL), anchor="md")
@@ -142,15 +142,10 @@ def _print_values(
 
 
 def _draw_bar(
-    image: Image.Image,
-    draw: ImageDraw.ImageDraw,
-    place: Point,
-    height: int,
-    ticks: list[tuple[float, str]],
-    low: float,
-    high: float,
+    image: Image.Image, place: Point, height: int, ticks: list[tuple[float, str]], low: float, high: float
 ) -> None:
     """The colour bar with its numbers, greatest value on top."""
+    draw = ImageDraw.Draw(image)
     ramp = _colours(np.linspace(high, low, height)[:, None], low, high)
     image.paste(Image.fromarray(ramp.repeat(_BAR, axis=1)), place)
     right = place[0] + _BAR

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import heapq
+import io
 import logging
 import os
 import signal
@@ -159,6 +160,24 @@ class Group:
             with self._together(all_ranks=False):
                 dist.recv(tensor.view(-1).view(torch.uint8), source)
         return tensor
+
+    def send_object(self, item: Any, to: int) -> None:
+        """Send anything to rank `to`, which has to `receive_object`; of what it holds, one tensor stays one."""
+        held = io.BytesIO()
+        torch.save(item, held)
+        content = torch.frombuffer(held.getbuffer(), dtype=torch.uint8)
+        self.send(torch.tensor([len(content)]), to)
+        self.send(content, to)
+
+    def receive_object(self, source: int) -> Any:
+        """What rank `source` sends; its tensors on this rank's device, but for those that were on the CPU."""
+        [size] = self.receive([1], torch.int64, source).tolist()
+        content = io.BytesIO(self.receive([size], torch.uint8, source).cpu().numpy().tobytes())
+
+        def place(storage: Any, at: str) -> Any:
+            return storage if at == "cpu" else storage.to(device=self.device)
+
+        return torch.load(content, map_location=place, weights_only=False)
 
     def barrier(self) -> None:
         """Wait for all ranks."""

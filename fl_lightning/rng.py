@@ -20,9 +20,9 @@ def key(seed: int, purpose: str, *ids: int) -> int:
     return int(np.random.SeedSequence(_entropy(seed, purpose, ids)).generate_state(1, np.uint64)[0] >> 1)
 
 
-def generator(seed: int, purpose: str, *ids: int, device: str | torch.device = "cpu") -> torch.Generator:
-    """A torch generator for (seed, purpose, ids)."""
-    return torch.Generator(device=device).manual_seed(key(seed, purpose, *ids))
+def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
+    """A torch generator for (seed, purpose, ids), on the CPU."""
+    return torch.Generator().manual_seed(key(seed, purpose, *ids))
 
 
 def numpy_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:

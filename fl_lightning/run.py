@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import json
 import logging
 import os
@@ -27,8 +26,8 @@ from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import Component, Config
-from fl_lightning.core.run import Run
+from fl_lightning.config import Component, Config, check
+from fl_lightning.core import RoundRecord, Run
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
@@ -40,7 +39,6 @@ from fl_lightning.heap import keep_freed
 from fl_lightning.metric import MODELS
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
-from fl_lightning.record import RoundRecord
 from fl_lightning.rng import key
 from fl_lightning.runfolder import RunFolder, best, mean_of_bests
 
@@ -178,8 +176,7 @@ def assemble(
 
 def instantiate(key_: str, component: Component) -> Any:
     """The object that a resolved component names."""
-    module, _, name = component.class_path.rpartition(".")
-    cls = getattr(importlib.import_module(module), name)
+    cls = component.load()
     try:
         return cls(**component.init_args)
     except (TypeError, ValueError) as error:
@@ -264,12 +261,10 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
     if accelerator == "cuda" and int(devices) > torch.cuda.device_count():
         raise BadInput("fabric.devices", devices, f"this machine has {torch.cuda.device_count()} CUDA devices")
     ranks = int(devices) * config.fabric.num_nodes
-    if ranks > clients:
-        raise BadInput("fabric.devices", devices, f"at most one process for each of the {clients} clients")
+    check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
     started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) if outside else ranks
-    if started != ranks:
-        allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"
-        raise BadInput("fabric.devices", devices, allowed)
+    allowed = f"{started} processes were started from outside: devices times num_nodes must be as many"
+    check("fabric.devices", devices, started == ranks, allowed)
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     if (config.fabric.threads or 1) > 4 * cores:
         raise BadInput("fabric.threads", config.fabric.threads, f"this process may use {cores} cores")

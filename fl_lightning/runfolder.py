@@ -65,9 +65,8 @@ class RunFolder:
 
     def truncate(self, round: int) -> None:
         """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
-        self._clients.truncate(round)
-        self._failures.truncate(round)
-        self._metrics.truncate(round)
+        for table in (self._clients, self._failures, self._metrics):
+            table.truncate(round)
         for file in [*self.path.glob("relation/round-*.npz"), *self.path.glob("traffic/round-*.npz")]:
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
@@ -99,15 +98,13 @@ class RunFolder:
 
     def write_relation(self, round: int, view: RelationView) -> None:
         """Keep the cohort's part of the relation cube: rows (float32), receivers, layers, sources."""
-        held = io.BytesIO()
-        np.savez_compressed(
-            held,
+        _save_arrays(
+            self.relation_file(round),
             rows=np.asarray(view.rows, dtype=np.float32),
             receivers=np.asarray(view.receivers, dtype=np.int64),
             layers=np.asarray(view.layers, dtype=np.str_),
             sources=np.asarray(view.sources, dtype=np.int64),
         )
-        _replace(self.relation_file(round), held.getvalue())
 
     def read_relation(self, round: int) -> RelationView:
         """What `write_relation` kept for `round`; FileNotFoundError if there is nothing."""
@@ -117,17 +114,14 @@ class RunFolder:
 
     def write_traffic(self, record: RoundRecord) -> None:
         """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`, `kinds`."""
-        held = io.BytesIO()
-        clients = np.asarray([row["client"] for row in record.clients], dtype=np.int64)
-        np.savez_compressed(
-            held,
+        _save_arrays(
+            self.traffic_file(record.round),
             bytes=np.asarray(record.traffic, dtype=np.int64),
             sent=np.asarray(record.sent, dtype=bool),
-            clients=clients,
+            clients=np.asarray([row["client"] for row in record.clients], dtype=np.int64),
             layers=np.asarray(record.layers, dtype=np.str_),
             kinds=np.asarray(KINDS, dtype=np.str_),
         )
-        _replace(self.traffic_file(record.round), held.getvalue())
 
     def traffic_file(self, round: int) -> Path:
         """Where the ledger of `round` is kept."""
@@ -328,6 +322,12 @@ def _number(cell: str) -> float:
 def _rounds(folder: Path) -> list[int]:
     numbers = (file.stem.removeprefix("round-") for file in folder.glob("round-*.npz"))
     return sorted(int(number) for number in numbers if number.isdecimal())
+
+
+def _save_arrays(path: Path, **arrays: np.ndarray) -> None:
+    held = io.BytesIO()
+    np.savez_compressed(held, **arrays)
+    _replace(path, held.getvalue())
 
 
 def _replace(path: Path, content: bytes) -> None:

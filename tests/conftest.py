@@ -167,7 +167,7 @@ def make_client() -> Callable[..., Client]:
             memory = {k: v.clone() for part in (run.method, *transforms) for k, v in part.init_client(run).items()}
             buffers = [b.clone() for b in group.initial_buffers]
             run.states[client] = ClientState(client, {MODEL: model}, buffers, {MODEL: received}, memory=memory)
-        made = Client(run, group, client, round, run.states[client], None)
+        made = Client(run, group, client, round, run.states[client])
         made.payload = Payload(group.layout, group.vectors[MODEL], group.down_mask.copy())
         return made
 

@@ -15,6 +15,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from fl_lightning.engine.placement import WORTH, move, moves
+from fl_lightning.parallel import Group
 from fl_lightning.storage.state import ClientState
 from fl_lightning.storage.store import Place, VectorStore
 
@@ -64,7 +65,10 @@ def test_no_move_makes_a_round_longer(ranks: int, clients: list[tuple[int, float
 class Pair:
     """Two ranks that are threads."""
 
+    send_object, receive_object = Group.send_object, Group.receive_object
+
     def __init__(self, rank: int, boxes: list[Queue[Any]], together: threading.Barrier, said: list[Any]) -> None:
+        self.device = torch.device("cpu")
         self.rank, self.size, self._boxes, self._together, self._said = rank, 2, boxes, together, said
 
     def gather_objects(self, item: Any) -> list[Any]:

@@ -470,8 +470,8 @@ def test_visits_are_rounds_of_the_real_engine(
     done: list[tuple[int, int]] = []
     real = Worker._train
 
-    def counted(self: Worker, t: int, visits: Any, jobs: Any, failed: Any) -> Any:
-        found = real(self, t, visits, jobs, failed)
+    def counted(self: Worker, visits: Any, jobs: Any) -> Any:
+        found = real(self, visits, jobs)
         done.extend((fit.steps, fit.samples) for fit in found.values())
         return found
 
@@ -512,8 +512,6 @@ def test_what_is_too_large_to_try_is_not_tried() -> None:
         ("--devices -1", "devices"),
         ("--devices 2 --gpus-per-node 2", "gpus_per_node"),
         ("--node-memory 0", "node_memory"),
-        ("--measure", "it is gone: visits are run unless --no-run"),
-        ("--constants=c.json", "it is gone"),
         ("--federation.rounds none", "federation.rounds"),
     ],
 )

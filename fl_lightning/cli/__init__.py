@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import importlib
 import logging
 import multiprocessing
 import os
@@ -34,6 +35,14 @@ Personalised federated learning: who learned what from whom.
 
 All keys of a command: fl-train COMMAND --help
 """
+
+COMMANDS = {
+    **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
+    **{name: (name, name) for name in ("compare", "submit", "study", "status")},
+    "plan": ("planning", "plan"),
+    "list": ("commands", "list_names"),
+}
+"""Module of `fl_lightning.cli` and function of each command; its keys are those of NAME_parser in `parser`."""
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
 PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
@@ -67,27 +76,19 @@ def _dispatch(argv: list[str]) -> None:
         print(HELP, end="")
         return
     from fl_lightning.catalogue import did_you_mean
-    from fl_lightning.cli import commands
+    from fl_lightning.cli import parser
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
-    known = {
-        "fit": commands.fit,
-        "test": commands.test,
-        "export": commands.export,
-        "join": commands.join,
-        "report": commands.report,
-        "relative": commands.relative,
-        "compare": commands.compare,
-        "plan": commands.plan_run,
-        "submit": commands.submit,
-        "study": commands.study,
-        "status": commands.status,
-        "list": commands.list_names,
-    }
     name, *rest = argv
-    if name not in known:
-        raise BadInput("command", name, f"no such command{did_you_mean(name, known)}; commands: {', '.join(known)}")
-    known[name](rest)
+    if name not in COMMANDS:
+        near = did_you_mean(name, COMMANDS)
+        raise BadInput("command", name, f"no such command{near}; commands: {', '.join(COMMANDS)}")
+    keys = getattr(parser, f"{name}_parser", None)  # status and list have none
+    if keys is not None and {"-h", "--help"} & set(rest):
+        keys().print_help()
+        return
+    module, function = COMMANDS[name]
+    getattr(importlib.import_module(f"fl_lightning.cli.{module}"), function)(rest)
 
 
 def _stop_ranks(told: bool) -> None:

@@ -18,30 +18,27 @@ from fl_lightning.cli.parser import (
     typed,
 )
 from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
-from fl_lightning.cli.settings import Layer, Settings, apart, read_flags
+from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser, Namespace
-
     from fl_lightning.config import Config
 
 
 def fit(argv: list[str]) -> None:
     """Train, in a new run folder or (`--resume`) in the named one."""
     parser = fit_parser()
-    if _asks_help(argv, parser):
-        return
     layers = read_flags(argv, keys(parser))
     start = start_of(layers)
-    first_config = _first_config(argv)
+    first = config_in(argv)
     saved = runs.saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
     # Resumed without a config, a run continues as it was, save for what the flags say.
-    config = plan([saved, *layers] if saved and not first_config else layers)
+    config = plan([saved, *layers] if saved and not first else layers)
     if not start.print_config:
         runs.check_name(start)
-        runs.check_first_start(start, first_config is not None)
+        runs.check_first_start(start, first is not None)
     config = complete(config)
     if start.print_config:
         print(to_yaml(config), end="")
@@ -52,18 +49,17 @@ def fit(argv: list[str]) -> None:
     method = config.method.class_path.rpartition(".")[2].lower()
     from fl_lightning.run import fit as engine
 
-    with runs.opened(start, Path(first_config).stem if first_config else method, config) as folder:
+    with runs.opened(start, Path(first).stem if first else method, config) as folder:
         engine(config, folder, start.resume)
 
 
 def test(argv: list[str]) -> None:
     """Judge the models of a finished run again and print their scores."""
     parser = test_parser()
-    if _asks_help(argv, parser):
-        return
-    values, flags = _run_and_flags(argv, parser)
+    layers = read_flags(argv, keys(parser))
+    values = typed(parser, Settings.merged(layers).plain)
     folder = Path(values.run)
-    config = load(folder, flags)
+    config = load(folder, [layer for layer in layers if not {"run", "checkpoint"} & layer.keys()])
     from fl_lightning.run import test as engine
 
     scores = engine(config, folder, values.checkpoint)
@@ -76,10 +72,7 @@ def test(argv: list[str]) -> None:
 
 def export(argv: list[str]) -> None:
     """Write one client's model as safetensors, and beside it (and on the screen) the lines that load it."""
-    parser = export_parser()
-    if _asks_help(argv, parser):
-        return
-    values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+    values = values_of(export_parser(), argv)
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
@@ -93,13 +86,9 @@ def export(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write one HTML page on the named run folders; prints where it is."""
-    parser = report_parser()
-    if _asks_help(argv, parser):
-        return
     words, flags = apart(argv)
-    values = typed(parser, Settings.merged(read_flags(flags, keys(parser))).plain)
-    if not words:
-        raise BadInput("run", None, "it must be given: fl-train report RUN [RUN ...]")
+    values = values_of(report_parser(), flags)
+    check("run", None, bool(words), "it must be given: fl-train report RUN [RUN ...]")
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render
 
@@ -114,15 +103,11 @@ def report(argv: list[str]) -> None:
 
 def join(argv: list[str]) -> None:
     """Write a new client's model, and beside it (and on the screen) the lines that load it; the run stays as it is."""
-    parser = join_parser()
-    if _asks_help(argv, parser):
-        return
-    values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+    values = values_of(join_parser(), argv)
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
-    if values.rounds < 0:
-        raise BadInput("rounds", values.rounds, "it must be 0 or more")
+    check("rounds", values.rounds, values.rounds >= 0, "it must be 0 or more")
     from fl_lightning.run import join as engine
 
     facts = engine(config, folder, values.data, out, values.rounds)
@@ -136,10 +121,7 @@ def join(argv: list[str]) -> None:
 
 def relative(argv: list[str]) -> None:
     """Print, and write to `relative.json`, how a run's clients fare beside training alone; the reference is kept."""
-    parser = relative_parser()
-    if _asks_help(argv, parser):
-        return
-    values = typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+    values = values_of(relative_parser(), argv)
     folder = Path(values.run)
     config = load(folder)
     from fl_lightning.cli.relative import compare
@@ -148,52 +130,14 @@ def relative(argv: list[str]) -> None:
         print(f"{name:28s} {value}")
 
 
-def compare(argv: list[str]) -> None:
-    """Compare the methods of a study, or of run folders."""
-    from fl_lightning.cli.compare import compare as show
-
-    show(argv)
-
-
 def _free(out: Path, given: str) -> Path:
     """The `.py` that will stand beside the safetensors file `out`; `BadInput` unless both can be written."""
     loader = out.with_suffix(".py")
-    if not out.parent.is_dir():
-        raise BadInput("out", given, f"there is no folder {out.parent}")
-    if out.suffix != ".safetensors":
-        raise BadInput("out", given, "it must end with .safetensors")
+    check("out", given, out.parent.is_dir(), f"there is no folder {out.parent}")
+    check("out", given, out.suffix == ".safetensors", "it must end with .safetensors")
     for path in (out, loader):
-        if path.exists():
-            raise BadInput("out", given, f"{path} exists, and is not written over")
+        check("out", given, not path.exists(), f"{path} exists, and is not written over")
     return loader
-
-
-def submit(argv: list[str]) -> None:
-    """Hand a fit to SLURM."""
-    from fl_lightning.cli.submit import submit as hand_over
-
-    hand_over(argv)
-
-
-def study(argv: list[str]) -> None:
-    """Run a grid of methods, settings and seeds."""
-    from fl_lightning.cli.study import study as run
-
-    run(argv)
-
-
-def plan_run(argv: list[str]) -> None:
-    """Say what a fit would take."""
-    from fl_lightning.cli.planning import plan as show
-
-    show(argv)
-
-
-def status(argv: list[str]) -> None:
-    """Print where the runs of a folder stand."""
-    from fl_lightning.cli.status import status as show
-
-    show(argv)
 
 
 def list_names(argv: list[str]) -> None:
@@ -218,10 +162,8 @@ def list_names(argv: list[str]) -> None:
 
 def _check_page(out: Path, marker: str) -> None:
     """Raise `BadInput` unless a page may be written to `out`: nothing but an earlier page is written over."""
-    if out.suffix != ".html":
-        raise BadInput("out", str(out), "it must end with .html")
-    if not out.parent.is_dir():
-        raise BadInput("out", str(out), f"there is no folder {out.parent}")
+    check("out", str(out), out.suffix == ".html", "it must end with .html")
+    check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
     if out.exists() and not (out.is_file() and marker.encode() in out.read_bytes()[:1000]):
         raise BadInput("out", str(out), "it exists and is no report, and is not written over")
 
@@ -232,30 +174,6 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
     if saved is None:
         raise BadInput("run", str(folder), f"there is no run: {runs.CONFIG} is missing")
     return complete(plan([saved, *(flags or [])]))
-
-
-def _asks_help(argv: list[str], parser: ArgumentParser) -> bool:
-    asks = "-h" in argv or "--help" in argv
-    if asks:
-        parser.print_help()
-    return asks
-
-
-def _first_config(argv: list[str]) -> str | None:
-    """The first `--config` on the command line: it names the run."""
-    for i, word in enumerate(argv):
-        if word == "--config":
-            return argv[i + 1]
-        if word.startswith("--config="):
-            return word.partition("=")[2]
-    return None
-
-
-def _run_and_flags(argv: list[str], parser: ArgumentParser) -> tuple[Namespace, list[Layer]]:
-    """All values, and the layers of those flags that are keys of a run."""
-    layers = read_flags(argv, keys(parser))
-    values = typed(parser, Settings.merged(layers).plain)
-    return values, [layer for layer in layers if not {"run", "checkpoint"} & layer.keys()]
 
 
 def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:

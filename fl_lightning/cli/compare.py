@@ -5,8 +5,8 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from fl_lightning.cli.parser import compare_parser, keys, typed
-from fl_lightning.cli.settings import Settings, apart, read_flags
+from fl_lightning.cli.parser import compare_parser
+from fl_lightning.cli.settings import apart, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
@@ -19,12 +19,8 @@ from fl_lightning.study.tables import MARK
 
 def compare(argv: list[str]) -> None:
     """Print, or write to `--out`, the comparison of a study's methods or of run folders."""
-    parser = compare_parser()
-    if "-h" in argv or "--help" in argv:
-        parser.print_help()
-        return
     words, flags = apart(argv)
-    values = typed(parser, Settings.merged(read_flags(flags, keys(parser))).plain)
+    values = values_of(compare_parser(), flags)
     if not words:
         raise BadInput("compare", None, "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
     target = values.target

@@ -19,7 +19,7 @@ import yaml
 from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, atomic_write, flush, make_folder, take
 
@@ -45,8 +45,7 @@ def outer_rank() -> int:
 def check_name(start: Start) -> None:
     """Raise `BadInput` for a name that is no folder name, for `resume` without one, for a run that exists already."""
     if start.name is None:
-        if start.resume:
-            raise BadInput("resume", True, "it needs --name: which run to continue")
+        check("resume", True, not start.resume, "it needs --name: which run to continue")
         return
     if start.name in ("", ".", "..") or Path(start.name).name != start.name:
         raise BadInput("name", start.name, "it must be the name of a folder, without slashes; its parent is --out")
@@ -164,22 +163,16 @@ def check_goes_on(saved: Layer, config: Config, folder: Path) -> None:
     """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds `saved`."""
     from fl_lightning.runfolder import RunFolder
 
-    rounds_done = max((int(row["round"]) for row in RunFolder(folder).read_metrics()), default=0)
-    check_resumed(complete(plan([saved])), config, rounds_done)
-
-
-def check_resumed(saved: Config, new: Config, rounds_done: int) -> None:
-    """Raise `BadInput` for the first key of `new` that may not differ from `saved`."""
-    before, after = (dict(_flat(yaml.safe_load(to_yaml(config)))) for config in (saved, new))
+    before, after = (dict(_flat(yaml.safe_load(to_yaml(c)))) for c in (complete(plan([saved])), config))
     for key in dict.fromkeys([*before, *after]):
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)
         if not free and old != value:
             allowed = f"the run began with {old!r}; on resume only {', '.join(MAY_CHANGE)} may change"
             raise BadInput(_spoken(key), value, allowed)
-    rounds = new.federation.rounds
-    if rounds < rounds_done:
-        raise BadInput("federation.rounds", rounds, f"the run has done {rounds_done} already")
+    done = max((int(row["round"]) for row in RunFolder(folder).read_metrics()), default=0)
+    if config.federation.rounds < done:
+        raise BadInput("federation.rounds", config.federation.rounds, f"the run has done {done} already")
 
 
 @contextlib.contextmanager

@@ -12,7 +12,7 @@ from typing import Any, Literal, Union, get_args, get_origin
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from fl_lightning import catalogue
-from fl_lightning.config import DataConfig, EvaluationConfig, FabricConfig, FederationConfig, OptimizerConfig
+from fl_lightning.config import DataConfig, EvaluationConfig, FabricConfig, FederationConfig, OptimizerConfig, check
 from fl_lightning.errors import BadInput
 
 GROUPS: dict[str, type] = {
@@ -171,8 +171,7 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
     known = keys(parser)
     given = dict(leaves(values, known, prefix))
     for key, action in known.items():
-        if action.required and key not in given:
-            raise BadInput(prefix + key, None, "it must be given")
+        check(prefix + key, None, not action.required or key in given, "it must be given")
     for key, value in given.items():
         if value is None and not _takes_none(hint(known[key])):
             raise BadInput(prefix + key, value, f"it must be {describe(hint(known[key]))}")

@@ -8,10 +8,10 @@ import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.parser import fit_parser, keys, plan_parser, typed
+from fl_lightning.cli.parser import fit_parser, keys, plan_parser
 from fl_lightning.cli.resolve import complete
 from fl_lightning.cli.resolve import plan as resolved
-from fl_lightning.cli.settings import Settings, read_flags
+from fl_lightning.cli.settings import read_flags, values_of
 from fl_lightning.cli.submit import split
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
@@ -23,20 +23,13 @@ if TYPE_CHECKING:
     from fl_lightning.planning.visits import Timing
 
 GIB = 2**30
-GONE = ("measure", "constants")
 
 
 def plan(argv: list[str]) -> None:
     """Print what a run takes: memory of the busiest rank, bytes between ranks, operations, seconds of a round."""
     parser = plan_parser()
-    if "-h" in argv or "--help" in argv:
-        parser.print_help()
-        return
-    for word in argv:
-        name = word.lstrip("-").partition("=")[0]
-        check(name, True, not word.startswith("--") or name not in GONE, "it is gone: visits are run unless --no-run")
     ours, theirs = split(argv, list(keys(parser)))
-    values = typed(parser, Settings.merged(read_flags(ours, keys(parser))).plain)
+    values = values_of(parser, ours)
     layers = read_flags(theirs, keys(fit_parser()))
     config = resolved(layers)
     _check(values)

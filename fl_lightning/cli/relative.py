@@ -13,7 +13,7 @@ from typing import Any
 
 from fl_lightning.cli.folder import write_config
 from fl_lightning.cli.resolve import to_yaml
-from fl_lightning.config import Component, Config
+from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.metric import BY_TASK, Metric
@@ -48,8 +48,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         BadInput: the run is not finished.
     """
     run = RunFolder(folder)
-    if not (folder / "summary.json").exists():
-        raise BadInput("run", str(folder), "it is not finished")
+    check("run", str(folder), (folder / "summary.json").exists(), "it is not finished")
     if run.read_summary()["rounds"] != config.federation.rounds:
         raise BadInput("run", str(folder), "it has been asked for more rounds than it has run: finish it first")
     alone = reference(config)

@@ -10,14 +10,16 @@ import copy
 from argparse import Action
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
 import yaml
+from jsonargparse import ArgumentParser, Namespace
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, leaves, unknown
-from fl_lightning.config import Component, ModelConfig
+from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, typed, unknown
+from fl_lightning.config import Component, ModelConfig, check
 from fl_lightning.errors import BadInput
 
 Layer = dict[str, Any]
@@ -70,8 +72,7 @@ def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
     words = list(argv)
     while words:
         word = words.pop(0)
-        if not word.startswith("--") or word == "--":
-            raise BadInput("command line", word, "expected --key value")
+        check("command line", word, word.startswith("--") and word != "--", "expected --key value")
         key, given, text = word[2:].partition("=")
         head = key.partition(".")[0]
         if key not in known and not (head in COMPONENTS and head in known):
@@ -83,6 +84,19 @@ def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
             text = "true" if alone else words.pop(0)  # a switch alone means true
         layers.append(read_config(text, known) if key == "config" else _nested(key, _value(key, text)))
     return layers
+
+
+def values_of(parser: ArgumentParser, argv: list[str]) -> Namespace:
+    """What a command line says of all keys of a command, every default filled in."""
+    return typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
+
+
+def config_in(argv: list[str]) -> str | None:
+    """The first `--config` on a command line (checked by `read_flags`): it names the run."""
+    for word, after in zip_longest(argv, argv[1:], fillvalue=""):
+        if word.partition("=")[0] == "--config":
+            return word.partition("=")[2] or after
+    return None
 
 
 def apart(argv: list[str]) -> tuple[list[str], list[str]]:
@@ -201,8 +215,7 @@ def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
         except (TypeError, ValueError):
             raise BadInput(f"{key}.count", count, "it must be a whole number") from None
     component = _component("models", key, rest, old.component if old else None)
-    if not component.class_path:
-        raise BadInput(key, given, "it must say which model: {name, count, init_args}")
+    check(key, given, bool(component.class_path), "it must say which model: {name, count, init_args}")
     return ModelConfig(component, count)
 
 

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from fl_lightning.cli.folder import CONFIG, LOCK
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.runfolder import RunFolder, best, judge_of
@@ -82,15 +83,13 @@ def standings(out: Path) -> list[Standing]:
     Raises:
         BadInput: there is no such folder, or no run in it.
     """
-    if not out.is_dir():
-        raise BadInput("status", str(out), "there is no such folder")
+    check("status", str(out), out.is_dir(), "there is no such folder")
     try:
         list(out.iterdir())
     except OSError as error:
         raise BadInput("status", str(out), f"it cannot be read ({error.strerror})") from None
     folders = [out] if (out / CONFIG).exists() else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
-    if not folders:
-        raise BadInput("status", str(out), f"it holds no run: no {CONFIG} in it or in a folder of it")
+    check("status", str(out), bool(folders), f"it holds no run: no {CONFIG} in it or in a folder of it")
     return [standing(folder, time.time()) for folder in folders]
 
 

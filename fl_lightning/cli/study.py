@@ -37,10 +37,6 @@ Job = tuple[Config, Path]
 
 def study(argv: list[str]) -> None:
     """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
-    parser = study_parser()
-    if "-h" in argv or "--help" in argv:
-        parser.print_help()
-        return
     file, values = _values(argv)
     asked = Study.of(_content(file))
     base, found, configs = resolve(asked, file.parent)

@@ -14,9 +14,9 @@ from string import Template
 from typing import Any
 
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import fit_parser, keys, submit_parser, typed
+from fl_lightning.cli.parser import fit_parser, keys, submit_parser
 from fl_lightning.cli.resolve import complete, plan, start_of
-from fl_lightning.cli.settings import Settings, read_flags
+from fl_lightning.cli.settings import config_in, read_flags, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 
@@ -30,11 +30,8 @@ MOST_RUNS = 1000  # SLURM's own default limit on an array
 def submit(argv: list[str]) -> None:
     """Write the job script into OUT, and hand it to sbatch; with `--dry_run` only show it."""
     parser = submit_parser()
-    if "-h" in argv or "--help" in argv:
-        parser.print_help()
-        return
     ours, theirs = split(argv, list(keys(parser)))
-    values = typed(parser, Settings.merged(read_flags(ours, keys(parser))).plain)
+    values = values_of(parser, ours)
     check_job(values)
     for key in FIXED:
         if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in theirs):
@@ -149,8 +146,7 @@ def _named(words: list[str], point: dict[str, str]) -> list[str]:
     """The words of one run, with a `--name` of its own: a resumed job must find its folder."""
     layers = read_flags(words, keys(fit_parser()))
     start = start_of(layers)
-    first = next((words[k + 1] for k, word in enumerate(words) if word == "--config"), None)
-    first = first or next((w.partition("=")[2] for w in words if w.startswith("--config=")), None)
+    first = config_in(words)
     stem = start.name or (Path(first).stem if first else "run")
     suffix = "-".join(f"{key.rpartition('.')[2]}{value}" for key, value in point.items())
     name = "-".join([stem, re.sub(r"[^\w.+-]", "_", suffix)]) if suffix else stem
@@ -166,8 +162,9 @@ def _try_out(line: list[str], ranks: int, values: Any) -> None:
     layers = read_flags(line, keys(fit_parser()))
     start = start_of(layers)
     runs.check_name(start)
-    configured = any(word.partition("=")[0] == "--config" for word in line)
-    check("config", None, configured, "a job resumes its run, which starts with --config only: name one")
+    check(
+        "config", None, config_in(line) is not None, "a job resumes its run, which starts with --config only: name one"
+    )
     config = plan(layers)
     key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
     clients = config.federation.clients

@@ -1,31 +1,20 @@
 """What methods and callbacks are written with: a client's vectors and phases, the server's means and mixes."""
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block, Layout
-from fl_lightning.core.mixing import Gram
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Fit, Phase, Slot
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import ModelGroup, Run
-from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.record import RelationView, RoundRecord
-
-__all__ = [
-    "Block",
-    "Client",
-    "Fit",
-    "Gram",
-    "GroupServer",
-    "Layout",
-    "ModelGroup",
-    "Objective",
-    "Payload",
-    "Phase",
-    "RelationInputs",
-    "RelationView",
-    "RoundRecord",
-    "Run",
-    "Server",
-    "Slot",
-]
+from fl_lightning.core.client import Client as Client
+from fl_lightning.core.layout import Block as Block
+from fl_lightning.core.layout import Layout as Layout
+from fl_lightning.core.mixing import Gram as Gram
+from fl_lightning.core.objective import Objective as Objective
+from fl_lightning.core.payload import Payload as Payload
+from fl_lightning.core.phase import PLAIN as PLAIN
+from fl_lightning.core.phase import Batch as Batch
+from fl_lightning.core.phase import Fit as Fit
+from fl_lightning.core.phase import Phase as Phase
+from fl_lightning.core.phase import Slot as Slot
+from fl_lightning.core.relation import RelationInputs as RelationInputs
+from fl_lightning.core.run import ModelGroup as ModelGroup
+from fl_lightning.core.run import Run as Run
+from fl_lightning.core.server import GroupServer as GroupServer
+from fl_lightning.core.server import Server as Server
+from fl_lightning.record import RelationView as RelationView
+from fl_lightning.record import RoundRecord as RoundRecord

@@ -21,20 +21,11 @@ from fl_lightning.storage.state import MODEL, ClientState
 
 
 class Client:
-    """Valid during the client's visit, on its home rank. `client["model"]` is its own model, a vector (D,).
+    """Valid during the client's visit in `round`, on its home rank; `client["model"]` is its model, a vector (D,)."""
 
-    Args:
-        run: the run.
-        group: the clients of its architecture.
-        id: its number.
-        round: that it takes part in.
-        state: what is kept of it.
-        module: the LightningModule of its architecture, which is bound to one vector at a time.
-    """
-
-    def __init__(self, run: Run, group: ModelGroup, id: int, round: int, state: ClientState, module: Any) -> None:
-        self.run, self.group, self.id, self.round, self.state, self.module = run, group, id, round, state, module
-        self.layout = group.layout
+    def __init__(self, run: Run, group: ModelGroup, id: int, round: int, state: ClientState) -> None:
+        self.run, self.group, self.id, self.round, self.state = run, group, id, round, state
+        self.layout, self.module = group.layout, group.module
         self.lr = run.learning_rate(max(round, 1))
         """Learning rate of the round."""
         self.payload: Payload
@@ -103,7 +94,10 @@ class Client:
 
     def composed(self, payload: Payload) -> Tensor:
         """A new vector: the own model with what has been received in its place."""
-        vector = self[MODEL].clone()
+        return self._over(self[MODEL], payload)
+
+    def _over(self, vector: Tensor, payload: Payload) -> Tensor:
+        vector = vector.clone()
         copy_columns(vector, payload.vector, self.layout.segments(payload.sent))
         return vector
 
@@ -112,11 +106,7 @@ class Client:
         """The model (D,) that the server counts the client's change from: its last upload, and where the client starts
         from what it has received, that."""
         last = self.state.received[MODEL]
-        if self.run.method.starts == "own":
-            return last
-        vector = last.clone()
-        copy_columns(vector, self.payload.vector, self.layout.segments(self.payload.sent))
-        return vector
+        return last if self.run.method.starts == "own" else self._over(last, self.payload)
 
     def pulled(self, payload: Payload, coefficient: float | Callable[[Block], float]) -> Objective:
         """The task loss + sum_b c_b ||w_b - s_b||^2 over the parameters b that have been received (s, constant).

@@ -63,21 +63,17 @@ class Layout:
 
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear layer in ResNet-18.
     All other buffers (BatchNorm's counters, masks, indices) stay with the client, whatever their type: `own_names`.
-
-    Args:
-        model: the module to lay out.
-        head: dotted name of the classifier module.
+    `head` is the dotted name of the classifier module.
     """
 
     def __init__(self, model: nn.Module, head: str) -> None:
         self.head = head
         self.layers: list[str] = []
-        modules = dict(model.named_modules())
         places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
-        buffers: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
+        buffers = places[:]
         self.own_names: list[str] = []
         seen: set[int] = set()
-        for prefix, module in modules.items():
+        for prefix, module in model.named_modules():
             own = [(n, p) for n, p in module.named_parameters(prefix, recurse=False) if id(p) not in seen]
             seen.update(id(p) for _, p in own)
             is_norm = isinstance(module, NORMALISATION)
@@ -100,21 +96,12 @@ class Layout:
             end = -(-stop // ALIGN) * ALIGN
         self.size = end
         self._segments: dict[tuple[bytes, bool], list[Segment]] = {}  # masks recur from round to round
-        self._bytes: dict[int, np.ndarray] = {}
         self._tables: dict[tuple[bytes, bytes, int], np.ndarray] = {}
-        self._layers_in: dict[bytes, np.ndarray] = {}
 
     @cached_property
     def numbers(self) -> np.ndarray:
         """Size of each block, in numbers (int64 [B])."""
         return np.array([b.size for b in self.blocks], dtype=np.int64)
-
-    def block_bytes(self, item: int) -> np.ndarray:
-        """Bytes of each block, of numbers of `item` bytes (int64 [B], equal arguments give the same array)."""
-        if item not in self._bytes:
-            self._bytes[item] = self.numbers * item
-            self._bytes[item].setflags(write=False)
-        return self._bytes[item]
 
     @cached_property
     def is_parameter(self) -> np.ndarray:
@@ -137,11 +124,6 @@ class Layout:
     def layer_of(self) -> np.ndarray:
         """Layer of each block (int64 [B])."""
         return np.array([b.layer for b in self.blocks], dtype=np.int64)
-
-    @cached_property
-    def kind_of(self) -> np.ndarray:
-        """0 for parameters, 1 for buffers (int64 [B])."""
-        return 1 - self.is_parameter.astype(np.int64)
 
     def mask(self, holds: Callable[[Block], bool]) -> np.ndarray:
         """Bool [B]: the blocks for which `holds`."""
@@ -173,20 +155,16 @@ class Layout:
             if len(self._tables) > MOST_TABLES:
                 self._tables.clear()
             shape = (len(self.layers) + 1, kinds)
-            cells = self.layer_of * kinds + self.kind_of
+            cells = self.layer_of * kinds + ~self.is_parameter  # the first kind, or the second: buffers
             sums = np.bincount(cells[sent], block_bytes[sent], minlength=shape[0] * shape[1])
             self._tables[known] = sums.astype(np.int64).reshape(shape)  # sums in float64: exact up to 2^53
         return self._tables[known]
 
     def layers_in(self, sent: np.ndarray) -> np.ndarray:
         """The layers of which own parameters are in `sent` (bool [B]), bool [L]."""
-        known = sent.tobytes()
-        if known not in self._layers_in:
-            found = np.zeros(len(self.layers), dtype=bool)
-            found[self.layer_of[sent & self.is_own]] = True
-            found.setflags(write=False)
-            self._layers_in[known] = found
-        return self._layers_in[known]
+        found = np.zeros(len(self.layers), dtype=bool)
+        found[self.layer_of[sent & self.is_own]] = True
+        return found
 
     def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
         """The model's blocks as a new vector (D,), and its other buffers, on the CPU."""

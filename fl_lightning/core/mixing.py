@@ -99,7 +99,6 @@ class Mixer:
     """The kernel over the vectors of `sources`, spread over the ranks of `group`.
 
     Args:
-        group: the processes.
         home: home rank by client.
         vectors: this rank's, by client; at least those of its sources.
         sources: clients whose models are mixed, in ascending order, the same on every rank.
@@ -114,10 +113,7 @@ class Mixer:
         sources: Sequence[int],
         dtype: torch.dtype = torch.float32,
     ) -> None:
-        self.group = group
-        self.home = home
-        self.vectors = vectors
-        self.dtype = dtype
+        self.group, self.home, self.vectors, self.dtype = group, home, vectors, dtype
         self.work = torch.promote_types(dtype, torch.float32)  # half precision is too coarse to mix in
         self.sources = list(sources)
         self.places = {c: k for k, c in enumerate(self.sources)}

@@ -37,7 +37,7 @@ class Payload:
     """Int64 [B]: bytes of each block as it would travel. What compresses puts a new array here."""
 
     def __post_init__(self) -> None:
-        self.block_bytes = self.layout.block_bytes(self.vector.element_size())
+        self.block_bytes = self.layout.numbers * self.vector.element_size()
 
     def again(self) -> Payload:
         """The same once more, as it was before anything wrote to it: for a second attempt."""
@@ -52,7 +52,7 @@ class Payload:
         """Bytes by layer and kind, int64 (L + 1, 4) in the order of `KINDS`; last row: what is beside the model."""
         table = self.layout.bytes_by_layer(self.sent, self.block_bytes, len(KINDS)).copy()
         for vector in self.vectors.values():
-            item = self.layout.block_bytes(vector.element_size())
+            item = self.layout.numbers * vector.element_size()
             table += self.layout.bytes_by_layer(self.layout.is_parameter, item, len(KINDS))
         table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
         return sum((payload.by_layer for payload in self.further.values()), table)

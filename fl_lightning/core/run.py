@@ -16,6 +16,7 @@ from fl_lightning.core.layout import Layout
 from fl_lightning.data import FederatedData
 from fl_lightning.errors import BadInput
 from fl_lightning.parallel import Group
+from fl_lightning.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
@@ -179,6 +180,15 @@ class Run:
         """Of round `t`."""
         config = self.config.optimizer
         return config.lr * config.lr_decay ** ((t - 1) // config.lr_step)
+
+
+def cohort_of(config: Config, t: int) -> list[int]:
+    """The clients that are drawn for round `t`, max(1, round(participation N)) of them, ascending."""
+    clients = config.federation.clients
+    size = max(1, round(config.federation.participation * clients))
+    if size == clients:
+        return list(range(clients))
+    return sorted(numpy_rng(config.seed, "cohort", t).choice(clients, size, replace=False).tolist())
 
 
 def layer_axis(groups: Sequence[ModelGroup]) -> list[str]:

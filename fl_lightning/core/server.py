@@ -27,14 +27,7 @@ Since = Literal["zero", "initial", "sent"]
 
 
 class Server:
-    """The server in one round: valid from its first to its last line.
-
-    Args:
-        run: the run.
-        round: its number.
-        cohort: the clients that take part.
-        reducer: makes one vector of many, where a robust one is configured.
-    """
+    """The server in one round: valid from its first to its last line. `reducer` makes one vector of many."""
 
     def __init__(self, run: Run, round: int, cohort: Sequence[int], reducer: Any) -> None:
         self.run, self.round, self.cohort, self.reducer = run, round, list(cohort), reducer
@@ -156,7 +149,7 @@ class GroupServer:
             weights = among_uploaded(relation, inputs, run.server.uploaded)
         else:
             weights = relation.weights(inputs)
-            self._warn(weights, receivers, sources)
+            self._warn(relation, weights, receivers, sources)
         self._weighed(relation, weights, receivers, sources, len(receivers))
         sent = self.send(self.mix(weights, receivers, sources, by_layer=relation.per_layer))
         assert self.weighed is not None
@@ -166,23 +159,19 @@ class GroupServer:
         return sent
 
     def mean_by(self, relation: Any, who: list[int] | None = None) -> Tensor:
-        """One model (D,) from the uploads of this round, by the only row of `relation` and the reducer.
-
-        Args:
-            relation: that of a global model.
-            who: whose uploads, of those who answered; None: all.
-        """
+        """One model (D,) from this round's uploads of `who` (None: all who answered), by the only row of `relation` and
+        the reducer."""
         who = self.answered if who is None else who
         inputs = self.inputs(relation, who, who)
         weights = self.server.reducer.weights(relation.weights(inputs)[:, 0], inputs)
         self._weighed(relation, weights[:, None].expand(-1, len(who), -1), who, who, 1)
         self.server.reduced = True
-        return self._mean(weights, who, MODEL, "zero", relation.per_layer, self[MODEL], self.server.reducer.combine)
+        how = self.server.reducer.combine
+        return self.mean(weights, who, by_layer=relation.per_layer, like=self[MODEL], combine=how)
 
     def inputs(self, relation: Any, receivers: Sequence[int], sources: Sequence[int]) -> RelationInputs:
         """What a relation may look at."""
         server = self.server
-        layers = len(self.layout.layers) if relation.per_layer else 1
 
         @cache
         def gram(since: Since = "zero") -> Gram:
@@ -190,7 +179,11 @@ class GroupServer:
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
 
         samples = server.samples(sources)
+        layers = self._layers(relation)
         return RelationInputs(list(receivers), list(sources), samples, layers, server.clients, server.memory, gram)
+
+    def _layers(self, relation: Any) -> int:
+        return len(self.layout.layers) if relation.per_layer else 1
 
     def _candidates(self, mixes: str) -> list[int]:
         run = self.server.run
@@ -200,11 +193,10 @@ class GroupServer:
         return sorted(c for c in known if run.group_of(c) is self.group)
 
     def _weighed(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int], rows: int) -> None:
-        layers = len(self.layout.layers) if relation.per_layer else 1
-        self.server.flops += relation.flops(layers, rows, len(sources))
+        self.server.flops += relation.flops(self._layers(relation), rows, len(sources))
         self.weighed = Weights(self.group, weights, receivers, sources)
 
-    def _warn(self, weights: Tensor, receivers: list[int], sources: list[int]) -> None:
+    def _warn(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int]) -> None:
         """Say once how much of what is received are initial models, of clients that have not uploaded yet."""
         run, uploaded = self.server.run, self.server.run.server.uploaded
         strange = torch.tensor([c not in uploaded for c in sources])
@@ -215,7 +207,7 @@ class GroupServer:
         if share <= 0:
             return
         run.said.add("unheard")
-        way = "; --method.mixes heard leaves them out" if hasattr(run.method, "mixes") else ""
+        way = "; --method.mixes heard leaves them out" if relation.offers_heard else ""
         mixed = f"{int(strange.sum())} of the {len(sources)} models that are mixed"
         if run.is_main:
             what = f"{mixed} are of clients that have not uploaded yet: the initial model makes up {share:.0%}"
@@ -232,6 +224,7 @@ class GroupServer:
         *,
         by_layer: bool = False,
         like: Tensor | None = None,
+        combine: Callable[[Tensor, Tensor], Tensor] = mean_of,
     ) -> Tensor:
         """sum_j weights_j v_j of what the server last received of `sources`, as v_0 + sum_j weights_j (v_j - v_0).
 
@@ -242,6 +235,7 @@ class GroupServer:
             since: `sent`: their changes since what they were sent in this round; `initial`: since the initial model.
             by_layer: every layer has weights of its own.
             like: what the blocks hold that do not travel; None: 0.
+            combine: makes one row of a tile of rows and their weights: this mean, or a robust one.
 
         Returns:
             Shape (D,), equal on every rank.
@@ -249,18 +243,6 @@ class GroupServer:
         Raises:
             RunFailed: a row of weights does not sum to 1: differences would silently give another vector.
         """
-        return self._mean(weights, sources, slot, since, by_layer, like, mean_of)
-
-    def _mean(
-        self,
-        weights: Tensor,
-        sources: Sequence[int],
-        slot: str,
-        since: Since,
-        by_layer: bool,
-        like: Tensor | None,
-        combine: Callable[[Tensor, Tensor], Tensor],
-    ) -> Tensor:
         weights = weights.reshape(-1, len(sources))
         if not torch.allclose(weights.sum(1), torch.ones(len(weights), dtype=weights.dtype), atol=1e-6, rtol=0):
             raise RunFailed(f"the weights of a mean sum to {weights.sum(1).tolist()}, not to 1")
@@ -321,11 +303,7 @@ class GroupServer:
 
     def vector(self, client: int, slot: str = MODEL, since: Since = "zero") -> Tensor:
         """What the server last received of one client (D,), on every rank: for methods that learn from each upload."""
-        found = torch.zeros_like(self.initial)
-        mixer = self._mixer([client], slot, since)
-        mixer.mean(self._segments(False, slot), torch.ones(1, 1, dtype=torch.float64), found)
-        self._count(mixer)
-        return found
+        return self.mean(torch.ones(1, dtype=torch.float64), [client], slot, since)
 
     def _segments(self, by_layer: bool, slot: str) -> list[Any]:
         mask = self.group.down_mask if slot == MODEL else self.layout.is_parameter

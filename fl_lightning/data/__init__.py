@@ -52,12 +52,16 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         known = dealt.held_back.read_all()
     elif data.public is not None:
         known, made_up = public.load(data, raw_train, made_up, seed, smoke)
-    test = Samples(torch.from_numpy(raw_test), torch.from_numpy(labels_test), mean, std)
+
+    def samples(raw: np.ndarray, labels: np.ndarray) -> Samples:
+        return Samples(torch.from_numpy(raw), torch.from_numpy(labels), mean, std)
+
+    test = samples(raw_test, labels_test)
     common = test if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
-        common = Samples(torch.from_numpy(dealt.common.read_all()), torch.from_numpy(dealt.common.labels), mean, std)
+        common = samples(dealt.common.read_all(), dealt.common.labels)
     return FederatedData(
-        Samples(torch.from_numpy(raw_train), torch.from_numpy(labels_train), mean, std),
+        samples(raw_train, labels_train),
         test,
         dealt.shares,
         source.class_names,
@@ -66,7 +70,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         data.resident,
         made_up,
         data.task,
-        None if known is None else Samples(torch.from_numpy(known), torch.empty(0, dtype=torch.int64), mean, std),
+        None if known is None else samples(known, np.zeros(0, np.int64)),
         common,
         groups,
     )

@@ -2,14 +2,18 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any, TypeVar
 
 import numpy as np
 
+from fl_lightning.config import check
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import Task
 
+T = TypeVar("T")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, features); "
@@ -21,20 +25,11 @@ def load(root: str | None, task: Task = "classification") -> Source:
     """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
-    path = Path(root).expanduser()
-    if not path.is_file():
-        raise Absent("data.root", root, "there is no such file")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            missing = [key for key in KEYS if key not in archive]
-            arrays = {key: archive[key] for key in KEYS if key in archive}
-    # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
-    except Exception as error:
-        reason = str(error).split("\n")[0]
-        raise BadInput("data.root", root, f"it cannot be read as an .npz archive ({reason})") from error
-    if missing:
-        raise BadInput("data.root", root, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    pools = {part: _pool(root, part, arrays[f"x_{part}"], arrays[f"y_{part}"], task) for part in ("train", "test")}
+    arrays = _read("data.root", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
+    missing = [key for key in KEYS if key not in arrays]
+    check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    both = ((part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
+    pools = {part: _pool("data.root", root, part, x, y, task) for part, x, y in both}
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
     if shapes["train"] != shapes["test"]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
@@ -47,36 +42,20 @@ def load(root: str | None, task: Task = "classification") -> Source:
     return Source(pools["train"], pools["test"], [str(label) for label in range(classes)])
 
 
-def public(key: str, path: str) -> np.ndarray:
+def public(key: str, path: str) -> Pool:
     """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for `key`."""
-    file = Path(path).expanduser()
-    if not file.is_file():
-        raise Absent(key, path, "there is no such file")
-    try:
-        with file.open("rb") as opened, np.load(opened, allow_pickle=False) as archive:
-            held = next((archive[name] for name in ("x_public", "x_train") if name in archive), None)
-    except Exception as error:  # as in `load`
-        raise BadInput(key, path, f"it cannot be read as an .npz archive ({str(error).splitlines()[0]})") from error
+    names = ("x_public", "x_train")
+    held = _read(key, path, lambda archive: next((archive[name] for name in names if name in archive), None))
     if held is None:
         raise BadInput(key, path, "it must hold x_public or x_train")
     if len(held.shape) == 0 or len(held) == 0:
         raise BadInput(key, path, "it holds no samples")
-    try:
-        return _pool(path, "public", held, np.zeros(len(held), np.int64)).read(np.arange(len(held)))
-    except BadInput as error:
-        raise BadInput(key, path, error.allowed) from None
+    return _pool(key, path, "public", held, np.zeros(len(held), np.int64))
 
 
 def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
-    path = Path(root).expanduser()
-    if not path.is_file():
-        raise BadInput("data", root, "there is no such file")
-    try:
-        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            held = {key: archive[key] for key in KEYS if key in archive}
-    except Exception as error:  # as in `load`
-        raise BadInput("data", root, f"it cannot be read as an .npz archive ({str(error).splitlines()[0]})") from error
+    held = _read("data", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
     if "x_train" not in held or ("x_test" in held) != ("y_test" in held):
         raise BadInput("data", root, "it must hold x_train, y_train where there are labels, and x_test with y_test")
     found: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
@@ -84,43 +63,52 @@ def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | 
         if f"x_{part}" not in held:
             continue
         x, y = held[f"x_{part}"], held.get(f"y_{part}")
-        try:
-            pool = _pool(root, part, x, np.zeros(len(x), np.int64) if y is None else y, task)
-        except BadInput as error:
-            raise BadInput("data", root, error.allowed) from None
-        found[part] = (pool.read(np.arange(len(x))), None if y is None else pool.labels)
+        pool = _pool("data", root, part, x, np.zeros(len(x), np.int64) if y is None else y, task)
+        found[part] = (pool.read_all(), None if y is None else pool.labels)
     return found
 
 
-def _pool(root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification") -> Pool:
+def _read(key: str, root: str, choose: Callable[[Any], T]) -> T:
+    """What `choose` takes of the archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken."""
+    path = Path(root).expanduser()
+    if not path.is_file():
+        raise Absent(key, root, "there is no such file")
+    try:
+        with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
+            return choose(archive)
+    # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
+    except Exception as error:
+        reason = str(error).split("\n")[0]
+        raise BadInput(key, root, f"it cannot be read as an .npz archive ({reason})") from error
+
+
+def _pool(key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification") -> Pool:
     if len(x.shape) == 0 or len(y.shape) == 0 or len(x) == 0:
-        raise BadInput("data.root", root, f"x_{part} or y_{part} is empty")
+        raise BadInput(key, root, f"x_{part} or y_{part} is empty")
     y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
     if y.shape != (len(x),):
-        raise BadInput("data.root", root, f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
+        raise BadInput(key, root, f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
     if task == "regression":
         if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
-            raise BadInput("data.root", root, f"y_{part} must hold finite numbers")
+            raise BadInput(key, root, f"y_{part} must hold finite numbers")
         y = y.astype(np.float32)
     elif not np.issubdtype(y.dtype, np.integer):
-        raise BadInput("data.root", root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)")
+        raise BadInput(key, root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)")
     elif y.min() < 0:
-        raise BadInput("data.root", root, f"y_{part} holds the negative label {y.min()}")
+        raise BadInput(key, root, f"y_{part} holds the negative label {y.min()}")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
-        raise BadInput("data.root", root, f"x_{part} holds {x.dtype} but must hold numbers")
+        raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
-    if not np.isfinite(x).all():
-        raise BadInput("data.root", root, f"x_{part} holds values that are not finite")
-    return Pool.of(_channels_first(root, part, x), y)
+    check(key, root, bool(np.isfinite(x).all()), f"x_{part} holds values that are not finite")
+    return Pool.of(_channels_first(key, root, part, x), y)
 
 
-def _channels_first(root: str, part: str, x: np.ndarray) -> np.ndarray:
+def _channels_first(key: str, root: str, part: str, x: np.ndarray) -> np.ndarray:
     if x.ndim == 2:
         return x
     if x.ndim == 3:
         return x[:, None]
-    if x.ndim != 4:
-        raise BadInput("data.root", root, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
+    check(key, root, x.ndim == 4, f"x_{part} has the shape {x.shape}; it must be {LAYOUT}")
     if x.shape[1] in (1, 3) and x.shape[3] > 4:
-        raise BadInput("data.root", root, f"x_{part} of shape {x.shape} has its channels first; they must come last")
+        raise BadInput(key, root, f"x_{part} of shape {x.shape} has its channels first; they must come last")
     return x.transpose(0, 3, 1, 2)

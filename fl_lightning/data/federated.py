@@ -114,17 +114,9 @@ class ResidentPart(Part):
 class LoadedPart(Part):
     """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as `ResidentPart`."""
 
-    def __init__(
-        self,
-        samples: Samples,
-        index: Tensor,
-        angle: float,
-        device: torch.device,
-        dtype: torch.dtype,
-        augmentation: Augmentation | None,
-    ) -> None:
-        super().__init__(len(index), augmentation)
-        self._rows = _Rows(samples, index, angle, device, dtype)
+    def __init__(self, rows: _Rows, augmentation: Augmentation | None) -> None:
+        super().__init__(len(rows.index), augmentation)
+        self._rows = rows
 
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
         order = torch.arange(len(self)) if order is None else order
@@ -219,12 +211,12 @@ class FederatedData:
         if key not in self._cache:
             train, validation, test = (share[i] for share in self._shares)
             angle = self._angles[i]
-            training = self._part(self._train, train, angle, device, dtype, self._augmentation)
+            training = self._part(_Rows(self._train, train, angle, device, dtype), self._augmentation)
             change = self._relabelled.get(i)
             self._cache[key] = ClientData(
                 RelabelledPart(training, change) if change else training,
-                self._part(self._train, validation, angle, device, dtype, None),
-                self._part(self._test, test, angle, device, dtype, None),
+                self._part(_Rows(self._train, validation, angle, device, dtype)),
+                self._part(_Rows(self._test, test, angle, device, dtype)),
             )
         return self._cache[key]
 
@@ -232,7 +224,7 @@ class FederatedData:
         """The test set of all, never turned and kept for the next call; None without `data.global_test`."""
         if self._common is not None and (device, dtype) not in self._common_parts:
             everything = np.arange(len(self._common.labels))
-            self._common_parts[device, dtype] = self._part(self._common, everything, 0.0, device, dtype, None)
+            self._common_parts[device, dtype] = self._part(_Rows(self._common, everything, 0.0, device, dtype))
         return self._common_parts.get((device, dtype))
 
     def public(
@@ -295,20 +287,10 @@ class FederatedData:
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
 
-    def _part(
-        self,
-        samples: Samples,
-        indices: np.ndarray,
-        angle: float,
-        device: torch.device,
-        dtype: torch.dtype,
-        augmentation: Augmentation | None,
-    ) -> Part:
-        index = torch.from_numpy(indices)
-        if self._fits(device):
-            x = samples.inputs(index, angle, device, dtype)
-            return ResidentPart(x, samples.labels[index].to(device), augmentation)
-        return LoadedPart(samples, index, angle, device, dtype, augmentation)
+    def _part(self, rows: _Rows, augmentation: Augmentation | None = None) -> Part:
+        if self._fits(rows.device):
+            return ResidentPart(*rows.at(rows.index), augmentation)
+        return LoadedPart(rows, augmentation)
 
     def _fits(self, device: torch.device) -> bool:
         if self._resident != "auto":
@@ -329,16 +311,22 @@ class ClientData:
 
 
 class _Rows(Dataset[tuple[Tensor, Tensor]]):
-    """Prepares a whole batch at once: the DataLoader hands `__getitems__` all of its indices."""
+    """A part's samples: those of `samples` at `indices`, as they come to the `device`."""
 
-    def __init__(self, samples: Samples, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype) -> None:
-        self._samples, self._index, self._angle = samples, index, angle
-        self._device, self._dtype = device, dtype
+    def __init__(
+        self, samples: Samples, indices: np.ndarray, angle: float, device: torch.device, dtype: torch.dtype
+    ) -> None:
+        self.samples, self.index, self.angle = samples, torch.from_numpy(indices), angle
+        self.device, self.dtype = device, dtype
+
+    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
+        """x and y of so many samples of the pool."""
+        x = self.samples.inputs(index, self.angle, self.device, self.dtype)
+        return x, self.samples.labels[index].to(self.device)
 
     def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        index = self._index[rows]
-        x = self._samples.inputs(index, self._angle, self._device, self._dtype)
-        return x, self._samples.labels[index].to(self._device)
+        """A whole batch at once: the DataLoader hands over all of its indices."""
+        return self.at(self.index[rows])
 
 
 def _as_is(batch: Any) -> Any:

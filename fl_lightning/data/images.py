@@ -10,6 +10,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.config import check
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
 
@@ -18,8 +19,11 @@ SIZE = 32
 LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone (split 80/20)"
 
 
-def decoder(image: Callable[[int], Any]) -> Callable[[np.ndarray], np.ndarray]:
-    """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE], decoded by threads."""
+def decoder(image: Callable[[int], Any], root: str | None) -> Callable[[np.ndarray], np.ndarray]:
+    """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE], decoded by threads.
+
+    It raises `BadInput`, with `root` as the value of `data.root`, for an image that cannot be read.
+    """
 
     def decode(index: int) -> np.ndarray:
         from PIL import Image
@@ -29,9 +33,13 @@ def decoder(image: Callable[[int], Any]) -> Callable[[np.ndarray], np.ndarray]:
 
     def read(indices: np.ndarray) -> np.ndarray:
         samples = np.empty((len(indices), 3, SIZE, SIZE), np.uint8)
-        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-            for place, sample in enumerate(threads.map(decode, indices.tolist())):
-                samples[place] = sample
+        try:
+            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+                for place, sample in enumerate(threads.map(decode, indices.tolist())):
+                    samples[place] = sample
+        except (OSError, RuntimeError, ValueError) as error:
+            reason = str(error).split("\n")[0]
+            raise BadInput("data.root", root, f"an image cannot be read ({reason})") from error
         return samples
 
     return read
@@ -47,8 +55,7 @@ def load(root: str | None) -> Source:
     train, names = _class_folders(root, folder / "train")
     test, test_names = _class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))
-    if strangers:
-        raise BadInput("data.root", root, f"test/ has classes that train/ has not: {', '.join(strangers)}")
+    check("data.root", root, not strangers, f"test/ has classes that train/ has not: {', '.join(strangers)}")
     numbers = np.array([names.index(name) for name in test_names])
     return Source(train, Pool(numbers[test.labels], test.read), names)
 
@@ -61,12 +68,4 @@ def _class_folders(root: str, folder: Path) -> tuple[Pool, list[str]]:
     except OSError as error:
         reason = str(error).split("\n")[0]
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({reason})") from error
-    read = decoder(lambda index: dataset[index][0])
-
-    def read_or_say(indices: np.ndarray) -> np.ndarray:
-        try:
-            return read(indices)
-        except OSError as error:
-            raise BadInput("data.root", root, f"an image cannot be read ({error})") from error
-
-    return Pool(np.array(dataset.targets, np.int64), read_or_say), dataset.classes
+    return Pool(np.array(dataset.targets, np.int64), decoder(lambda index: dataset[index][0], root)), dataset.classes

@@ -10,9 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.config import DataConfig
-from fl_lightning.data.names import SOURCES
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
+from fl_lightning.names import SOURCES
 from fl_lightning.rng import numpy_rng
 
 SMOKE_TRAIN, SMOKE_TEST = 64, 8

@@ -17,8 +17,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
-from fl_lightning.data.sampling import apportion, stratified
+from fl_lightning.config import DataConfig, check
+from fl_lightning.data.sampling import apportion, draw, stratified
 from fl_lightning.errors import BadInput
 
 NATURAL = "natural"
@@ -58,12 +58,10 @@ def deal(
     if data.partition == NATURAL:
         return _natural(groups, clients, data)
     train_size, test_size, need = len(train_labels), len(test_labels), least(data)
-    if train_size < clients * need:
-        why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
-        raise BadInput("federation.clients", clients, f"it can be at most {train_size // need}: {why}")
-    if test_size < clients:
-        why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
-        raise BadInput("federation.clients", clients, f"it can be at most {test_size}: {why}")
+    why = f"{train_size} training samples are in use and each client needs {need} (data.min_samples, data.fraction)"
+    check("federation.clients", clients, train_size >= clients * need, f"it can be at most {train_size // need}: {why}")
+    why = f"each client needs a test sample and {test_size} are in use (data.fraction)"
+    check("federation.clients", clients, test_size >= clients, f"it can be at most {test_size}: {why}")
     shared_out = _find(data.partition)
     try:
         train, test = shared_out(train_labels, test_labels, clients, data, rng)
@@ -105,7 +103,7 @@ def dirichlet(
         _top_up(train, least(data), wanted=train.copy())
         test = _share_out(train, test_sizes)
         _top_up(test, 1, wanted=train)
-    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+    return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
 def hsu(
@@ -124,7 +122,7 @@ def pathological(
     (clients * classes_per_client) some classes have no holder and stay out.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    train_sizes = _class_sizes(train_labels, test_labels)[0]
     if k > np.count_nonzero(train_sizes):
         raise BadInput(key, k, f"the data have {np.count_nonzero(train_sizes)} classes")
     room = np.minimum(train_sizes, clients)
@@ -132,14 +130,7 @@ def pathological(
         raise BadInput(key, k, f"some classes have too few samples for {clients} clients to hold that many each")
     holds = _holders(room, clients, k, rng)
     train = _share_out(holds, np.where(holds.any(0), train_sizes, 0))
-    if not _top_up(train, least(data), wanted=holds, keep=1, strict=True):
-        what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
-        raise BadInput("data.min_samples", data.min_samples, what)
-    test = _share_out(train, np.where(holds.any(0), test_sizes, 0))
-    if not _top_up(test, 1, wanted=train, strict=True):
-        what = "the classes of some client have too few test samples for one each"
-        raise BadInput("federation.clients", clients, what)
-    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+    return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
 
 
 def lognormal(
@@ -152,10 +143,9 @@ def lognormal(
     class has fewer than its holders ask for (there, late clients keep 10), all of them get less in proportion: ours.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    train_sizes = _class_sizes(train_labels, test_labels)[0]
     present = np.flatnonzero(train_sizes)
-    if k > len(present):
-        raise BadInput(key, k, f"the data have {len(present)} classes")
+    check(key, k, k <= len(present), f"the data have {len(present)} classes")
     client, place = np.divmod(np.arange(clients * k), k)
     held = (client + place) % len(present)
     draws = rng.lognormal(0, 2, (len(present), clients, k))
@@ -164,15 +154,23 @@ def lognormal(
     asked = np.zeros((clients, len(train_sizes)), np.int64)
     asked[client, present[held]] = 10 + more * (2 if clients <= 20 else 1)
     train = _share_out(asked, np.minimum(asked.sum(0), train_sizes))
-    if not _top_up(train, least(data), wanted=asked, keep=1, strict=True):
+    return _of_held_classes(train, asked, train_labels, test_labels, data, rng)
+
+
+def _of_held_classes(
+    train: np.ndarray, wanted: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
+    rng: np.random.Generator,
+) -> tuple[Shares, Shares]:  # fmt: skip
+    """Samples for the counts `train` [N, C], topped up within the classes of `wanted`, and for tests of those."""
+    clients, k = len(train), data.classes_per_client
+    if not _top_up(train, least(data), wanted=wanted, keep=1, strict=True):
         what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
         raise BadInput("data.min_samples", data.min_samples, what)
-    test = _share_out(train, np.where(train.any(0), test_sizes, 0))
+    test = _share_out(train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0))
     if not _top_up(test, 1, wanted=train, strict=True):
-        raise BadInput(
-            "federation.clients", clients, "the classes of some client have too few test samples for one each"
-        )
-    return _draw(train, train_labels, rng), _draw(test, test_labels, rng)
+        what = "the classes of some client have too few test samples for one each"
+        raise BadInput("federation.clients", clients, what)
+    return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
 def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Shares, Shares]:
@@ -180,14 +178,12 @@ def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Sha
     if groups is None:
         what = "the data have no groups: it needs the source table and data.group_column"
         raise BadInput("data.partition", NATURAL, what)
-    if clients != len(groups.names):
-        what = f"it must be {len(groups.names)}: a client for each value of {data.group_column!r} (data.group_column)"
-        raise BadInput("federation.clients", clients, what)
+    what = f"it must be {len(groups.names)}: a client for each value of {data.group_column!r} (data.group_column)"
+    check("federation.clients", clients, clients == len(groups.names), what)
     train, test = ([np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test))
     for name, ours, theirs in zip(groups.names, train, test, strict=True):
-        if len(ours) < least(data):
-            what = f"the group {name!r} has {len(ours)} training samples and needs {least(data)}"
-            raise BadInput("data.min_samples", data.min_samples, what)
+        what = f"the group {name!r} has {len(ours)} training samples and needs {least(data)}"
+        check("data.min_samples", data.min_samples, len(ours) >= least(data), what)
         if len(theirs) == 0:
             raise BadInput("data.group_column", data.group_column, f"the group {name!r} has no test sample")
     return train, test
@@ -344,33 +340,17 @@ def _holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -
     return holds
 
 
-def _draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> Shares:
-    """Random samples for `counts` [N, C], as ascending indices of each client."""
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    class_sizes = np.bincount(labels, minlength=counts.shape[1])
-    owner = np.full(len(labels), -1)
-    clients = np.arange(len(counts))
-    for column, start in zip(counts.T, np.cumsum(class_sizes) - class_sizes, strict=True):
-        owner[order[start : start + column.sum()]] = np.repeat(clients, column)
-    dealt = np.flatnonzero(owner >= 0)
-    dealt = dealt[np.argsort(owner[dealt], kind="stable")]
-    return np.split(dealt, np.cumsum(counts.sum(1))[:-1])
-
-
 def _find(name: str) -> Partition:
     if name in BUILT_IN:
         return BUILT_IN[name]
     module, _, attribute = name.rpartition(".")
     known = f"choose among {', '.join([*BUILT_IN, NATURAL])}, or give the import path of a function"
-    if not module:
-        raise BadInput("data.partition", name, known)
+    check("data.partition", name, bool(module), known)
     try:
         function = getattr(importlib.import_module(module), attribute)
     except (ImportError, AttributeError) as error:
         raise BadInput("data.partition", name, f"{error}; {known}") from error
-    if not callable(function):
-        raise BadInput("data.partition", name, f"it is not a function; {known}")
+    check("data.partition", name, callable(function), f"it is not a function; {known}")
     return function
 
 

@@ -11,8 +11,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
-from fl_lightning.errors import BadInput
+from fl_lightning.config import DataConfig, check
 
 
 def groups(data: DataConfig, clients: int, classes: int) -> list[int]:
@@ -26,8 +25,7 @@ def groups(data: DataConfig, clients: int, classes: int) -> list[int]:
     most, why = clients, "a group has a client at least"
     if data.planted == "labels" and classes < clients:
         most, why = classes, "labels are moved on by another number in each group, and there are no more classes"
-    if data.groups > most:
-        raise BadInput("data.groups", data.groups, f"it can be at most {most}: {why}")
+    check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
     return [client % data.groups for client in range(clients)]
 
 

@@ -5,15 +5,14 @@ They are a part of the training data, held back before the clients share it, or 
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.load import OVERRIDES, check_name, read
-from fl_lightning.data.source import Absent
+from fl_lightning.data.source import Absent, Pool
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
 
@@ -25,12 +24,6 @@ SMOKE_SAMPLES = 64
 """Public samples of a smoke run, at most."""
 
 
-@dataclass(frozen=True)
-class _Pool:
-    size: int
-    read: Callable[[np.ndarray], np.ndarray]
-
-
 def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tuple[np.ndarray, np.ndarray]:
     """Split the training samples in use into private and public ones, as ascending indices; no label is read.
 
@@ -40,9 +33,8 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
     count = round(HELD_BACK_SHARE * len(used))
     if data.public_samples is not None:
         count = min(data.public_samples, count) if smoke else data.public_samples
-    if count >= len(used):
-        what = f"it must be below the {len(used)} training samples in use, from which they are held back"
-        raise BadInput("data.public_samples", count, what)
+    what = f"it must be below the {len(used)} training samples in use, from which they are held back"
+    check("data.public_samples", count, count < len(used), what)
     if count == 0:
         raise BadInput("data.public", HELD_BACK, f"a tenth of the {len(used)} training samples in use is none at all")
     order = numpy_rng(seed, "data.public").permutation(len(used))
@@ -68,25 +60,23 @@ def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke:
     if made_up:
         noise = numpy_rng(0, "made up public").integers(0, 256, (SMOKE_SAMPLES, *private.shape[1:]), dtype=np.uint8)
         return noise.astype(private.dtype), True
-    if pool.size == 0:
-        raise BadInput("data.public", name, "it holds no samples")
-    limits = [pool.size, *([data.public_samples] if data.public_samples else []), *([SMOKE_SAMPLES] if smoke else [])]
-    index = np.arange(pool.size)
-    if min(limits) < pool.size:
-        index = np.sort(numpy_rng(seed, "data.public").choice(pool.size, min(limits), replace=False))
+    size = len(pool.labels)
+    check("data.public", name, size != 0, "it holds no samples")
+    limits = [size, *([data.public_samples] if data.public_samples else []), *([SMOKE_SAMPLES] if smoke else [])]
+    index = np.arange(size)
+    if min(limits) < size:
+        index = np.sort(numpy_rng(seed, "data.public").choice(size, min(limits), replace=False))
     raw = pool.read(index)
     if raw.ndim == private.ndim == 4 and raw.shape[1] == 1 and private.shape[1] == 3:
         raw = np.repeat(raw, 3, axis=1)
-    if raw.shape[1:] != private.shape[1:]:
-        what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
-        raise BadInput("data.public", name, what)
-    if raw.dtype != private.dtype:
-        what = f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
-        raise BadInput("data.public", name, what)
+    what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"
+    check("data.public", name, raw.shape[1:] == private.shape[1:], what)
+    what = f"it holds {raw.dtype}, but the private data {private.dtype}: they must be on one scale"
+    check("data.public", name, raw.dtype == private.dtype, what)
     return raw, False
 
 
-def _pool(name: str, data: DataConfig, smoke: bool) -> _Pool:
+def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
     from fl_lightning.data import arrays
 
     root = data.public_root
@@ -96,14 +86,11 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> _Pool:
     if name in (data.source, data.root) and here == data.root:
         raise BadInput("data.public", name, "those are the private data themselves: held_back, another set or a file")
     if name.endswith(".npz"):
-        samples = arrays.public("data.public", name)
-        return _Pool(len(samples), lambda index: np.ascontiguousarray(samples[index]))
-    if name == "arrays":
-        raise BadInput("data.public", name, "give the path of the .npz file itself")
+        return arrays.public("data.public", name)
+    check("data.public", name, name != "arrays", "give the path of the .npz file itself")
     check_name("data.public", name)
     try:
-        pool = read(replace(data, source=name, root=root, download=data.download and not smoke)).train
+        return read(replace(data, source=name, root=root, download=data.download and not smoke)).train
     except BadInput as error:  # written for the private data
         remedy = error.allowed.partition("; or --data.source")[0].replace("data.root", "data.public_root")
         raise type(error)("data.public_root", root, remedy) from error
-    return _Pool(len(pool.labels), pool.read)

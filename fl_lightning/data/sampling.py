@@ -20,14 +20,23 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
-def stratified(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """`count` indices of `labels` with the class mix of the whole, ascending."""
-    wanted = apportion(np.bincount(labels), count)
+def draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
+    """Random samples of each class for `counts` [N, C], as ascending indices of each of N shares."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    sizes = np.bincount(labels, minlength=len(wanted))
-    place_in_class = np.arange(len(labels)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
-    return np.sort(order[place_in_class < np.repeat(wanted, sizes)])
+    class_sizes = np.bincount(labels, minlength=counts.shape[1])
+    owner = np.full(len(labels), -1)
+    owners = np.arange(len(counts))
+    for column, start in zip(counts.T, np.cumsum(class_sizes) - class_sizes, strict=True):
+        owner[order[start : start + column.sum()]] = np.repeat(owners, column)
+    dealt = np.flatnonzero(owner >= 0)
+    dealt = dealt[np.argsort(owner[dealt], kind="stable")]
+    return np.split(dealt, np.cumsum(counts.sum(1))[:-1])
+
+
+def stratified(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """`count` indices of `labels` with the class mix of the whole, ascending."""
+    return draw(apportion(np.bincount(labels), count)[None], labels, rng)[0]
 
 
 def split(labels: np.ndarray, test_share: float, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:

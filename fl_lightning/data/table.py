@@ -4,12 +4,11 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
-from collections.abc import Callable
 from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import FLOAT32, DataConfig
+from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
@@ -45,8 +44,11 @@ def load(data: DataConfig) -> Source:
     if group is not None:
         group_names, groups = _numbered([row[group] for row in rows], head[group], data.root)
     if len(places) == 1 and not _is_number(rows[0][places[0]]):
+        from PIL import Image
+
         folder = Path(data.root or "").expanduser().parent
-        read = _files(data.root, [folder / row[places[0]] for row in rows])
+        files = [folder / row[places[0]] for row in rows]
+        read = decoder(lambda index: Image.open(files[index]), data.root)
     else:
         features = _features(data.root, head, rows, places)
         read = Pool.of(features, labels).read
@@ -64,8 +66,7 @@ def _read(root: str | None) -> tuple[list[str], list[list[str]]]:
     twice = [name for name, count in Counter(head).items() if count > 1]
     if twice:
         raise BadInput("data.root", root, f"two of its columns are called {twice[0]!r}")
-    if not rows:
-        raise BadInput("data.root", root, f"it must be {LAYOUT}, but holds no sample")
+    check("data.root", root, bool(rows), f"it must be {LAYOUT}, but holds no sample")
     for number, row in enumerate(rows, 1):
         if len(row) != len(head):
             raise BadInput("data.root", root, f"sample {number} has {len(row)} cells for {len(head)} columns")
@@ -110,17 +111,3 @@ def _features(root: str | None, head: list[str], rows: list[list[str]], places: 
         f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number of 32 bits; choose data.columns"
     )
     raise BadInput("data.root", root, what)
-
-
-def _files(root: str | None, files: list[Path]) -> Callable[[np.ndarray], np.ndarray]:
-    from PIL import Image
-
-    read = decoder(lambda index: Image.open(files[index]))
-
-    def read_or_say(indices: np.ndarray) -> np.ndarray:
-        try:
-            return read(indices)
-        except (OSError, ValueError) as error:
-            raise BadInput("data.root", root, f"an image cannot be read ({error})") from error
-
-    return read_or_say

@@ -11,7 +11,6 @@ import numpy as np
 
 from fl_lightning.data.images import SIZE, decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
-from fl_lightning.errors import BadInput
 
 DEFAULT_ROOT = "data"
 """Where torchvision's files lie, or go, when data.root is not given."""
@@ -19,6 +18,7 @@ DEFAULT_ROOT = "data"
 _SIDES = {"train": {"train": True}, "test": {"train": False}}
 _SPLITS = {"train": {"split": "train"}, "test": {"split": "test"}}
 _VAL = {"train": {"split": "train"}, "test": {"split": "val"}}
+_TRAINVAL = {"train": {"split": "trainval"}, "test": {"split": "test"}}
 _WHOLE: dict[str, dict[str, Any]] = {"whole": {}}
 
 
@@ -71,18 +71,8 @@ RECIPES: dict[str, Recipe] = {
     "eurosat": Recipe("EuroSAT", "eurosat/2750/", 10, parts=_WHOLE),
     "flowers102": Recipe("Flowers102", "flowers-102/", 102),
     "food101": Recipe("Food101", "food-101/", 101),
-    "oxfordiiitpet": Recipe(
-        "OxfordIIITPet",
-        "oxford-iiit-pet/",
-        37,
-        parts={"train": {"split": "trainval"}, "test": {"split": "test"}},
-    ),
-    "fgvcaircraft": Recipe(
-        "FGVCAircraft",
-        "fgvc-aircraft-2013b/",
-        100,
-        parts={"train": {"split": "trainval"}, "test": {"split": "test"}},
-    ),
+    "oxfordiiitpet": Recipe("OxfordIIITPet", "oxford-iiit-pet/", 37, parts=_TRAINVAL),
+    "fgvcaircraft": Recipe("FGVCAircraft", "fgvc-aircraft-2013b/", 100, parts=_TRAINVAL),
     "stanfordcars": Recipe("StanfordCars", "stanford_cars/", 196, downloads=False),
     "pcam": Recipe("PCAM", "pcam/*.h5", 2),
     "renderedsst2": Recipe("RenderedSST2", "rendered-sst2/", 2),
@@ -156,24 +146,13 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {recipe.classes} classes")
     samples = getattr(dataset, "data", None)
     if samples is None:
-        return Pool(labels, _or_say(decoder(lambda index: dataset[index][0]), recipe))
+        return Pool(labels, decoder(lambda index: dataset[index][0], recipe.dataset))
     samples = np.asarray(samples)
     if samples.ndim == 3:
         samples = samples[:, None]
     elif samples.shape[1:] != recipe.shape:
         samples = samples.transpose(0, 3, 1, 2)
     return Pool.of(samples, labels)
-
-
-def _or_say(read: Any, recipe: Recipe) -> Any:
-    def read_or_say(indices: np.ndarray) -> np.ndarray:
-        try:
-            return read(indices)
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise BadInput("data.root", recipe.dataset, f"an image cannot be read ({reason})") from error
-
-    return read_or_say
 
 
 def _labels(dataset: Any) -> np.ndarray:

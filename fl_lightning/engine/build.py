@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
@@ -30,7 +30,7 @@ from fl_lightning.methods.base import Method
 from fl_lightning.models import head_of
 from fl_lightning.parallel import Group, assign_homes
 from fl_lightning.rng import key
-from fl_lightning.storage.policy import Changes, StoragePolicy
+from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 from fl_lightning.storage.store import VectorStore
 
@@ -51,47 +51,43 @@ def federation(
 
     Args:
         fabric: launched, with the client-parallel strategy.
-        config: the run.
-        data: every client's data.
         models: the network of each architecture in `config.models`, with the initial weights its clients begin from.
-        method: what the clients exchange, and how.
         callbacks: in the order in which their hooks run.
         folder: the run folder.
 
     Raises:
         BadInput: these do not fit together.
     """
-    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     members = members_of([m.count for m in config.models], config.federation.clients)
     groups = [
-        make_group(k, fabric.device, config, net, who, method, dtype)
+        make_group(k, fabric.device, config, net, who, method)
         for k, (net, who) in enumerate(zip(nets, members, strict=True))
     ]
     for group, model in zip(groups, models, strict=True):
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
-    relation = method.relation()
-    if len(groups) > 1 and not (relation.several and method.several):
-        allowed = f"one architecture: {type(method).__name__.lower()} mixes the models of all clients"
+    run = run_of(fabric, config, data, method, callbacks, groups, folder)
+    if len(groups) > 1 and not (run.relation.several and method.several):
+        allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
-    processes = Group(fabric)
-    parts = [method, *callbacks]
-    policy = StoragePolicy.of(method, relation, Changes.of(parts), config, [g.down_mask for g in groups])
-    run = Run(
+    return _assembled(run, [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)])
+
+
+def run_of(
+    fabric: Fabric, config: Config, data: FederatedData, method: Method, callbacks: Sequence[Callback],
+    groups: list[ModelGroup], folder: Path,
+) -> Run:  # fmt: skip
+    """What the rounds of `groups` work on, before the first."""
+    relation, processes = method.relation(), Group(fabric)
+    policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
+    return Run(
         config=config, method=method, relation=relation, data=data, folder=folder, processes=processes,
-        device=fabric.device, dtype=dtype, groups=groups, layer_names=layer_axis(groups),
+        device=fabric.device, dtype=groups[0].initial.dtype, groups=groups, layer_names=layer_axis(groups),
         store=VectorStore(config.fabric.bank, folder, fabric.device), policy=policy,
         home=assign_homes(data.train_sizes, processes.size),
         judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
         callbacks=list(callbacks), most_batches=SMOKE_BATCHES if config.smoke else None,
     )  # fmt: skip
-    trainers = [
-        Trainer(fabric, config, g, net, data.num_classes, data.metric, method)
-        for g, net in zip(groups, nets, strict=True)
-    ]
-    for group, trainer in zip(groups, trainers, strict=True):
-        group.module = trainer.module
-    return _assembled(run, trainers)
 
 
 def _assembled(run: Run, trainers: Sequence[Trainer]) -> Federation:
@@ -118,15 +114,10 @@ def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.M
 
 
 def make_group(
-    index: int,
-    device: torch.device,
-    config: Config,
-    model: nn.Module,
-    members: list[int],
-    method: Method,
-    dtype: torch.dtype,
+    index: int, device: torch.device, config: Config, model: nn.Module, members: list[int], method: Method
 ) -> ModelGroup:
     """The clients `members`, who begin from `model`."""
+    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     layout = Layout(model, head_of(model))
     vector, buffers = layout.read(model, dtype)
     vector = vector.to(device)
@@ -163,9 +154,8 @@ def _another(model: nn.Module, layout: Layout, first: Tensor, number: int) -> Te
             if callable(reset := getattr(module, "reset_parameters", None)):
                 reset()
     vector = layout.read(twin, first.dtype)[0].to(first.device)
-    if torch.equal(vector, first):
-        allowed = "the method draws several initial models, and none of its modules has reset_parameters()"
-        raise BadInput("model", type(model).__name__.lower(), allowed)
+    allowed = "the method draws several initial models, and none of its modules has reset_parameters()"
+    check("model", type(model).__name__.lower(), not torch.equal(vector, first), allowed)
     return vector
 
 

@@ -8,15 +8,16 @@ runs.
 
 from __future__ import annotations
 
+import contextlib
 import math
+from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.phase import PLAIN
+from fl_lightning.core import PLAIN, Client
 from fl_lightning.training.module import ClientModule
 
 PULL_FLOPS = 5
@@ -42,14 +43,8 @@ class SampleCost:
         return self.forward + self.backward + self.extra
 
     def of(self, samples: int, steps: int, pulled: int, linear: int = 0) -> dict[str, int]:
-        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase.
-
-        Args:
-            samples: that went through, epochs counted.
-            steps: of the optimiser.
-            pulled: numbers in the pull.
-            linear: numbers in the linear term.
-        """
+        """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so many `samples` (epochs
+        counted) and `steps`, with so many numbers in the pull and in the linear term."""
         return {
             "flops_forward": round(self.forward * samples),
             "flops_backward": round(self.backward * samples),
@@ -87,8 +82,7 @@ def _total(out: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 class Meter:
-    """Counts the samples that go through a client's bound model, and back, while it is entered: whoever sends them.
-    When it is left they are put down to the client.
+    """Counts the samples that go through a client's bound model, and back, whoever sends them.
 
     It looks at the classifier, which every pass meets, also where a user's step calls the model's parts by itself, and
     for the way back at the features before it, where they train: a loss of features alone never reaches scores.
@@ -100,19 +94,19 @@ class Meter:
         self.forward = self.backward = 0
         module.head.register_forward_hook(self._passed)  # for good: to hang it up each time takes longer than a pass
 
-    def of(self, client: Client, cost: SampleCost | None) -> Meter:
-        """To be entered for `client`, whose samples cost `cost`."""
-        self.client, self.cost = client, cost
-        return self
-
-    def __enter__(self) -> None:
+    @contextlib.contextmanager
+    def of(self, client: Client, cost: SampleCost | None) -> Iterator[None]:
+        """Within, count for `client`, whose samples cost `cost`."""
         self.forward = self.backward = 0
-        self._before, self.on = self._versions(), True
-
-    def __exit__(self, error: object, *rest: object) -> None:
-        self.on = False
-        if error is None:
-            self.client.flops += self.flops(self.cost)
+        before, self.on = self._versions(), True
+        try:
+            yield
+        finally:
+            self.on = False
+        if cost is None or (not self.backward and self._versions() != before):
+            client.flops = math.nan  # unknown: steps were taken, and no way back was seen
+        else:
+            client.flops += round(cost.forward * self.forward + cost.backward * self.backward)
 
     def _versions(self) -> int:
         return sum(p._version for p in self.module.binding.parameters)  # each write in place adds one
@@ -129,9 +123,3 @@ class Meter:
 
     def _returned(self, samples: int) -> None:
         self.backward += samples
-
-    def flops(self, cost: SampleCost | None) -> float:
-        """Operations of what went through; NaN where that is unknown: steps were taken, and no way back was seen."""
-        if cost is None or (not self.backward and self._versions() != self._before):
-            return math.nan
-        return round(cost.forward * self.forward + cost.backward * self.backward)

@@ -12,11 +12,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Phase, Run, Server
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import Server
 from fl_lightning.data.federated import Part
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of
@@ -31,14 +28,7 @@ _START = "received."
 
 
 class Evaluator:
-    """Scores models. `run.judge` says by which kind of them the run is judged.
-
-    Args:
-        run: the run.
-        trainers: of each group of clients: the modules that models are bound to.
-        guard: names the client where one cannot be scored.
-        reducer: of the server's means.
-    """
+    """Scores models. `run.judge` says by which kind of them the run is judged."""
 
     def __init__(self, run: Run, trainers: Sequence[Trainer], guard: Guard, reducer: Any) -> None:
         self.run, self.trainers, self.guard = run, trainers, guard
@@ -106,18 +96,20 @@ class Evaluator:
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
         group = self.run.group_of(id)
-        return Client(self.run, group, id, self.run.server.round, state, self.trainers[group.index].module)
+        return Client(self.run, group, id, self.run.server.round, state)
 
-    def at_rest(self, id: int) -> Client:
-        """A client as it stands between rounds, on copies of whatever may be written to; its vectors on the device."""
+    def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
+        """A client as it stands between rounds (with other `buffers`, where some are given), on copies of whatever may
+        be written to; its vectors on the device."""
         run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
         if state is None:
             vectors = {MODEL: group.initial}
             vectors |= {name: slot.first(group.initial) for name, slot in run.method.slots().items()}
             memory = {k: v.clone() for k, v in run.method.init_client(run).items()}
-            return self.client(id, ClientState(id, vectors, group.initial_buffers, {}, 0, memory))
+            return self.client(id, ClientState(id, vectors, buffers or group.initial_buffers, {}, 0, memory))
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
-        return self.client(id, ClientState(id, vectors, state.buffers, {}, state.rounds, dict(state.memory)))
+        kept = ClientState(id, vectors, buffers or state.buffers, {}, state.rounds, dict(state.memory))
+        return self.client(id, kept)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
         """What a client begins a round with (home rank), as far as it is known between rounds: model and buffers.
@@ -243,8 +235,7 @@ class Evaluator:
     def _final_scores(self, id: int) -> dict[str, Any]:
         """Kind of a client's final model, its score on the client's test data, and those on the test set of all."""
         kind, vector, buffers = self.final_model(id)
-        client = self.at_rest(id)
-        client.state.buffers = buffers
+        client = self.at_rest(id, buffers)
         client.ready(kind, vector)
         found = {"kind": kind, "score": self.score(kind, client, client.data.test)}
         found |= self.on_global_test(kind, client, vector)
@@ -267,14 +258,11 @@ class Evaluator:
                 with self.guard.naming(t, id, self):
                     model = self.global_model(id) if self.has_global and self.wants("global") else None
                     if model is not None:
-                        client = self.at_rest(id)
-                        client.state.buffers = client.group.initial_buffers
+                        client = self.at_rest(id, self.run.group_of(id).initial_buffers)
                         result.values |= self.scores("global", client, model)
                     if self.wants("finetuned"):
                         vector, buffers = self.finetune(t, id)
-                        client = self.at_rest(id)
-                        client.state.buffers = buffers
-                        result.values |= self.scores("finetuned", client, vector)
+                        result.values |= self.scores("finetuned", self.at_rest(id, buffers), vector)
             except BadClient as failure:
                 if not self.run.tolerant:
                     raise

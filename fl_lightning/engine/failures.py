@@ -28,15 +28,15 @@ class Guard:
         self.run = run
 
     @contextlib.contextmanager
-    def bearing(self, t: int, client: int, at: Any, failed: dict[int, BadClient]) -> Iterator[None]:
-        """As `naming`; where failing clients are tolerated, the failure is put into `failed`."""
+    def bearing(self, visit: Any) -> Iterator[None]:
+        """As `naming`; where failing clients are tolerated, the failure is left with the `visit`."""
         try:
-            with self.naming(t, client, at):
+            with self.naming(visit.t, visit.id, visit):
                 yield
         except BadClient as failure:
             if not self.run.tolerant:
                 raise
-            failed[client] = failure.bare()  # a traceback would keep what the visit had made
+            visit.failure = failure.bare()  # a traceback would keep what the visit had made
 
     @contextlib.contextmanager
     def naming(self, t: int, client: int, at: Any) -> Iterator[None]:

@@ -7,28 +7,18 @@ from collections.abc import Sequence
 from typing import Any
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import Server
+from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.core.run import cohort_of
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
-from fl_lightning.record import RoundRecord
-from fl_lightning.rng import numpy_rng
 
 
 class Federation:
-    """N clients with models of their own, and the server between them.
-
-    Args:
-        run: everything that the rounds work on.
-        pool: which rank has which client.
-        worker: what happens on clients.
-        evaluator: which models are scored.
-        reducer: makes one vector of many.
-    """
+    """N clients with models of their own, and the server between them; `reducer` makes one vector of many."""
 
     def __init__(self, run: Run, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Any) -> None:
         self.run, self.pool, self.worker, self.evaluator, self.reducer = run, pool, worker, evaluator, reducer
@@ -52,9 +42,8 @@ class Federation:
         run = self.run
         for transform in self.worker.transforms if run.policy.exchanged else ():
             if (transform.changes_upload or transform.changes_download) and not transform.further_vectors:
-                key = f"callbacks.{type(transform).__name__.lower()}"
                 allowed = "it changes the model alone, and this method exchanges further vectors"
-                raise BadInput(key, run.method_name, allowed)
+                raise BadInput(transform.config_key, run.method_name, allowed)
         run.method.check(run)
         for part in (run.relation, *run.callbacks):
             part.on_fit_start(run)
@@ -92,16 +81,13 @@ class Federation:
     def _check_reduced(self, server: Server) -> None:
         """Raise `BadInput` where a robust aggregator is configured, and the method has passed it by."""
         if server.answered and not server.reduced and type(self.reducer) is not Aggregator:
-            key = f"callbacks.{type(self.reducer).__name__.lower()}"
-            raise BadInput(key, self.run.method_name, "its aggregate takes means of its own, past a robust one")
+            allowed = "its aggregate takes means of its own, past a robust one"
+            raise BadInput(self.reducer.config_key, self.run.method_name, allowed)
 
     def cohort(self, t: int) -> list[int]:
-        """The clients of round `t`, `cohort_size` of them (of the first, where the method asks: all), ascending."""
-        run = self.run
-        if run.cohort_size == run.clients or (t == 1 and run.method.everyone_first):
-            return list(range(run.clients))
-        drawn = numpy_rng(run.config.seed, "cohort", t).choice(run.clients, run.cohort_size, replace=False)
-        return sorted(int(c) for c in drawn)
+        """The clients of round `t`, ascending: as drawn, or in the first, where the method asks for it, all."""
+        first = t == 1 and self.run.method.everyone_first
+        return list(range(self.run.clients)) if first else cohort_of(self.run.config, t)
 
     def tell(self, hook: str, *args: Any) -> None:
         """Run a hook of every observer, in order."""

@@ -2,34 +2,21 @@
 
 from __future__ import annotations
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import ModelGroup, Run
+from dataclasses import replace
+
+from fl_lightning.core import Client, ModelGroup, Phase, Run
 from fl_lightning.data.federated import TargetPart
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.schedule import BatchSchedule, Length
-
-_KEPT = "optimizer."
-"""Before the names of what the optimiser has left in a client's memory."""
 
 
 def schedule_of(
     run: Run, group: ModelGroup, client: int, index: int, purpose: str, length: Length,
     batch_size: int | None = None, public: bool = False,
 ) -> BatchSchedule:  # fmt: skip
-    """The batches of the phase of `client` after `index` of the same purpose and length.
-
-    Args:
-        run: the run.
-        group: the client's.
-        client: its number.
-        index: phases of this purpose before it.
-        purpose: what the order of batches is drawn for.
-        length: in epochs or steps.
-        batch_size: None: the federation's.
-        public: it trains on other data than the client's own, which the planner does not cut short.
-    """
+    """The batches of the phase of `client` after `index` of the same purpose and length, on its own data or on `public`
+    ones, which the planner does not cut short (`batch_size` None: the federation's)."""
     most = run.most_batches if not public or run.config.smoke else None
     length = length if most is None else length.at_most(most)
     size = batch_size or run.config.federation.batch_size
@@ -37,14 +24,7 @@ def schedule_of(
 
 
 def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None) -> LocalJob:
-    """`phase` of `client` as an executor wants it.
-
-    Args:
-        client: whose vector is trained.
-        phase: what its method asks for.
-        index: phases of this purpose before it.
-        purpose: in place of the phase's.
-    """
+    """`phase` of `client`, after `index` of its purpose, for an executor (`purpose`: in place of the phase's)."""
     run, group = client.run, client.group
     part = client.data.train if phase.part is None else phase.part
     if phase.targets is not None:
@@ -57,7 +37,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
     public = phase.part is not None
     schedule = schedule_of(run, group, client.id, index, purpose or phase.purpose, length, phase.batch_size, public)
     if phase.budget is not None:
-        schedule = schedule.with_budget(phase.budget, client.rounds)
+        schedule = replace(schedule, budget=phase.budget, before=client.rounds)
     keep = run.config.optimizer.keep_state
     own = phase.step
     job = LocalJob(
@@ -71,8 +51,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
         step=None if own is None else lambda batch, _: own(client, batch),
     )
     if keep and own is None and not public:  # a stretch on public data begins cleared, and leaves nothing
-        prefix = _prefix(phase.slot)
-        job.keep = True
+        job.keep, prefix = True, _prefix(phase.slot)
         job.kept = {k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, phase.slot)}
     return job
 
@@ -88,11 +67,10 @@ def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
 
 
 def _prefix(slot: str) -> str:
-    """Of the names under which the optimiser's state for a slot is kept."""
-    return _KEPT if slot == MODEL else f"{_KEPT}slot {slot}."
+    """Of the names under which a client's memory has what the optimiser was left with."""
+    return "optimizer." if slot == MODEL else f"optimizer.slot {slot}."
 
 
 def _belongs(name: str, slot: str) -> bool:
-    if not name.startswith(_prefix(slot)):
-        return False
-    return slot != MODEL or not name.startswith(f"{_KEPT}slot ")
+    of_another = slot == MODEL and name.startswith("optimizer.slot ")
+    return name.startswith(_prefix(slot)) and not of_another

@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-
-import torch
-from torch import Tensor
 
 from fl_lightning.parallel import Group
 from fl_lightning.storage.state import ClientState
@@ -53,57 +49,12 @@ def move(
     """Send the states of the clients that move to their new home, and write it into `home`. All ranks call it."""
     if not moved:  # so all ranks say
         return
-    here = {c: _described(states[c]) for c, _ in moved if c in states}
-    known = {c: described for part in group.gather_objects(here) for c, described in part.items()}
+    known = {c for here in group.gather_objects([c for c, _ in moved if c in states]) for c in here}
     for client, to in moved:
         if client in known:
             if group.rank == home[client]:
-                for tensor in _tensors(states.pop(client)):
-                    group.send(tensor, to)
+                group.send_object(states.pop(client), to)
             elif group.rank == to:
-                states[client] = _received(group, store, client, home[client], known[client])
+                states[client] = group.receive_object(home[client])
+                store.adopt(states[client])
         home[client] = to
-
-
-@dataclass
-class _Described:
-    """What a rank must know of a state to receive its tensors."""
-
-    rounds: int
-    vectors: list[str]
-    """Slots."""
-    received: dict[str, bool]
-    """Slots of which the server has a copy, and whether that is another tensor than the client's own."""
-    buffers: int
-    memory: list[str]
-    """Names."""
-    tensors: list[tuple[tuple[int, ...], torch.dtype, str]]
-    """Shape, type and kind of device of each tensor, as `_tensors` has them."""
-
-
-def _copies(state: ClientState) -> dict[str, bool]:
-    return {slot: vector is not state.vectors.get(slot) for slot, vector in state.received.items()}
-
-
-def _tensors(state: ClientState) -> list[Tensor]:
-    received = [state.received[slot] for slot, is_copy in _copies(state).items() if is_copy]
-    return [*state.vectors.values(), *received, *state.buffers, *state.memory.values()]
-
-
-def _described(state: ClientState) -> _Described:
-    tensors = [(tuple(t.shape), t.dtype, t.device.type) for t in _tensors(state)]
-    return _Described(
-        state.rounds, list(state.vectors), _copies(state), len(state.buffers), list(state.memory), tensors
-    )
-
-
-def _received(group: Group, store: VectorStore, client: int, source: int, known: _Described) -> ClientState:
-    tensors = []
-    for shape, dtype, device in known.tensors:
-        tensor = group.receive(shape, dtype, source)
-        tensors.append(tensor.cpu() if device == "cpu" else tensor)
-    rest = iter(tensors)
-    vectors = {slot: store.allocate(next(rest)) for slot in known.vectors}
-    received = {slot: store.allocate(next(rest)) if copy else vectors[slot] for slot, copy in known.received.items()}
-    buffers = [next(rest) for _ in range(known.buffers)]
-    return ClientState(client, vectors, buffers, received, known.rounds, dict(zip(known.memory, rest, strict=True)))

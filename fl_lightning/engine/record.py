@@ -13,11 +13,10 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import Server
+from fl_lightning.core import RoundRecord, Run, Server
 from fl_lightning.errors import BadClient
 from fl_lightning.metric import MODELS, Metric
-from fl_lightning.record import KINDS, RoundRecord
+from fl_lightning.record import KINDS
 from fl_lightning.runfolder import CLIENT_FLOPS, CLIENT_LOSSES
 
 

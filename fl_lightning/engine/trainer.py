@@ -11,54 +11,36 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
-from fl_lightning.config import Config
-from fl_lightning.core.phase import PLAIN
-from fl_lightning.core.run import ModelGroup, Run
+from fl_lightning.core import PLAIN, ModelGroup, Run
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
-from fl_lightning.engine.trials import contest
+from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
-from fl_lightning.metric import Metric
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, Name
-from fl_lightning.training.executors.choice import fastest, make
+from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
+from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import make_optimizer
+from fl_lightning.training.schedule import Length
 
 
 class Trainer:
-    """What trains the clients of `group` on this rank.
+    """What trains the clients of `group`, who have the network `model`, on this rank."""
 
-    Args:
-        fabric: launched.
-        config: the run's.
-        group: the clients.
-        model: their network.
-        num_classes: of the task.
-        metric: of the task.
-        method: whether it looks at features.
-    """
-
-    def __init__(
-        self,
-        fabric: Fabric,
-        config: Config,
-        group: ModelGroup,
-        model: nn.Module,
-        num_classes: int,
-        metric: Metric,
-        method: Any,
-    ) -> None:
-        self.fabric, self.config, self.group = fabric, config, group
-        looks, name = method.features, type(method).__name__
-        self.module = ClientModule(model.to(fabric.device), group.layout, num_classes, looks, metric, name)
+    def __init__(self, fabric: Fabric, run: Run, group: ModelGroup, model: nn.Module) -> None:
+        self.fabric, self.run, self.group = fabric, run, group
+        data, method = run.data, run.method
+        model = model.to(fabric.device)
+        name = type(method).__name__
+        self.module = ClientModule(model, group.layout, data.num_classes, method.features, data.metric, name)
+        group.module = self.module
         self.module.fabric = fabric
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
-        if config.fabric.channels_last:
+        if run.config.fabric.channels_last:
             model.register_forward_pre_hook(_channels_last)
-        self.module.binding.bind(group.initial.clone(), [b.clone() for b in group.initial_buffers])
-        self.optimizer = make_optimizer(fabric, self.module, config.optimizer)
+        self.bind_initial()
+        self.optimizer = make_optimizer(fabric, self.module, run.config.optimizer)
         self.loop = Loop(fabric, self.module, self.optimizer)
         self.executor: Executor = self.loop
         """How its clients train; the loop until the run begins."""
@@ -68,40 +50,65 @@ class Trainer:
         """Then: why not."""
         self._masked: dict[bytes, SampleCost | None] = {}
 
-    def made(self, name: Name, run: Run) -> tuple[Executor, str | None]:
+    def bind_initial(self) -> None:
+        """Have the module be a copy of the initial model, which may be written to."""
+        self.module.binding.bind(self.group.initial.clone(), [b.clone() for b in self.group.initial_buffers])
+
+    def made(self, name: Name) -> tuple[Executor, str | None]:
         """The executor `name`, or the loop, and why it is not that of `name`."""
-        sizes = [run.data.train_sizes[c] for c in self.group.members]
+        run, config, data = self.run, self.run.config, self.run.data
+        sizes = [data.train_sizes[c] for c in self.group.members]
         spec = ExecutorSpec(
-            self.config.optimizer,
-            run.data.input_shape,
-            run.data.num_classes,
-            run.dtype,
-            self.config.federation.batch_size,
-            sizes,
-            min(run.cohort_size, len(sizes)),
-            self.group.whole_last,
-            self.config.fabric.channels_last,
-        )
+            config.optimizer, data.input_shape, data.num_classes, run.dtype, config.federation.batch_size, sizes,
+            min(run.cohort_size, len(sizes)), self.group.whole_last, config.fabric.channels_last,
+        )  # fmt: skip
         return make(name, self.fabric, self.module, self.optimizer, spec)
 
-    def cost_of(self, run: Run, trains: np.ndarray | None) -> SampleCost | None:
+    def contest(self) -> Contest:
+        """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by
+        each executor that is fit for them."""
+        run, group = self.run, self.group
+        names: list[Name] = ["loop", "vmap", "graph"] if run.device.type == "cuda" else ["loop", "vmap"]
+        made = {name: self.made(name) for name in names}
+        fit: dict[Name, Executor] = {n: e for n, (e, reason) in made.items() if reason is None}
+        at_once = max(executor.at_once for executor in fit.values())
+        clients = run.at_home(group.members)[: max(1, at_once // run.world_size)]
+        length = Length.of(run.config.federation)
+        length = length if length.steps is not None else Length(epochs=1)
+        steps = {}
+        for c in clients:
+            per_epoch = schedule_of(run, group, c, 0, "measurement", length).steps_per_epoch(run.data.train_sizes[c])
+            steps[c] = length.steps_of(per_epoch)
+
+        def jobs() -> list[LocalJob]:
+            found = []
+            for c, most in steps.items():
+                schedule = schedule_of(run, group, c, 0, "measurement", Length(steps=min(MEASURED_STEPS, most)))
+                part = run.data.client(c, run.device, run.dtype).train
+                buffers = [b.clone() for b in group.initial_buffers]
+                found.append(LocalJob(group.initial.clone(), buffers, part, schedule, run.learning_rate(1)))
+            return found
+
+        return Contest(group.name, fit, jobs, list(steps.values()))
+
+    def cost_of(self, trains: np.ndarray | None) -> SampleCost | None:
         """What training the blocks `trains` (bool [B]; None: all) on one sample costs."""
         if trains is None or self.cost is None:
             return self.cost
         if trains.tobytes() not in self._masked:
-            found = self.count(run, trains)
+            found = self.count(trains)
             self._masked[trains.tobytes()] = found if isinstance(found, SampleCost) else None
         return self._masked[trains.tobytes()]
 
-    def count(self, run: Run, trains: np.ndarray | None = None) -> SampleCost | str:
+    def count(self, trains: np.ndarray | None = None) -> SampleCost | str:
         """What training on one sample costs, counted on two samples of the first client here whose step does not fail.
 
         Why it could not be counted where there is none: mostly they fail again in their visits, where client and round
         are named.
         """
-        why = ""
+        run, why = self.run, ""
         for client in run.at_home(self.group.members):
-            self.module.binding.bind(self.group.initial.clone(), [b.clone() for b in self.group.initial_buffers])
+            self.bind_initial()
             try:
                 part = run.data.client(client, run.device, run.dtype).train
                 x, y = next(iter(part.batches(2)))
@@ -128,10 +135,10 @@ def choose_executors(run: Run, trainers: Sequence[Trainer]) -> None:
     asked = run.config.fabric.executor
     names: Sequence[Name] = [asked] * len(trainers) if asked != "auto" else []
     if asked == "auto":
-        contests = [contest(run, trainer) for trainer in trainers]
+        contests = [trainer.contest() for trainer in trainers]
         names = fastest(run.processes, run.folder / "executor.json", contests, bool(run.resumed_from))
     for trainer, name in zip(trainers, names, strict=True):
-        trainer.executor, reason = trainer.made(name, run)
+        trainer.executor, reason = trainer.made(name)
         if reason is not None and run.is_main:
             print(f"fabric.executor {name}: {reason}; {trainer.group.name} trains in the loop", file=sys.stderr)
 
@@ -139,7 +146,7 @@ def choose_executors(run: Run, trainers: Sequence[Trainer]) -> None:
 def count_costs(run: Run, trainers: Sequence[Trainer]) -> None:
     """Find out what training on one sample costs in each architecture."""
     for trainer in trainers:
-        found = run.processes.gather_objects(trainer.count(run))
+        found = run.processes.gather_objects(trainer.count())
         trainer.cost = trainer.group.cost = next((c for c in found if isinstance(c, SampleCost)), None)
         trainer.uncounted = next((c for c in found if isinstance(c, str)), "")
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from typing import Any
 
@@ -11,18 +12,13 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Fit, Payload, Phase
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Fit, Phase
-from fl_lightning.engine.costs import Meter
 from fl_lightning.engine.phases import job_of, keep_optimizer
 from fl_lightning.engine.record import ClientResult, Timer
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
-
-Steps = Generator[LocalJob, Fit, ClientResult]
 
 
 class Visit:
@@ -30,16 +26,13 @@ class Visit:
 
     Args:
         worker: whose visit it is.
-        t: the round.
-        client: its number.
-        place: among the clients that train at once.
+        t: the round, and whether it is a `scored` one.
+        place: of the client among those that train at once.
         payload: what the server has sent.
-        scored: whether the round is a scored one.
-        timer: of the round.
     """
 
     def __init__(
-        self, worker: Any, t: int, client: int, place: int, payload: Payload, scored: bool, timer: Timer
+        self, worker: Any, t: int, scored: bool, timer: Timer, client: int, place: int, payload: Payload
     ) -> None:
         self.worker, self.run, self.t, self.id, self.place = worker, worker.run, t, client, place
         self.payload, self.scored, self.timer = payload, scored, timer
@@ -47,16 +40,18 @@ class Visit:
         self.trainer = worker.trainers[self.group.index]
         self.stage = "data"
         """What it is at, for the message where it fails."""
+        self.failure: BadClient | None = None
         self.client: Client
         self.result = ClientResult(client, {})
         self.flops: dict[str, int] = {}
+        self.steps = self._steps()
 
-    def steps(self) -> Steps:
+    def _steps(self) -> Generator[LocalJob, Fit, None]:
         """From receiving to uploading. It stands still for every phase of training, so that others can come as far."""
         run, method = self.run, self.run.method
         state = self.worker.pool.state(self.id)
         run.store.acquire(state)
-        client = self.client = Client(run, self.group, self.id, self.t, state, self.trainer.module)
+        client = self.client = Client(run, self.group, self.id, self.t, state)
         data = client.data
         client.payload = self.payload
         if not run.policy.one_download:
@@ -89,7 +84,6 @@ class Visit:
         self.stage = "upload"
         self.upload()
         self.timer.lap("client")
-        return self.result
 
     def train(self, phases: Iterable[Phase] | None) -> Generator[LocalJob, Fit, None]:
         """One phase after the other; the method goes on between them."""
@@ -207,7 +201,7 @@ class Visit:
 
     # ---------------------------------------------------------------- operations
 
-    def metered(self) -> Meter:
+    def metered(self) -> AbstractContextManager[None]:
         """Passes of the bound model within count as the client's operations beside its phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
 
@@ -216,7 +210,7 @@ class Visit:
 
         Own steps and own losses have been metered: of a loss only what goes beyond one pass for each sample is extra.
         """
-        plain, cost = self.trainer.cost, self.trainer.cost_of(self.run, phase.trains)
+        plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
         if plain is None or cost is None or phase.step is not None:
             return
         once = round(plain.forward * fit.samples + plain.backward * fit.samples)

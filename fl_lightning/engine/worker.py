@@ -4,52 +4,33 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from functools import cached_property
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from functools import cached_property, partial
 from itertools import zip_longest
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Fit
-from fl_lightning.core.run import Run
+from fl_lightning.core import Fit, Payload, Run
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.pool import Pool
-from fl_lightning.engine.record import ClientResult, Results, Timer
+from fl_lightning.engine.record import Results, Timer
 from fl_lightning.engine.trainer import Trainer
-from fl_lightning.engine.visit import Steps, Visit
-from fl_lightning.errors import BadClient
+from fl_lightning.engine.visit import Visit
 from fl_lightning.training.executors.base import LocalJob
 
 NOBODY: dict[int, int] = {}
 
 
 class Worker:
-    """Visits this rank's clients of a cohort.
-
-    Args:
-        run: the run.
-        pool: the clients' states.
-        trainers: how the clients of each group train.
-        guard: names the client and the stage of whatever goes wrong.
-        evaluator: scores models.
-        transforms: change what travels, in this order.
-        observers: are told when a client has uploaded.
-    """
+    """Visits this rank's clients of a cohort. `transforms` change what travels, in this order."""
 
     def __init__(
-        self,
-        run: Run,
-        pool: Pool,
-        trainers: Sequence[Trainer],
-        guard: Guard,
-        evaluator: Evaluator,
-        transforms: Sequence[Any],
-        observers: Sequence[Any],
-    ) -> None:
+        self, run: Run, pool: Pool, trainers: Sequence[Trainer], guard: Guard, evaluator: Evaluator,
+        transforms: Sequence[Any], observers: Sequence[Any],
+    ) -> None:  # fmt: skip
         self.run, self.pool, self.trainers, self.guard = run, pool, trainers, guard
         self.evaluator, self.transforms, self.observers = evaluator, transforms, observers
 
@@ -69,7 +50,7 @@ class Worker:
         results = Results()
         batches = list(self.batches(cohort))
         for batch, coming in zip_longest(batches, batches[1:], fillvalue=NOBODY):
-            self._visit(t, batch, downloads, scored, timer, results, coming)
+            self._visit(partial(Visit, self, t, scored, timer), batch, downloads, results, coming)
         self.run.store.synchronize()
         if not self.run.tolerant:  # all at once: the device is waited for but once
             self.guard.check_finite(t, list(results.clients.values()))
@@ -95,83 +76,61 @@ class Worker:
             observer.on_client_end(self.run, client)
 
     def _visit(
-        self,
-        t: int,
-        batch: dict[int, int],
-        downloads: dict[int, Payload],
-        scored: bool,
-        timer: Timer,
-        results: Results,
+        self, begin: Callable[..., Visit], batch: dict[int, int], downloads: dict[int, Payload], results: Results,
         coming: Iterable[int],
-    ) -> None:
-        """One batch of visits; those that fail are tried again, or left out, as the configuration says."""
+    ) -> None:  # fmt: skip
+        """One batch of visits, clients with their places; those that fail are tried again, or left out, as the
+        configuration says."""
         attempts = 2 if self.run.config.federation.on_bad_client == "retry" else 1
         for left in reversed(range(attempts)):
             before = {c: copy.deepcopy(self.run.states.get(c)) for c in batch if self.run.tolerant}
             # Transforms write to what was sent, and a next attempt must receive the same.
             sent = {c: downloads[c].again() if left else downloads[c] for c in batch}
-            visits = {c: Visit(self, t, c, place, sent[c], scored, timer) for c, place in batch.items()}
-            done, failed = self._attempt(t, visits, self._vectors(coming, downloads))
-            results.clients |= done
-            for c in done if self.run.policy.one_download else ():
-                downloads[c] = visits[c].client.payload  # as transforms have left it
+            visits = {c: begin(c, place, sent[c]) for c, place in batch.items()}
+            self._attempt(visits, self._vectors(coming, downloads))
+            failed = {c: visit.failure for c, visit in visits.items() if visit.failure is not None}
+            for c, visit in visits.items():
+                if c not in failed:
+                    results.clients[c] = visit.result
+                    if self.run.policy.one_download:
+                        downloads[c] = visit.client.payload  # as transforms have left it
             if failed:
                 self.run.store.synchronize()
             for client, failure in failed.items():
                 self.pool.restore(client, before[client])
-                results.failures.append((failure.bare(), "retried" if left else "skipped"))
+                results.failures.append((failure, "retried" if left else "skipped"))
             batch = {c: batch[c] for c in failed}
             if not batch:
                 return
 
-    def _attempt(
-        self, t: int, visits: dict[int, Visit], coming: Iterable[Tensor]
-    ) -> tuple[dict[int, ClientResult], dict[int, BadClient]]:
-        """Visits side by side, phase by phase: what came of those that went well, and the others' failures.
-
-        While the first of them train, the store fetches the vectors `coming`.
-        """
-        done: dict[int, ClientResult] = {}
-        failed: dict[int, BadClient] = {}
-        running: dict[int, Steps] = {c: visit.steps() for c, visit in visits.items()}
+    def _attempt(self, visits: dict[int, Visit], coming: Iterable[Tensor]) -> None:
+        """Visits side by side, phase by phase. While the first of them train, the store fetches what is `coming`."""
         try:
-            jobs = self._advance(t, visits, running, dict.fromkeys(visits), done, failed)
+            jobs = self._advance(visits, dict.fromkeys(visits))
             with contextlib.suppress(torch.OutOfMemoryError):  # then they come when they are visited
                 self.run.store.fetch(coming)
             while jobs:
-                fits = self._train(t, visits, jobs, failed)
-                jobs = self._advance(t, visits, running, fits, done, failed)
+                jobs = self._advance(visits, self._train(visits, jobs))
         finally:
-            for steps in running.values():
-                steps.close()
+            for visit in visits.values():
+                visit.steps.close()
             self.run.store.release()
-        return done, failed
 
-    def _advance(
-        self,
-        t: int,
-        visits: dict[int, Visit],
-        running: dict[int, Steps],
-        fits: Mapping[int, Fit | None],
-        done: dict[int, ClientResult],
-        failed: dict[int, BadClient],
-    ) -> dict[int, LocalJob]:
+    def _advance(self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]) -> dict[int, LocalJob]:
         """Each visit goes on with what its last phase came to, up to its next one: what is to be trained now."""
         jobs: dict[int, LocalJob] = {}
         for c, fit in fits.items():
-            with self.guard.bearing(t, c, visits[c], failed):
+            visit = visits[c]
+            with self.guard.bearing(visit):
                 try:
-                    jobs[c] = running[c].send(fit)  # type: ignore[arg-type]  # None begins
-                except StopIteration as stop:
+                    jobs[c] = visit.steps.send(fit)  # type: ignore[arg-type]  # None begins
+                except StopIteration:
                     if self.run.tolerant:
-                        self.guard.check_finite(t, [stop.value])
-                    done[c] = stop.value
+                        self.guard.check_finite(visit.t, [visit.result])
         return jobs
 
-    def _train(
-        self, t: int, visits: dict[int, Visit], jobs: dict[int, LocalJob], failed: dict[int, BadClient]
-    ) -> dict[int, Fit]:
-        """What the training of clients came to; those that it failed for are put into `failed`."""
+    def _train(self, visits: dict[int, Visit], jobs: dict[int, LocalJob]) -> dict[int, Fit]:
+        """What the training of clients came to; those that it failed for are left out."""
         executor = visits[next(iter(jobs))].trainer.executor  # all are of one group
         if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
             with contextlib.suppress(Exception):  # whose fault it is shows when each trains alone
@@ -179,7 +138,7 @@ class Worker:
         found: dict[int, Fit] = {}
         for c, job in jobs.items():
             visit = visits[c]
-            with self.guard.bearing(t, c, visit, failed):
+            with self.guard.bearing(visit):
                 kind = executor if executor.takes(job) else visit.trainer.loop
                 with visit.metered() if job.alone else contextlib.nullcontext():
                     [found[c]] = kind.train([job])

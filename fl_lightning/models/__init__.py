@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from collections.abc import Sequence
 from typing import Any
@@ -10,7 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import Component
+from fl_lightning.config import Component, check
 from fl_lightning.errors import BadInput
 
 
@@ -20,16 +19,8 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int) ->
     `input_shape` and `num_classes` are passed to classes that take them, unless `init_args` set them.
     """
     input_shape = tuple(input_shape)
-    model_class = _import(component.class_path)
-    signature = inspect.signature(model_class)
-    arguments = arguments_of(component, input_shape, num_classes)
     try:
-        signature.bind(**arguments)
-    except TypeError as error:
-        accepted = ", ".join(signature.parameters) or "no arguments"
-        raise BadInput("model", component.class_path, f"{error}; it takes {accepted}") from error
-    try:
-        model = model_class(**arguments)
+        model: nn.Module = component.load()(**arguments_of(component, input_shape, num_classes))
     except BadInput:
         raise
     # Whatever a class raises for its arguments is about what the user gave.
@@ -41,7 +32,7 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int) ->
 
 def arguments_of(component: Component, input_shape: Sequence[int], num_classes: int) -> dict[str, Any]:
     """What the class of `component` is called with: its `init_args`, and what the data say where it takes that."""
-    taken = inspect.signature(_import(component.class_path)).parameters
+    taken = inspect.signature(component.load()).parameters
     offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
     return {key: value for key, value in offered.items() if key in taken} | component.init_args
 
@@ -52,26 +43,12 @@ def head_of(model: nn.Module) -> str:
     named = getattr(model, "head", None)
     modules = dict(model.named_modules())
     if isinstance(named, str):
-        if named not in modules:
-            raise BadInput("model", name, f"its `head` names {named!r}, which is none of its modules")
+        check("model", name, named in modules, f"its `head` names {named!r}, which is none of its modules")
         return named
     linear = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
     if not linear:
         raise BadInput("model", name, "it has no nn.Linear for a head; name its classifier in an attribute `head`")
     return linear[-1]
-
-
-def _import(class_path: str) -> type[nn.Module]:
-    module, _, name = class_path.rpartition(".")
-    if not module:
-        raise BadInput("model", class_path, "give a name from `fl-train list models`, or an import path: module.Class")
-    try:
-        found = getattr(importlib.import_module(module), name)
-    except (ImportError, AttributeError) as error:
-        raise BadInput("model", class_path, f"it cannot be imported: {error}") from error
-    if not (isinstance(found, type) and issubclass(found, nn.Module)):
-        raise BadInput("model", class_path, "it must be a class derived from torch.nn.Module")
-    return found
 
 
 def _try_out(model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
 
@@ -13,12 +14,10 @@ class AlexNet(nn.Module):
     """Five 3x3 convolutions, the first with stride 2, then twice `width` with dropout, and the classes.
 
     Sizes are those of KT-pFL's code (Zhang et al., NeurIPS 2021), one of its four architectures: torchvision's channels
-    64, 192, 384, 256, 256 with small kernels, for 28x28 and 32x32 images. 32x32 colour images and 10 classes make
+    64, 192, 384, 256, 256 with small kernels, for images from 15x15 pixels on. 32x32 colour images and 10 classes make
     23,272,266 parameters.
 
     Args:
-        input_shape: (channels, height, width) of an image, from 15x15 pixels on.
-        num_classes: outputs.
         width: of the two fully connected layers. 4096: Krizhevsky et al.
         dropout: before each of them. 0.5: Krizhevsky et al.
     """
@@ -31,10 +30,8 @@ class AlexNet(nn.Module):
         sides = [(side + 1) // 2 // 8 for side in input_shape[1:]]
         if len(input_shape) != 3 or min(sides, default=0) < 1:
             raise BadInput("model", "AlexNet", f"it needs images of at least 15x15 pixels, not {(*input_shape,)}")
-        if width < 1:
-            raise BadInput("model.init_args.width", width, "it must be at least 1")
-        if not 0 <= dropout < 1:
-            raise BadInput("model.init_args.dropout", dropout, "it must lie in [0, 1)")
+        check("model.init_args.width", width, width >= 1, "it must be at least 1")
+        check("model.init_args.dropout", dropout, 0 <= dropout < 1, "it must lie in [0, 1)")
         self.conv1 = nn.Conv2d(input_shape[0], 64, 3, stride=2, padding=1)
         self.conv2 = nn.Conv2d(64, 192, 3, padding=1)
         self.conv3 = nn.Conv2d(192, 384, 3, padding=1)

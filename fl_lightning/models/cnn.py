@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 from torch import Tensor, nn
 
-from fl_lightning.errors import BadInput
+from fl_lightning.config import check
 
 
 class CNN(nn.Module):
@@ -16,8 +16,6 @@ class CNN(nn.Module):
     convolution are those of McMahan et al. (2017).
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        num_classes: outputs.
         channels: of the two convolutions.
         padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants 16x16 pixels.
         hidden: of the two layers before the classifier.
@@ -35,9 +33,8 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
-        if len(input_shape) != 3 or min(sides, default=0) < 1:
-            allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
-            raise BadInput("model.init_args.padding", padding, allowed)
+        allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
+        check("model.init_args.padding", padding, len(input_shape) == 3 and min(sides, default=0) >= 1, allowed)
         first, second = channels
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
         self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
@@ -61,8 +58,6 @@ class CNN5(CNN):
     120 and 84 it takes over. 121,182 parameters on colour 32x32 images with 10 classes.
 
     Args:
-        input_shape: (channels, height, width) of an image.
-        num_classes: outputs.
         padding: of the two convolutions.
     """
 

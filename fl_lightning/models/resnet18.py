@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torchvision.models.resnet import BasicBlock, ResNet
 
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
 
@@ -30,8 +31,7 @@ class ResNet18(ResNet):
     ) -> None:
         if len(input_shape) != 3:
             raise BadInput("model", "ResNet18", f"it needs images, but the data are {(*input_shape,)}")
-        if stem not in ("7x7", "3x3"):
-            raise BadInput("model.init_args.stem", stem, "choose 7x7 or 3x3")
+        check("model.init_args.stem", stem, stem in ("7x7", "3x3"), "choose 7x7 or 3x3")
         if representation is not None and representation < 1:
             raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")
         super().__init__(BasicBlock, [2, 2, 2, 2], num_classes=num_classes)

@@ -8,6 +8,7 @@ from typing import Literal
 from torch import Tensor, nn
 from torchvision.models.shufflenetv2 import ShuffleNetV2 as Torchvision
 
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
 
@@ -32,8 +33,7 @@ class ShuffleNetV2(Torchvision):
             raise BadInput("model", "ShuffleNetV2", f"it needs images, but the data are {(*input_shape,)}")
         if representation is not None and representation < 1:
             raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")
-        if stem not in ("stride2", "stride1"):
-            raise BadInput("model.init_args.stem", stem, "choose stride2 or stride1")
+        check("model.init_args.stem", stem, stem in ("stride2", "stride1"), "choose stride2 or stride1")
         super().__init__([4, 8, 4], [24, 116, 232, 464, 1024], num_classes=representation or 1)
         if input_shape[0] != 3:
             self.conv1[0] = nn.Conv2d(input_shape[0], 24, 3, stride=2, padding=1, bias=False)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -16,14 +15,14 @@ import torch
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import Component, Config
+from fl_lightning.config import Config
 from fl_lightning.core.mixing import TILE, Gram, tiles_at_once
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.methods.base import Method
 from fl_lightning.parallel import assign_homes
 from fl_lightning.planning.setting import DataSizes, Hardware, cohorts, met, mib
 from fl_lightning.planning.trace import ModelProfile
-from fl_lightning.storage.policy import Changes, StoragePolicy
+from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.store import is_apart
 from fl_lightning.training.executors.vmap import AHEAD, width_of
 
@@ -67,9 +66,8 @@ class Setup:
     @cached_property
     def policy(self) -> StoragePolicy:
         """The engine's."""
-        hung = {**self.config.callbacks, **self.config.loggers}.values()
-        changes = Changes.of([self.method, *_classes(hung)])
-        return StoragePolicy.of(self.method, self.relation, changes, self.config, [p.mask for p in self.profiles])
+        hung = [c.load() for c in (*self.config.callbacks.values(), *self.config.loggers.values())]
+        return StoragePolicy.of(self.method, self.relation, hung, self.config, [p.mask for p in self.profiles])
 
     @cached_property
     def widest(self) -> ModelProfile:
@@ -117,10 +115,12 @@ class Setup:
     @cached_property
     def sources(self) -> int:
         """Models that are mixed."""
-        clients, cohort = self.config.federation.clients, len(cohorts(self.config)[0])
-        return {"cohort": cohort, "known": met(self.config), "heard": met(self.config), "all": clients}[
-            "cohort" if self.policy.one_download else self.relation.mixes
-        ]
+        return self.mixed(len(cohorts(self.config)[0]), met(self.config), self.config.federation.clients)
+
+    def mixed(self, cohort: int, known: int, everyone: int) -> int:
+        """Models that are mixed, of so many clients."""
+        mixes = "cohort" if self.policy.one_download else self.relation.mixes
+        return {"cohort": cohort, "known": known, "heard": known, "all": everyone}[mixes]
 
     @property
     def receivers(self) -> int:
@@ -291,8 +291,3 @@ def _named_tensors(setup: Setup) -> float:
     with contextlib.suppress(Exception), FakeTensorMode():
         return float(method + sum(t.nbytes for t in setup.relation.init_server(run).values()))
     return method + 8.0 * clients**2
-
-
-def _classes(components: Iterable[Component]) -> list[Any]:
-    parts = [c.class_path.rpartition(".") for c in components]
-    return [getattr(importlib.import_module(module), name) for module, _, name in parts]

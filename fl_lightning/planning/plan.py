@@ -104,11 +104,11 @@ class Planner:
         config, fabric = self.config, self.config.fabric
         changed: dict[str, tuple[Hardware, Config]] = {}
 
-        def change(group: str, words: str = "", **values: Any) -> None:
+        def change(group: str, **values: Any) -> None:
             (name, value), *_ = values.items()
             told = str(value).lower() if isinstance(value, bool) else value
             new = replace(config, **{group: replace(getattr(config, group), **values)})
-            changed[words or f"--{group}.{name} {told}"] = hardware, new
+            changed[f"--{group}.{name} {told}"] = hardware, new
 
         for group in ("federation", "evaluation"):  # what a batch takes is in proportion to it: two traces tell
             old = getattr(config, group).batch_size
@@ -117,9 +117,7 @@ class Planner:
             share = 1 - (now - hardware.capacity) / (2 * saving) if saving else 0.0  # of the batch, that would just fit
             change(group, batch_size=max(1, old // next((k for k in (2, 4, 8, 16) if share >= 1 / k), 16)))
         more = hardware  # nodes: the ranks of one share its memory
-        while (
-            more.ranks * 2 <= config.federation.clients and not self.plan(more).fits
-        ):  # a node's ranks share its memory
+        while more.ranks * 2 <= config.federation.clients and not self.plan(more).fits:
             more = replace(more, nodes=2 * more.nodes)
         changed[f"--nodes {more.nodes}"] = more, config
         change("data", resident="never")

@@ -74,7 +74,7 @@ def _solved(work: np.ndarray, seconds: Sequence[float]) -> np.ndarray:
 
 def steps_of(config: Config, per_epoch: np.ndarray, limit: float = math.inf) -> np.ndarray:
     """Local steps in a round of clients with so many batches in an epoch (n,), at most `limit` if steps are counted."""
-    length = Length(config.federation.local_epochs, config.federation.local_steps)
+    length = Length.of(config.federation)
     length = length if math.isinf(limit) else length.at_most(int(limit))
     return np.array([length.steps_of(int(batches)) for batches in per_epoch])
 
@@ -106,15 +106,8 @@ def mixing_of(setup: Setup, sources: int, receivers: int) -> np.ndarray:
 
 
 def seconds(setup: Setup, speeds: Speeds, link: Link, sent: float, exchanges: int) -> dict[str, float]:
-    """Seconds of a round: the busiest rank's visits by the engine's own homes and moves, the server's share, exchanges.
-
-    Args:
-        setup: the run.
-        speeds: of this machine.
-        link: between ranks.
-        sent: bytes between ranks, over all ranks.
-        exchanges: of a rank.
-    """
+    """Seconds of a round: the busiest rank's visits by the engine's own homes and moves, the server's share, and its
+    `exchanges`, by which all ranks have `sent` so many bytes."""
     config, ranks = setup.config, setup.hardware.ranks
     train, test = np.array(setup.sizes.train), np.array(setup.sizes.test)
     width = setup.width if config.fabric.executor == "vmap" else 1

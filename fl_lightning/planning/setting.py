@@ -10,11 +10,11 @@ import numpy as np
 import torch
 
 from fl_lightning.config import Config
+from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.federated import Samples
 from fl_lightning.data.source import Absent
 from fl_lightning.metric import Task
-from fl_lightning.rng import numpy_rng
 
 DRAWS = 20
 """Rounds whose cohorts are drawn to see how evenly they fall on the ranks (ours, not tuned)."""
@@ -82,23 +82,22 @@ def made_up(sizes: DataSizes) -> FederatedData:
     for counts in (sizes.train, sizes.test):
         raw = torch.randint(256, (sum(counts), *sizes.sample_shape), generator=generator, dtype=torch.uint8)
         labels = torch.arange(len(raw)) % sizes.classes
+        labels = labels.float() if sizes.task == "regression" else labels
         one = torch.ones(sizes.sample_shape[0], *[1] * (len(sizes.sample_shape) - 1))
         pools.append(Samples(raw, labels, 128 * one, 74 * one))
         shares.append(np.split(np.random.default_rng(0).permutation(len(raw)), np.cumsum(counts)[:-1]))
     none = [np.zeros(0, dtype=np.int64)] * len(sizes.train)
     names, straight = [str(k) for k in range(sizes.classes)], [0.0] * len(none)
     train, test = pools
-    return FederatedData(train, test, (shares[0], none, shares[1]), names, straight, made_up=True, public=train)
+    parts = shares[0], none, shares[1]
+    return FederatedData(train, test, parts, names, straight, made_up=True, task=sizes.task, public=train)
 
 
 def cohorts(config: Config) -> list[np.ndarray]:
-    """The first few cohorts, as `Federation.cohort` draws them."""
-    clients = config.federation.clients
-    size = max(1, round(config.federation.participation * clients))
-    if size == clients:
-        return [np.arange(clients)]
-    rounds = range(1, min(config.federation.rounds, DRAWS) + 1)
-    return [np.sort(numpy_rng(config.seed, "cohort", t).choice(clients, size, replace=False)) for t in rounds]
+    """The first few cohorts; one, where all of them are everybody."""
+    first = np.array(cohort_of(config, 1))
+    rounds = min(config.federation.rounds, DRAWS) if len(first) < config.federation.clients else 1
+    return [first, *(np.array(cohort_of(config, t)) for t in range(2, rounds + 1))]
 
 
 def met(config: Config) -> int:

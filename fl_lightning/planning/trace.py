@@ -21,23 +21,17 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
-from fl_lightning.core.client import Client
+from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, Run
 from fl_lightning.core.mixing import TILE
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import PLAIN, Fit, Phase
-from fl_lightning.core.run import ModelGroup, Run, layer_axis
-from fl_lightning.engine.build import make_group
+from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
-from fl_lightning.metric import BY_TASK
 from fl_lightning.models import build
-from fl_lightning.parallel import ClientParallelStrategy, Group
+from fl_lightning.parallel import ClientParallelStrategy
 from fl_lightning.planning.setting import DataSizes, made_up
-from fl_lightning.storage.policy import Changes, StoragePolicy
 from fl_lightning.storage.state import MODEL, ClientState
-from fl_lightning.storage.store import VectorStore
 
 
 @dataclass(frozen=True)
@@ -149,14 +143,16 @@ def trace(component: Component, config: Config, method: Method, sizes: DataSizes
 
 def _followed(component: Component, config: Config, method: Method, sizes: DataSizes) -> ModelProfile:
     fabric = one_process(config.fabric.precision)
-    dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     model = method.build(build(component, sizes.sample_shape, sizes.classes), sizes.classes)
-    group = make_group(0, fabric.device, config, model, [0], method, dtype)
-    trainer = Trainer(fabric, config, group, model, sizes.classes, BY_TASK[sizes.task], method)
+    group = make_group(0, fabric.device, config, model, [0], method)
+    one = replace(sizes, train=sizes.train[:1], test=sizes.test[:1])  # of all data the first client's, made up
+    run = run_of(fabric, config, made_up(one), method, [], [group], Path())
+    run.home = [0] * config.federation.clients
+    dtype = run.dtype
+    trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters
     with trainer.module.cast():
         cost = sample_cost(trainer.module, _batch(2, sizes, dtype))
-    run = _run(fabric, config, method, group, sizes, dtype)
     size = max(2, min(config.federation.batch_size, max(sizes.train)))
     saved, step, slots = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
     scored = min(config.evaluation.batch_size, max(sizes.test))
@@ -185,20 +181,6 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     )
 
 
-def _run(
-    fabric: Fabric, config: Config, method: Method, group: ModelGroup, sizes: DataSizes, dtype: torch.dtype
-) -> Run:
-    """What a method may look at: the clients of the one group, and of their data the first one's, made up."""
-    relation, one = method.relation(), replace(sizes, train=sizes.train[:1], test=sizes.test[:1])
-    policy = StoragePolicy.of(method, relation, Changes.of([method]), config, [group.down_mask])
-    return Run(
-        config=config, method=method, relation=relation, data=made_up(one), folder=Path(), processes=Group(fabric),
-        device=fabric.device, dtype=dtype, groups=[group], layer_names=layer_axis([group]),
-        store=VectorStore("memory", Path(), fabric.device), policy=policy, home=[0] * config.federation.clients,
-        judge=method.judge, callbacks=[],
-    )  # fmt: skip
-
-
 def _client(run: Run, trainer: Trainer) -> Client:
     """The first client in its first round; it has received zeros."""
     group, slots = trainer.group, run.method.slots()
@@ -207,7 +189,7 @@ def _client(run: Run, trainer: Trainer) -> Client:
     state = ClientState(0, {MODEL: group.initial.clone()} | vectors, list(group.initial_buffers), {})
     with contextlib.suppress(Exception):  # what it keeps may hang on data
         state.memory = run.method.init_client(run)
-    client = Client(run, group, 0, 1, state, trainer.module)
+    client = Client(run, group, 0, 1, state)
     client.payload = Payload(group.layout, torch.zeros_like(group.initial), group.down_mask.copy(), exchanged)
     _ = client.data  # made now, they are no part of its steps
     return client

@@ -145,10 +145,8 @@ class _Rehearsal:
         client, evaluation, server = np.median(times, axis=0).tolist()
         train, test = ([part[c] for c in chosen] for part in (run.data.train_sizes, run.data.test_sizes))
         members = set(run.groups[kind].members)
-        sources = {"cohort": len(chosen), "known": len(members & run.server.uploaded), "all": len(members)}
-        sources["heard"] = sources["known"]
-        mixes = "cohort" if self.setup.policy.one_download else run.relation.mixes
-        mixed = mixing_of(self.setup, sources[mixes], len(chosen))
+        sources = self.setup.mixed(len(chosen), len(members & run.server.uploaded), len(members))
+        mixed = mixing_of(self.setup, sources, len(chosen))
         work = work_of(run.config, train, test, limit, fed.worker.trainers[kind].executor.at_once).sum(0)
         return Observed(kind, work, mixed, client, evaluation, server)
 

@@ -10,28 +10,6 @@ import numpy as np
 
 
 @dataclass(frozen=True)
-class Changes:
-    """What the method and the transforms of a run say that they do to what is kept."""
-
-    upload: bool
-    """One may change what a client sends: the server's copy of a client is then a tensor of its own."""
-    download: bool
-    """One may change what a client receives, so that it may receive less than is sent to all."""
-    memory: bool
-    """One keeps tensors of its own with every client."""
-
-    @classmethod
-    def of(cls, parts: Iterable[Any]) -> Changes:
-        """Of the method and all callbacks of a run (objects or classes), by what they declare."""
-        everyone = list(parts)
-        return cls(
-            upload=any(getattr(p, "changes_upload", False) for p in everyone),
-            download=any(getattr(p, "changes_download", False) for p in everyone),
-            memory=any(getattr(p, "client_memory", False) for p in everyone),
-        )
-
-
-@dataclass(frozen=True)
 class StoragePolicy:
     """What is kept."""
 
@@ -61,31 +39,36 @@ class StoragePolicy:
 
     @classmethod
     def of(
-        cls, method: Any, relation: Any, changes: Changes, config: Any, masks: Sequence[np.ndarray]
+        cls, method: Any, relation: Any, callbacks: Iterable[Any], config: Any, masks: Sequence[np.ndarray]
     ) -> StoragePolicy:
-        """Of a run.
+        """Of a run, by what its parts declare.
 
         Args:
             method: what clients begin a round from, and the vectors they own.
             relation: the method's.
-            changes: what method and callbacks do to what travels.
+            callbacks: objects or classes; one that may change what a client sends or receives, or keeps tensors of its
+                own with every client, says so.
             config: whether optimiser state is kept, and the judge.
             masks: for each architecture, the blocks that travel to clients, bool [B].
         """
+        uploads, downloads, memory = (
+            any(getattr(part, name, False) for part in (method, *callbacks))
+            for name in ("changes_upload", "changes_download", "client_memory")
+        )
         from_server = method.starts == "server"
         slots = method.slots()
         starts_from_server = from_server and not slots and all(mask.all() for mask in masks)
         optimizer = config.optimizer.keep_state
         forgets = starts_from_server and relation.is_global and relation.mixes == "cohort"
-        keeps = not forgets or changes.memory or changes.upload or optimizer
+        keeps = not forgets or memory or uploads or optimizer
         judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
         mixed = from_server and not relation.is_global and any(mask.any() for mask in masks)
         return cls(
             keeps_clients=keeps or judge == "after",
-            keeps_received=changes.upload,
+            keeps_received=uploads,
             keeps_optimizer=optimizer,
             starts_from_server=starts_from_server,
-            overwritten=starts_from_server and not changes.download,
+            overwritten=starts_from_server and not downloads,
             for_judge=judge == "after" and not keeps,
             keeps_start=judge == "before" and (mixed or method.starts == "both"),
             one_download=relation.is_global,

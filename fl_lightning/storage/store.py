@@ -63,11 +63,7 @@ class VectorStore:
     On disk every vector is a file of `folder` that has no name any more: the system writes its pages out when it needs
     the memory, reads them back when they are touched, and frees the space with the process, however that ends.
 
-    Args:
-        place: where the vectors lie.
-        folder: for the files.
-        device: where clients train.
-        lane: what copies vectors; None: the device's.
+    Clients train on `device`; vectors are copied there by `lane` (None: the device's).
     """
 
     def __init__(self, place: Place, folder: Path, device: torch.device, lane: Lane | None = None) -> None:
@@ -92,6 +88,10 @@ class VectorStore:
             return torch.empty(vector.shape, dtype=vector.dtype, device=self.device).copy_(vector)
         pinned = self.device.type == "cuda"  # from no other memory does the device copy while it computes
         return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=pinned).copy_(vector)
+
+    def adopt(self, state: ClientState) -> None:
+        """Put the vectors of `state`, which come from elsewhere, into the store."""
+        _replace(state, {id(vector): self.allocate(vector) for vector in _tensors(state)})
 
     def stow(self, tensor: Tensor) -> Tensor:
         """`tensor`, or a copy in main memory where the vectors do not lie on the device either."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.training.module import ClientModule
-from fl_lightning.training.optimizers import LocalOptimizer
+from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
 
 OTHER_DRAWS = 0x5DEECE66D
@@ -60,7 +60,7 @@ def train(
     nothing = torch.zeros((), device=device)
     mean = torch.stack(losses).mean() if losses else nothing
     pull = torch.stack(pulls).sum() / len(losses) if pulls else nothing
-    return Fit(mean, pull, len(losses), samples, optimizer.step_sizes(len(losses)))
+    return Fit(mean, pull, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
 
 
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:

@@ -12,9 +12,8 @@ import torch
 from lightning import LightningModule
 from torch import Tensor, nn
 
-from fl_lightning.core.layout import Binding, Layout
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.phase import PLAIN, Batch
+from fl_lightning.core import PLAIN, Batch, Layout, Objective
+from fl_lightning.core.layout import Binding
 from fl_lightning.data import Part
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric
@@ -51,11 +50,7 @@ class ClientModule(LightningModule):
         method: str = "Method",
     ) -> None:
         super().__init__()
-        self.model = model
-        self.layout = layout
-        self.num_classes = num_classes
-        self.metric = metric
-        """How it is scored, and its task loss."""
+        self.model, self.layout, self.num_classes, self.metric = model, layout, num_classes, metric
         self.cast: Callable[[], AbstractContextManager[Any]] = nullcontext
         """Fabric's autocast."""
         self._seen: Tensor
@@ -63,10 +58,10 @@ class ClientModule(LightningModule):
         if features:
             self.head.register_forward_pre_hook(self._look)
         self.binding = Binding(model, layout)
-        self._own_step = (
-            isinstance(model, LightningModule) and type(model).training_step is not LightningModule.training_step
-        )
+        self.own_step = False
+        """Whether the user's model has a `training_step`."""
         if isinstance(model, LightningModule):
+            self.own_step = type(model).training_step is not LightningModule.training_step
             model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
         self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
         """Bool: the parameters, in the order of the blocks, that the user has not frozen."""
@@ -94,11 +89,6 @@ class ClientModule(LightningModule):
         if not self.looks:
             raise BadInput(f"{self.method}.features", False, "it looks at module.features: set it to True")
         return self._seen
-
-    @property
-    def own_step(self) -> bool:
-        """Whether the user's model has a `training_step`."""
-        return self._own_step
 
     @property
     def device_of_model(self) -> torch.device:
@@ -145,7 +135,7 @@ class ClientModule(LightningModule):
 
     def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
         """The user's `training_step` where the model has one, else the task's mean loss."""
-        if self._own_step:
+        if self.own_step:
             out = self.model.training_step(batch, batch_idx)  # type: ignore[operator]
             loss: Tensor = out["loss"] if isinstance(out, dict) else out
             return loss

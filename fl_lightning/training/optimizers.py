@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from typing import Any
 
@@ -18,39 +17,7 @@ from fl_lightning.training.kernels import clip_factor, direction
 from fl_lightning.training.module import ClientModule
 
 
-class LocalOptimizer(ABC):
-    """A local optimiser over the module's parameters. It is reset before every client's training."""
-
-    lr: float
-    config: OptimizerConfig
-
-    def step_sizes(self, steps: int) -> float:
-        """`step_sizes` of steps that have been taken since `reset`."""
-        return step_sizes(self.config, self.lr, steps)
-
-    @abstractmethod
-    def reset(self, lr: float | None = None, weight_decay: float | None = None) -> None:
-        """Forget all state, and from now on train what requires a gradient now.
-
-        Args:
-            lr: learning rate; None: the configuration's.
-            weight_decay: likewise.
-        """
-
-    @abstractmethod
-    def step(self, loss: Tensor) -> None:
-        """One step down `loss`."""
-
-    @abstractmethod
-    def state(self) -> dict[str, Tensor]:
-        """State tensors by name, to be kept for a client (`optimizer.keep_state`)."""
-
-    @abstractmethod
-    def load(self, state: dict[str, Tensor]) -> None:
-        """After `reset`: take up what `state` gave."""
-
-
-class FastSGD(LocalOptimizer):
+class FastSGD:
     """SGD in torch's operations on lists: without the wrappers that cost more than a small model's step."""
 
     def __init__(self, parameters: Sequence[nn.Parameter], config: OptimizerConfig) -> None:
@@ -58,12 +25,12 @@ class FastSGD(LocalOptimizer):
         self.config = config
         self.reset()
 
-    def reset(self, lr: float | None = None, weight_decay: float | None = None) -> None:
-        """Forget the momentum."""
+    def reset(self, lr: float | None = None) -> None:
+        """Before each client's training: forget the momentum, and from now on train what requires a gradient now at the
+        rate `lr` (None: the configuration's)."""
         config = self.config
         self.lr = config.lr if lr is None else lr
-        self._decay = config.weight_decay if weight_decay is None else weight_decay
-        self._plain = not (config.momentum or self._decay or config.clip_norm)
+        self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
         self._momenta: list[Tensor | None] = [None] * len(self.parameters)
         self._trained = [k for k, p in enumerate(self.parameters) if p.requires_grad]
         self._targets = [self.parameters[k] for k in self._trained]
@@ -86,7 +53,7 @@ class FastSGD(LocalOptimizer):
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
                 found = list(torch._foreach_mul(found, clip_factor(norm, config.clip_norm)))
             momenta = [self._momentum(k) for k in used] if config.momentum else []
-            step = direction(parameters, found, momenta, self._decay, config.momentum, config.nesterov)
+            step = direction(parameters, found, momenta, config.weight_decay, config.momentum, config.nesterov)
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
     def _momentum(self, k: int) -> Tensor:
@@ -109,7 +76,7 @@ class FastSGD(LocalOptimizer):
 _SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes
 
 
-class AnyOptimizer(LocalOptimizer):
+class AnyOptimizer:
     """Any torch optimiser, through Fabric: its loss scaling, and clipping.
 
     A model's own (`optimizer.name: module`) keeps its own learning rates. What requires no gradient has none, and is
@@ -124,7 +91,7 @@ class AnyOptimizer(LocalOptimizer):
         self._scale = copy.deepcopy(self._scaler.state_dict()) if self._scaler is not None else {}
         self.reset()
 
-    def reset(self, lr: float | None = None, weight_decay: float | None = None) -> None:
+    def reset(self, lr: float | None = None) -> None:
         """Forget all state, and what the client before has changed in the groups and in the loss scaling."""
         self.lr = self.config.lr if lr is None else lr
         self.optimizer.state.clear()
@@ -132,8 +99,6 @@ class AnyOptimizer(LocalOptimizer):
             self._scaler.load_state_dict(self._scale)
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
-            if weight_decay is not None and "weight_decay" in group:
-                group["weight_decay"] = weight_decay
 
     def step(self, loss: Tensor) -> None:
         """Backward, clip, step."""
@@ -144,8 +109,7 @@ class AnyOptimizer(LocalOptimizer):
         self.fabric.backward(loss)
         if self.config.clip_norm is not None:
             self.fabric.strategy.precision.unscale_gradients(self.optimizer)
-            parameters = [p for g in self.optimizer.param_groups for p in g["params"]]
-            nn.utils.clip_grad_norm_(parameters, self.config.clip_norm)
+            nn.utils.clip_grad_norm_(self._parameters(), self.config.clip_norm)
         self._stepper.step()
 
     def _parameters(self) -> list[Tensor]:
@@ -180,6 +144,10 @@ class AnyOptimizer(LocalOptimizer):
             stays = label == "step" and not group.get("fused") and not group.get("capturable")  # torch's own rule
             device = value.device if stays else parameter.device
             self.optimizer.state[parameter][label] = value.to(device, copy=True)
+
+
+LocalOptimizer = FastSGD | AnyOptimizer
+"""What trains a client, over the module's parameters; `state` and `load` are for `optimizer.keep_state`."""
 
 
 def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import torch
 
@@ -28,17 +28,9 @@ class Length:
 
     def steps_of(self, per_epoch: int) -> int:
         """Steps of a client that has `per_epoch` batches."""
-        if self.steps is not None or not per_epoch:
-            return self.steps if self.steps is not None and per_epoch else 0
-        assert self.epochs is not None
-        return max(1, round(self.epochs * per_epoch)) if self.epochs else 0
-
-    def times(self, count: int) -> Length:
-        """`count` times as long."""
         if self.steps is not None:
-            return Length(steps=count * self.steps)
-        assert self.epochs is not None
-        return Length(epochs=count * self.epochs)
+            return self.steps if per_epoch else 0
+        return max(1, round(self.epochs * per_epoch)) if self.epochs and per_epoch else 0
 
     @classmethod
     def of(cls, federation: FederationConfig) -> Length:
@@ -73,10 +65,6 @@ class BatchSchedule:
     """Epochs that the client may train in all; None: as many as it is asked for."""
     before: int = 0
     """Stretches of this length that the client itself has trained before."""
-
-    def with_budget(self, budget: float | None, before: int) -> BatchSchedule:
-        """The same, of a client that may train for `budget` epochs in all, and has trained `before` such stretches."""
-        return replace(self, budget=budget, before=before)
 
     def steps_per_epoch(self, samples: int) -> int:
         """Batches of an epoch over so many samples."""

@@ -8,8 +8,8 @@ import pytest
 
 from fl_lightning.config import DataConfig
 from fl_lightning.data import partition
-from fl_lightning.data.names import PARTITIONS
 from fl_lightning.errors import BadInput
+from fl_lightning.names import PARTITIONS
 
 TRAIN = np.random.default_rng(0).permutation(np.arange(6000) % 10)
 TEST = np.random.default_rng(1).permutation(np.arange(1000) % 10)

@@ -12,9 +12,9 @@ import torch
 import torchvision.datasets
 
 from fl_lightning.data import vision
-from fl_lightning.data.names import SOURCES
 from fl_lightning.data.vision import RECIPES
 from fl_lightning.errors import BadInput
+from fl_lightning.names import SOURCES
 
 
 def test_every_listed_source_has_a_recipe() -> None:

@@ -124,7 +124,7 @@ def test_the_alignments_operations_are_counted(federation: Make) -> None:
         metrics = fed.round(1).metrics
         found.append([metrics[name] for name in names])
     trainer, samples = fed.worker.trainers[0], sum(fed.run.data.train_sizes)
-    cost = trainer.cost_of(fed.run, client_of(fed, 0).mask(lambda b: not b.head))
+    cost = trainer.cost_of(client_of(fed, 0).mask(lambda b: not b.head))
     assert cost is not None
     epoch, forward = [cost.forward * samples, cost.backward * samples, 0], [0, 0, cost.forward * samples]
     np.testing.assert_allclose(np.subtract(found[2], found[1]), epoch)

@@ -69,7 +69,7 @@ def module_of(fed: Federation) -> ClientModule:
 
 def client_of(fed: Federation, id: int, t: int = 1) -> Client:
     """A client in round `t`, as its method sees it."""
-    return Client(fed.run, fed.run.group_of(id), id, t, fed.pool.state(id), module_of(fed))
+    return Client(fed.run, fed.run.group_of(id), id, t, fed.pool.state(id))
 
 
 def server_of(fed: Federation, cohort: list[int] | None = None) -> Server:

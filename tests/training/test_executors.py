@@ -580,7 +580,6 @@ def phase_jobs(fed: Federation, *, masks: str, keep: bool = False, linear: bool 
         if linear:
             job.objective = replace(job.objective, linear=slope)
         job.keep = keep
-        job.weight_decay = [0.0, 0.05, None, 0.3][k % 4]
         if masks == "alike" or (masks == "mixed" and k % 2):
             job.trains = head_only(fed)
     return jobs
@@ -589,7 +588,7 @@ def phase_jobs(fed: Federation, *, masks: str, keep: bool = False, linear: bool 
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("masks", ["none", "alike", "mixed"])
 def test_phases_agree_with_the_loop(federation: Make, masks: str, settings: dict[str, Any]) -> None:
-    """Pull, linear term, masks, own learning rates and weight decays, all at once."""
+    """Pull, linear term, masks and own learning rates, all at once."""
     fed = federation(FedProx(mu=0.7), precision="64-true", optimizer=settings)
     keep = settings.get("keep_state", False)
     make_jobs = partial(phase_jobs, fed, masks=masks, keep=keep)

@@ -42,8 +42,6 @@ def test_lengths() -> None:
     assert [Length(epochs=e).steps_of(7) for e in (0, 0.01, 0.5, 1, 1.5, 2)] == [0, 1, 4, 7, 10, 14]
     assert [Length(steps=s).steps_of(7) for s in (0, 3, 20)] == [0, 3, 20]
     assert Length(steps=3).steps_of(0) == Length(epochs=1).steps_of(0) == 0
-    assert Length(epochs=0.5).times(3) == Length(epochs=1.5)
-    assert Length(steps=2).times(3) == Length(steps=6)
     assert Length(steps=9).at_most(2) == Length(steps=2)
     assert Length(epochs=9).at_most(2) == Length(epochs=9)
     for wrong in ({}, {"epochs": 1, "steps": 1}):

@@ -16,8 +16,7 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.config import OptimizerConfig
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.phase import PLAIN, Fit
+from fl_lightning.core import PLAIN, Fit, Objective
 from fl_lightning.data import Part
 from fl_lightning.training.local import Step
 from fl_lightning.training.module import ClientModule
@@ -41,8 +40,6 @@ class LocalJob:
     objective: Objective = PLAIN
     trains: np.ndarray | None = None
     """Bool [B]: the blocks that train; None: all. The others get no gradient, weight decay or momentum."""
-    weight_decay: float | None = None
-    """None: the configuration's."""
     kept: dict[str, Tensor] = field(default_factory=dict)
     """State of its optimiser that it comes with; afterwards a copy of what it is left with, if `keep`."""
     keep: bool = False

@@ -24,10 +24,8 @@ Recorder = Callable[[Callable[[], None]], Callable[[], None]]
 
 
 class Graph(Stacked):
-    """One model in fixed memory, whose step is recorded as a CUDA graph, once for each batch size, and replayed.
-
-    Args: as all executors.
-        recorder: how a step is recorded; None: as a CUDA graph.
+    """One model in fixed memory, whose step is recorded as a CUDA graph (or by another `recorder`), once for each batch
+    size, and replayed.
 
     Raises:
         BadInput: it does not run on CUDA.

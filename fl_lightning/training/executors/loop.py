@@ -23,7 +23,7 @@ class Loop(Executor):
         job.pulled_numbers = module.pulled_numbers
         module.train_only(job.trains)
         try:
-            optimizer.reset(job.lr, job.weight_decay)
+            optimizer.reset(job.lr)
             if job.kept:
                 optimizer.load(job.kept)
             fit = train(self.fabric, module, job.part, optimizer, job.schedule, job.step)

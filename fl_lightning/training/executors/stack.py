@@ -19,14 +19,7 @@ from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
 
 
 class Stack:
-    """Models side by side, and SGD over all of them in operations whose number does not grow with theirs.
-
-    Args:
-        module: whose layout the models have.
-        config: of the optimiser.
-        width: how many models.
-        dtype: of their rows.
-    """
+    """`width` models side by side, and SGD over all of them in operations whose number does not grow with theirs."""
 
     def __init__(self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype) -> None:
         layout, device = module.layout, module.device_of_model
@@ -47,7 +40,7 @@ class Stack:
         self._chosen: np.ndarray | None = None
         self._choose(module.trainable)
         self.terms: Terms | None = None
-        self.decay: Tensor | None = None
+        self.decay: float | Tensor = 0.0
 
     def _hold(self, name: str, width: int) -> Tensor:
         """Memory (width, columns of parameters) by name: the same at every call, since a CUDA graph reads it."""
@@ -60,7 +53,7 @@ class Stack:
         """What the operations of `descend` and of a backward pass depend on, but for the batch."""
         terms = self.terms
         added = (False, False) if terms is None else (terms.anchor is not None, terms.linear is not None)
-        return *added, self.decay is not None, tuple(self.names)
+        return *added, tuple(self.names)
 
     def _choose(self, wanted: np.ndarray) -> None:
         """The parameters (bool, in the order of the blocks) whose gradients a backward pass is to find."""
@@ -111,25 +104,23 @@ class Stack:
                     self.momentum[slot, block.start : block.stop].copy_(value.flatten())
 
     def _mask(self, jobs: Sequence[LocalJob]) -> None:
-        """What trains, and how it decays: one row where that is the same for all of `jobs`."""
+        """What trains, and decays: one row where that is the same for all of `jobs`."""
         all_of_them = self.module.trainable
         masks = [all_of_them if j.trains is None else all_of_them & j.trains[: len(all_of_them)] for j in jobs]
         if not all(mask.any() for mask in masks):
             raise ValueError("no block is left to train")
         self._masks = {job.place: mask for job, mask in zip(jobs, masks, strict=True)}
         self._choose(np.logical_or.reduce(masks))
-        decays = [self.config.weight_decay if j.weight_decay is None else j.weight_decay for j in jobs]
-        alike = len(set(decays)) == 1 and all((mask == masks[0]).all() for mask in masks)
+        alike = all((mask == masks[0]).all() for mask in masks)
         slots = [0] if alike else [job.place for job in jobs]
         width = 1 if alike else self.width
         self.trains = self._hold("trains", width).zero_()  # also 0 between two blocks
-        self.decay = self._hold("decay", width).zero_() if any(decays) else None
-        for slot, mask, decay in zip(slots, masks, decays, strict=False):
+        for slot, mask in zip(slots, masks, strict=False):
             for block, t in zip(self.module.layout.blocks, mask.tolist(), strict=False):
                 if t:
                     self.trains[slot, block.start : block.stop] = 1
-                    if self.decay is not None:
-                        self.decay[slot, block.start : block.stop] = decay
+        if self.config.weight_decay:
+            self.decay = torch.mul(self.trains, self.config.weight_decay, out=self._hold("decay", width))
 
     def _set_terms(self, jobs: Sequence[LocalJob]) -> None:
         pulls = any(job.objective.pulls for job in jobs)
@@ -197,8 +188,7 @@ class Stack:
             gradients.mul_(clip_factor(norm, config.clip_norm))
         before = None if momentum is None or active is None else momentum.clone()
         momenta = [] if momentum is None else [momentum]
-        decay = 0.0 if self.decay is None else self.decay
-        [step] = direction([self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov)
+        [step] = direction([self.parameters], [gradients], momenta, self.decay, config.momentum, config.nesterov)
         if active is not None:
             step = torch.where(active[:, None], step, 0)  # a factor of 0 would let a number that is not finite through
             if momentum is not None and before is not None:

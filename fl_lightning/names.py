@@ -1,4 +1,4 @@
-"""What `fl-train list sources` and `list partitions` name, as plain data: nothing is imported to read this file."""
+"""What `fl-train list sources` and `list partitions` name, as plain data: nothing heavy is imported to read it."""
 
 from __future__ import annotations
 
