@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.core.client import Client
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
 from fl_lightning.data.federated import Part
@@ -96,6 +97,12 @@ def random_similarity(clients: int, directions: int, seed: int) -> Tensor:
     drawn = torch.from_numpy(numpy_rng(seed, "fedora similarity").random((clients, clients))).triu(1)
     drawn = torch.where(drawn < 0.25, torch.zeros_like(drawn), drawn)
     return drawn + drawn.T + directions * torch.eye(clients, dtype=torch.float64)
+
+
+def told_basis(client: Client) -> Tensor:
+    """The basis of the client's data, as it is told, in 32 bits at least."""
+    basis: Tensor = client.run.server.memory["fedora.bases"][client.id]
+    return basis.to(torch.promote_types(client.run.dtype, torch.float32))
 
 
 @dataclass

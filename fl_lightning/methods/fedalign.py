@@ -16,7 +16,8 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.lipschitz import last_block, stretch_gap, watched
-from fl_lightning.methods.base import Method, check_least
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -34,13 +35,9 @@ class FedAlign(Method):
     """
 
     family = "one global model"
-    mu: float = 0.45
-    width: float = 0.25
+    mu: NonNegativeFloat = 0.45
+    width: PositiveShare = 0.25
     block: str | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, mu=0)
-        check("method.width", self.width, 0 < self.width <= 1, "it must lie in (0, 1]")
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the term."""

@@ -11,17 +11,17 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import check
-from fl_lightning.core import Block, Client
+from fl_lightning.core import Client
+from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.common import wide
-from fl_lightning.methods.base import Scope
-from fl_lightning.methods.classmeans import Batch, ClassMeans
+from fl_lightning.methods.base import WithoutModels
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
-class FedProto(ClassMeans):
+class FedProto(WithoutModels, ClassMeans):
     """Clients exchange the mean feature of each class, never models, and pull their features towards the global means.
 
     Args:
@@ -34,13 +34,10 @@ class FedProto(ClassMeans):
     family = "prototypes and distillation"
     starts = "own"
 
-    lam: float = 1.0
+    lam: NonNegativeFloat = 1.0
     distance: Literal["squared", "norm"] = "squared"
     weighting: Literal["samples", "uniform"] = "samples"
     predict: Literal["classifier", "prototype"] = "classifier"
-
-    def __post_init__(self) -> None:
-        check("method.lam", self.lam, self.lam >= 0, "it must be 0 or more")
 
     @property
     def adds(self) -> bool:
@@ -51,14 +48,6 @@ class FedProto(ClassMeans):
     def uniform(self) -> bool:
         """`weighting`."""
         return self.weighting == "uniform"
-
-    def relation(self) -> Relation:
-        """Nobody receives a model."""
-        return Alone()
-
-    def scope(self, block: Block) -> Scope:
-        """No tensor of the model travels."""
-        return "personal"
 
     def loss(self, means: dict[str, Tensor], module: Any, batch: Batch) -> Tensor:
         """And lam times the mean distance of features to their class's prototype; unknown classes add 0."""

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fl_lightning.config import check
 from fl_lightning.core import Client, Run
-from fl_lightning.knowledge.common import check_classes, wide
+from fl_lightning.knowledge.common import wide
 from fl_lightning.knowledge.neighbours import Kernel, vote
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveFloat, PositiveInt, UnitInterval
 
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""
@@ -38,20 +39,16 @@ class KNNPer(Method):
     judge = "before"
     adapts = True
     features = True
+    classes = True
 
-    lam: float | None = 0.5
-    k: int = 7
-    scale: float = 1.0
+    lam: UnitInterval | None = 0.5
+    k: PositiveInt = 7
+    scale: PositiveFloat = 1.0
     kernel: Kernel = "gaussian"
-
-    def __post_init__(self) -> None:
-        check("method.lam", self.lam, self.lam is None or 0 <= self.lam <= 1, "it must lie in [0, 1], or null")
-        check("method.k", self.k, self.k >= 1, "it must be at least 1")
-        check("method.scale", self.scale, self.scale > 0, "it must be above 0")
 
     def check(self, run: Run) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
-        check_classes(run)
+        super().check(run)
         fine = self.lam is not None or all(len(run.data.client(c).validation) for c in run.at_home(range(run.clients)))
         allowed = "knnper chooses lam on validation data: above 0, and enough for every client; or give method.lam"
         check("data.validation", run.config.data.validation, fine, allowed)

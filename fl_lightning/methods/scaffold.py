@@ -19,6 +19,7 @@ from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, move_on
+from fl_lightning.ranges import PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,7 @@ class SCAFFOLD(Method):
     family = "one global model"
     several = False
 
-    server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check("method.server_lr", self.server_lr, self.server_lr > 0, "it must be above 0")
+    server_lr: PositiveFloat = 1.0
 
     def check(self, run: Run) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""

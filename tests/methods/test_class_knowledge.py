@@ -331,7 +331,7 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None
     means = [method.bounded(torch.cat([rest, end])).mean(0) for end in (corner, -corner)]
     moved = float((means[0] - means[1]).norm())
     assert moved * n / (2 * 3.0) == pytest.approx(1.0 / (noise_multiplier(1.0, width, bound)))
-    with pytest.raises(BadInput, match=r"method\.bound.*norm or coordinate"):
+    with pytest.raises(BadInput, match=r"method\.bound.*one of norm, coordinate"):
         FedHKD(bound="sample")  # type: ignore[arg-type]
 
 
