@@ -111,10 +111,17 @@ def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool)
 
 
 def distance_to_means(
-    features: Tensor, labels: Tensor, means: Mapping[str, Tensor], distance: Literal["squared", "norm"]
+    features: Tensor, labels: Tensor, means: Mapping[str, Tensor], distance: Literal["means", "norm", "squared"]
 ) -> Tensor:
-    """Mean distance over a batch of `features` (batch, d) to their class's mean, shape (); an unknown class adds 0."""
+    """Distance of a batch of `features` (batch, d) to their class's mean, shape (); an unknown class adds 0.
+
+    `norm` and `squared`: the mean over the batch; `means`: the sum over its classes of the norm of their mean gap.
+    """
     gap = wide(features) - means["features"][labels]
+    if distance == "means":
+        known, sums = means["known"], torch.zeros_like(means["features"], dtype=gap.dtype).index_add(0, labels, gap)
+        counts = labels.bincount(minlength=len(known)).clamp_min(1)
+        return (norms(sums / counts[:, None]) * known).sum()
     each = gap.square().mean(1) if distance == "squared" else norms(gap)
     return (each * means["known"][labels]).mean()
 

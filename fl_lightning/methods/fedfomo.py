@@ -30,7 +30,8 @@ class FedFomo(Method):
     over its sum; where no a_j is above 0, theta stays. The server fetches those with the greatest sums of a_j so far.
 
     Args:
-        models: that a client fetches, M. 5: the authors' readme (its own among them; here others only).
+        models: of others that a client fetches. 4: the authors' readme's "5 models" (--num_update_clients 4), one's own
+            trained one being the fifth (the default of their code, before any command, is 8).
         epsilon: probability of any model in place of the best that is left. 0.3: the authors' readme.
         epsilon_decay: what is taken off it in each round. 0.05: the authors' readme.
     """
@@ -42,7 +43,7 @@ class FedFomo(Method):
     several = False
     changes_download = True
 
-    models: NonNegativeInt = 5
+    models: NonNegativeInt = 4
     epsilon: UnitInterval = 0.3
     epsilon_decay: UnitInterval = 0.05
 

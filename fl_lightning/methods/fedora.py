@@ -31,10 +31,9 @@ class FEDORA(Method):
             is better, with half the paper's gradient), `lam` for everybody (`constant`: its Table 5), or 1 for
             everybody (`always`).
         lam: lambda_k of `constant`. 1: the best of Table 5's 0.01, 0.1, 1 and 10.
-        similarity: what makes clients neighbours: the angles of their data's `subspace` (paper), or `random`, symmetric
-            and uniform in (0, 1), 0 below 0.25 and as with subspaces to oneself (Table 4's first row; the formula is
-            that of FedU's code, which the paper names so). Table 4's parameter and gradient similarities are left out:
-            their formulas were not at hand.
+        similarity: what makes clients neighbours: the angles of their data's `subspace` (paper), or `random`: FedU's
+            random graph, which the paper names so, and as with subspaces to oneself (Table 4's first row). Table 4's
+            parameter and gradient similarities are left out: their formulas were not at hand.
         epsilon: the least lambda_k of the paper. 1e-8: paper.
         mixes: whose models count: `all` (paper, where everybody takes part; a client that has not uploaded yet counts
             with the initial model), or only those `heard` so far, and one's own.

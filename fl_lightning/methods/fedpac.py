@@ -31,7 +31,7 @@ class FedPAC(ClassMeans):
     Args:
         lam: weight of the alignment. 1: paper.
         head_epochs: of the classifier. 1: paper.
-        head_lr: its learning rate; null: the round's. 0.1: the authors' code.
+        head_lr: its learning rate; null: the round's (the authors' code: 0.1, beside 0.01 or 0.02 for the body).
         least: smaller a_ij count as 0. 0: paper (the authors' code: 0.001).
     """
 
@@ -41,7 +41,7 @@ class FedPAC(ClassMeans):
 
     lam: NonNegativeFloat = 1.0
     head_epochs: PositiveFloat = 1
-    head_lr: PositiveFloat | None = 0.1
+    head_lr: PositiveFloat | None = None
     least: ShareBelow1 = 0.0
 
     @property

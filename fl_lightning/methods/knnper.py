@@ -27,8 +27,8 @@ class KNNPer(Method):
     to, and picks lam on test data.)
 
     Args:
-        lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data, as in the paper.
-            0.5: FL-bench; 0 is FedAvg.
+        lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data, as in the paper
+            (the authors' code: on test data), and 0.5 (FL-bench) for a new client that has none; 0 is FedAvg.
         k: samples that vote. 7: the authors' code.
         scale: s of the kernel. 1: the authors' code.
         kernel: `gaussian`, exp(-delta^2 / (d s)) of the distance delta of features of width d (the authors' code), or
@@ -41,7 +41,7 @@ class KNNPer(Method):
     features = True
     classes = True
 
-    lam: UnitInterval | None = 0.5
+    lam: UnitInterval | None = None
     k: PositiveInt = 7
     scale: PositiveFloat = 1.0
     kernel: Kernel = "gaussian"
@@ -64,6 +64,7 @@ class KNNPer(Method):
     def _best(self, client: Client, vector: Tensor, store: dict[str, Tensor]) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of several."""
         right = torch.zeros(len(GRID))
+        right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
             mixtures = [self._mixed(z, scores, store | {"lam": lam}) for lam in GRID]
             right += torch.tensor([float((mixture.argmax(1) == y).sum()) for mixture in mixtures])

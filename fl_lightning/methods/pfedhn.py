@@ -28,7 +28,7 @@ class PFedHN(Method):
     Args:
         embedding: numbers of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
         hidden: width of the hypernetwork's hidden layers. 100: the authors' code.
-        hidden_layers: how many beside the first. 3: the authors' code.
+        hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts so, too).
         hyper_lr: its learning rate (SGD). 0.01: the authors' code.
         hyper_momentum: its momentum. 0.9: the authors' code.
         hyper_decay: its weight decay. 0.001: the authors' code.

@@ -30,7 +30,8 @@ class SCAFFOLD(Method):
     divisor is what the steps come to in all: K lr would inflate c_i up to 1 / (1 - momentum) times. Means are plain.
 
     Args:
-        server_lr: the server's step on the mean change, eta_g. 1: the paper's experiments.
+        server_lr: the server's step on the mean change, eta_g. 1: libraries (no code of the authors' is known, and the
+            paper's text was not at hand); with it the server's step is FedAvg's.
     """
 
     family = "one global model"
