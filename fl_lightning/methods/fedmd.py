@@ -26,8 +26,8 @@ class FedMD(WithoutModels):
         samples: of the public data, drawn anew each round. 5000: the authors' code.
         epochs: over them in a round. 1: the authors' code.
         batch_size: on them. 256: the authors' code.
-        loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: the authors' code; the paper leaves open how
-            clients approach the consensus of class scores.
+        loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: the authors' code; the paper leaves it
+            open.
         temperature: T of `kl`. 1: KT-pFL's FedMD.
         lam: weight of the loss; with SGD a factor on the learning rate. 1: the authors' code.
     """
