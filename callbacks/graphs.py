@@ -93,13 +93,22 @@ class CollaborationGraph(Relation):
         return (layers + 9) * sources * sources
 
 
+def random_graph(clients: int, seed: int) -> Tensor:
+    """FedU's graph of clients on MNIST, and FEDORA's random similarity: symmetric (N, N), float64, each number the mean
+    of two draws of U(0, 1), or 0 where that is below 0.25 (the authors' code of FedU); 0 on the diagonal.
+    """
+    drawn = torch.from_numpy(numpy_rng(seed, "fedu graph").random((clients, clients)))
+    a = (drawn + drawn.T) / 2
+    return torch.where(a < 0.25, torch.zeros_like(a), a).fill_diagonal_(0)
+
+
 @dataclass
 class Laplacian(Relation):
     """FedU's step down the graph's Laplacian: w_k - gamma sum_l a_kl (w_k - w_l), l in the cohort.
 
     Args:
         gamma: its size.
-        graph: a_kl: `random` (the mean of two draws of U(0, 1); below 0.25: 0), or `complete`: all 1.
+        graph: a_kl: `random` (`random_graph`), or `complete`: all 1.
     """
 
     several = True
@@ -109,11 +118,9 @@ class Laplacian(Relation):
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """`graph` (N, N): a, symmetric, 0 on the diagonal."""
-        drawn = torch.ones(run.clients, run.clients, dtype=torch.float64)
         if self.graph == "random":
-            drawn = torch.from_numpy(numpy_rng(run.config.seed, "fedu graph").random((run.clients, run.clients)))
-        a = (drawn + drawn.T) / 2
-        return {"graph": torch.where(a < 0.25, torch.zeros_like(a), a).fill_diagonal_(0)}
+            return {"graph": random_graph(run.clients, run.config.seed)}
+        return {"graph": torch.ones(run.clients, run.clients, dtype=torch.float64).fill_diagonal_(0)}
 
     def on_fit_start(self, run: Run) -> None:
         """Raise `BadInput` if own weights could turn negative in a cohort."""

@@ -11,10 +11,10 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import RelationInputs, Run
+from fl_lightning.core import Client, RelationInputs, Run
 from fl_lightning.data.federated import Part
-from fl_lightning.rng import numpy_rng
 
 
 def basis(part: Part, directions: int, classes: int) -> Tensor:
@@ -90,11 +90,10 @@ def neighbourhood(S: Tensor, sharpness: float, neighbours: int) -> Tensor:
     return torch.zeros_like(W).scatter(1, order, W.gather(1, order))
 
 
-def random_similarity(clients: int, directions: int, seed: int) -> Tensor:
-    """Symmetric (N, N): U(0, 1), below 0.25 set to 0 (FedU's code); to oneself p = `directions`, as of subspaces."""
-    drawn = torch.from_numpy(numpy_rng(seed, "fedora similarity").random((clients, clients))).triu(1)
-    drawn = torch.where(drawn < 0.25, torch.zeros_like(drawn), drawn)
-    return drawn + drawn.T + directions * torch.eye(clients, dtype=torch.float64)
+def told_basis(client: Client) -> Tensor:
+    """The basis of the client's data, as it is told, in 32 bits at least."""
+    basis: Tensor = client.run.server.memory["fedora.bases"][client.id]
+    return basis.to(torch.promote_types(client.run.dtype, torch.float32))
 
 
 @dataclass
@@ -127,8 +126,9 @@ class Propagation(Relation):
 
         Where similarity is `random`, there are no bases.
         """
+        oneself = self.directions * torch.eye(run.clients, dtype=torch.float64)  # p, as of subspaces
         if self.similarity == "random":
-            return {"fedora.rows": self._matrix(random_similarity(run.clients, self.directions, run.config.seed))}
+            return {"fedora.rows": self._matrix(random_graph(run.clients, run.config.seed) + oneself)}
         mine = {}
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train

@@ -36,6 +36,7 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
 from fl_lightning.heap import keep_freed
+from fl_lightning.methods.base import Method
 from fl_lightning.metric import MODELS
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
@@ -156,7 +157,13 @@ def _written(
         save_model(model, str(aside))  # tensors that the model ties are written once
     component = run.config.models[group.index].component
     arguments = arguments_of(component, run.data.input_shape, run.data.num_classes)
-    return {"round": run.server.round, "class_path": component.class_path, "arguments": arguments}
+    facts = {"round": run.server.round, "class_path": component.class_path, "arguments": arguments}
+    if type(run.method).build is not Method.build:
+        facts |= {"built_by": run.config.method, "input_shape": tuple(run.data.input_shape)}
+        facts |= {"classes": run.data.num_classes}
+    if type(run.method).outputs is not Method.outputs:
+        facts["scored_as"] = (type(run.method).outputs.__doc__ or "its own hook `outputs` says").partition("\n")[0]
+    return facts
 
 
 def assemble(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -10,9 +11,11 @@ import yaml
 
 from fl_lightning.catalogue import table
 from fl_lightning.cli import main
+from fl_lightning.cli.study import resolve
+from fl_lightning.study.grid import Study
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "studies")
 
 
 def _spoken(path: Path) -> str:
@@ -63,3 +66,18 @@ def test_it_runs_without_data_and_without_a_network(
     assert f'"made_up_data": {"false" if "digits" in name else "true"}' in (folder / "summary.json").read_text()
     assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+# ---------------------------------------------------------------- studies
+
+
+def test_the_study_of_switches_is_about_each_one_alone() -> None:
+    """Every row resolves; each method is there as it is, and every other row of it is another run."""
+    file = FOLDER / "studies" / "switches_digits.yaml"
+    asked = Study.of(yaml.safe_load(file.read_text()))
+    assert asked.seeds == [0, 1, 2, 3, 4]
+    _, runs, configs = resolve(replace(asked, seeds=[0]), file.parent)
+    assert len(runs) == len(configs) == len(asked.methods) + 2  # FedAvg of both judges, and training alone
+    names = [run.entry.name for run in runs]
+    labels = {run.entry.label for run in runs}
+    assert {name for name in names if names.count(name) > 1} <= labels

@@ -4,6 +4,10 @@ from __future__ import annotations
 
 import ast
 import inspect
+import io
+import itertools
+import keyword
+import tokenize
 from pathlib import Path
 
 import pytest
@@ -53,3 +57,77 @@ def test_a_round_fits_a_page() -> None:
     """The round of the federation, and the loop over a rank's clients in it."""
     functions = (Federation.round, Worker.visits)
     assert sum(len(inspect.getsource(f).splitlines()) for f in functions) <= PAGE
+
+
+# ---------------------------------------------------------------- methods
+
+
+METHODS = sorted(
+    file for file in (ROOT / "fl_lightning" / "methods").glob("*.py") if file.stem not in ("__init__", "base")
+)
+CODE, LINES, ALIKE = 40, 100, 6
+"""Lines of code of a method's file at most (without imports, docstrings, comments and blank lines), lines in all, and
+lines of one shape that two files may not share."""
+SHARED = {"classmeans", "clustered", "fedamp", "feddf", "fedmd"}
+"""What methods of one idea have in common, and methods that others are a variant of, which they say in the paper."""
+
+
+def code_lines(text: str) -> dict[int, str]:
+    """Lines of code by number, each as its words; names, texts and numbers all look the same."""
+    left_out: set[int] = set()
+    for node in ast.walk(ast.parse(text)):
+        words = (
+            isinstance(node, ast.Expr) and isinstance(node.value, ast.Constant) and isinstance(node.value.value, str)
+        )
+        if words or isinstance(node, ast.Import | ast.ImportFrom):
+            left_out.update(range(node.lineno, (node.end_lineno or 0) + 1))
+    found: dict[int, list[str]] = {}
+    for token in tokenize.generate_tokens(io.StringIO(text).readline):
+        if token.type in (tokenize.NAME, tokenize.NUMBER, tokenize.STRING, tokenize.OP):
+            said = token.type == tokenize.OP or keyword.iskeyword(token.string)
+            for line in range(token.start[0], token.end[0] + 1):
+                found.setdefault(line, []).append(token.string if said else tokenize.tok_name[token.type])
+    return {line: " ".join(words) for line, words in sorted(found.items()) if line not in left_out}
+
+
+def runs(text: str) -> set[tuple[str, ...]]:
+    """The shapes of all `ALIKE` lines in a row that stand in functions: what a class declares is no logic."""
+    spans = [(f.lineno, f.end_lineno or 0) for f in ast.walk(ast.parse(text)) if isinstance(f, ast.FunctionDef)]
+    code = [words for line, words in code_lines(text).items() if any(a <= line <= b for a, b in spans)]
+    return {tuple(code[k : k + ALIKE]) for k in range(len(code) - ALIKE + 1)}
+
+
+def alike(one: str, other: str) -> bool:
+    """Whether two files share `ALIKE` lines of one shape, one after the other."""
+    return not runs(one).isdisjoint(runs(other))
+
+
+def test_every_methods_file_is_short() -> None:
+    found = {file.stem: (len(code_lines(text := file.read_text())), len(text.splitlines())) for file in METHODS}
+    assert {name: n for name, n in found.items() if n[0] > CODE or n[1] > LINES} == {}
+
+
+def test_no_two_methods_say_the_same_twice() -> None:
+    found = {file.stem: runs(file.read_text()) for file in METHODS}
+    pairs = itertools.combinations(found, 2)
+    assert [pair for pair in pairs if not found[pair[0]].isdisjoint(found[pair[1]])] == []
+
+
+def test_no_method_imports_another() -> None:
+    """Save what is made to be shared."""
+    for file in METHODS:
+        imported = [n.module or "" for n in ast.walk(ast.parse(file.read_text())) if isinstance(n, ast.ImportFrom)]
+        names = {m.rpartition(".")[2] for m in imported if m.startswith("fl_lightning.methods.")}
+        assert names <= SHARED | {"base"}, file.stem
+
+
+def test_what_is_alike_is_seen() -> None:
+    body = "".join(f"    {name} = self.{name}({k})\n" for k, name in enumerate("abcdef"))
+    one, other = (
+        f"def f(self):\n{body}",
+        f"class A:\n    def g(me):\n{body.replace('    ', '        ').replace('self', 'me')}",
+    )
+    assert alike(one, other) and not alike(one, other.replace("me.f(5)", "me.f + 5").replace("me.c(2)", "me.c + 2"))
+    assert (
+        len(code_lines('"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n    """\n')) == 2
+    )

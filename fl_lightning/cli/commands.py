@@ -178,13 +178,23 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
 
 def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:
     """Python that loads the exported model."""
-    module, _, name = facts["class_path"].rpartition(".")
-    arguments = ", ".join(f"{key}={value!r}" for key, value in facts["arguments"].items())
+    imports, made = _called(facts["class_path"], facts["arguments"])
+    if method := facts.get("built_by"):  # the method's own network, with the user's in it
+        own, call = _called(method.class_path, method.init_args)
+        imports = f"from fl_lightning.config import Component\n{own}from fl_lightning.models import build\n"
+        component = f"Component({facts['class_path']!r}, {facts['arguments']!r})"
+        made = f"{call}.build(build({component}, {facts['input_shape']!r}, {facts['classes']}), {facts['classes']})"
+    scored = f"# Scored by more than model(x): {facts['scored_as']}\n" if "scored_as" in facts else ""
     return (
-        f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n"
-        "from safetensors.torch import load_model\n\n"
-        f"from {module} import {name}\n\n"
-        f"model = {name}({arguments})\n"
+        f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
+        f"from safetensors.torch import load_model\n\n{imports}\n"
+        f"model = {made}\n"
         f'load_model(model, "{out.name}")\n'
         "model.eval()\n"
     )
+
+
+def _called(class_path: str, arguments: dict[str, Any]) -> tuple[str, str]:
+    """The line that imports a class, and the expression that makes an object of it."""
+    module, _, name = class_path.rpartition(".")
+    return f"from {module} import {name}\n", f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"

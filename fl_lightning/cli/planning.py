@@ -90,12 +90,15 @@ def _hardware(values: Any, config: Config) -> Hardware:
 
 def _plain(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways: list[Way]) -> dict[str, Any]:
     """For scripts: all in bytes, operations and seconds."""
+    from fl_lightning.planning.plan import left_out
+
     return {
         **dataclasses.asdict(plan),
         **dataclasses.asdict(timing),
         "fits": plan.fits,
         "round_seconds": timing.round_seconds,
         "hardware": dataclasses.asdict(hardware),
+        "left_out": left_out(planner.setup(hardware).method),
         "models": [dataclasses.asdict(p) for p in planner.setup(hardware).profiles],
         "ways": [dataclasses.asdict(way) for way in ways],
         "assumed_data": planner.sizes.data is None,
@@ -106,6 +109,7 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     from rich.console import Console
     from rich.table import Table
 
+    from fl_lightning.planning.plan import left_out
     from fl_lightning.planning.setting import mib
 
     config, sizes = planner.config, planner.sizes
@@ -135,6 +139,8 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     for name, size in plan.wire.items():
         print(f"between ranks, a round: {name}: {mib(size)}")
     print("a round:", ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.flops.items()))
+    if hooks := left_out(planner.setup(hardware).method):
+        print(f"not in these: what {method} does in", "; ".join(f"{hook} ({what})" for hook, what in hooks.items()))
     if timing.round_seconds is not None:
         parts = ", ".join(f"{name} {value:,.3g}" for name, value in timing.seconds.items())
         hours = config.federation.rounds * timing.round_seconds / 3600

@@ -45,7 +45,7 @@ class ModelGroup:
     head: nn.Module
     """The classifier."""
     another: Callable[[int], Tensor]
-    """Another initial model (D,), drawn for a number: every module is reset as torch resets it."""
+    """Another initial model (D,), drawn for a number: the network is built again."""
     module: Any = None
     """The LightningModule of this rank that vectors are bound to; the engine's, once it is put together."""
     cost: Any = None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import copy
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
@@ -15,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.config import Config, check
+from fl_lightning.config import Config
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
@@ -27,7 +26,7 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
-from fl_lightning.models import head_of
+from fl_lightning.models import another, head_of
 from fl_lightning.parallel import Group, assign_homes
 from fl_lightning.rng import key
 from fl_lightning.storage.policy import StoragePolicy
@@ -136,27 +135,16 @@ def make_group(
         up_mask=np.array([s in ("shared", "uploaded") for s in scopes], dtype=bool),
         whole_last=whole_last,
         head=model.get_submodule(layout.head),
-        another=partial(_another, model, layout, vector),
+        another=partial(_another, model, layout, dtype, device),
         vectors={MODEL: vector},
     )
 
 
-def _another(model: nn.Module, layout: Layout, first: Tensor, number: int) -> Tensor:
-    """A model (D,) like `first`, drawn anew for `number`.
-
-    Raises:
-        BadInput: no module of the model can be reset (it has no `reset_parameters`).
-    """
-    twin = copy.deepcopy(model).cpu()
+def _another(model: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
+    """A model (D,) like `model`, drawn anew for `number`."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(number)
-        for module in twin.modules():
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
-    vector = layout.read(twin, first.dtype)[0].to(first.device)
-    allowed = "the method draws several initial models, and none of its modules has reset_parameters()"
-    check("model", type(model).__name__.lower(), not torch.equal(vector, first), allowed)
-    return vector
+        return layout.read(another(model), dtype)[0].to(device)
 
 
 def members_of(counts: Sequence[int | None], clients: int) -> list[list[int]]:

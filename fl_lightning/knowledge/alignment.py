@@ -1,4 +1,4 @@
-"""Directions of models: what pFedGraph draws a client to (Ye et al., ICML 2023)."""
+"""What clients are drawn to: directions of models (pFedGraph: Ye et al., ICML 2023), the mean of all features (DBE)."""
 
 from __future__ import annotations
 
@@ -7,6 +7,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.core.phase import Batch
 from fl_lightning.core.server import GroupServer
 from fl_lightning.core.vectors import distances
 
@@ -29,3 +30,26 @@ def alignment(module: Any, direction: Tensor) -> Tensor:
     inner = torch.stack([(p.flatten() * direction[b.start : b.stop]).sum() for p, b in pairs]).sum()
     square = torch.stack([p.square().sum() for p, _ in pairs]).sum()
     return inner / square.clamp_min(1e-30).sqrt()
+
+
+class MeanPull:
+    """A local loss: the task's + kappa / 2 mean_d (u_i - u)^2, where u_i runs over the features of batches (DBE: Zhang
+    et al., NeurIPS 2023).
+
+    Args:
+        kappa: weight of the distance.
+        momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
+        u: (d,); None: it only runs.
+    """
+
+    def __init__(self, kappa: float, momentum: float, u: Tensor | None) -> None:
+        self.kappa, self.momentum, self.u = kappa, momentum, u
+        self.running = torch.zeros(())
+        """u_i."""
+
+    def __call__(self, module: Any, batch: Batch) -> Tensor:
+        """Shape (); past batches have no gradient."""
+        task: Tensor = module.task_loss(batch)
+        now = (1 - self.momentum) * self.running + self.momentum * module.features.mean(0)
+        self.running = now.detach()
+        return task if self.u is None else task + self.kappa / 2 * (now - self.u).square().mean()

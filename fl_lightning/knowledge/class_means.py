@@ -6,6 +6,7 @@ Classes are C, the width of a feature is d. Those that nobody holds stand as zer
 from __future__ import annotations
 
 import math
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
@@ -15,6 +16,7 @@ from torch import Tensor
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
+from fl_lightning.core.server import Server
 from fl_lightning.knowledge.common import norms, wide
 
 Tensors = dict[str, Tensor]
@@ -76,19 +78,20 @@ def class_means(
     return mean[:, :-classes], mean[:, -classes:], counts.long().cpu()
 
 
-def merged(
-    memory: Mapping[str, Tensor], told: Sequence[Tensors], names: Sequence[str], *, uniform: bool, forget: bool
-) -> Tensors:
-    """What the server knows of `names` (`no_means`) after a round, from what each client told.
+def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool) -> Tensors:
+    """What the server knows of `names` (`no_means`) after a round, from what each client told; where nobody has told
+    anything it says so.
 
     Args:
-        memory: what it knew.
-        told: `classes`, `counts`, and the rows of each of `names`, by client.
+        server: has been told `classes`, `counts`, and the rows of each of `names`, by client.
         names: of the tables.
         uniform: clients weigh the same; else by their samples of the class.
         forget: a class that nobody told is not known any more; else it stays as it was.
     """
     found: Tensors = {}
+    memory, told = server.memory, list(server.statistics.values())
+    if server.run.is_main and not any(len(tensors["classes"]) for tensors in told):
+        print(f"round {server.round}: no client told any class: there is no knowledge", file=sys.stderr)
     for name in names:
         known = memory[f"means.{name}"]
         total, weight = torch.zeros_like(known, dtype=torch.float64), torch.zeros(len(known), dtype=torch.float64)
@@ -108,10 +111,17 @@ def merged(
 
 
 def distance_to_means(
-    features: Tensor, labels: Tensor, means: Mapping[str, Tensor], distance: Literal["squared", "norm"]
+    features: Tensor, labels: Tensor, means: Mapping[str, Tensor], distance: Literal["means", "norm", "squared"]
 ) -> Tensor:
-    """Mean distance over a batch of `features` (batch, d) to their class's mean, shape (); an unknown class adds 0."""
+    """Distance of a batch of `features` (batch, d) to their class's mean, shape (); an unknown class adds 0.
+
+    `norm` and `squared`: the mean over the batch; `means`: the sum over its classes of the norm of their mean gap.
+    """
     gap = wide(features) - means["features"][labels]
+    if distance == "means":
+        known, sums = means["known"], torch.zeros_like(means["features"], dtype=gap.dtype).index_add(0, labels, gap)
+        counts = labels.bincount(minlength=len(known)).clamp_min(1)
+        return (norms(sums / counts[:, None]) * known).sum()
     each = gap.square().mean(1) if distance == "squared" else norms(gap)
     return (each * means["known"][labels]).mean()
 

@@ -10,10 +10,14 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core.client import Client
+from fl_lightning.core.layout import copy_columns
+from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
+from fl_lightning.core.server import Server
 from fl_lightning.knowledge.class_means import class_means
 from fl_lightning.knowledge.quadratic import simplex_minimum
+from fl_lightning.record import RelationView
 
 MEANS, VARIANCE = "moments.means", "moments.V"
 
@@ -58,6 +62,16 @@ def collaborators(H: Tensor, V: Tensor, i: int) -> Tensor:
     """
     apart = H[i] - H
     return simplex_minimum(torch.diag(V.clamp_min(0)) + apart @ apart.T)
+
+
+def under_mean_body(server: Server, sent: Mapping[int, Payload]) -> None:
+    """Put the server's body under the mixed classifiers that are to be `sent`, and show who has whose classifier."""
+    group, layout = server.only, server.only.layout
+    for payload in sent.values():
+        copy_columns(payload.vector, group["model"], layout.segments(layout.mask(lambda b: not b.head)))
+    if (mixed := group.weighed) is not None:
+        rows = mixed.weights.transpose(0, 1).float().numpy()
+        server.view = RelationView(rows, mixed.receivers, [layout.head], mixed.sources)
 
 
 @dataclass

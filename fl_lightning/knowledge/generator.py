@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -11,7 +11,11 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.core.server import GroupServer
+from fl_lightning.core.client import Client
+from fl_lightning.core.payload import Payload
+from fl_lightning.core.phase import Batch
+from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.rng import generator
 
 _STATE = {"generator": "", "adam.steps": "step", "adam.first": "exp_avg", "adam.second": "exp_avg_sq"}
 """What the server keeps, and what torch calls it."""
@@ -34,12 +38,12 @@ class Generator:
     hidden: int
 
     def at_first(self, draws: torch.Generator) -> dict[str, Tensor]:
-        """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1 / sqrt(inputs)), and
-        the steps and moments of Adam."""
+        """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1 / sqrt(inputs)), the
+        steps and moments of Adam, and `labels` (C,), how many samples of each class those have who have taught it."""
         bounds = [(self.noise + self.classes) ** -0.5] * 2 + [self.hidden**-0.5] * 2
         each = zip(self._shapes(), bounds, strict=True)
         theta = torch.cat([bound * (2 * torch.rand(r * c, generator=draws) - 1) for (r, c), bound in each])
-        return {"generator": theta, "adam.steps": torch.zeros(())} | {
+        return {"generator": theta, "adam.steps": torch.zeros(()), "labels": torch.zeros(self.classes)} | {
             f"adam.{moment}": torch.zeros_like(theta) for moment in ("first", "second")
         }
 
@@ -167,3 +171,47 @@ def learned(
         teacher = scores(G.given(theta, y).features).detach().softmax(1)
         total = total + beta * kl_div(log_softmax(scores(module.features), 1), teacher, reduction="batchmean")
     return total
+
+
+# ---------------------------------------------------------------- what FedGen's server and clients do with these
+
+
+def tell(server: Server, sent: Mapping[int, Payload]) -> None:
+    """Put the generator, and how often classes are, into what is `sent`, once it has been taught."""
+    for payload in sent.values() if server.memory["labels"].any() else ():
+        payload.extra["generator"] = server.memory["generator"]
+        payload.statistics["labels"] = server.memory["labels"]
+
+
+def lesson(
+    G: Generator, client: Client, payload: Payload, ratio: float, alpha: float, beta: float
+) -> Callable[[Any, Batch], Tensor]:
+    """The client's local loss: the task's, and what the generator in `payload` adds.
+
+    Args:
+        G: which one.
+        client: at its visit.
+        payload: what it has received.
+        ratio: features that are generated for each sample of a batch.
+        alpha: weight of the cross entropy on one of them.
+        beta: as in `learned`.
+    """
+    extra, told = payload.extra["generator"], payload.statistics["labels"]
+    theta, prior = extra.to(client["model"]), told.to(client["model"])
+
+    def loss(module: Any, batch: Batch) -> Tensor:
+        task: Tensor = module.task_loss(batch)
+        made = (max(1, round(ratio * len(batch[1]))), ratio * alpha)
+        client.flops += 2 * G.products * (made[0] * (alpha > 0) + len(batch[1]) * (beta > 0))
+        return task + learned(G, theta, module, batch[1], prior, made, beta)
+
+    return loss
+
+
+def teach(server: Server, G: Generator, weighted: bool, eta: float, lr: float, steps: int, size: int) -> None:
+    """Have the classifiers of those who have answered teach the generator: `taught`, on what the server knows."""
+    told = torch.stack([server.statistics[c]["labels"] for c in server.answered])
+    heads = uploaded_heads(server.only, server.answered)
+    draws = generator(server.run.config.seed, "generator", server.round)
+    server.memory.update(taught(G, server.memory, heads, told, draws, weighted, eta, lr, steps, size))
+    server.flops += 6 * G.products * steps * size

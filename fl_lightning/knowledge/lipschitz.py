@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool2d, mse_loss
 
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
 
@@ -26,6 +27,18 @@ def last_block(model: nn.Module, head: str) -> str:
     if not names:
         raise BadInput("method.block", None, f"{type(model).__name__} has none before its classifier {head}")
     return names[-1]
+
+
+@torch.no_grad()
+def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> None:
+    """Raise `BadInput` unless `model` calls its block `name` on inputs like `x`, and a part of its channels will do."""
+    blocks, training = dict(model.named_modules()), model.training
+    check("method.block", name, name in blocks, "it must name a module of the model")
+    with watched(blocks[name]) as seen:
+        model.eval()(x)
+    model.train(training)
+    check("method.block", name, bool(seen), "the model must call it")
+    stretch_gap(blocks[name], *seen[-1], width, name)
 
 
 @contextlib.contextmanager

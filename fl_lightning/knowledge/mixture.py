@@ -2,28 +2,23 @@
 
 from __future__ import annotations
 
-import copy
-
 import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.client import Client
 from fl_lightning.knowledge.common import wide
-from fl_lightning.models import head_of
+from fl_lightning.models import another, head_of
 
 
 class Mixture(nn.Module):
-    """`count` networks of one kind: the given one, and copies of it whose layers begin with numbers of their own.
+    """`count` networks of one kind: the given one, and others like it that begin with weights of their own.
 
-    Those are drawn as torch draws a layer's by default (`reset_parameters`), from the generator as it stands.
+    Those are drawn from the generator as it stands.
     """
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
-        self.components = nn.ModuleList([model, *(copy.deepcopy(model) for _ in range(count - 1))])
-        for module in (module for copied in self.components[1:] for module in copied.modules()):
-            if callable(reset := getattr(module, "reset_parameters", None)):
-                reset()
+        self.components = nn.ModuleList([model, *(another(model) for _ in range(count - 1))])
         self.head = f"components.0.{head_of(model)}"
 
     def each(self, x: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ with the line between two rounds drawn where the server has just received everyb
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal
 from weakref import WeakKeyDictionary
 
@@ -17,8 +17,13 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 
+from fl_lightning.core.client import Client
+from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
+from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.run import Run
+from fl_lightning.core.server import Server
+from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.knowledge.common import wide
 from fl_lightning.record import RelationView
@@ -81,6 +86,27 @@ def gap(scores: Tensor, teacher: Tensor, loss: Literal["mae", "mse", "kl"], temp
     return {"mae": l1_loss, "mse": mse_loss}[loss](scores, teacher)
 
 
+def distilling(
+    client: Client, payload: Payload, samples: int, loss: Callable[[Any, Batch], Tensor], epochs: float, batch_size: int
+) -> Phase:
+    """A phase down `loss` between the last round's public inputs and what the teacher in `payload` says of them."""
+    x = public_subset(client.run, client.round - 1, drawn(client.run, samples))
+    part = ResidentPart(x, payload.extra["teacher"].to(x.device), None)
+    return Phase(
+        objective=Objective(loss=loss), part=part, epochs=epochs, batch_size=batch_size, purpose="distil",
+        scores="distilled",
+    )  # fmt: skip
+
+
+@torch.no_grad()
+def predicted(client: Client, samples: int) -> Tensor:
+    """Class scores (|D_r|, C) of the client's model on this round's public subset, in evaluation mode."""
+    module = client.bind()
+    module.model.eval()
+    x = public_subset(client.run, client.round, drawn(client.run, samples))
+    return torch.cat([class_scores(module, part) for part in x.split(client.run.config.evaluation.batch_size)])
+
+
 # ---------------------------------------------------------------- the server
 
 
@@ -107,12 +133,21 @@ def weighed(P: Tensor, told: list[int], rows: Tensor, *, distributions: bool) ->
     return {"public.predictions": P, "public.told": torch.tensor(told), "public.rows": rows}
 
 
-def teach(memory: Mapping[str, Tensor], sent: Mapping[int, Payload]) -> None:
-    """Put into each client's payload its teacher (|D_r|, C), once somebody has told predictions."""
-    P = memory["public.predictions"]
+def told(server: Server) -> tuple[Tensor, list[int]]:
+    """The predictions P (m, |D_r|, C) that have been told, and by whom; a transform may have left a client's out."""
+    found = {c: t["predictions"] for c, t in server.statistics.items() if "predictions" in t}
+    nothing = no_predictions(server.run)["public.predictions"]
+    return torch.stack(list(found.values())) if found else nothing, list(found)
+
+
+def teach(server: Server, sent: Mapping[int, Payload]) -> None:
+    """Put into what is `sent` to each client its teacher (|D_r|, C), once somebody has told predictions."""
+    memory, P = server.memory, server.memory["public.predictions"]
     for client, payload in sent.items() if len(P) else ():
         row = memory["public.rows"][client].to(P.dtype)
         payload.extra["teacher"] = (row @ P.flatten(1)).view(P.shape[1:])
+    server.flops += 2 * len(server.cohort) * P.numel()
+    server.view = teachers_view(memory, server.cohort)
 
 
 def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationView:

@@ -8,12 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, check_plain_steps
+from fl_lightning.ranges import UnitInterval
 
 
 @dataclass(frozen=True)
@@ -33,11 +33,8 @@ class APFL(Method):
     judge = "after"
     client_memory = True
 
-    alpha: float = 0.5
+    alpha: UnitInterval = 0.5
     adaptive: bool = True
-
-    def __post_init__(self) -> None:
-        check("method.alpha", self.alpha, 0 <= self.alpha <= 1, "it must lie in [0, 1]")
 
     def check(self, run: Run) -> None:
         """Its steps are its own."""

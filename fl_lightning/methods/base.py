@@ -11,7 +11,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Relation, SampleCounts
+from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts
 from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
@@ -19,6 +19,8 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.knowledge.common import check_classes
+from fl_lightning.ranges import check_ranges
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
@@ -57,6 +59,8 @@ class Method:
     adapts: ClassVar[bool] = False
     """Whether a client's model is its own even where it has only what the server sent: `personal`, `prepare` or
     `outputs` look at its data or memory."""
+    classes: ClassVar[bool] = False
+    """Whether it works with classes: a regression, which has none, is refused."""
     statistics: ClassVar[bool] = False
     """Whether uploads hold statistics or other tensors that the server aggregates."""
     several: ClassVar[bool] = True
@@ -87,8 +91,14 @@ class Method:
             if like := get_close_matches(name, hooks, 1, _LIKE):
                 raise TypeError(f"{cls.__name__}.{name} would never be called: is it {like[0]}? Else begin it with _")
 
+    def __post_init__(self) -> None:
+        """Raise `BadInput` for an argument that its type does not allow (`ranges`)."""
+        check_ranges(self, "method")
+
     def check(self, run: Run) -> None:
         """Raise `BadInput` where the method cannot work on this run."""
+        if self.classes:
+            check_classes(run)
 
     # ---------------------------------------------------------------- the model
 
@@ -181,19 +191,17 @@ class Method:
         return {}
 
 
-def check_least(method: Method, **least: float) -> None:
-    """Raise `BadInput` unless each of these arguments is None, or at least so much."""
-    for name, bound in least.items():
-        value = getattr(method, name)
-        fits = value is None or value >= bound
-        check(f"method.{name}", value, fits, "it must be 0 or more" if bound == 0 else f"it must be at least {bound:g}")
+@dataclass(frozen=True)
+class WithoutModels(Method):
+    """Base: no model travels; what clients tell each other, if anything, stands beside it."""
 
+    def relation(self) -> Relation:
+        """Nobody receives a model."""
+        return Alone()
 
-def check_above_0(method: Method, *names: str) -> None:
-    """Raise `BadInput` unless each of these arguments is None, or above 0."""
-    for name in names:
-        value = getattr(method, name)
-        check(f"method.{name}", value, value is None or value > 0, "it must be above 0")
+    def scope(self, block: Block) -> Scope:
+        """No tensor of the model travels."""
+        return "personal"
 
 
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:

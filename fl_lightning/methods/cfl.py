@@ -9,16 +9,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.clusters import average, model_of, own_cluster
-from fl_lightning.methods.base import Method
+from fl_lightning.core.server import Server
+from fl_lightning.knowledge.clusters import average
+from fl_lightning.methods.clustered import Clustered
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
 
 
 @dataclass(frozen=True)
-class CFL(Method):
+class CFL(Clustered):
     """FedAvg within clusters: one whose updates have come to rest on average, but not one by one, is split by angle.
 
     That is where ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates are changes of
@@ -32,23 +30,10 @@ class CFL(Method):
     """
 
     family = "clusters"
-    several = False
 
-    eps1: float = 0.4
-    eps2: float = 1.6
-    first_round: int = 21
-
-    def __post_init__(self) -> None:
-        for key in ("eps1", "eps2", "first_round"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
-
-    def init_server(self, run: Run) -> dict[str, Tensor]:
-        """`cluster` (N,): of every client."""
-        return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
-
-    def broadcast(self, server: Server) -> dict[int, Payload]:
-        """The model of the client's cluster."""
-        return own_cluster(server)
+    eps1: NonNegativeFloat = 0.4
+    eps2: NonNegativeFloat = 1.6
+    first_round: NonNegativeInt = 21
 
     def aggregate(self, server: Server) -> None:
         """Split, then the mean of each cluster."""
@@ -67,10 +52,6 @@ class CFL(Method):
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []
         return [c for c, half in zip(who, halves(G), strict=True) if half]
-
-    def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """The cluster's."""
-        return model_of(group, client)
 
 
 def halves(G: Tensor) -> list[int]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
@@ -12,11 +11,9 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
+from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import class_means, laid_out, merged, no_means, tell
-from fl_lightning.knowledge.common import check_classes
 from fl_lightning.methods.base import Method
-
-Batch = tuple[Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -25,6 +22,7 @@ class ClassMeans(Method, ABC):
 
     judge = "after"
     features = True
+    classes = True
     statistics = True
     names: ClassVar[tuple[str, ...]] = ("features",)
     """What is exchanged of every class: its mean feature, and its mean soft prediction."""
@@ -48,10 +46,6 @@ class ClassMeans(Method, ABC):
     def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
         """Mean features (C, d) and predictions (C, C) as they are told, and samples (C,), 0 where nothing is."""
         return class_means(client)
-
-    def check(self, run: Run) -> None:
-        """Classes are needed."""
-        check_classes(run)
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """The means of `names`, and which are known."""
@@ -85,7 +79,4 @@ class ClassMeans(Method, ABC):
     def aggregate(self, server: Server) -> None:
         """Weighted means over the clients that told a class."""
         super().aggregate(server)
-        told = list(server.statistics.values())
-        if server.run.is_main and not any(len(tensors["classes"]) for tensors in told):
-            print(f"round {server.round}: no client told any class: there is no knowledge", file=sys.stderr)
-        server.memory |= merged(server.memory, told, self.names, uniform=self.uniform, forget=self.forget)
+        server.memory |= merged(server, self.names, uniform=self.uniform, forget=self.forget)

@@ -11,12 +11,12 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
 from fl_lightning.core.objective import Objective
-from fl_lightning.core.phase import Batch
+from fl_lightning.knowledge.alignment import MeanPull
 from fl_lightning.knowledge.classifiers import NewClassifier, Shifted, is_personal
-from fl_lightning.methods.base import Method, Scope, check_least
+from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -37,16 +37,11 @@ class DBE(Method):
     features = True
     statistics = True
     several = False
-    client_memory = True
     changes_upload = True
     everyone_first = True
 
-    kappa: float = 50.0
-    momentum: float = 1.0
-
-    def __post_init__(self) -> None:
-        check_least(self, kappa=0)
-        check("method.momentum", self.momentum, 0 < self.momentum <= 1, "it must lie in (0, 1]")
+    kappa: NonNegativeFloat = 50.0
+    momentum: PositiveShare = 1.0
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With the vector m_i."""
@@ -69,26 +64,19 @@ class DBE(Method):
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
-        """In the first round without m_i."""
-        first, known = client.round == 1, self.kappa and "mean" in payload.extra
-        u, running = payload.extra["mean"].to(client["model"]) if known else None, torch.zeros(())
-
-        def loss(module: Any, batch: Batch) -> Tensor:
-            nonlocal running
-            task: Tensor = module.task_loss(batch)
-            now = (1 - self.momentum) * running + self.momentum * module.features.mean(0)
-            running = now.detach()
-            return task if u is None else task + self.kappa / 2 * (now - u).square().mean()
-
-        yield Phase(objective=Objective(loss=loss), trains=~client.mask(is_personal) if first else None)
-        client.memory["mean"] = running.float().cpu()
+        """In the first round without m_i, and without u, which is not known yet."""
+        u = payload.extra["mean"].to(client["model"]) if self.kappa and "mean" in payload.extra else None
+        pull = MeanPull(self.kappa, self.momentum, u)
+        own = client.mask(is_personal)
+        yield Phase(objective=Objective(loss=pull), trains=~own if client.round == 1 else None)
+        client.noted["mean"] = pull.running.float().cpu()
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model; in the first round u_i in its place."""
         sent = super().upload(client, payload)
         if client.round == 1:
             sent.sent[:] = False
-            sent.extra["mean"] = client.memory["mean"]
+            sent.extra["mean"] = client.noted["mean"]
         return sent
 
     def aggregate(self, server: Server) -> None:

@@ -7,11 +7,11 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -28,13 +28,8 @@ class Ditto(Method):
     family = "two models"
     judge = "after"
 
-    lam: float = 1.0
-    personal_epochs: float | None = None
-
-    def __post_init__(self) -> None:
-        check("method.lam", self.lam, self.lam >= 0, "it must be 0 or more")
-        fine = self.personal_epochs is None or self.personal_epochs >= 0
-        check("method.personal_epochs", self.personal_epochs, fine, "it must be 0 or more, or null")
+    lam: NonNegativeFloat = 1.0
+    personal_epochs: NonNegativeFloat | None = None
 
     def slots(self) -> dict[str, Slot]:
         """The personal model v."""

@@ -11,12 +11,12 @@ from statistics import pstdev
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, check_no_scaling
+from fl_lightning.ranges import NonNegativeFloat, PositiveInt, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -39,18 +39,12 @@ class FedALA(Method):
     judge = "before"
     starts = "both"
 
-    eta: float = 1.0
-    share: float = 0.8
-    layers: int = 1
+    eta: NonNegativeFloat = 1.0
+    share: PositiveShare = 0.8
+    layers: PositiveInt = 1
     threshold: float = 0.1
-    window: int = 10
-    most: int = 50
-
-    def __post_init__(self) -> None:
-        check("method.eta", self.eta, self.eta >= 0, "it must be 0 or more")
-        check("method.share", self.share, 0 < self.share <= 1, "it must lie in (0, 1]")
-        for name in ("layers", "window", "most"):
-            check(f"method.{name}", getattr(self, name), getattr(self, name) >= 1, "it must be at least 1")
+    window: PositiveInt = 10
+    most: PositiveInt = 50
 
     def check(self, run: Run) -> None:
         """Its steps on W are its own."""

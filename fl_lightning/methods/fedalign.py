@@ -9,14 +9,15 @@ from contextlib import nullcontext
 from dataclasses import dataclass
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.config import check
-from fl_lightning.core import Client, Objective, Payload, Phase
+from fl_lightning.core import Client, Objective, Payload, Phase, Run
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.lipschitz import last_block, stretch_gap, watched
-from fl_lightning.methods.base import Method, check_least
+from fl_lightning.knowledge.lipschitz import check_block, last_block, stretch_gap, watched
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat, PositiveShare
 
 
 @dataclass(frozen=True)
@@ -34,29 +35,29 @@ class FedAlign(Method):
     """
 
     family = "one global model"
-    mu: float = 0.45
-    width: float = 0.25
+    mu: NonNegativeFloat = 0.45
+    width: PositiveShare = 0.25
     block: str | None = None
 
-    def __post_init__(self) -> None:
-        check_least(self, mu=0)
-        check("method.width", self.width, 0 < self.width <= 1, "it must lie in (0, 1]")
+    def check(self, run: Run) -> None:
+        """Of the block's channels a part must do."""
+        super().check(run)
+        for model, head in [(g.module.model, g.layout.head) for g in run.groups if self.mu]:
+            x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
+            check_block(model, self.block or last_block(model, head), x, self.width)
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the term."""
         name = self.block or last_block(client.module.model, client.layout.head)
-        blocks = dict(client.module.model.named_modules())
-        check("method.block", self.block, name in blocks, "it must name a module of the model")
-        cost = [0.0]
+        block, cost = client.module.model.get_submodule(name), [0.0]
         """Of the term: operations for a sample, counted on the first batch."""
 
         def loss(module: Any, batch: Batch) -> Tensor:
-            with watched(blocks[name]) as seen:
+            with watched(block) as seen:
                 task: Tensor = module.task_loss(batch)
-            check("method.block", name, bool(seen), "the model must call it")
             counter = nullcontext() if cost[0] else FlopCounterMode(display=False)
             with counter:
-                gap = stretch_gap(blocks[name], *seen[-1], self.width, name)
+                gap = stretch_gap(block, *seen[-1], self.width, name)
             if isinstance(counter, FlopCounterMode):
                 cost[0] = 3 * counter.get_total_flops() / len(batch[1])  # there and back
             client.flops += cost[0] * len(batch[1])

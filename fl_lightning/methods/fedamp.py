@@ -11,6 +11,7 @@ from fl_lightning.callbacks.relations import Attention, Relation
 from fl_lightning.config import FLOAT32, check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -33,17 +34,15 @@ class FedAMP(Method):
     judge = "after"
     starts = "own"
 
-    lam: float = 0.05
-    alpha: float = 0.05
-    sigma: float | None = None
+    lam: NonNegativeFloat = 0.05
+    alpha: PositiveFloat = 0.05
+    sigma: PositiveFloat | None = None
     mixes: Literal["cohort", "known", "heard"] = "known"
 
     def __post_init__(self) -> None:
-        check("method.lam", self.lam, self.lam >= 0, "it must be 0 or more")
-        check("method.alpha", self.alpha, self.alpha > 0, "it must be above 0")
+        super().__post_init__()
         fits = self.lam / (2 * self.alpha) < FLOAT32
         check("method.lam", self.lam, fits, "lam / (2 alpha) must be a number of 32 bits")
-        check("method.sigma", self.sigma, self.sigma is None or self.sigma > 0, "it must be above 0, or null")
 
     def relation(self) -> Relation:
         """Attention by distance between models."""

@@ -9,12 +9,11 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.config import check
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Server
+from fl_lightning.core import Block, Client, Objective, Payload, Phase, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.class_means import class_means, distance_by_class
-from fl_lightning.knowledge.common import check_classes
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -35,20 +34,13 @@ class FedAS(Method):
     family = "partial sharing"
     judge = "after"
     features = True
+    classes = True
     statistics = True
 
-    align_epochs: float = 1
-    align_lr: float = 0.01
-    align_batch_size: int = 16
+    align_epochs: NonNegativeFloat = 1
+    align_lr: NonNegativeFloat = 0.01
+    align_batch_size: PositiveInt = 16
     weighting: Literal["fisher", "samples"] = "fisher"
-
-    def __post_init__(self) -> None:
-        for key, least in (("align_epochs", 0), ("align_lr", 0), ("align_batch_size", 1)):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= least, f"it must be at least {least}")
-
-    def check(self, run: Run) -> None:
-        """Classes are needed."""
-        check_classes(run)
 
     def scope(self, block: Block) -> Scope:
         """The classifier is never sent."""

@@ -10,11 +10,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, Run, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.critical import alike, critical, overlaps, packed, unpacked
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveInt, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,8 @@ class FedCAC(Method):
     statistics = True
     several = False
 
-    tau: float = 0.5
-    beta: int = 100
-
-    def __post_init__(self) -> None:
-        check("method.tau", self.tau, 0 <= self.tau <= 1, "it must lie in [0, 1]")
-        check("method.beta", self.beta, self.beta >= 1, "it must be at least 1")
+    tau: UnitInterval = 0.5
+    beta: PositiveInt = 100
 
     def relation(self) -> Relation:
         """Each client receives a model of its own, which no weights of whole tensors describe."""

@@ -14,7 +14,8 @@ from fl_lightning.core import Block, Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import NewClassifier, Separated, is_personal
 from fl_lightning.knowledge.common import mmd
-from fl_lightning.methods.base import Method, Scope, check_least
+from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -35,11 +36,8 @@ class FedCP(Method):
     features = True
     changes_upload = True
 
-    lam: float = 5.0
+    lam: NonNegativeFloat = 5.0
     gumbel: bool = False
-
-    def __post_init__(self) -> None:
-        check_least(self, lam=0)
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With two classifiers and a gate."""

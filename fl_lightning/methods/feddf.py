@@ -8,12 +8,11 @@ from typing import Literal
 import torch
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
-from fl_lightning.config import check
 from fl_lightning.core import Run, Server
 from fl_lightning.knowledge import predictions as public
-from fl_lightning.knowledge.common import check_classes
 from fl_lightning.knowledge.fusion import distilled, scores_of
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fl_lightning.rng import generator
 
 
@@ -36,21 +35,18 @@ class FedDF(Method):
     """
 
     family = "prototypes and distillation"
-    steps: int = 1000
-    samples: int | None = None
-    server_lr: float = 1e-3
-    batch_size: int = 128
+    classes = True
+
+    steps: NonNegativeInt = 1000
+    samples: PositiveInt | None = None
+    server_lr: NonNegativeFloat = 1e-3
+    batch_size: PositiveInt = 128
     ensemble: Literal["scores", "probabilities"] = "scores"
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def __post_init__(self) -> None:
-        for key, least in (("steps", 0), ("samples", 1), ("server_lr", 0), ("batch_size", 1)):
-            value = getattr(self, key)
-            check(f"method.{key}", value, value is None or value >= least, f"it must be at least {least}")
-
     def check(self, run: Run) -> None:
         """Classes are needed, and public data."""
-        check_classes(run)
+        super().check(run)
         public.check_public(run, public.drawn(run, self.samples))
 
     def relation(self) -> Relation:

@@ -11,11 +11,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import check
 from fl_lightning.core import Client, Objective, Payload, Phase, Run
-from fl_lightning.knowledge.common import check_classes
 from fl_lightning.knowledge.mixture import Mixture, mixed, responsibilities
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
@@ -34,16 +33,10 @@ class FedEM(Method):
     family = "clusters"
     judge = "before"
     adapts = True
+    classes = True
     client_memory = True
 
-    components: int = 3
-
-    def __post_init__(self) -> None:
-        check("method.components", self.components, self.components >= 1, "it must be at least 1")
-
-    def check(self, run: Run) -> None:
-        """Classes are needed."""
-        check_classes(run)
+    components: PositiveInt = 3
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """K of them, as one network."""

@@ -4,14 +4,12 @@ ICLR 2021.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Slot
@@ -20,6 +18,7 @@ from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.knowledge.candidates import first_order_gains, positive_shares, send_candidates, told_gains, towards
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeInt, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -31,7 +30,8 @@ class FedFomo(Method):
     over its sum; where no a_j is above 0, theta stays. The server fetches those with the greatest sums of a_j so far.
 
     Args:
-        models: that a client fetches, M. 5: the authors' readme (its own among them; here others only).
+        models: of others that a client fetches. 4: the authors' readme's "5 models" (--num_update_clients 4), one's own
+            trained one being the fifth (the default of their code, before any command, is 8).
         epsilon: probability of any model in place of the best that is left. 0.3: the authors' readme.
         epsilon_decay: what is taken off it in each round. 0.05: the authors' readme.
     """
@@ -43,13 +43,9 @@ class FedFomo(Method):
     several = False
     changes_download = True
 
-    models: int = 5
-    epsilon: float = 0.3
-    epsilon_decay: float = 0.05
-
-    def __post_init__(self) -> None:
-        for key, most in (("models", math.inf), ("epsilon", 1), ("epsilon_decay", 1)):
-            check(f"method.{key}", getattr(self, key), 0 <= getattr(self, key) <= most, f"it must lie in [0, {most}]")
+    models: NonNegativeInt = 4
+    epsilon: UnitInterval = 0.3
+    epsilon_decay: UnitInterval = 0.05
 
     def check(self, run: Run) -> None:
         """Validation data are needed."""

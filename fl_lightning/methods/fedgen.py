@@ -4,16 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
-from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.common import check_classes
-from fl_lightning.knowledge.generator import Generator, learned, taught, uploaded_heads
-from fl_lightning.methods.base import Method, check_above_0, check_least
+from fl_lightning.knowledge.generator import Generator, lesson, teach, tell
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from fl_lightning.rng import generator
 
 
@@ -37,54 +36,39 @@ class FedGen(Method):
 
     family = "prototypes and distillation"
     features = True
+    classes = True
     statistics = True
     several = False
-    alpha: float = 1.0
-    beta: float = 0.0
-    decay: float = 1.0
-    ratio: float = 1.0
+
+    alpha: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 0.0
+    decay: PositiveFloat = 1.0
+    ratio: PositiveFloat = 1.0
     teacher: Literal["mean", "weighted"] = "mean"
-    eta: float = 1.0
-    generator_lr: float = 3e-4
-    generator_steps: int = 50
-    generator_batch: int = 32
-    noise: int = 32
-    hidden: int = 256
-
-    def __post_init__(self) -> None:
-        check_least(self, alpha=0, beta=0, eta=0, generator_steps=1, generator_batch=1, noise=1, hidden=1)
-        check_above_0(self, "decay", "ratio", "generator_lr")
-
-    def check(self, run: Run) -> None:
-        """Classes are needed."""
-        check_classes(run)
+    eta: NonNegativeFloat = 1.0
+    generator_lr: PositiveFloat = 3e-4
+    generator_steps: PositiveInt = 50
+    generator_batch: PositiveInt = 32
+    noise: PositiveInt = 32
+    hidden: PositiveInt = 256
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
-        """The generator, and how many samples of each class those have who taught it, 0 at first."""
-        labels = {"labels": torch.zeros(run.data.num_classes)}
-        return labels | self._generator(run).at_first(generator(run.config.seed, "generator"))
+        """The generator."""
+        return self._generator(run).at_first(generator(run.config.seed, "generator"))
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """With it the generator, once it has been taught."""
-        sent, memory = super().broadcast(server), server.memory
-        for payload in sent.values() if memory["labels"].any() else ():
-            payload.extra["generator"], payload.statistics["labels"] = memory["generator"], memory["labels"]
+        sent = super().broadcast(server)
+        tell(server, sent)
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """With what the generator has to say, if anything."""
         if "generator" not in payload.extra or not (self.alpha or self.beta):
             return [Phase()]
-        theta, prior = (t.to(client["model"]) for t in (payload.extra["generator"], payload.statistics["labels"]))
-        G, faded = self._generator(client.run), self.decay ** (client.round - 1)
-
-        def loss(module: Any, batch: Batch) -> Tensor:
-            task: Tensor = module.task_loss(batch)
-            made = (max(1, round(self.ratio * len(batch[1]))), self.ratio * self.alpha * faded)
-            client.flops += 2 * G.products * (made[0] * (self.alpha > 0) + len(batch[1]) * (self.beta > 0))
-            return task + learned(G, theta, module, batch[1], prior, made, self.beta * faded)
-
-        return [Phase(objective=Objective(loss=loss))]
+        faded = self.decay ** (client.round - 1)
+        how = (self.ratio, self.alpha * faded, self.beta * faded)
+        return [Phase(objective=Objective(loss=lesson(self._generator(client.run), client, payload, *how)))]
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it how many samples the client has of each class."""
@@ -94,12 +78,8 @@ class FedGen(Method):
 
     def aggregate(self, server: Server) -> None:
         """Teach the generator, then FedAvg's mean."""
-        G, told = self._generator(server.run), [server.statistics[c]["labels"] for c in server.answered]
-        draws = generator(server.run.config.seed, "generator", server.round)
         how = (self.teacher == "weighted", self.eta, self.generator_lr, self.generator_steps, self.generator_batch)
-        heads = uploaded_heads(server.only, server.answered)
-        server.memory.update(taught(G, server.memory, heads, torch.stack(told), draws, *how))
-        server.flops += 6 * G.products * self.generator_steps * self.generator_batch
+        teach(server, self._generator(server.run), *how)
         super().aggregate(server)
 
     def _generator(self, run: Run) -> Generator:

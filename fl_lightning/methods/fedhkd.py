@@ -5,12 +5,12 @@ Learning with Data-Free Hyper-Knowledge Distillation. ICLR 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.config import check
 from fl_lightning.core import Client, Run
+from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import (
     class_means,
     classifier_gap,
@@ -19,7 +19,8 @@ from fl_lightning.knowledge.class_means import (
     privacy_report,
     within,
 )
-from fl_lightning.methods.classmeans import Batch, ClassMeans
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -50,24 +51,15 @@ class FedHKD(ClassMeans):
     names = ("features", "predictions")
     forget = True
 
-    lam: float = 0.05
-    gamma: float = 0.05
-    temperature: float = 0.5
-    nu: float = 0.25
-    sigma: float = 7.0
-    zeta: float = 3.0
+    lam: NonNegativeFloat = 0.05
+    gamma: NonNegativeFloat = 0.05
+    temperature: PositiveFloat = 0.5
+    nu: UnitInterval = 0.25
+    sigma: NonNegativeFloat = 7.0
+    zeta: PositiveFloat = 3.0
     clip: bool = True
     bound: Literal["norm", "coordinate"] = "norm"
-    delta: float = 1e-5
-
-    def __post_init__(self) -> None:
-        for key in ("lam", "gamma", "sigma"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
-        for key in ("temperature", "zeta"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) > 0, "it must be above 0")
-        check("method.nu", self.nu, 0 <= self.nu <= 1, "it must lie in [0, 1]")
-        check("method.bound", self.bound, self.bound in ("norm", "coordinate"), "it must be norm or coordinate")
-        check("method.delta", self.delta, 0 < self.delta < 1, "it must lie in (0, 1)")
+    delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
 
     @property
     def adds(self) -> bool:

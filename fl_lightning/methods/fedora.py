@@ -7,13 +7,12 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
-
-from fl_lightning.callbacks.propagation import Propagation
+from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -32,10 +31,9 @@ class FEDORA(Method):
             is better, with half the paper's gradient), `lam` for everybody (`constant`: its Table 5), or 1 for
             everybody (`always`).
         lam: lambda_k of `constant`. 1: the best of Table 5's 0.01, 0.1, 1 and 10.
-        similarity: what makes clients neighbours: the angles of their data's `subspace` (paper), or `random`, symmetric
-            and uniform in (0, 1), 0 below 0.25 and as with subspaces to oneself (Table 4's first row; the formula is
-            that of FedU's code, which the paper names so). Table 4's parameter and gradient similarities are left out:
-            their formulas were not at hand.
+        similarity: what makes clients neighbours: the angles of their data's `subspace` (paper), or `random`: FedU's
+            random graph, which the paper names so, and as with subspaces to oneself (Table 4's first row). Table 4's
+            parameter and gradient similarities are left out: their formulas were not at hand.
         epsilon: the least lambda_k of the paper. 1e-8: paper.
         mixes: whose models count: `all` (paper, where everybody takes part; a client that has not uploaded yet counts
             with the initial model), or only those `heard` so far, and one's own.
@@ -45,27 +43,21 @@ class FEDORA(Method):
     judge = "after"
     starts = "own"
 
-    alpha: float = 1.0
-    directions: int = 1
-    steps: int | None = None
-    sharpness: float | None = None
-    neighbours: int = 2
+    alpha: NonNegativeFloat = 1.0
+    directions: PositiveInt = 1
+    steps: NonNegativeInt | None = None
+    sharpness: PositiveFloat | None = None
+    neighbours: PositiveInt = 2
     selection: Literal["paper", "code", "always", "constant"] = "paper"
-    epsilon: float = 1e-8
-    lam: float = 1.0
+    epsilon: NonNegativeFloat = 1e-8
+    lam: NonNegativeFloat = 1.0
     similarity: Literal["subspace", "random"] = "subspace"
     mixes: Literal["all", "heard"] = "all"
 
     def __post_init__(self) -> None:
-        for key in ("alpha", "epsilon", "lam"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
-        for key in ("directions", "neighbours"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 1, "it must be at least 1")
-        fits = self.selection == "constant" or self.lam == 1.0
-        check("method.lam", self.lam, fits, "it belongs to method.selection constant")
-        known = ("subspace", "random")
-        check("method.similarity", self.similarity, self.similarity in known, "it must be subspace or random")
-        check("method.steps", self.steps, self.steps is None or self.steps >= 0, "it must be 0 or more, or null")
+        super().__post_init__()
+        fixed = self.selection == "constant" or self.lam == 1.0
+        check("method.lam", self.lam, fixed, "it belongs to method.selection constant")
 
     def relation(self) -> Relation:
         """Propagation over like data."""
@@ -86,8 +78,7 @@ class FEDORA(Method):
         """lambda_k, from the losses of the own and of the received model on the client's validation data."""
         if self.selection in ("always", "constant"):
             return self.lam
-        part = client.data.validation
-        gain = client.loss(part) - client.loss(part, client.composed(payload))
+        gain = client.loss(client.data.validation) - client.loss(client.data.validation, client.composed(payload))
         if self.selection == "paper":
             return max(self.epsilon, gain)
         return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
@@ -96,6 +87,5 @@ class FEDORA(Method):
         """A client tells the basis of its data once, with its first upload."""
         sent = super().upload(client, payload)
         if client.rounds == 0 and self.similarity == "subspace":
-            basis = client.run.server.memory["fedora.bases"][client.id]
-            sent.extra["basis"] = basis.to(torch.promote_types(client.run.dtype, torch.float32))
+            sent.extra["basis"] = told_basis(client)
         return sent

@@ -11,13 +11,12 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.config import check
-from fl_lightning.core import Client, Payload, Phase, RelationView, Run, Server
-from fl_lightning.core.layout import copy_columns
+from fl_lightning.core import Client, Payload, Phase, Run, Server
+from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import distance_to_means
-from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments
-from fl_lightning.methods.base import check_above_0, check_least
-from fl_lightning.methods.classmeans import Batch, ClassMeans
+from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments, under_mean_body
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
 
 
 @dataclass(frozen=True)
@@ -32,24 +31,18 @@ class FedPAC(ClassMeans):
     Args:
         lam: weight of the alignment. 1: paper.
         head_epochs: of the classifier. 1: paper.
-        head_lr: its learning rate; null: the round's. 0.1: the authors' code.
+        head_lr: its learning rate; null: the round's (the authors' code: 0.1, beside 0.01 or 0.02 for the body).
         least: smaller a_ij count as 0. 0: paper (the authors' code: 0.001).
     """
 
     family = "partial sharing"
     several = False
-    client_memory = True
     server_models = 1
 
-    lam: float = 1.0
-    head_epochs: float = 1
-    head_lr: float | None = 0.1
-    least: float = 0.0
-
-    def __post_init__(self) -> None:
-        check_least(self, lam=0)
-        check_above_0(self, "head_epochs", "head_lr")
-        check("method.least", self.least, 0 <= self.least < 1, "it must lie in [0, 1)")
+    lam: NonNegativeFloat = 1.0
+    head_epochs: PositiveFloat = 1
+    head_lr: PositiveFloat | None = None
+    least: ShareBelow1 = 0.0
 
     @property
     def adds(self) -> bool:
@@ -66,17 +59,13 @@ class FedPAC(ClassMeans):
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The mean body under the client's mix of classifiers."""
-        sent, layout = super().broadcast(server), server.only.layout
-        for payload in sent.values():
-            copy_columns(payload.vector, server["model"], layout.segments(layout.mask(lambda b: not b.head)))
-        if (mixed := server.only.weighed) is not None:
-            rows = mixed.weights.transpose(0, 1).float().numpy()
-            server.view = RelationView(rows, mixed.receivers, [layout.head], mixed.sources)
+        sent = super().broadcast(server)
+        under_mean_body(server, sent)
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Moments of what has been received, then the classifier, then the body."""
-        client.memory.update(feature_moments(client))
+        client.noted |= feature_moments(client)
         head = client.mask(lambda b: b.head)
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
@@ -89,8 +78,8 @@ class FedPAC(ClassMeans):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the moments, of the classes that are told."""
         sent = super().upload(client, payload)
-        sent.extra["moments.means"] = client.memory["moments.means"][sent.statistics["classes"].long()]
-        sent.statistics["moments.V"] = client.memory["moments.V"]
+        sent.extra["moments.means"] = client.noted["moments.means"][sent.statistics["classes"].long()]
+        sent.statistics["moments.V"] = client.noted["moments.V"]
         return sent
 
     def aggregate(self, server: Server) -> None:

@@ -11,36 +11,35 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import check
-from fl_lightning.core import Block, Client
+from fl_lightning.core import Client
+from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.common import wide
-from fl_lightning.methods.base import Scope
-from fl_lightning.methods.classmeans import Batch, ClassMeans
+from fl_lightning.methods.base import WithoutModels
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
-class FedProto(ClassMeans):
+class FedProto(WithoutModels, ClassMeans):
     """Clients exchange the mean feature of each class, never models, and pull their features towards the global means.
 
     Args:
-        lam: weight of the pull. 1: the authors' code.
-        distance: `squared` (the authors' code: mean over samples and coordinates) or `norm` (the paper).
+        lam: weight of the pull. 1: the authors' readme, for MNIST and FEMNIST (0.1 for CIFAR-10).
+        distance: `means`: sum over a batch's classes of ||mean feature - prototype|| (the paper's, which is of class
+            means), `norm`: the mean of each sample's, or `squared`, over samples and coordinates (the authors' code).
         weighting: the server's mean over clients by `samples` of the class (paper) or `uniform` (the authors' code).
-        predict: by the client's own `classifier`, or by the nearest global `prototype` (paper).
+        predict: by the nearest global `prototype` (paper), or by the client's own `classifier` (until there are
+            prototypes it is that).
     """
 
     family = "prototypes and distillation"
     starts = "own"
 
-    lam: float = 1.0
-    distance: Literal["squared", "norm"] = "squared"
+    lam: NonNegativeFloat = 1.0
+    distance: Literal["means", "norm", "squared"] = "means"
     weighting: Literal["samples", "uniform"] = "samples"
-    predict: Literal["classifier", "prototype"] = "classifier"
-
-    def __post_init__(self) -> None:
-        check("method.lam", self.lam, self.lam >= 0, "it must be 0 or more")
+    predict: Literal["classifier", "prototype"] = "prototype"
 
     @property
     def adds(self) -> bool:
@@ -52,16 +51,8 @@ class FedProto(ClassMeans):
         """`weighting`."""
         return self.weighting == "uniform"
 
-    def relation(self) -> Relation:
-        """Nobody receives a model."""
-        return Alone()
-
-    def scope(self, block: Block) -> Scope:
-        """No tensor of the model travels."""
-        return "personal"
-
     def loss(self, means: dict[str, Tensor], module: Any, batch: Batch) -> Tensor:
-        """And lam times the mean distance of features to their class's prototype; unknown classes add 0."""
+        """And lam times the distance of features to their class's prototype; unknown classes add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)
 

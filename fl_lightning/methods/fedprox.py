@@ -7,9 +7,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -21,10 +21,7 @@ class FedProx(Method):
     """
 
     family = "one global model"
-    mu: float = 0.01
-
-    def __post_init__(self) -> None:
-        check("method.mu", self.mu, self.mu >= 0, "it must be 0 or more")
+    mu: NonNegativeFloat = 0.01
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Pulled by mu/2 on every parameter."""

@@ -14,6 +14,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -30,10 +31,7 @@ class FedRep(Method):
     family = "partial sharing"
     judge = "after"
 
-    head_epochs: float = 10
-
-    def __post_init__(self) -> None:
-        check("method.head_epochs", self.head_epochs, self.head_epochs >= 0, "it must be 0 or more")
+    head_epochs: NonNegativeFloat = 10
 
     def check(self, run: Run) -> None:
         """There must be a body to train."""

@@ -10,13 +10,11 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer
 from fl_lightning.knowledge.two_heads import TwoHeads
 from fl_lightning.methods.base import Method, Scope
@@ -33,10 +31,7 @@ class FedRoD(Method):
     family = "two models"
     judge = "after"
     features = True
-
-    def check(self, run: Run) -> None:
-        """It is about classes, and its loss is its own."""
-        check("data.task", run.data.task, run.data.task == "classification", "fedrod balances classes")
+    classes = True
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a personal classifier."""

@@ -9,9 +9,9 @@ from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
 from fl_lightning.core.layout import Block
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -32,11 +32,8 @@ class FedU(Method):
     family = "mixing"
     judge = "before"
 
-    gamma: float = 0.02
+    gamma: NonNegativeFloat = 0.02
     graph: Literal["random", "complete"] = "random"
-
-    def __post_init__(self) -> None:
-        check("method.gamma", self.gamma, self.gamma >= 0, "it must be 0 or more")
 
     def relation(self) -> Relation:
         """A step down the graph's Laplacian."""

@@ -10,19 +10,16 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.config import check
-from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
-from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.core.server import Server
 from fl_lightning.core.vectors import distances
-from fl_lightning.knowledge.clusters import average, centre, model_of, own_cluster
-from fl_lightning.methods.base import Method
+from fl_lightning.knowledge.clusters import average, centre
+from fl_lightning.methods.clustered import KClusters
 from fl_lightning.rng import numpy_rng
 
 
 @dataclass(frozen=True)
-class FeSEM(Method):
+class FeSEM(KClusters):
     """Some global models, the centres: every client is in the cluster of the one nearest to what it uploaded last.
 
     After each round first r_i = argmin_k ||w_i - W_k||^2 (E), then W_k = mean of its clients (M). Clusters are dealt
@@ -36,32 +33,14 @@ class FeSEM(Method):
     """
 
     family = "clusters"
-    several = False
+    averages = "known"
 
-    clusters: int = 4
     distance: Literal["model", "head"] = "model"
-    weighting: Literal["samples", "uniform"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check("method.clusters", self.clusters, self.clusters >= 1, "it must be at least 1")
-
-    @property
-    def server_models(self) -> int:  # type: ignore[override]
-        """`clusters`."""
-        return self.clusters
-
-    def relation(self) -> Relation:
-        """The mean of all that have uploaded."""
-        return mean_relation(self.weighting, "known")
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """`cluster` (N,): of every client; equally many in each, at random."""
         dealt = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
         return {"cluster": torch.from_numpy(dealt).to(torch.int64)}
-
-    def broadcast(self, server: Server) -> dict[int, Payload]:
-        """The client's centre."""
-        return own_cluster(server)
 
     def aggregate(self, server: Server) -> None:
         """E, from the second round on, and M."""
@@ -72,7 +51,3 @@ class FeSEM(Method):
             centres = [centre(group, k) for k in range(self.clusters)]
             cluster[who] = distances(group, who, centres, blocks).argmin(1)
         average(server, cluster, server.run.relation, who)
-
-    def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """The client's centre."""
-        return model_of(group, client)

@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run
+from fl_lightning.core import Block, Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import Conditioned, NewClassifier, is_personal
-from fl_lightning.knowledge.common import check_classes, norms
-from fl_lightning.methods.base import Method, Scope, check_least
+from fl_lightning.knowledge.common import norms
+from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -39,17 +40,11 @@ class GPFL(Method):
     family = "partial sharing"
     judge = "before"
     features = True
+    classes = True
 
-    lam: float = 0.01
-    mu: float = 0.1
+    lam: NonNegativeFloat = 0.01
+    mu: NonNegativeFloat = 0.1
     norm: Literal["sample", "batch"] = "sample"
-
-    def __post_init__(self) -> None:
-        check_least(self, lam=0, mu=0)
-
-    def check(self, run: Run) -> None:
-        """Classes are needed."""
-        check_classes(run)
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With conditions and class embeddings."""

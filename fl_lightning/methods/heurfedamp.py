@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 from fl_lightning.callbacks.graphs import CosineAttention
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
 from fl_lightning.methods.fedamp import FedAMP
+from fl_lightning.ranges import PositiveFloat, UnitInterval
 
 
 @dataclass(frozen=True)
@@ -25,12 +25,8 @@ class HeurFedAMP(FedAMP):
 
     family = "mixing"
 
-    sigma: float = 10.0
-    self_weight: float = 0.5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check("method.self_weight", self.self_weight, 0 <= self.self_weight <= 1, "it must lie in [0, 1]")
+    sigma: PositiveFloat = 10.0
+    self_weight: UnitInterval = 0.5
 
     def relation(self) -> Relation:
         """Attention by cosine."""

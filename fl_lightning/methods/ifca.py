@@ -3,24 +3,19 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
-from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.clusters import average, model_of, name_of
-from fl_lightning.methods.base import Method
+from fl_lightning.core.server import Server
+from fl_lightning.knowledge.clusters import average, name_of
+from fl_lightning.methods.clustered import KClusters
 from fl_lightning.rng import key
 
 
 @dataclass(frozen=True)
-class IFCA(Method):
+class IFCA(KClusters):
     """Some global models: every client takes the one with the least loss on its training data, and trains that.
 
     A model becomes the mean of the clients that took it (the paper's option II; option I, which averages gradients, is
@@ -34,30 +29,11 @@ class IFCA(Method):
 
     family = "clusters"
     statistics = True
-    several = False
-
-    clusters: int = 4
-    weighting: Literal["samples", "uniform"] = "uniform"
-
-    def __post_init__(self) -> None:
-        check("method.clusters", self.clusters, self.clusters >= 1, "it must be at least 1")
-
-    @property
-    def server_models(self) -> int:  # type: ignore[override]
-        """`clusters`."""
-        return self.clusters
-
-    def relation(self) -> Relation:
-        """The mean."""
-        return mean_relation(self.weighting)
-
-    def init_server(self, run: Run) -> dict[str, Tensor]:
-        """`cluster` (N,): whose model a client took last."""
-        return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """All models."""
-        sent, group, seed = super().broadcast(server), server.only, server.run.config.seed
+        group, seed = server.only, server.run.config.seed
+        sent = group.send(dict.fromkeys(group.here, group["model"]))
         for k in range(1, self.clusters):
             if name_of(k) not in group:
                 group[name_of(k)] = group.group.another(key(seed, "model", k))
@@ -84,7 +60,3 @@ class IFCA(Method):
         for c, told in server.statistics.items():
             cluster[c] = told["cluster"]
         average(server, cluster, server.run.relation, server.answered)
-
-    def global_model(self, group: GroupServer, client: int) -> Tensor:
-        """The one that the client took last."""
-        return model_of(group, client)

@@ -10,9 +10,9 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import LearnedCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -44,10 +44,10 @@ class KAPC(Method):
     family = "mixing"
     judge = "after"
 
-    lam: float = 1.0
-    beta: float = 0.01
-    eta_r: float = 0.01
-    relation_steps: int = 1
+    lam: NonNegativeFloat = 1.0
+    beta: NonNegativeFloat = 0.01
+    eta_r: NonNegativeFloat = 0.01
+    relation_steps: NonNegativeInt = 1
     projection: Literal["simplex", "clamp", "divide", "none"] = "simplex"
     solver: Literal["step", "exact"] = "step"
     prior: Literal["uniform", "samples"] = "uniform"
@@ -57,11 +57,6 @@ class KAPC(Method):
     classifier: Literal["coached", "own"] = "coached"
     init: Literal["uniform", "random"] = "uniform"
     mixes: Literal["cohort", "heard"] = "cohort"
-
-    def __post_init__(self) -> None:
-        for key in ("lam", "beta", "eta_r", "relation_steps"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
-        check("method.init", self.init, self.init in ("uniform", "random"), "it must be uniform or random")
 
     def relation(self) -> Relation:
         """The learned cube."""

@@ -9,9 +9,10 @@ from torch import Tensor
 
 from fl_lightning.config import check
 from fl_lightning.core import Client, Run
-from fl_lightning.knowledge.common import check_classes, wide
+from fl_lightning.knowledge.common import wide
 from fl_lightning.knowledge.neighbours import Kernel, vote
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveFloat, PositiveInt, UnitInterval
 
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""
@@ -26,8 +27,8 @@ class KNNPer(Method):
     to, and picks lam on test data.)
 
     Args:
-        lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data, as in the paper.
-            0.5: FL-bench; 0 is FedAvg.
+        lam: weight of the vote; null: each client's best of 0, 0.1, ..., 1 on its validation data, as in the paper
+            (the authors' code: on test data), and 0.5 (FL-bench) for a new client that has none; 0 is FedAvg.
         k: samples that vote. 7: the authors' code.
         scale: s of the kernel. 1: the authors' code.
         kernel: `gaussian`, exp(-delta^2 / (d s)) of the distance delta of features of width d (the authors' code), or
@@ -38,20 +39,16 @@ class KNNPer(Method):
     judge = "before"
     adapts = True
     features = True
+    classes = True
 
-    lam: float | None = 0.5
-    k: int = 7
-    scale: float = 1.0
+    lam: UnitInterval | None = None
+    k: PositiveInt = 7
+    scale: PositiveFloat = 1.0
     kernel: Kernel = "gaussian"
-
-    def __post_init__(self) -> None:
-        check("method.lam", self.lam, self.lam is None or 0 <= self.lam <= 1, "it must lie in [0, 1], or null")
-        check("method.k", self.k, self.k >= 1, "it must be at least 1")
-        check("method.scale", self.scale, self.scale > 0, "it must be above 0")
 
     def check(self, run: Run) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
-        check_classes(run)
+        super().check(run)
         fine = self.lam is not None or all(len(run.data.client(c).validation) for c in run.at_home(range(run.clients)))
         allowed = "knnper chooses lam on validation data: above 0, and enough for every client; or give method.lam"
         check("data.validation", run.config.data.validation, fine, allowed)
@@ -67,6 +64,7 @@ class KNNPer(Method):
     def _best(self, client: Client, vector: Tensor, store: dict[str, Tensor]) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of several."""
         right = torch.zeros(len(GRID))
+        right[len(GRID) // 2] = 0.0 if len(client.data.validation) else 1.0
         for z, scores, y in client.passes(client.data.validation, vector):
             mixtures = [self._mixed(z, scores, store | {"lam": lam}) for lam in GRID]
             right += torch.tensor([float((mixture.argmax(1) == y).sum()) for mixture in mixtures])

@@ -16,6 +16,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Run, Server
 from fl_lightning.knowledge.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -30,17 +31,15 @@ class KTPFL(FedMD):
     """
 
     family = "prototypes and distillation"
-    samples: int = 3000
+    samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    rho: float = 0.7
-    step: float = 0.01
+    rho: NonNegativeFloat = 0.7
+    step: NonNegativeFloat = 0.01
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        for key in ("rho", "step"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
         fine = self.loss == "kl" or self.update == "code"
         check("method.loss", self.loss, fine, "the paper's update compares probabilities: kl, or update code")
 

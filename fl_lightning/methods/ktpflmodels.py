@@ -9,9 +9,9 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import LearnedMatrix
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -32,14 +32,10 @@ class KTPFLModels(Method):
     family = "mixing"
     judge = "after"
 
-    rho: float = 0.7
+    rho: NonNegativeFloat = 0.7
     solver: Literal["exact", "step"] = "exact"
-    eta: float = 0.01
-    lam: float = 0.0
-
-    def __post_init__(self) -> None:
-        for key in ("rho", "eta", "lam"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
+    eta: NonNegativeFloat = 0.01
+    lam: NonNegativeFloat = 0.0
 
     def relation(self) -> Relation:
         """The learned matrix."""

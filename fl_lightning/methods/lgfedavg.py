@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.config import check
 from fl_lightning.core.layout import Block
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeInt
 
 
 @dataclass(frozen=True)
@@ -28,11 +28,8 @@ class LGFedAvg(Method):
     family = "partial sharing"
     judge = "before"
 
-    layers: int = 2
+    layers: NonNegativeInt = 2
     weighting: Literal["samples", "uniform"] = "samples"
-
-    def __post_init__(self) -> None:
-        check("method.layers", self.layers, self.layers >= 0, "it must be 0 or more")
 
     def relation(self) -> Relation:
         """The mean."""

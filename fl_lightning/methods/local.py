@@ -4,14 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import check
-from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.methods.base import WithoutModels
+from fl_lightning.ranges import PositiveFloat
 
 
 @dataclass(frozen=True)
-class Local(Method):
+class Local(WithoutModels):
     """Nothing is sent; every client trains its own model.
 
     Args:
@@ -20,21 +19,9 @@ class Local(Method):
     """
 
     family = "training alone"
-    epochs: float | None = None
+    epochs: PositiveFloat | None = None
 
     judge = "after"
-
-    def __post_init__(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
-        check("method.epochs", self.epochs, self.epochs is None or self.epochs > 0, "it must be above 0, or null")
-
-    def relation(self) -> Relation:
-        """Everybody receives only their own."""
-        return Alone()
-
-    def scope(self, block: Block) -> Scope:
-        """Nothing travels."""
-        return "personal"
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Until `epochs` are spent."""

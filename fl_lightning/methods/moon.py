@@ -12,7 +12,8 @@ from fl_lightning.core import Client, Objective, Payload, Phase, Slot
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import NewClassifier, Projected
 from fl_lightning.knowledge.common import contrast
-from fl_lightning.methods.base import Method, check_above_0, check_least
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -33,13 +34,9 @@ class MOON(Method):
     family = "one global model"
     features = True
 
-    mu: float = 1.0
-    tau: float = 0.5
-    projection: int | None = None
-
-    def __post_init__(self) -> None:
-        check_least(self, mu=0, projection=1)
-        check_above_0(self, "tau")
+    mu: NonNegativeFloat = 1.0
+    tau: PositiveFloat = 0.5
+    projection: PositiveInt | None = None
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With a projection head, where one is asked for."""

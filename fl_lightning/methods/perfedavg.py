@@ -13,12 +13,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, check_plain_steps
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -41,15 +41,10 @@ class PerFedAvg(Method):
     judge = "before"
     adapts = True
 
-    alpha: float = 0.01
+    alpha: NonNegativeFloat = 0.01
     variant: Literal["fo", "hf"] = "fo"
-    delta: float = 1e-3
-    adapt_steps: int = 1
-
-    def __post_init__(self) -> None:
-        check("method.alpha", self.alpha, self.alpha >= 0, "it must be 0 or more")
-        check("method.delta", self.delta, self.delta > 0, "it must be above 0")
-        check("method.adapt_steps", self.adapt_steps, self.adapt_steps >= 0, "it must be 0 or more")
+    delta: PositiveFloat = 1e-3
+    adapt_steps: NonNegativeInt = 1
 
     def check(self, run: Run) -> None:
         """Its steps are its own."""

@@ -8,10 +8,10 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
 from fl_lightning.knowledge.gaussians import Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 
 NAMES = ("means", "covariance")
 """What is told."""
@@ -40,12 +40,8 @@ class PFedFDA(Method):
     statistics = True
     several = False
 
-    ridge: float = 1.0
-    beta: float | None = None
-
-    def __post_init__(self) -> None:
-        check("method.ridge", self.ridge, self.ridge >= 0, "it must be 0 or more")
-        check("method.beta", self.beta, self.beta is None or 0 <= self.beta <= 1, "it must lie in [0, 1], or null")
+    ridge: NonNegativeFloat = 1.0
+    beta: UnitInterval | None = None
 
     def check(self, run: Run) -> None:
         """Of what the discriminant takes the place."""

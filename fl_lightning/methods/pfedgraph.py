@@ -4,13 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
 from fl_lightning.callbacks.graphs import CollaborationGraph
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import FLOAT32, check
 from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
@@ -18,6 +17,7 @@ from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.server import Server
 from fl_lightning.knowledge.alignment import alignment, mean_directions
 from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveFloat, Range
 
 
 @dataclass(frozen=True)
@@ -39,15 +39,10 @@ class PFedGraph(Method):
     judge = "after"
     several = False
 
-    alpha: float = 0.8
+    alpha: PositiveFloat = 0.8
     lam: float = 0.01
-    near: float = 1.0
+    near: Annotated[float, Range(-1, 1)] = 1.0
     mixes: Literal["cohort", "known", "heard"] = "heard"
-
-    def __post_init__(self) -> None:
-        check("method.alpha", self.alpha, self.alpha > 0, "it must be above 0")
-        check("method.lam", self.lam, abs(self.lam) < FLOAT32, "it must be a number of 32 bits")
-        check("method.near", self.near, -1 <= self.near <= 1, "it must lie in [-1, 1]")
 
     def relation(self) -> Relation:
         """The collaboration graph."""

@@ -8,13 +8,13 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.config import check
 from fl_lightning.core.layout import Block
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.knowledge.hypernetwork import Hypernetwork
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
 from fl_lightning.rng import key
 
 
@@ -28,7 +28,7 @@ class PFedHN(Method):
     Args:
         embedding: numbers of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
         hidden: width of the hypernetwork's hidden layers. 100: the authors' code.
-        hidden_layers: how many beside the first. 3: the authors' code.
+        hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts so, too).
         hyper_lr: its learning rate (SGD). 0.01: the authors' code.
         hyper_momentum: its momentum. 0.9: the authors' code.
         hyper_decay: its weight decay. 0.001: the authors' code.
@@ -38,20 +38,13 @@ class PFedHN(Method):
     family = "hypernetwork"
     several = False
 
-    embedding: int | None = None
-    hidden: int = 100
-    hidden_layers: int = 3
-    hyper_lr: float = 0.01
-    hyper_momentum: float = 0.9
-    hyper_decay: float = 0.001
-    clip: float = 50.0
-
-    def __post_init__(self) -> None:
-        for name, least in (("embedding", 1), ("hidden", 1), ("hidden_layers", 0), ("hyper_lr", 0), ("hyper_decay", 0)):
-            value = getattr(self, name)
-            check(f"method.{name}", value, value is None or value >= least, f"it must be at least {least}")
-        check("method.hyper_momentum", self.hyper_momentum, 0 <= self.hyper_momentum < 1, "it must lie in [0, 1)")
-        check("method.clip", self.clip, self.clip > 0, "it must be above 0")
+    embedding: PositiveInt | None = None
+    hidden: PositiveInt = 100
+    hidden_layers: NonNegativeInt = 3
+    hyper_lr: NonNegativeFloat = 0.01
+    hyper_momentum: ShareBelow1 = 0.9
+    hyper_decay: NonNegativeFloat = 0.001
+    clip: PositiveFloat = 50.0
 
     def relation(self) -> Relation:
         """Nobody's model is mixed: the hypernetwork stands in place of a relation."""

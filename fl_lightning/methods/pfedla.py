@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.config import check
 from fl_lightning.core.layout import Block
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.server import Server
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.knowledge.layer_rows import LayerRows
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -34,14 +34,10 @@ class PFedLA(Method):
     several = False
     changes_download = True
 
-    embedding: int = 100
-    hidden: int = 100
-    hyper_lr: float = 0.005
-    local_layers: int = 0
-
-    def __post_init__(self) -> None:
-        for name, least in (("embedding", 1), ("hidden", 1), ("hyper_lr", 0), ("local_layers", 0)):
-            check(f"method.{name}", getattr(self, name), getattr(self, name) >= least, f"it must be at least {least}")
+    embedding: PositiveInt = 100
+    hidden: PositiveInt = 100
+    hyper_lr: NonNegativeFloat = 0.005
+    local_layers: NonNegativeInt = 0
 
     def relation(self) -> LayerRows:
         """Rows that the networks make."""

@@ -8,13 +8,13 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, check_plain_steps, move_on
+from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 
 
 @dataclass(frozen=True)
@@ -35,15 +35,10 @@ class PFedMe(Method):
     family = "two models"
     judge = "after"
 
-    lam: float = 15.0
-    inner_steps: int = 5
-    personal_lr: float = 0.09
-    beta: float = 1.0
-
-    def __post_init__(self) -> None:
-        for key in ("lam", "personal_lr", "beta"):
-            check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
-        check("method.inner_steps", self.inner_steps, self.inner_steps >= 1, "it must be at least 1")
+    lam: NonNegativeFloat = 15.0
+    inner_steps: PositiveInt = 5
+    personal_lr: NonNegativeFloat = 0.09
+    beta: NonNegativeFloat = 1.0
 
     def check(self, run: Run) -> None:
         """Its steps are its own."""

@@ -19,6 +19,7 @@ from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, move_on
+from fl_lightning.ranges import PositiveFloat
 
 
 @dataclass(frozen=True)
@@ -29,16 +30,14 @@ class SCAFFOLD(Method):
     divisor is what the steps come to in all: K lr would inflate c_i up to 1 / (1 - momentum) times. Means are plain.
 
     Args:
-        server_lr: the server's step on the mean change, eta_g. 1: the paper's experiments.
+        server_lr: the server's step on the mean change, eta_g. 1: libraries (no code of the authors' is known, and the
+            paper's text was not at hand); with it the server's step is FedAvg's.
     """
 
     family = "one global model"
     several = False
 
-    server_lr: float = 1.0
-
-    def __post_init__(self) -> None:
-        check("method.server_lr", self.server_lr, self.server_lr > 0, "it must be above 0")
+    server_lr: PositiveFloat = 1.0
 
     def check(self, run: Run) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""

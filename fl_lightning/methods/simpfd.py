@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.core import Server
 from fl_lightning.knowledge.predictions import cosines, shifted
 from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
@@ -22,7 +23,7 @@ class SimPFD(FedMD):
     """
 
     family = "prototypes and distillation"
-    samples: int = 3000
+    samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
 
     def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:

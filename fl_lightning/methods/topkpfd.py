@@ -9,10 +9,10 @@ from typing import Literal
 
 from torch import Tensor
 
-from fl_lightning.config import check
 from fl_lightning.core import Server
 from fl_lightning.knowledge.predictions import cosines, nearest
 from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.ranges import PositiveInt
 
 
 @dataclass(frozen=True)
@@ -24,13 +24,9 @@ class TopKPFD(FedMD):
     """
 
     family = "prototypes and distillation"
-    samples: int = 3000
+    samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    k: int = 5
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        check("method.k", self.k, self.k >= 1, "it must be at least 1")
+    k: PositiveInt = 5
 
     def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:
         """Who did not tell has the mean of all as its teacher; equally alike clients go by number."""

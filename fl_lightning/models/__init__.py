@@ -2,15 +2,21 @@
 
 from __future__ import annotations
 
+import copy
 import inspect
 from collections.abc import Sequence
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
 
 from fl_lightning.config import Component, check
 from fl_lightning.errors import BadInput
+
+_MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int]] = WeakKeyDictionary()
+"""What each model that is alive was built of."""
 
 
 def build(component: Component, input_shape: Sequence[int], num_classes: int) -> nn.Module:
@@ -27,7 +33,34 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int) ->
     except Exception as error:
         raise BadInput("model", component.class_path, f"building it failed: {_line(error)}") from error
     _try_out(model, component.class_path, input_shape, num_classes)
+    _MADE[model] = component, input_shape, num_classes
     return model
+
+
+def another(model: nn.Module) -> nn.Module:
+    """A network like `model` (on the CPU) with first weights of its own, drawn from torch's generator as it stands.
+
+    It is built again, as `build` has built `model`. What was made elsewhere is copied, and all its modules are reset.
+
+    Raises:
+        BadInput: its weights are the same again, or a module with weights cannot be reset.
+    """
+    name = type(model).__name__.lower()
+    if model in _MADE:
+        twin = build(*_MADE[model])
+    else:
+        twin = copy.deepcopy(model).cpu()
+        for module in twin.modules():
+            if callable(reset := getattr(module, "reset_parameters", None)):
+                reset()
+            elif next(module.parameters(recurse=False), None) is not None:
+                allowed = "the method draws several first models, and a"
+                raise BadInput("model", name, f"{allowed} {type(module).__name__} has no reset_parameters()")
+    pairs = list(zip(twin.parameters(), model.parameters(), strict=True))
+    known = not any(isinstance(first, FakeTensor) for _, first in pairs)
+    if known and all(torch.equal(own.to(first.dtype), first.cpu()) for own, first in pairs):
+        raise BadInput("model", name, "the method draws several first models, and this one always begins the same")
+    return twin
 
 
 def arguments_of(component: Component, input_shape: Sequence[int], num_classes: int) -> dict[str, Any]:

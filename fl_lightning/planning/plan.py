@@ -52,6 +52,20 @@ class Way:
     fits: bool
 
 
+WORKING = ("broadcast", "receive", "phases", "upload", "aggregate", "personal", "prepare", "outputs")
+"""Hooks in which a method may do work of its own: further passes, phases or steps, on clients or on the server."""
+
+
+def left_out(method: Method) -> dict[str, str]:
+    """What a plan's operations leave out, by hook: what each of the method's own hooks does, in its own words.
+
+    They count local training down the task loss, once, and evaluation. What hooks add is counted as it runs.
+    """
+    kind = type(method)
+    own = [hook for hook in WORKING if getattr(kind, hook) is not getattr(Method, hook)]
+    return {hook: (getattr(kind, hook).__doc__ or "no words").partition("\n")[0].rstrip(".") for hook in own}
+
+
 class Planner:
     """Plans of one config and its variations; a model is traced once for each way to train it."""
 

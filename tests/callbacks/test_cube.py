@@ -223,7 +223,7 @@ def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_ru
     cube(eta_r=0.0).weights(inputs(models(L=drawn.shape[1]), stays, list(range(6)), list(range(6))))
     torch.testing.assert_close(stays, drawn)
     assert (make_run(KAPC()).server.memory["relation"] == 0.25).all()
-    with pytest.raises(BadInput, match=r"method\.init.*uniform or random"):
+    with pytest.raises(BadInput, match=r"method\.init.*one of uniform, random"):
         KAPC(init="identity")  # type: ignore[arg-type]
 
 

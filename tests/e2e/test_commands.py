@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import json
 import os
 import subprocess
@@ -18,11 +19,12 @@ import yaml
 from safetensors.torch import load_file
 from torch import nn
 
-from fl_lightning import __version__
+from fl_lightning import __version__, catalogue
 from fl_lightning.catalogue import KINDS, table
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import prepare
+from fl_lightning.methods import Method
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
@@ -130,6 +132,45 @@ def test_export_gives_a_plain_model_with_the_clients_accuracy(
     assert accuracy == pytest.approx(finals[3], abs=1e-6)
 
 
+WRAPPING = {
+    **dict.fromkeys(("fedcp", "dbe", "pfedfda"), True),
+    **dict.fromkeys(("fedrod", "gpfl", "fedem", "knnper --method.lam 0.5", "fedproto"), False),
+    "moon --method.projection 8": True,
+}
+"""Methods that train another network than the user's, or score more than it; whether model(x) is what they score."""
+
+
+@pytest.mark.sampled("fedrod", "dbe")
+@pytest.mark.parametrize("method", WRAPPING)
+def test_what_a_method_builds_loads_by_the_printed_lines(
+    fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], method: str
+) -> None:
+    finals = [float(row["accuracy"]) for row in table(fit("a", f"--method {method}", "--seed 0"), "final.csv")]
+    assert main(["export", "--run", "runs/a", "--client", "3", "--out", "model.safetensors"]) == 0
+    namespace: dict[str, Any] = {}
+    text = Path("model.py").read_text()
+    exec(text, namespace)
+    loaded, tensors = namespace["model"].state_dict(), load_file("model.safetensors")
+    assert loaded.keys() == tensors.keys() and all(torch.equal(loaded[name], x) for name, x in tensors.items())
+    assert ("# Scored by more than model(x): " in text) != WRAPPING[method]
+    part = prepare(DataConfig(fraction=0.4), 5, seed=0).client(3).test
+    x, y = (torch.cat(parts) for parts in zip(*part.batches(1000), strict=True))
+    with torch.no_grad():
+        accuracy = float((namespace["model"](x).argmax(1) == y).float().mean())
+    assert not WRAPPING[method] or accuracy == pytest.approx(finals[3], abs=1e-6)
+
+
+def test_every_method_that_builds_or_scores_more_is_among_them() -> None:
+    """So that a new one is tried, too."""
+    found = set()
+    for name, entry in catalogue.table("methods").items():
+        module, _, cls = entry.class_path.rpartition(".")
+        kind = getattr(importlib.import_module(module), cls)
+        if kind.build is not Method.build or kind.outputs is not Method.outputs or kind.prepare is not Method.prepare:
+            found.add(name)
+    assert found == {key.split()[0] for key in WRAPPING} - {"pfedfda"}
+
+
 @pytest.mark.slow
 def test_an_exported_model_needs_nothing_of_the_run(fit: Callable[..., Path], workplace: Path) -> None:
     folder = fit("a")
@@ -157,7 +198,7 @@ def test_list(command: Callable[..., Any]) -> None:
 
 NEEDS = {
     "dbe": "--evaluation.judge after",  # what clients begin round 3 with has trained for one round
-    **dict.fromkeys(("fedora", "fedfomo"), "--data.validation 0.2"),
+    **dict.fromkeys(("fedora", "fedfomo", "knnper"), "--data.validation 0.2"),
     **dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), "--data.public held_back --method.samples 24"),
     **dict.fromkeys(("feddf", "pfeddf"), "--data.public held_back --method.steps 5"),
     "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.clients [1]",

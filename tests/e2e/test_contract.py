@@ -12,7 +12,7 @@ from fl_lightning import catalogue
 
 PUBLIC = "--data.public held_back --method.samples 24"
 NEEDS = {
-    **dict.fromkeys(("fedora", "fedfomo"), "--data.validation 0.2"),
+    **dict.fromkeys(("fedora", "fedfomo", "knnper"), "--data.validation 0.2"),
     "lgfedavg": "--method.layers 1",
     **dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), PUBLIC),
     **dict.fromkeys(("feddf", "pfeddf"), f"{PUBLIC} --method.steps 5"),

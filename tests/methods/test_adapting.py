@@ -147,7 +147,7 @@ def test_all_samples_at_any_distance_vote_for_the_shares_of_labels(federation: M
 def test_knnper_without_the_vote_is_fedavg(federation: Make) -> None:
     """INV1: bit for bit, whatever is scored; with it only what is scored differs, and the global model's score not."""
     records = {}
-    for name, method in {"avg": FedAvg(), "zero": KNNPer(lam=0.0), "half": KNNPer()}.items():
+    for name, method in {"avg": FedAvg(), "zero": KNNPer(lam=0.0), "half": KNNPer(lam=0.5)}.items():
         fed = federation(method, evaluation={"judge": "before"})
         records[name] = [fed.round(t).metrics for t in (1, 2)][-1], global_model(fed), fed.evaluator.everyone()
     scores = [name for name in records["avg"][0] if "accuracy" in name]

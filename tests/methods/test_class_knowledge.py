@@ -57,7 +57,7 @@ def test_fedproto_without_its_pull_is_local(federation: Make, net: str) -> None:
     assert not same(trained(federation, FedProto(lam=1.0), net=net, **THREE), local)
 
 
-@pytest.mark.parametrize("distance", ["squared", "norm"])
+@pytest.mark.parametrize("distance", ["means", "squared", "norm"])
 def test_the_first_round_knows_nothing(federation: Make, distance: Any) -> None:
     assert same(trained(federation, FedProto(distance=distance), rounds=1), trained(federation, Local(), rounds=1))
 
@@ -101,7 +101,7 @@ def tables(known: list[bool]) -> dict[str, Tensor]:
     return {"features": torch.randn(3, 4), "predictions": torch.rand(3, 3).softmax(1), "known": torch.tensor(known)}
 
 
-@pytest.mark.parametrize("distance", ["squared", "norm"])
+@pytest.mark.parametrize("distance", ["means", "squared", "norm"])
 def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
     module, means = resident(), tables([True, False, True])
     x, y = torch.randn(5, 6), torch.tensor([0, 1, 2, 1, 0])
@@ -109,6 +109,8 @@ def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
     f = module.features
     each = [(f[k] - means["features"][y[k]]).pow(2) for k in range(5) if means["known"][y[k]]]
     want = sum((e.mean() if distance == "squared" else e.sum().sqrt()) for e in each) / 5
+    if distance == "means":  # of class 1 nothing is known
+        want = sum((f[y == j].mean(0) - means["features"][j]).norm() for j in (0, 2))
     torch.testing.assert_close(distance_to_means(f, y, means, distance), want)
     loss = FedProto(lam=0.3, distance=distance).loss(means, module, (x, y))
     torch.testing.assert_close(loss - module.task_loss((x, y)), 0.3 * want)
@@ -122,16 +124,17 @@ def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
     module, x = resident(), torch.randn(2, 6)
     module.model(x)
     means = {"features": module.features.detach().clone(), "known": torch.ones(3, dtype=torch.bool)}
-    distance = distance_to_means(module.features, torch.tensor([0, 1]), means, "norm")
-    (gradient,) = torch.autograd.grad(distance, module.model[0].weight)
-    assert gradient.isfinite().all()
+    for distance in ("means", "norm"):
+        term = distance_to_means(module.features, torch.tensor([0, 1]), means, distance)
+        (gradient,) = torch.autograd.grad(term, module.model[0].weight, retain_graph=True)
+        assert gradient.isfinite().all()
 
 
 def test_the_nearest_prototype_judges(federation: Make) -> None:
     fed = federation(FedProto(predict="prototype"), rounds=6, optimizer={"lr": 0.1})
     scores = [fed.round(t).metrics["mean_accuracy"] for t in range(1, 7)]
     assert scores[-1] > 0.6
-    own = federation(FedProto(), rounds=6, optimizer={"lr": 0.1})
+    own = federation(FedProto(predict="classifier"), rounds=6, optimizer={"lr": 0.1})
     assert [own.round(t).metrics["mean_accuracy"] for t in range(1, 7)] != scores
 
 
@@ -331,7 +334,7 @@ def test_no_sample_moves_a_class_mean_further_than_its_bound(bound: Any) -> None
     means = [method.bounded(torch.cat([rest, end])).mean(0) for end in (corner, -corner)]
     moved = float((means[0] - means[1]).norm())
     assert moved * n / (2 * 3.0) == pytest.approx(1.0 / (noise_multiplier(1.0, width, bound)))
-    with pytest.raises(BadInput, match=r"method\.bound.*norm or coordinate"):
+    with pytest.raises(BadInput, match=r"method\.bound.*one of norm, coordinate"):
         FedHKD(bound="sample")  # type: ignore[arg-type]
 
 

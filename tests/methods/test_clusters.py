@@ -138,7 +138,7 @@ def test_fesem_with_a_centre_for_each_is_local(federation: Make) -> None:
 def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(federation: Make, distance: Any) -> None:
     """INV2, INV3: sum of ||w_i - W_r||^2 never rises by E, nor by M; over the head alone with `head`."""
     watch = Watch()
-    fed = federation(FeSEM(2, distance), clients=6, rounds=3, callbacks=[watch])
+    fed = federation(FeSEM(2, distance=distance), clients=6, rounds=3, callbacks=[watch])
     fed.round(1)
     head = slice(64 * 16 + 16, None) if distance == "head" else slice(None)
     for t in (2, 3):
@@ -156,7 +156,7 @@ def test_fesem_assigns_to_the_nearest_centre_and_both_steps_descend(federation: 
 @pytest.mark.parametrize(("distance", "nearest"), [("model", 0), ("head", 1)])
 def test_what_fesem_measures(federation: Make, distance: Any, nearest: int) -> None:
     """One centre is near but for its head, which is far; the other has a near head alone."""
-    fed = federation(FeSEM(2, distance))
+    fed = federation(FeSEM(2, distance=distance))
     fed.round(1)
     mean, head, vectors = torch.stack(models(fed)).mean(0), slice(64 * 16 + 16, None), fed.run.groups[0].vectors
     vectors["model"], vectors["model.1"] = mean.clone(), mean + 5

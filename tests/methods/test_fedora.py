@@ -15,12 +15,12 @@ from torch import Tensor
 from watching import Make, client_of, payload_of, same
 from watching import trained as trained_of
 
+from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.propagation import (
     Propagation,
     basis,
     neighbourhood,
     propagated,
-    random_similarity,
     similarity,
 )
 from fl_lightning.cli import main
@@ -31,6 +31,7 @@ from fl_lightning.engine.joining import join
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedora import FEDORA
+from fl_lightning.methods.fedu import FedU
 from fl_lightning.methods.local import Local
 
 VALIDATED = {"validation": 0.25}
@@ -210,23 +211,24 @@ def test_constant_lambdas_are_table_5s(make: Make) -> None:
 
 
 def test_random_similarity_is_table_4s(make: Make) -> None:
-    """Symmetric, U(0, 1) with what is below 0.25 set to 0: by the seed alone, and no basis is told."""
-    S = random_similarity(200, 1, 3)
-    assert torch.equal(S, S.T) and torch.equal(S.diagonal(), torch.ones(200, dtype=torch.float64))
+    """FedU's graph, and p = 1 to oneself: by the seed alone, and no basis is told."""
+    S = random_graph(200, 3)
+    assert torch.equal(S, S.T) and not S.diagonal().any()
     others = S[*torch.triu_indices(200, 200, 1)]
-    assert float((others == 0).double().mean()) == pytest.approx(0.25, abs=0.01)
+    assert float((others == 0).double().mean()) == pytest.approx(0.125, abs=0.01)  # of two draws, both must be small
     assert 0.25 <= float(others[others > 0].min()) < 0.251
-    assert float(others[others > 0].mean()) == pytest.approx(0.625, abs=0.01)
+    assert float(others[others > 0].mean()) == pytest.approx(0.5476, abs=0.01)
     fed = make(FEDORA(similarity="random", selection="constant", lam=0.1))
-    own = propagated(random_similarity(4, 1, 0), 1.0)
+    own = propagated(random_graph(4, 0) + torch.eye(4, dtype=torch.float64), 1.0)
     assert torch.equal(fed.run.server.memory["fedora.rows"], own)
     assert set(fed.run.server.memory) == {"fedora.rows"}
+    assert torch.equal(make(FedU()).run.server.memory["graph"], random_graph(4, 0))
     record = fed.round(1)
     assert not record.traffic[:, 1, -1].any()
     np.testing.assert_allclose(record.relation.rows[:, 0], own.numpy(), rtol=1e-6)
     with pytest.raises(BadInput, match="cannot place a new client"):
         fed.run.relation.newcomer(fed.run, fed.run.data.client(0).train, labelled=True)
-    with pytest.raises(BadInput, match=r"method\.similarity.*subspace or random"):
+    with pytest.raises(BadInput, match=r"method\.similarity.*one of subspace, random"):
         FEDORA(similarity="gradient")  # type: ignore[arg-type]
 
 

@@ -17,6 +17,7 @@ from torch.func import functional_call
 from torch.nn.functional import cross_entropy, linear, normalize
 from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, server_of, train, trained
 
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.errors import BadInput
 from fl_lightning.knowledge import collaboration
@@ -233,10 +234,11 @@ def test_fedpac_without_alignment_and_mixing_is_fedrep(federation: Make, monkeyp
 def test_fedpac_sends_the_mean_body_and_mixed_classifiers(federation: Make) -> None:
     watch = Watch()
     fed = federation(FedPAC(), callbacks=[watch], rounds=3, **HALF)
+    first = feature_moments(client_of(fed, 0))["moments.means"]
     fed.round(1, [0, 1])
     told, uploaded = [client_of(fed, c) for c in (0, 1)], uploads(fed)
     memory = {k: v.clone() for k, v in fed.run.server.memory.items()}
-    assert torch.equal(memory["moments.means"][0], told[0].memory["moments.means"])
+    assert torch.equal(memory["moments.means"][0], first)
     record = fed.round(2, [0, 1, 2])
     H, V = memory["moments.means"][:2].double().flatten(1), memory["moments.V"][:2].double()
     shares = server_of(fed).shares([0, 1]).float()
@@ -471,13 +473,19 @@ def test_dbe_without_its_two_parts_is_fedavg(federation: Make, net: str) -> None
 
 
 def test_dbes_first_round_is_of_all_and_leaves_the_model(federation: Make) -> None:
-    fed = federation(DBE(), rounds=2, **HALF)
+    told: dict[int, Tensor] = {}
+
+    class Told(Transform):
+        def on_upload(self, client: Client, payload: Payload) -> None:
+            told.update({client.id: payload.extra["mean"]} if "mean" in payload.extra else {})
+
+    fed = federation(DBE(), callbacks=[Told()], rounds=2, **HALF)
     record = fed.round(1)
     assert record.cohort == [0, 1, 2, 3] and len(fed.cohort(2)) == 2
     assert torch.equal(global_model(fed), fed.run.groups[0].initial)
     assert record.metrics["upload_bytes"] == 4 * 16 * 4 and record.metrics["download_bytes"] > 0
     shares = server_of(fed).shares(range(4)).float()
-    u = [client_of(fed, c).memory["mean"] for c in range(4)]
+    u = [told[c] for c in range(4)]
     mean = sum(s * v for s, v in zip(shares, u, strict=True))
     torch.testing.assert_close(fed.run.server.memory["mean"], mean)
     assert len({tuple(v.tolist()) for v in u}) == 4
@@ -520,7 +528,7 @@ def test_dbes_running_mean_and_its_pull(federation: Make) -> None:
         u = 0.6 * u + 0.4 * z
         torch.testing.assert_close(found, module.task_loss(batch) + 1.5 * (u - goal).square().mean())
     assert next(phases, None) is None  # type: ignore[call-overload]
-    torch.testing.assert_close(client.memory["mean"].double(), u, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(client.noted["mean"].double(), u, rtol=1e-6, atol=1e-6)
 
 
 def test_dbes_pull_reaches_the_body_alone(federation: Make) -> None:

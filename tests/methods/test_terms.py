@@ -268,7 +268,17 @@ def test_fedalign_trains(federation: Make) -> None:
 )
 def test_blocks_that_cannot_be_slimmed(federation: Make, block: str | None, said: str) -> None:
     with pytest.raises(BadInput, match=rf"method\.block.*{said}"):
-        run_all(federation(FedAlign(block=block), rounds=1))
+        federation(FedAlign(block=block)).prepare()
+
+
+def test_a_block_is_tried_before_the_first_step(federation: Make) -> None:
+    """The trial leaves no trace, and is left out where the term is."""
+    fed = federation(FedAlign(), net="norm")
+    before, mode = fed.run.groups[0].initial.clone(), module_of(fed).model.training
+    fed.prepare()
+    assert torch.equal(fed.run.groups[0].initial, before) and module_of(fed).model.training == mode
+    assert not module_of(fed).model.hidden._forward_hooks
+    federation(FedAlign(mu=0.0, block="nothing")).prepare()
 
 
 # ---------------------------------------------------------------- FedGen

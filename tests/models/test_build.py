@@ -8,7 +8,8 @@ from torch import Tensor, nn
 
 from fl_lightning.config import Component
 from fl_lightning.errors import BadInput
-from fl_lightning.models import build, head_of
+from fl_lightning.knowledge.mixture import Mixture
+from fl_lightning.models import another, build, head_of
 
 HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes
 BUILT_IN = [
@@ -140,3 +141,48 @@ def test_heads() -> None:
         head_of(model)
     with pytest.raises(BadInput, match=r"no nn\.Linear"):
         head_of(nn.Conv2d(1, 1, 1))
+
+
+class Odd(nn.Module):
+    """A weight of its own that nothing resets, and a layer with its own first weights."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.scale = nn.Parameter(torch.rand(64))
+        self.out = nn.Linear(64, 10)
+        nn.init.uniform_(self.out.weight, 5, 6)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(x.flatten(1) * self.scale)
+
+
+class Zero(Odd):
+    """Always begins the same."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        for p in self.parameters():
+            nn.init.zeros_(p)
+
+
+def test_another_network_has_first_weights_of_its_own(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them, drawn as the class draws them: it is built again."""
+    monkeypatch.setattr(f"{HERE}.Odd", Odd, raising=False)
+    model = build(Component(f"{HERE}.Odd"), (1, 8, 8), 10)
+    for twin in (another(model), Mixture(model, 2).components[1]):
+        assert isinstance(twin, Odd) and not torch.equal(twin.scale, model.scale)
+        assert not torch.equal(twin.out.weight, model.out.weight) and twin.out.weight.min() >= 5
+    torch.manual_seed(3)
+    first = another(model)
+    torch.manual_seed(3)
+    assert torch.equal(another(model).scale, first.scale)
+
+
+def test_what_cannot_begin_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HERE}.Zero", Zero, raising=False)
+    with pytest.raises(BadInput, match="always begins the same"):
+        another(build(Component(f"{HERE}.Zero"), (1, 8, 8), 10))
+    with pytest.raises(BadInput, match=r"a Odd has no reset_parameters\(\)"):
+        another(Odd())  # not built here: it can only be copied
+    linear = nn.Linear(3, 2)
+    assert not torch.equal(another(linear).weight, linear.weight)  # type: ignore[arg-type]

@@ -1,0 +1,78 @@
+"""What a round of every method costs: the bytes and operations that a run's own record counts, on the digits.
+
+    python benchmarks/costs.py [METHOD ...]     prints the table that stands in docs/methods.md
+
+The setting is kapc_digits for all (ten clients, an MLP of 6,570 numbers, five epochs), with a fifth of the data for
+validation and 144 public images. It is the second round that counts: in the first much is not known yet.
+"""
+
+from __future__ import annotations
+
+import sys
+import tempfile
+from dataclasses import dataclass
+from pathlib import Path
+
+from fl_lightning import catalogue
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import read_flags
+from fl_lightning.planning.trace import one_process
+from fl_lightning.run import assemble
+
+SETTING = (
+    "--config kapc_digits --loggers null --callbacks null --data.validation 0.2 --data.public held_back "
+    "--fabric.accelerator cpu --fabric.executor loop"
+)
+DISTIL = "--method.samples 128 --method.batch_size 32"
+ARGUMENTS = dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), DISTIL) | dict.fromkeys(
+    ("feddf", "pfeddf"), "--method.steps 200 --method.batch_size 32"
+)
+"""What a method asks for beyond its defaults: there are 144 public images."""
+HEAD = ["method", "up, kB", "down, kB", "training, MFLOP", "beside it, MFLOP", "server, MFLOP"]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Of the second round: bytes and operations of a client on average, and operations of the server."""
+
+    up: float
+    down: float
+    training: float
+    beside: float
+    server: float
+
+    def row(self, name: str) -> str:
+        """A line of the table."""
+        cells = [f"{x / 1e3:.1f}" for x in (self.up, self.down)]
+        cells += [f"{x / 1e6:.3g}" for x in (self.training, self.beside, self.server)]
+        return f"| `{name}` | {' | '.join(cells)} |"
+
+
+def cost(name: str) -> Cost:
+    """Of a method, in this process."""
+    flags = f"{SETTING} --method {name} {ARGUMENTS.get(name, '')}".split()
+    config = complete(plan(read_flags(flags, keys(fit_parser()))))
+    fabric = one_process(config.fabric.precision, "cpu")
+    fabric.launch()
+    with tempfile.TemporaryDirectory() as folder:
+        fed = assemble(fabric, config, Path(folder), [])
+        fed.prepare()
+        found = [fed.round(t).metrics for t in (1, 2)][-1]
+    clients = config.federation.clients
+    passes = found["flops_forward"] + found["flops_backward"] + found["flops_penalty"]
+    each = [found["upload_bytes"], found["download_bytes"], passes, found["flops_extra"]]
+    return Cost(*(value / clients for value in each), found["flops_server"])
+
+
+def main() -> None:
+    """Print the table."""
+    print(f"| {' | '.join(HEAD)} |\n|{' --- |' * len(HEAD)}")
+    for entries in catalogue.families("methods").values():
+        for entry in entries:
+            if not sys.argv[1:] or entry.name in sys.argv[1:]:
+                print(cost(entry.name).row(entry.name), flush=True)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,57 @@
+"""What CFL, FeSEM and IFCA have in common: every client is in a cluster, which has a model."""
+
+from __future__ import annotations
+
+from abc import ABC
+from dataclasses import dataclass
+from typing import ClassVar, Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.relations import Relation, mean_relation
+from fl_lightning.core.payload import Payload
+from fl_lightning.core.run import Run
+from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.knowledge.clusters import model_of, own_cluster
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveInt
+
+
+@dataclass(frozen=True)
+class Clustered(Method, ABC):
+    """Base: a client is sent, and scored with, the model of its cluster. In the beginning there is one cluster."""
+
+    several = False
+
+    def init_server(self, run: Run) -> dict[str, Tensor]:
+        """`cluster` (N,): of every client."""
+        return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
+
+    def broadcast(self, server: Server) -> dict[int, Payload]:
+        """The model of the client's cluster."""
+        return own_cluster(server)
+
+    def global_model(self, group: GroupServer, client: int) -> Tensor:
+        """That of the client's cluster."""
+        return model_of(group, client)
+
+
+@dataclass(frozen=True)
+class KClusters(Clustered, ABC):
+    """Base: there are so many clusters, each with the mean of its clients."""
+
+    averages: ClassVar[Literal["cohort", "known"]] = "cohort"
+    """Whose models the means are of: of the clients that have answered, or of all that ever have."""
+
+    clusters: PositiveInt = 4
+    weighting: Literal["samples", "uniform"] = "uniform"
+
+    @property
+    def server_models(self) -> int:  # type: ignore[override]
+        """`clusters`."""
+        return self.clusters
+
+    def relation(self) -> Relation:
+        """The mean."""
+        return mean_relation(self.weighting, self.averages)

@@ -1,0 +1,87 @@
+"""Numbers with bounds as types, `lam: NonNegativeFloat = 1.0`, and the check of an object's fields against them.
+
+To a command line, and to whoever reads annotations as Python does by default, they are plain `int` and `float`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from functools import cache
+from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
+
+from fl_lightning.errors import BadInput
+
+
+@dataclass(frozen=True)
+class Range:
+    """The numbers from `low` to `high`, without these where they are `above` and `below`."""
+
+    low: float
+    high: float = math.inf
+    above: bool = False
+    below: bool = False
+
+    def __contains__(self, value: float) -> bool:
+        return (value > self.low if self.above else value >= self.low) and (
+            value < self.high if self.below else value <= self.high
+        )
+
+    def __str__(self) -> str:
+        if self.high < math.inf:
+            return f"it must lie in {'[('[self.above]}{self.low:g}, {self.high:g}{'])'[self.below]}"
+        if self.above:
+            return f"it must be above {self.low:g}"
+        return f"it must be at least {self.low:g}" if self.low else "it must be 0 or more"
+
+
+NonNegativeFloat = Annotated[float, Range(0)]
+PositiveFloat = Annotated[float, Range(0, above=True)]
+UnitInterval = Annotated[float, Range(0, 1)]
+PositiveShare = Annotated[float, Range(0, 1, above=True)]
+ShareBelow1 = Annotated[float, Range(0, 1, below=True)]
+NonNegativeInt = Annotated[int, Range(0)]
+PositiveInt = Annotated[int, Range(1)]
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """The values of a `Literal`."""
+
+    values: tuple[Any, ...]
+
+    def __contains__(self, value: Any) -> bool:
+        return value in self.values
+
+    def __str__(self) -> str:
+        return f"it must be one of {', '.join(map(str, self.values))}"
+
+
+@cache
+def allowed(kind: type) -> dict[str, tuple[Range | _Choice, bool]]:
+    """What the fields of a class may hold, by name, as far as their types say it, and whether None is allowed, too."""
+    found = {}
+    for name, hint in _hints(kind).items():
+        parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
+        for part in parts:
+            ranges = [extra for extra in get_args(part)[1:] if isinstance(extra, Range)]
+            if get_origin(part) is Literal:
+                found[name] = _Choice(get_args(part)), type(None) in parts
+            elif get_origin(part) is Annotated and ranges:
+                found[name] = ranges[0], type(None) in parts
+    return found
+
+
+def _hints(kind: type) -> dict[str, Any]:
+    try:
+        return get_type_hints(kind, include_extras=True)
+    except NameError:  # a type of the user's own that is known to type checkers alone: only the bases' fields are known
+        return {name: hint for base in reversed(kind.__bases__) for name, hint in _hints(base).items()}
+
+
+def check_ranges(thing: Any, key: str) -> None:
+    """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds what its type does not allow."""
+    for name, (values, optional) in allowed(type(thing)).items():
+        value = getattr(thing, name, None)
+        if not (value in values if value is not None else optional):
+            raise BadInput(f"{key}.{name}", value, f"{values}, or null" if optional else str(values))
