@@ -70,6 +70,11 @@ def federation(
     ]
     for group, model in zip(groups, models, strict=True):
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
+    for group in groups:
+        alone = next((c for c in group.members if group.whole_last and data.train_sizes[c] == 1), None)
+        if alone is not None and config.federation.on_bad_client == "stop":
+            allowed = f"BatchNorm cannot train on the single sample of client {alone}: at least 2"
+            raise BadInput("data.min_samples", config.data.min_samples, allowed)
     relation = method.relation()
     if len(groups) > 1 and not (relation.several and method.several):
         allowed = f"one architecture: {type(method).__name__.lower()} mixes the models of all clients"

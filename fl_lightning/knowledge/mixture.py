@@ -8,7 +8,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.client import Client
-from fl_lightning.knowledge.common import wide
+from fl_lightning.knowledge.common import check_plain_loss, wide
 from fl_lightning.models import head_of
 
 
@@ -16,10 +16,14 @@ class Mixture(nn.Module):
     """`count` networks of one kind: the given one, and copies of it whose layers begin with numbers of their own.
 
     Those are drawn as torch draws a layer's by default (`reset_parameters`), from the generator as it stands.
+
+    Raises:
+        BadInput: the network has a training step of its own.
     """
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
+        check_plain_loss(model, "fedem weighs the losses of samples")
         self.components = nn.ModuleList([model, *(copy.deepcopy(model) for _ in range(count - 1))])
         for module in (module for copied in self.components[1:] for module in copied.modules()):
             if callable(reset := getattr(module, "reset_parameters", None)):

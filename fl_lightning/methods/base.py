@@ -29,6 +29,9 @@ _REMOVED = dict.fromkeys(("knowledge", "strength", "pull"), "phases give it with
 }  # fmt: skip
 """Hooks of earlier versions, and what stands in their place."""
 
+MOST = 1000.0
+"""Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into memory."""
+
 _LIKE = 0.8
 """How alike a function's name and a hook's may be (difflib's ratio): `recieve` is 0.86, and what the methods here
 call their own helpers is below 0.75."""
@@ -187,6 +190,13 @@ def check_least(method: Method, **least: float) -> None:
         value = getattr(method, name)
         fits = value is None or value >= bound
         check(f"method.{name}", value, fits, "it must be 0 or more" if bound == 0 else f"it must be at least {bound:g}")
+
+
+def check_most(method: Method, *names: str) -> None:
+    """Raise `BadInput` unless each of these arguments is at most `MOST`."""
+    for name in names:
+        value = getattr(method, name)
+        check(f"method.{name}", value, value <= MOST, f"it must be at most {MOST:g}")
 
 
 def check_above_0(method: Method, *names: str) -> None:

@@ -41,6 +41,7 @@ class FedAlign(Method):
     def __post_init__(self) -> None:
         check_least(self, mu=0)
         check("method.width", self.width, 0 < self.width <= 1, "it must lie in (0, 1]")
+        check("method.block", self.block, self.block != "", "it must name a module of the model, or be null")
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the term."""

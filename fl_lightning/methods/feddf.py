@@ -13,7 +13,7 @@ from fl_lightning.core import Run, Server
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.knowledge.common import check_classes
 from fl_lightning.knowledge.fusion import distilled, scores_of
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Method, check_most
 from fl_lightning.rng import generator
 
 
@@ -47,6 +47,7 @@ class FedDF(Method):
         for key, least in (("steps", 0), ("samples", 1), ("server_lr", 0), ("batch_size", 1)):
             value = getattr(self, key)
             check(f"method.{key}", value, value is None or value >= least, f"it must be at least {least}")
+        check_most(self, "server_lr")
 
     def check(self, run: Run) -> None:
         """Classes are needed, and public data."""

@@ -13,7 +13,7 @@ from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.common import check_classes
 from fl_lightning.knowledge.generator import Generator, learned, taught, uploaded_heads
-from fl_lightning.methods.base import Method, check_above_0, check_least
+from fl_lightning.methods.base import Method, check_above_0, check_least, check_most
 from fl_lightning.rng import generator
 
 
@@ -54,6 +54,7 @@ class FedGen(Method):
     def __post_init__(self) -> None:
         check_least(self, alpha=0, beta=0, eta=0, generator_steps=1, generator_batch=1, noise=1, hidden=1)
         check_above_0(self, "decay", "ratio", "generator_lr")
+        check_most(self, "ratio", "generator_lr")
 
     def check(self, run: Run) -> None:
         """Classes are needed."""

@@ -61,6 +61,8 @@ class FEDORA(Method):
             check(f"method.{key}", getattr(self, key), getattr(self, key) >= 0, "it must be 0 or more")
         for key in ("directions", "neighbours"):
             check(f"method.{key}", getattr(self, key), getattr(self, key) >= 1, "it must be at least 1")
+        fits = self.alpha / (1 + self.alpha) < 1  # else rounded, and nothing of one's own model is left
+        check("method.alpha", self.alpha, fits, "alpha / (1 + alpha) must be below 1 in 64 bits")
         fits = self.selection == "constant" or self.lam == 1.0
         check("method.lam", self.lam, fits, "it belongs to method.selection constant")
         known = ("subspace", "random")
