@@ -30,7 +30,7 @@ def arguments() -> list[tuple[str, str]]:
     return found
 
 
-@pytest.mark.sampled("kapc-lam", "ditto-lam", "fedrep-head_epochs", "fedalign-block", "apfl-adaptive", "ktpfl-samples")
+@pytest.mark.sampled("ditto-lam", "fedrep-head_epochs", "apfl-adaptive")
 @pytest.mark.parametrize(("name", "argument"), arguments(), ids=lambda part: part)
 def test_it_is_refused_or_harmless(federation: Make, name: str, argument: str) -> None:
     endless = "epochs" in argument or argument in (

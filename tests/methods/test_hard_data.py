@@ -29,7 +29,7 @@ def hard() -> FederatedData:
     )
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("fedhkd", "kapc")
 @pytest.mark.parametrize("name", NAMES)
 def test_it_runs_to_the_end(federation: Make, hard: FederatedData, name: str) -> None:
     fed = federation(method_of(name), "residual", data=hard, clients=5, batch_size=8, rounds=3)
@@ -57,7 +57,7 @@ def single(make: Make, name: str, net: str) -> Federation:
     return make(method_of(name, **BESIDE.get(name, {})), net, data=alone, clients=3, batch_size=8, rounds=2)
 
 
-@pytest.mark.sampled("fedavg", "ditto", "fedhkd")
+@pytest.mark.sampled("fedhkd")
 @pytest.mark.parametrize("name", NAMES)
 def test_a_single_sample(federation: Make, name: str) -> None:
     fed = single(federation, name, "plain")
