@@ -75,7 +75,7 @@ def client_memory(run: Run) -> dict[str, Tensor]:
     """What the method and the transforms keep with every client, with its first values.
 
     Raises:
-        BadInput: one keeps something and does not declare it: it would be lost.
+        BadInput: one keeps something and does not declare it: it would be lost; or by a name that is another's.
     """
     found: dict[str, Tensor] = {}
     for part in (run.method, *(c for c in run.callbacks if isinstance(c, Transform))):
@@ -83,7 +83,11 @@ def client_memory(run: Run) -> dict[str, Tensor]:
         if first and not part.client_memory:
             allowed = "its init_client gives tensors: set it to True"
             raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
-        found |= {name: tensor.clone() for name, tensor in first.items()}
+        for name, tensor in first.items():
+            if name in found or name.startswith(("optimizer.", "received.")):
+                allowed = "it is another's: names of one's own begin otherwise than with optimizer. or received."
+                raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
+            found[name] = tensor.clone()
     return found
 
 

@@ -46,11 +46,15 @@ def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Ten
 
 
 def to_simplex(R: Tensor) -> Tensor:
-    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last dimension."""
+    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last dimension; all NaN where a
+    number is not finite."""
     u = R.sort(dim=-1, descending=True).values
     k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
     threshold = (u.cumsum(-1) - 1) / k
     last = (u > threshold).sum(-1, keepdim=True) - 1
+    if (last < 0).any():  # beside numbers so great 1 is lost: only how far they are apart counts
+        R = R - u[..., :1]
+        return to_simplex(R) if R.isfinite().all() else torch.full_like(R, torch.nan)
     return (R - threshold.gather(-1, last)).clamp_min(0.0)
 
 

@@ -19,7 +19,7 @@ from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.errors import SECRET, RunFailed
 from fl_lightning.files import atomic_write
-from fl_lightning.metric import BY_TASK
+from fl_lightning.metric import BY_TASK, FURTHER
 from fl_lightning.record import RoundRecord
 from fl_lightning.runfolder import RunFolder
 
@@ -33,7 +33,8 @@ _OF_JUDGE = tuple(
     for metric in BY_TASK.values()
     for part in ("", "best_", "last_", "final_", "validation_")
     for what in ("mean", "worst", "std", "weighted", "validation", "mean_best")
-)
+) + tuple(metric.of(f"{part}{what}") for metric in FURTHER.values() for part in ("", "final_")
+          for what in ("mean", "clients"))  # fmt: skip
 """Columns and keys that speak of the judge's kind of model, whichever that is."""
 _PATIENCE = 3.0  # seconds to wait for a sign of life of the W&B server
 

@@ -11,9 +11,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal
 
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import CLASS_SHARE
 
-FLOAT32 = 3.4e38
-"""What a number of 32 bits can hold, about."""
+FLOAT32 = 1.7e38
+"""Half of what a number of 32 bits can hold, about: the slope of a pull is twice its coefficient."""
 
 
 def are_numbers(clients: object) -> bool:
@@ -247,6 +248,9 @@ class EvaluationConfig:
     """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others stand beside it."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
     """Which models to judge at all; None: all but finetuned, where there is such a model. The judge always is."""
+    metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
+    """What else models are scored by, beside accuracy; None: nothing, since they cost as much as they tell
+    (docs/reference.md). `class_share_accuracy` is of `data.global_test`."""
     finetune_epochs: int = 0
     """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
     batch_size: int = 500
@@ -321,6 +325,11 @@ class Config:
             for key, value in vars(group).items():
                 check_finite(f"{name}.{key}", value)
             group.validate()
+        asked = self.evaluation.metrics or []
+        fine = not asked or self.data.task == "classification"
+        check("evaluation.metrics", asked, fine, "a regression (data.task) has no classes: it must be null")
+        fine = CLASS_SHARE.name not in asked or self.data.global_test
+        check("evaluation.metrics", asked, fine, f"{CLASS_SHARE.name} needs data.global_test true")
         counts = [m.count for m in self.models]
         if any(c is not None for c in counts):
             total = sum(c or 0 for c in counts)

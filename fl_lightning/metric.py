@@ -107,6 +107,81 @@ class AbsoluteError(Metric):
         return mse_loss(output[:, 0], y.to(output.dtype), reduction=reduction)
 
 
+class Further(Metric):
+    """A metric of a client's class scores on all of its test data at once: one of `FURTHER`."""
+
+    def value(self, scores: Tensor, y: Tensor) -> Tensor:
+        """Shape (), in 0..1; NaN where it is not defined.
+
+        Args:
+            scores: (n, classes), whose softmax is the model's probabilities.
+            y: class numbers int64 (n,).
+        """
+        return _FURTHER[self.name](scores, y)
+
+
+def recalls(scores: Tensor, y: Tensor) -> Tensor:
+    """Share of right answers among the samples of each class, float64 (classes,); NaN of a class without any."""
+    from torchmetrics.functional.classification import multiclass_stat_scores
+
+    counts = multiclass_stat_scores(scores, y, scores.shape[1], average="none", validate_args=False)
+    return counts[:, 0].double() / counts[:, 4]  # true positives, support
+
+
+def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
+    """Accuracy, shape (), where class k is as frequent as `counts` (classes,) say, and `recalls` of it are right; NaN
+    where a class that counts has no recall."""
+    held = counts > 0
+    return (recall[held] * counts[held]).sum() / counts[held].sum()
+
+
+def _balanced(scores: Tensor, y: Tensor) -> Tensor:
+    """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in predicted ones)."""
+    return recalls(scores, y).nanmean()
+
+
+def _f1(scores: Tensor, y: Tensor) -> Tensor:
+    """Mean over the classes that are there or predicted."""
+    from torchmetrics.functional.classification import multiclass_f1_score
+
+    return multiclass_f1_score(scores, y, scores.shape[1], average="macro", validate_args=False)
+
+
+def _auroc(scores: Tensor, y: Tensor) -> Tensor:
+    """One against the rest, mean over the classes that some samples have and some have not; NaN: there is none."""
+    from torch.nn.functional import one_hot
+    from torchmetrics.functional.classification import multilabel_auroc
+
+    truth = one_hot(y, scores.shape[1])
+    held = truth.any(0) & ~truth.all(0)
+    chances, count = scores.softmax(1)[:, held], int(held.sum())  # never 1: the rest are of some class, too
+    if not count:
+        return scores.new_full((), float("nan"))
+    return multilabel_auroc(chances, truth[:, held], count, average="macro", validate_args=False)
+
+
+def _calibration(scores: Tensor, y: Tensor) -> Tensor:
+    """Expected calibration error in 15 bins of equal width (Guo et al., ICML 2017)."""
+    from torchmetrics.functional.classification import multiclass_calibration_error
+
+    return multiclass_calibration_error(scores.softmax(1), y, scores.shape[1], n_bins=15, validate_args=False)
+
+
+_FURTHER = {"balanced_accuracy": _balanced, "f1": _f1, "auroc": _auroc, "calibration": _calibration}
+CLASS_SHARE = Further("class_share_accuracy", "accuracy by the client's class shares", True)
+"""Of `by_shares`, on the test set of all."""
+FURTHER = {
+    metric.name: metric
+    for metric in (
+        Further("balanced_accuracy", "balanced accuracy", True),
+        Further("f1", "macro F1", True),
+        Further("auroc", "AUROC, one against the rest", True),
+        Further("calibration", "expected calibration error", False),
+        CLASS_SHARE,
+    )
+}
+"""What `evaluation.metrics` may name, beside accuracy."""
+
 ACCURACY = Accuracy("accuracy", "accuracy", True)
 MAE = AbsoluteError("mae", "mean absolute error", False)
 BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
@@ -114,7 +189,12 @@ BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 
 def of_column(name: str) -> Metric:
     """The metric that a column speaks of (accuracy, where it speaks of none)."""
-    return MAE if MAE.name in name.split("_") else ACCURACY
+    return further_of(name) or (MAE if MAE.name in name.split("_") else ACCURACY)
+
+
+def further_of(name: str) -> Further | None:
+    """The one of `FURTHER` that a column speaks of."""
+    return next((metric for metric in FURTHER.values() if f"_{metric.name}_" in f"_{name}_"), None)
 
 
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:

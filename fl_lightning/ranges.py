@@ -40,6 +40,9 @@ PositiveFloat = Annotated[float, Range(0, above=True)]
 UnitInterval = Annotated[float, Range(0, 1)]
 PositiveShare = Annotated[float, Range(0, 1, above=True)]
 ShareBelow1 = Annotated[float, Range(0, 1, below=True)]
+AdamRate = Annotated[float, Range(0, 1000)]
+PositiveAdamRate = Annotated[float, Range(0, 1000, above=True)]
+"""Learning rates of Adam, and multiples of a batch: those beyond 1,000 (ours) make no sense, nor fit into memory."""
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
 

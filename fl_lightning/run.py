@@ -101,9 +101,9 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     keeper.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    scores, models = summary.pop("final_accuracies"), summary.pop("final_models")
+    scores, models, further = (summary.pop(f"final_{name}") for name in ("accuracies", "models", "further"))
     if fed.run.is_main:  # last of all, so that loggers have had their say
-        keeper.folder.write_final(scores, fed.run.data.metric.name, models)
+        keeper.folder.write_final(scores, fed.run.data.metric.name, models, further)
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
         keeper.folder.write_summary(summary)
@@ -116,7 +116,7 @@ def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "
     fed = assemble(fabric, config, folder, [])
     restore(fed.run, folder / "checkpoints", which)
     scores = fed.evaluator.everyone()
-    del scores["final_accuracies"], scores["final_models"]
+    del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
 
 

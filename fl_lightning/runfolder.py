@@ -145,14 +145,18 @@ class RunFolder:
         """The rounds whose ledger is kept, in order."""
         return _rounds(self.path / "traffic")
 
-    def write_final(self, scores: list[float], name: str = "accuracy", models: Sequence[str] = ()) -> None:
+    def write_final(
+        self, scores: list[float], name: str = "accuracy", models: Sequence[str] = (), further: Sequence[Row] = ()
+    ) -> None:
         """Write `final.csv`: the score (`name`) of each client's final model, in the order of client numbers.
 
-        With `models`, the kind of each: `before`, `after`, `global`, `finetuned`.
+        With `models`, the kind of each: `before`, `after`, `global`, `finetuned`; with `further`, its other scores.
         """
         rows: list[dict[str, float | str]] = [{"client": c, name: score} for c, score in enumerate(scores)]
         for row, kind in zip(rows, models, strict=bool(models)):
             row["model"] = kind
+        for row, others in zip(rows, further, strict=bool(further)):
+            row |= others
         _Table(self.path / "final.csv").write(rows)
 
     def read_final(self) -> list[Row]:

@@ -16,6 +16,7 @@ import pytest
 import torch
 from lightning.fabric import Fabric
 from torch import nn
+from torchvision.models.resnet import BasicBlock
 
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.cli import main
@@ -97,6 +98,22 @@ class PlainNet(nn.Module):
         return self.out(self.body(x))
 
 
+class ResidualNet(nn.Module):
+    """A stem, one block of a ResNet and a classifier, as narrow as they can be, for 8 x 8 pixels."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.stem = nn.Sequential(nn.Conv2d(1, 4, 3, 2, 1, bias=False), nn.BatchNorm2d(4), nn.ReLU())
+        shortcut = nn.Sequential(nn.Conv2d(4, 8, 1, 2, bias=False), nn.BatchNorm2d(8))
+        self.block = BasicBlock(4, 8, 2, shortcut)
+        self.fc = nn.Linear(8, 10)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return self.fc(self.block(self.stem(x)).mean((2, 3)))
+
+
+NETS = {"plain": PlainNet, "norm": NormNet, "residual": ResidualNet}
+Net = Literal["plain", "norm", "residual"]
 Settings = dict[str, Any]
 
 
@@ -106,7 +123,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
 
     def make(
         method: Method | None = None,
-        net: Literal["plain", "norm"] | dict[Literal["plain", "norm"], int] = "plain",
+        net: Net | dict[Net, int] = "plain",
         callbacks: Sequence[Callback] = (),
         data: FederatedData | Settings | None = None,
         **changes: Any,
@@ -120,7 +137,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         models = []
         for name in nets:
             torch.manual_seed(0)
-            model = {"plain": PlainNet, "norm": NormNet}[name]()
+            model = NETS[name]()
             models.append(model.double() if precision == "64-true" else model)
         return build(fabric, config, loaded, models, method or Method(), callbacks, tmp_path)
 

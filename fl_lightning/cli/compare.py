@@ -27,7 +27,7 @@ def compare(argv: list[str]) -> None:
     check("target", target, target is None or 0 < target <= 1, "an accuracy lies in (0, 1]: 0.9 is 90 %")
     for key in ("out", "picture"):
         _check_free(key, getattr(values, key))
-    found, notes = cells.read([Path(word) for word in words], values.judge)
+    found, notes = cells.read([Path(word) for word in words], values.judge, values.metric)
     compared = side_by_side(found, values.baseline, target)
     compared.notes[:0] = notes
     if values.picture is not None:

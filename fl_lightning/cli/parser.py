@@ -79,13 +79,16 @@ def report_parser() -> ArgumentParser:
 
 
 def compare_parser() -> ArgumentParser:
-    """`--baseline`, `--judge`, `--target`, `--format`, `--out`, `--picture`; study or runs are words without a key."""
+    """`--baseline`, `--judge`, `--metric`, `--target`, `--format`, `--out`, `--picture`; studies or runs are words
+    without a key."""
     parser = _parser("compare", "Compare methods over seeds, paired, in one table.", "STUDY | RUN [RUN ...]")
     add = parser.add_argument
     add("--baseline", type=str | None, default=None, metavar="NAME", help="Method that differences are to (default: "
         "training alone, else the first of its judge).")  # fmt: skip
     judges = Literal["before", "distilled", "after", "global", "finetuned"]
     add("--judge", type=judges | None, default=None, help="Kind of model that all are scored by (default: each run's).")
+    metrics = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
+    add("--metric", type=metrics, default="accuracy", help="Scores: accuracy, or what evaluation.metrics named.")
     add("--target", type=float | None, default=None, help="Accuracy, 0 to 1, at which bytes and seconds are taken.")
     add("--format", type=Literal["table", "csv", "latex", "json"], default="table", help="Of what is written.")
     add("--out", type=str | None, default=None, metavar="FILE", help="Write there, not to the screen.")

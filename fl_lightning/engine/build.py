@@ -65,6 +65,11 @@ def federation(
     ]
     for group, model in zip(groups, models, strict=True):
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
+    for group in groups:
+        alone = next((c for c in group.members if group.whole_last and data.train_sizes[c] == 1), None)
+        if alone is not None and config.federation.on_bad_client == "stop":
+            allowed = f"BatchNorm cannot train on the single sample of client {alone}: at least 2"
+            raise BadInput("data.min_samples", config.data.min_samples, allowed)
     run = run_of(fabric, config, data, method, callbacks, groups, folder)
     if len(groups) > 1 and not (run.relation.several and method.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"

@@ -9,12 +9,12 @@ from collections.abc import Sequence
 from functools import cached_property
 from typing import Any
 
-import torch
 from torch import Tensor
 
 from fl_lightning.core import Client, Phase, Run, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.data.federated import Part
+from fl_lightning.engine import scoring
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Results, means, numbers, spread
@@ -35,7 +35,7 @@ class Evaluator:
         self.server = Server(run, run.server.round, [], reducer)
         """To be asked for global models."""
         self.stage = "evaluation"
-        self._scored: tuple[Tensor | None, dict[str, Tensor]] = (None, {})
+        self._scored: tuple[Tensor | None, Any] = (None, None)
         """The last global model that was scored on the test set of all, and how: several clients may share it."""
 
     @cached_property
@@ -64,7 +64,7 @@ class Evaluator:
         and on the test set of all, where there is one."""
         client.ready(kind, vector)
         metric, judge = self.run.data.metric, self.run.judge
-        found = {metric.by(kind): self.score(kind, client, client.data.test)}
+        found = scoring.measured(kind, client, client.data.test)
         validation = client.data.validation
         if kind == judge and len(validation):
             found[metric.by("validation")] = self.score(kind, client, validation)
@@ -73,25 +73,17 @@ class Evaluator:
     def on_global_test(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
         """`global_test_accuracy_KIND` of `vector`, which is bound, where `data.global_test` asks for it."""
         part = self.run.data.global_test(self.run.device, self.run.dtype)
-        always = "global" if self.has_global else self.run.judge
-        if part is None or kind not in (always, *(self.run.config.evaluation.models or ())):
+        if part is None or kind not in scoring.kinds_on_common(self.run, self.has_global):
             return {}
-        if kind != "global" or self._scored[0] is not vector:
-            found = {self.run.data.metric.on_global_test(kind): self.score(kind, client, part)}
-            self._scored = (vector, found) if kind == "global" else self._scored
-            return found
-        return self._scored[1]
+        known = kind == "global" and self._scored[0] is vector
+        score, recall = self._scored[1] if known else scoring.on_common(kind, client, part)
+        if kind == "global":
+            self._scored = vector, (score, recall)
+        return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(kind, client, recall)
 
-    @torch.no_grad()
     def score(self, kind: str, client: Client, part: Part) -> Tensor:
-        """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an empty part."""
-        run, module, outputs = self.run, client.module, self.run.method.outputs
-        module.model.eval()
-        right = torch.zeros((), device=run.device)
-        for x, y in part.batches(run.config.evaluation.batch_size):
-            with module.cast():
-                right = right + module.metric.total(outputs(client, x, kind), y, module.num_classes)
-        return right / len(part) if len(part) else right * torch.nan
+        """The run's metric of what is bound on `part`, shape (); NaN on an empty part."""
+        return scoring.score(kind, client, part)
 
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
@@ -195,11 +187,12 @@ class Evaluator:
     def everyone(self) -> dict[str, Any]:
         """The final models of all clients, whether they took part or not.
 
-        All scores are under `final_accuracies`, and which kind of model each is of under `final_models`. Where failing
-        clients are tolerated, the score of one that cannot be scored is NaN, and in no mean; its kind is empty.
+        All scores are under `final_accuracies`, by other metrics under `final_further`, and which kind of model each is
+        of under `final_models`. Where failing clients are tolerated, the score of one that cannot be scored is NaN, and
+        in no mean; its kind is empty.
         """
         run = self.run
-        self._scored = None, {}
+        self._scored = None, None
         mine: dict[int, dict[str, Any]] = {}
         for id in run.at_home(range(run.clients)):
             try:
@@ -209,14 +202,16 @@ class Evaluator:
                 if not run.tolerant:
                     raise
                 print(f"{failure}; its final model is not judged", file=sys.stderr)
-                mine[id] = {"kind": "", "score": math.nan}
-        numbers(list(mine.values()))
+                mine[id] = {"kind": "", "score": math.nan, "further": {}}
+        numbers([row for found in mine.values() for row in (found, found["further"])])
         gathered = {c: found for part in run.processes.gather_objects(mine) for c, found in part.items()}
         everyone = [gathered[c] for c in range(run.clients)]
         scores, models = [c["score"] for c in everyone], [c["kind"] for c in everyone]
         scored = [score for score in scores if not math.isnan(score)]
         if not scored:
             raise RunFailed("no client's final model can be judged")
+        named = {name: name for name in run.config.evaluation.metrics or ()}
+        further = [scoring.set_apart(c["further"], list(named))[1] for c in everyone]
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts
@@ -228,17 +223,22 @@ class Evaluator:
             "final_kinds": dict(sorted(counts.items())),
             **{metric.of(f"final_{name}"): value for name, value in spread(scored, metric).items()},
             **{f"final_{name}": value for name, value in means(everyone, map(metric.on_global_test, MODELS)).items()},
+            **{f"final_{name}": value for name, value in scoring.averaged(further, named).items()},
             "final_accuracies": scores,
             "final_models": models,
+            "final_further": further,
         }
 
     def _final_scores(self, id: int) -> dict[str, Any]:
-        """Kind of a client's final model, its score on the client's test data, and those on the test set of all."""
+        """Kind of a client's final model, its score on the client's test data, and those on the test set of all; by
+        `further` what else it is scored by."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
         client.ready(kind, vector)
-        found = {"kind": kind, "score": self.score(kind, client, client.data.test)}
-        found |= self.on_global_test(kind, client, vector)
+        values = scoring.measured(kind, client, client.data.test) | self.on_global_test(kind, client, vector)
+        columns = scoring.columns(self.run.config.evaluation.metrics, kind)
+        further = {name: values.pop(column) for name, column in columns.items() if column in values}
+        found = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
         asked = self.run.config.data.global_test and self.has_global and self.wants("global")
         model = self.global_model(id) if asked else None
         if kind != "global" and model is not None:
@@ -252,7 +252,7 @@ class Evaluator:
 
         A client that fails here has uploaded already: it only goes without the score.
         """
-        self._scored = None, {}
+        self._scored = None, None
         for id, result in results.clients.items():
             try:
                 with self.guard.naming(t, id, self):

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.errors import BadClient
 from fl_lightning.metric import MODELS, Metric
 from fl_lightning.record import KINDS
@@ -57,7 +58,9 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
     found: list[ClientResult] = sorted((r for part, *_ in parts for r in part), key=lambda r: r.client)
     failures = sorted((f for *_, part in parts for f in part), key=lambda f: f[0].client)
     traffic, sent = _on_one_axis(run, found)
-    clients = [{"client": r.client, **r.values} for r in found]
+    further = further_columns(run)
+    parted = [set_apart({"client": r.client, **r.values}, further) for r in found]
+    clients = [own for own, _ in parted]
     for client, table, layers in zip(clients, traffic.sum(axis=2), sent.sum(axis=2), strict=True):
         for way, direction in enumerate(("download", "upload")):
             client[f"{direction}_bytes"] = int(table[way].sum())
@@ -65,6 +68,8 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
             client[f"layers_{direction}ed"] = int(layers[way])
     if run.is_main:
         _say(run, failures, found)
+    for client, (_, apart) in zip(clients, parted, strict=True):
+        client |= apart  # the last columns
     metrics = _metrics(run, server, clients, [part[1:3] for part in parts])
     rows: list[dict[str, int | str]] = [
         {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in failures
@@ -106,7 +111,14 @@ def _metrics(
         metrics[name] = sum(c[name] for c in clients)
     metrics["flops_server"] = server.flops
     metrics |= {name: max(seconds[name] for seconds, _ in ranks) for name in ranks[0][0]}
-    return metrics | {name: sum(memory[name] for _, memory in ranks) for name in ranks[0][1]}
+    metrics |= {name: sum(memory[name] for _, memory in ranks) for name in ranks[0][1]}
+    of_judge = columns(run.config.evaluation.metrics, run.judge) if scored else {}
+    return metrics | means(clients, further_columns(run)) | averaged(clients, of_judge)
+
+
+def further_columns(run: Run) -> list[str]:
+    """Of `clients.csv`: by the metrics that `evaluation.metrics` names, and all kinds of model."""
+    return [column for kind in MODELS for column in columns(run.config.evaluation.metrics, kind).values()]
 
 
 def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, float]:

@@ -10,12 +10,12 @@ import copy
 from collections.abc import Callable, Iterator
 
 import torch
-from lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import gumbel_softmax, normalize, softmax
 
 from fl_lightning.core.layout import Block
 from fl_lightning.errors import BadInput
+from fl_lightning.knowledge.common import check_plain_loss
 from fl_lightning.models import head_of
 
 
@@ -38,8 +38,7 @@ class NewClassifier(nn.Module):
         own = model.get_submodule(path)
         if not (path and isinstance(own, nn.Linear)):
             raise BadInput("model", name, f"{method} needs a classifier that is one linear layer")
-        if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
-            raise BadInput("model", name, f"{method} changes the classifier, and would pass its training_step by")
+        check_plain_loss(model, f"{method} changes the classifier")
         self.model, self.head = model, f"model.{path}.{inner}".rstrip(".")
         model.set_submodule(path, make(own))
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 import torch
-from torch import Tensor
+from lightning import LightningModule
+from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_lightning.core.run import Run
@@ -17,6 +18,12 @@ def check_classes(run: Run) -> None:
     if run.data.task == "regression":
         what = f"{run.method_name} exchanges what it knows of classes, and a regression has none"
         raise BadInput("data.task", run.data.task, what)
+
+
+def check_plain_loss(model: nn.Module, why: str) -> None:
+    """Raise `BadInput` where the network has a `training_step` of its own, which would not run: `why`."""
+    if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
+        raise BadInput("model", type(model).__name__, f"{why}, and would pass its training_step by")
 
 
 def wide(x: Tensor) -> Tensor:

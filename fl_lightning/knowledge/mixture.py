@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.client import Client
-from fl_lightning.knowledge.common import wide
+from fl_lightning.knowledge.common import check_plain_loss, wide
 from fl_lightning.models import another, head_of
 
 
@@ -14,10 +14,14 @@ class Mixture(nn.Module):
     """`count` networks of one kind: the given one, and others like it that begin with weights of their own.
 
     Those are drawn from the generator as it stands.
+
+    Raises:
+        BadInput: the network has a training step of its own.
     """
 
     def __init__(self, model: nn.Module, count: int) -> None:
         super().__init__()
+        check_plain_loss(model, "fedem weighs the losses of samples")
         self.components = nn.ModuleList([model, *(another(model) for _ in range(count - 1))])
         self.head = f"components.0.{head_of(model)}"
 

@@ -31,6 +31,9 @@ _REMOVED = dict.fromkeys(("knowledge", "strength", "pull"), "phases give it with
 }  # fmt: skip
 """Hooks of earlier versions, and what stands in their place."""
 
+MOST = 1000.0
+"""Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into memory."""
+
 _LIKE = 0.8
 """How alike a function's name and a hook's may be (difflib's ratio): `recieve` is 0.86, and what the methods here
 call their own helpers is below 0.75."""

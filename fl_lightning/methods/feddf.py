@@ -12,7 +12,7 @@ from fl_lightning.core import Run, Server
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.knowledge.fusion import distilled, scores_of
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fl_lightning.ranges import AdamRate, NonNegativeInt, PositiveInt
 from fl_lightning.rng import generator
 
 
@@ -39,7 +39,7 @@ class FedDF(Method):
 
     steps: NonNegativeInt = 1000
     samples: PositiveInt | None = None
-    server_lr: NonNegativeFloat = 1e-3
+    server_lr: AdamRate = 1e-3
     batch_size: PositiveInt = 128
     ensemble: Literal["scores", "probabilities"] = "scores"
     weighting: Literal["samples", "uniform"] = "samples"

@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.knowledge.generator import Generator, lesson, teach, tell
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt
 from fl_lightning.rng import generator
 
 
@@ -43,10 +43,10 @@ class FedGen(Method):
     alpha: NonNegativeFloat = 1.0
     beta: NonNegativeFloat = 0.0
     decay: PositiveFloat = 1.0
-    ratio: PositiveFloat = 1.0
+    ratio: PositiveAdamRate = 1.0
     teacher: Literal["mean", "weighted"] = "mean"
     eta: NonNegativeFloat = 1.0
-    generator_lr: PositiveFloat = 3e-4
+    generator_lr: PositiveAdamRate = 3e-4
     generator_steps: PositiveInt = 50
     generator_batch: PositiveInt = 32
     noise: PositiveInt = 32

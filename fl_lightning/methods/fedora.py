@@ -58,6 +58,8 @@ class FEDORA(Method):
         super().__post_init__()
         fixed = self.selection == "constant" or self.lam == 1.0
         check("method.lam", self.lam, fixed, "it belongs to method.selection constant")
+        fits = self.alpha / (1 + self.alpha) < 1  # else rounded, and nothing of one's own model is left
+        check("method.alpha", self.alpha, fits, "alpha / (1 + alpha) must be below 1 in 64 bits")
 
     def relation(self) -> Relation:
         """Propagation over like data."""

@@ -124,15 +124,16 @@ class Run:
             so_far / unit for so_far in itertools.accumulate(sum(row[c] for c in _SUMMED[name]) for row in self.metrics)
         ]
 
-    def scores(self, kind: str | None) -> tuple[dict[int, float], str]:
+    def scores(self, kind: str | None, metric: str = "accuracy") -> tuple[dict[int, float], str]:
         """Accuracy of models of this kind by client, and whose: of the final models, or else of the last judged round.
 
-        `kind` None: the judge's.
+        `kind` None: the judge's. `metric`: another than accuracy; clients of which it is not defined are left out.
         """
         kind = kind or self.judge
         if self.finished and self.final and kind in (None, *final_kinds(self.summary)):
-            return {int(row["client"]): row["accuracy"] for row in self.final}, f"end: {final_words(self.summary)}"
-        column = f"accuracy_{kind}"
+            found = {int(row["client"]): row[metric] for row in self.final if metric in row}
+            return found, f"end: {final_words(self.summary)}"
+        column = f"{metric}_{kind}"
         judged = [row for row in self.judged_clients if column in row]
         last = max((row["round"] for row in judged), default=0)
         words = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"

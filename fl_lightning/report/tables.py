@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.metric import ACCURACY, MODELS
+from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.load import ABSENT, MIB, Comparison, Run, differing, differing_keys
 from fl_lightning.runfolder import best, final_words, mean_of_bests
 
@@ -189,7 +189,16 @@ def by_judge(runs: list[Run]) -> list[list[str]]:
     for key, words in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = (run.summary.get(f"final_{key}_accuracy") if run.finished else None for run in runs)
         shown.append([f"{own}all clients at the end: {words}", *(_known(value, percent) for value in values)])
+    for name, metric in FURTHER.items():
+        cells = [_averaged(run, name) for run in runs]
+        shown += [[f"{own}all clients at the end: mean {metric.words}", *cells]] if set(cells) != {NONE} else []
     return shown
+
+
+def _averaged(run: Run, name: str) -> str:
+    """The mean of one of `FURTHER` over the final models, and of how many clients it is."""
+    mean, clients = (run.summary.get(f"final_{what}_{name}") if run.finished else None for what in ("mean", "clients"))
+    return f"{percent(mean)} (of {clients} clients)" if isinstance(mean, int | float) else NONE
 
 
 def scores(runs: list[Run]) -> Table:

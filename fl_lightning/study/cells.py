@@ -10,7 +10,7 @@ from typing import Any
 
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
-from fl_lightning.metric import MODELS
+from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.load import Run, differing_keys, load
 from fl_lightning.report.tables import incomparable
 from fl_lightning.study.folder import StudyFolder
@@ -38,6 +38,8 @@ class Cell:
     """Accuracy of each client that was scored."""
     scored: str
     """Which of its models these are, in words."""
+    metric: str = "accuracy"
+    """What the scores are."""
 
     @property
     def unit(self) -> tuple[str, int]:
@@ -45,12 +47,13 @@ class Cell:
         return self.setting, self.seed
 
 
-def read(paths: Sequence[Path], judge: str | None = None) -> tuple[list[Cell], list[str]]:
+def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY.name) -> tuple[list[Cell], list[str]]:
     """The finished cells of one study folder or of several run folders, and what is to be said of them.
 
     Args:
         paths: the folder of a study, or run folders.
         judge: by which kind of model all are scored; None: each by its own judge, or by the one that a study names.
+        metric: by which the models are scored: accuracy, or what the runs' `evaluation.metrics` name.
 
     Raises:
         BadInput: no such study or run, nothing has ended, a kind of model was not scored, or runs of a setting and seed
@@ -70,7 +73,8 @@ def read(paths: Sequence[Path], judge: str | None = None) -> tuple[list[Cell], l
     smoke = {entry["run"].name for entry in ended if entry["run"].setting("smoke")} - made_up
     notes += [f"{len(made_up)} runs were trained on made-up data: their accuracies mean nothing"] if made_up else []
     notes += [f"{len(smoke)} are smoke runs (a few samples and steps): their accuracies mean little"] if smoke else []
-    cells = [_cell(entry, judge) for entry in ended]
+    cells = [_cell(entry, judge, metric) for entry in ended]
+    notes += [f"scores are {FURTHER[metric].words}, not accuracies"] if metric in FURTHER else []
     _check_pairs(cells)
     return cells, notes
 
@@ -145,16 +149,18 @@ def _words(setting: Mapping[str, Any]) -> str:
     return ", ".join(f"{key}={value}" for key, value in setting.items())
 
 
-def _cell(entry: dict[str, Any], judge: str | None) -> Cell:
+def _cell(entry: dict[str, Any], judge: str | None, metric: str) -> Cell:
     """The cell with its scores; `BadInput` where its judge's kind of model was not scored."""
     run: Run = entry["run"]
     kind = judge or entry.get("judge") or run.judge
-    scores, words = run.scores(kind) if kind in MODELS else ({}, "")
+    scores, words = run.scores(kind, metric) if kind in MODELS else ({}, "")
+    if not scores and metric in FURTHER and run.scores(kind)[0]:
+        raise BadInput("metric", metric, f"{run.folder.path} was not scored so: its evaluation.metrics must name it")
     if not scores:
         scored = [name for name in MODELS if run.has(f"accuracy_{name}")]
         raise BadInput("judge", kind, f"{run.folder.path} was not scored so; it has {', '.join(scored) or 'no scores'}")
     names = (entry["label"], entry["method"], entry["setting"], entry["seed"])
-    return Cell(*names, str(kind), run, scores, words)
+    return Cell(*names, str(kind), run, scores, words, metric)
 
 
 def _check_pairs(cells: list[Cell]) -> None:

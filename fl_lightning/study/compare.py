@@ -302,7 +302,7 @@ def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
     """MiB, seconds and modelled seconds of the channel, of the run or up to the target; None if it never reached it."""
     run = cell.run
     if target is not None:
-        return reached(run, target, "mean_accuracy" if cell.judge == run.judge else f"accuracy_{cell.judge}")
+        return reached(run, target, f"mean_{cell.metric}" if cell.judge == run.judge else f"{cell.metric}_{cell.judge}")
     sent = run.total("upload_bytes", "download_bytes")
     return {
         "mib": None if sent is None else sent / MIB,

@@ -48,7 +48,7 @@ def train(
         drawn = order_key(schedule, epoch)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
             _seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
-            last.pull = None
+            last.pull, last.batch_idx = None, k
             with cast():
                 loss = step(batch, k)
             if own is None:

@@ -26,6 +26,8 @@ class Last:
 
     pull: Tensor | None = None
     """The coaching term (detached), None where there is none."""
+    batch_idx: int = 0
+    """The number of its batch in the epoch; 0 outside of training."""
 
 
 class ClientModule(LightningModule):
@@ -133,10 +135,14 @@ class ClientModule(LightningModule):
         scores: Tensor = self.model(x)
         return scores
 
-    def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int = 0) -> Tensor:
-        """The user's `training_step` where the model has one, else the task's mean loss."""
+    def task_loss(self, batch: tuple[Tensor, Tensor], batch_idx: int | None = None) -> Tensor:
+        """The user's `training_step` where the model has one, else the task's mean loss.
+
+        `batch_idx`: for that step; None: that of the training step that is being taken, else 0.
+        """
         if self.own_step:
-            out = self.model.training_step(batch, batch_idx)  # type: ignore[operator]
+            index = self.last.batch_idx if batch_idx is None else batch_idx
+            out = self.model.training_step(batch, index)  # type: ignore[operator]
             loss: Tensor = out["loss"] if isinstance(out, dict) else out
             return loss
         x, y = batch

@@ -97,7 +97,16 @@ def test_tensorboard_speaks_on_rank_0_alone(tmp_path) -> None:
 def test_what_speaks_of_the_judge_has_another_name_than_what_can_be_compared() -> None:
     own = ["mean_accuracy", "worst_mae", "weighted_accuracy", "validation_accuracy", "validation_mean_accuracy"]
     own += ["best_mean_accuracy", "mean_best_accuracy", "last_mean_mae", "final_std_accuracy"]
-    shared = ["accuracy_after", "best_accuracy_after", "mae_before", "upload_bytes", "total_upload_bytes", "judge"]
+    own += ["mean_f1", "clients_auroc", "final_mean_calibration"]
+    shared = [
+        "f1_after",
+        "accuracy_after",
+        "best_accuracy_after",
+        "mae_before",
+        "upload_bytes",
+        "total_upload_bytes",
+        "judge",
+    ]
     named = loggers.by_judge(dict.fromkeys([*own, *shared], 0))
     assert list(named) == [*(f"own_judge/{name}" for name in own), *shared]
 

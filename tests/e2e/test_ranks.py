@@ -15,7 +15,8 @@ RUNS = {
     "exact": "--federation.participation 0.5",
     "fedavg": "--method fedavg --federation.participation 0.5",
     "fedamp": "--method fedamp --federation.participation 0.5",
-    "normed": "--model fl_own_models.Normed --method.classifier own --optimizer.momentum 0.9",
+    "normed": "--model fl_own_models.Normed --method.classifier own --optimizer.momentum 0.9 --data.global_test true"
+    " --evaluation.metrics [balanced_accuracy,f1,auroc,calibration,class_share_accuracy]",
     "selected": "--callbacks layerselection,quantize,wireless --callbacks.layerselection.mu 0.5",
     "trimmed": "--method fedavg --callbacks attack,trimmedmean --callbacks.attack.kind noise"
     " --callbacks.attack.share 0.2 --callbacks.trimmedmean.share 0.2",

@@ -354,3 +354,19 @@ def test_damaged_tables_are_refused(make_study: MakeStudy, capsys: pytest.Captur
     for text in ("", "[]", '{"cells": [1]}', '{"cells": [{"label": "a"}]}'):
         (study / "study.json").write_text(text)
         assert "study.json cannot be read" in refused([study], capsys)
+
+
+def test_by_another_metric(make_run: MakeRun, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of final models; a client of which it is not defined is left out, and runs that do not have it are refused."""
+    runs = [make_run(f"{method}-{seed}", [0.5] * 3, method, seed) for method in ("local", "kapc") for seed in (0, 1)]
+    for run, value in zip(runs, (0.1, 0.2, 0.4, 0.8), strict=True):
+        rows = ["client,accuracy,auroc", "0,0.5,", *(f"{c},0.5,{value}" for c in (1, 2))]
+        (run / "final.csv").write_text("\n".join([*rows, ""]))
+    found, notes = cells.read(runs, metric="auroc")
+    assert [cell.scores for cell in found] == [{1: v, 2: v} for v in (0.1, 0.2, 0.4, 0.8)]
+    kapc = row(compare(found), "kapc")
+    assert kapc.mean == pytest.approx(0.6) and kapc.difference == pytest.approx(0.45)
+    assert any("AUROC" in note and "not accuracies" in note for note in notes)
+    assert main(["compare", *map(str, runs), "--metric", "f1"]) == 2
+    error = capsys.readouterr().err
+    assert error.startswith("fl-train: error: metric: 'f1' ") and "evaluation.metrics" in error

@@ -31,4 +31,5 @@ class Loop(Executor):
                 job.kept = {k: v.clone() for k, v in optimizer.state().items()}
         finally:
             module.train_only(None)
+            module.last.batch_idx = 0
         return fit

@@ -1,0 +1,104 @@
+"""One model on one part of the data: by the run's metric, and by whatever else `evaluation.metrics` asks for."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.core.client import Client
+from fl_lightning.core.run import Run
+from fl_lightning.data.federated import Part
+from fl_lightning.metric import CLASS_SHARE, FURTHER, Further, by_shares, recalls
+
+Seen = list[tuple[Tensor, Tensor]]
+"""Class scores (b, classes) and labels (b,) of each batch."""
+
+
+def asked(client: Client) -> list[Further]:
+    """The further metrics of a client's own test data."""
+    named = client.run.config.evaluation.metrics or ()
+    return [FURTHER[name] for name in named if name != CLASS_SHARE.name]
+
+
+@torch.no_grad()
+def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Tensor:
+    """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an empty part.
+
+    Scores and labels are added to `seen`, where it is given.
+    """
+    run, module, outputs = client.run, client.module, client.run.method.outputs
+    module.model.eval()
+    right = torch.zeros((), device=run.device)
+    for x, y in part.batches(run.config.evaluation.batch_size):
+        with module.cast():
+            scores = outputs(client, x, kind)
+            right = right + module.metric.total(scores, y, module.num_classes)
+        if seen is not None:
+            seen.append((scores, y))
+    return right / len(part) if len(part) else right * torch.nan
+
+
+def measured(kind: str, client: Client, part: Part) -> dict[str, Tensor]:
+    """What is bound on the client's test data, by columns of `kind`: NaN where a further metric is not defined."""
+    named = asked(client)
+    seen: Seen | None = [] if named else None
+    found = {client.run.data.metric.by(kind): score(kind, client, part, seen)}
+    if seen:
+        scores, y = _whole(seen)
+        found |= {metric.by(kind): metric.value(scores, y) for metric in named}
+    return found
+
+
+def kinds_on_common(run: Run, has_global: bool) -> set[str]:
+    """The kinds of model that are scored on the test set of all: the global one, or the judge's where there is none,
+    and those that the configuration names; by class shares always the judge's."""
+    config = run.config.evaluation
+    shares = CLASS_SHARE.name in (config.metrics or ())
+    return {"global" if has_global else run.judge, *(config.models or ()), *([run.judge] if shares else [])}
+
+
+def on_common(kind: str, client: Client, part: Part) -> tuple[Tensor, Tensor | None]:
+    """What is bound on the test set of all: its score, shape (), and where it is asked for, its recalls (classes,)."""
+    wants = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
+    seen: Seen | None = [] if wants else None
+    found = score(kind, client, part, seen)
+    return found, recalls(*_whole(seen)) if seen else None
+
+
+def on_shares(kind: str, client: Client, recall: Tensor | None) -> dict[str, Tensor]:
+    """`global_test_class_share_accuracy_KIND`: on the test set of all as if its classes were the client's own mix."""
+    if recall is None:
+        return {}
+    counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(recall)
+    return {CLASS_SHARE.on_global_test(kind): by_shares(recall, counts)}
+
+
+def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
+    """Of each of the metrics `names`, its column by models of this kind."""
+    named = [FURTHER[name] for name in names or ()]
+    return {m.name: m.on_global_test(kind) if m is CLASS_SHARE else m.by(kind) for m in named}
+
+
+def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[str, str]) -> dict[str, float]:
+    """Of each metric with its column, `mean_NAME` over the clients that have it, and `clients_NAME`, their number."""
+    found: dict[str, float] = {}
+    for name, column in columns.items():
+        values = np.sort([row[column] for row in rows if column in row])
+        found |= {f"mean_{name}": float(values.mean())} if len(values) else {}
+        found[f"clients_{name}"] = len(values)
+    return found
+
+
+def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """`values` without the columns `named`, and those of them that are defined (not NaN)."""
+    apart = {name: values[name] for name in named if name in values and values[name] == values[name]}
+    return {name: value for name, value in values.items() if name not in set(named)}, apart
+
+
+def _whole(seen: Seen) -> tuple[Tensor, Tensor]:
+    scores, labels = zip(*seen, strict=True)
+    return torch.cat(scores).double(), torch.cat(labels)

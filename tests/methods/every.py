@@ -1,0 +1,39 @@
+"""Every method by name, made as the command line makes it, on data and a network on which a round takes no time."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fl_lightning import catalogue
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import read_flags
+from fl_lightning.methods import Method
+from fl_lightning.run import instantiate
+
+NAMES = list(catalogue.table("methods"))
+FEW: dict[str, dict[str, str]] = {
+    **{name: {"samples": "24"} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")},
+    **{name: {"samples": "24", "steps": "2", "batch_size": "8"} for name in ("feddf", "pfeddf")},
+    "fedrep": {"head_epochs": "1"},
+    "fedgen": {"generator_steps": "2", "hidden": "8", "noise": "4"},
+    "lgfedavg": {"layers": "1"},
+    "pfedhn": {"hidden": "8"},
+    "pfedla": {"hidden": "8", "embedding": "4"},
+}
+"""What makes a method quick, and what it needs on a network of two layers."""
+BESIDE = {"fedalign": {"block": "body.1"}}
+"""What a method needs to run on the plain network."""
+KNOWN = keys(fit_parser())
+
+
+def method_of(name: str, **arguments: str) -> Method:
+    """The method called `name` with the arguments that flags say: `--method NAME --method.ARGUMENT VALUE ...`.
+
+    Raises:
+        BadInput: as the command does.
+    """
+    flags = [f"--method={name}", *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items())]
+    made: Any = instantiate("method", complete(plan(read_flags(flags, KNOWN))).method)
+    assert isinstance(made, Method)
+    return made

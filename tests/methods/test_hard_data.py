@@ -1,0 +1,71 @@
+"""Every method on what federations are made of: BatchNorm, a client with one class, clients with hardly a sample."""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+from every import BESIDE, NAMES, method_of
+from watching import Make
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import FederatedData, prepare
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+
+
+@pytest.fixture(scope="module")
+def hard() -> FederatedData:
+    """Digits of five clients: all classes, one class, 3 samples, 17 samples (one more than two batches), 40 samples."""
+    found = prepare(DataConfig(partition="iid", fraction=0.5, validation=0.2, public="held_back"), 5, 0)
+    train, validation, test = found._shares
+    labels = found._train.labels.numpy()
+    for part, of in ((train, labels), (validation, labels), (test, found._test.labels.numpy())):
+        part[1] = part[1][of[part[1]] == 3]
+    for k, most in ((2, 3), (3, 17), (4, 40)):
+        train[k], validation[k], test[k] = train[k][:most], validation[k][:2], test[k][:5]
+    return FederatedData(
+        found._train, found._test, (train, validation, test), found.class_names, [0.0] * 5, public=found._public
+    )
+
+
+@pytest.mark.sampled("fedhkd", "kapc")
+@pytest.mark.parametrize("name", NAMES)
+def test_it_runs_to_the_end(federation: Make, hard: FederatedData, name: str) -> None:
+    fed = federation(method_of(name), "residual", data=hard, clients=5, batch_size=8, rounds=3)
+    fed.prepare()
+    for t in (1, 2, 3):
+        row = fed.round(t).metrics
+        assert all(map(math.isfinite, row.values())), row
+    assert all(map(math.isfinite, fed.evaluator.everyone()["final_accuracies"]))
+
+
+def test_the_data_are_as_hard_as_they_say(hard: FederatedData) -> None:
+    assert (hard.class_counts > 0).sum(1).tolist()[:2] == [10, 1]
+    assert hard.train_sizes[2:] == [3, 17, 40] and all(size > 0 for size in hard.test_sizes)
+
+
+def single(make: Make, name: str, net: str) -> Federation:
+    """A federation in which client 2 has a single training sample."""
+    data = DataConfig(partition="iid", fraction=0.3, validation=0.2, public="held_back")
+    loaded = prepare(data, 3, 0)
+    train, validation, test = loaded._shares
+    train[2] = train[2][:1]
+    alone = FederatedData(
+        loaded._train, loaded._test, (train, validation, test), loaded.class_names, [0.0] * 3, public=loaded._public
+    )
+    return make(method_of(name, **BESIDE.get(name, {})), net, data=alone, clients=3, batch_size=8, rounds=2)
+
+
+@pytest.mark.sampled("fedhkd")
+@pytest.mark.parametrize("name", NAMES)
+def test_a_single_sample(federation: Make, name: str) -> None:
+    fed = single(federation, name, "plain")
+    fed.prepare()
+    for t in (1, 2):
+        assert all(map(math.isfinite, fed.round(t).metrics.values()))
+
+
+def test_batchnorm_cannot_train_on_a_single_sample(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"^data\.min_samples: 10 .*BatchNorm .* client 2: at least 2$"):
+        single(federation, "fedavg", "norm")

@@ -1,0 +1,193 @@
+"""What models are scored by beside accuracy (`evaluation.metrics`): torchmetrics against scikit-learn; the tables."""
+
+from __future__ import annotations
+
+import csv
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from sklearn.calibration import calibration_curve
+from sklearn.metrics import balanced_accuracy_score, f1_score, roc_auc_score
+from torch import Tensor
+
+from fl_lightning.cli import main
+from fl_lightning.config import Component, Config, DataConfig, EvaluationConfig, ModelConfig
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.metric import ACCURACY, FURTHER, by_shares, of_column, recalls
+
+Make = Callable[..., Federation]
+OWN = ["balanced_accuracy", "f1", "auroc", "calibration"]
+
+
+def made_up(seed: int, labels: list[int], samples: int = 60, classes: int = 4) -> tuple[Tensor, Tensor]:
+    """Scores that lean towards the right class, and labels of `labels` alone."""
+    draws = np.random.default_rng(seed)
+    y = draws.choice(labels, samples)
+    scores = draws.normal(0, 2, (samples, classes))
+    scores[np.arange(samples), y] += 1.5
+    return torch.from_numpy(scores), torch.from_numpy(y)
+
+
+def by_sklearn(scores: Tensor, y: Tensor) -> dict[str, float]:
+    """The same numbers, one against the rest by hand where a class is missing."""
+    chances, truth = scores.softmax(1).numpy(), y.numpy()
+    predicted, best = chances.argmax(1), chances.max(1)
+    held = [k for k in range(scores.shape[1]) if 0 < (truth == k).sum() < len(truth)]
+    areas = [roc_auc_score(truth == k, chances[:, k]) for k in held]
+    right, said = calibration_curve(predicted == truth, best, n_bins=15)
+    counts = np.histogram(best, np.linspace(0, 1, 16))[0]
+    return {
+        "balanced_accuracy": balanced_accuracy_score(truth, predicted) if len(held) else np.mean(predicted == truth),
+        "f1": f1_score(truth, predicted, average="macro"),
+        "auroc": float(np.mean(areas)) if areas else math.nan,
+        "calibration": float(np.abs(right - said) @ counts[counts > 0] / len(truth)),
+    }
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+@pytest.mark.parametrize("labels", [[0, 1, 2, 3], [1, 3], [2]], ids=str)
+@pytest.mark.parametrize("seed", [0, 1, 2])
+def test_they_are_scikit_learns(labels: list[int], seed: int) -> None:
+    scores, y = made_up(seed, labels)
+    want = by_sklearn(scores, y)
+    found = {name: float(FURTHER[name].value(scores, y)) for name in OWN}
+    assert found == pytest.approx(want, abs=1e-6, nan_ok=True)
+    assert math.isnan(found["auroc"]) == (len(labels) == 1)
+    if len(labels) == 4:
+        chances = scores.softmax(1).numpy()
+        assert found["auroc"] == pytest.approx(roc_auc_score(y.numpy(), chances, multi_class="ovr"), abs=1e-6)
+
+
+def test_accuracy_by_class_shares() -> None:
+    """The recalls of the test set of all, weighed by the client's classes; unknown where a class has no test sample."""
+    scores = torch.tensor([[1.0, 0, 0], [0, 1, 0], [1, 0, 0], [1, 0, 0]])
+    recall = recalls(scores, torch.tensor([0, 1, 1, 0]))
+    assert recall.tolist()[:2] == [1.0, 0.5] and recall[2].isnan()
+    assert float(by_shares(recall, torch.tensor([3, 1, 0]))) == pytest.approx((3 * 1 + 1 * 0.5) / 4)
+    assert by_shares(recall, torch.tensor([3, 0, 1])).isnan()
+
+
+def test_columns_know_their_metric() -> None:
+    for name, metric in FURTHER.items():
+        for column in (metric.by("after"), metric.of("mean"), metric.of("clients"), metric.on_global_test("global")):
+            assert of_column(column) is metric and metric.name == name
+    assert of_column("accuracy_after") is of_column("global_test_accuracy_after") is ACCURACY
+    assert [name for name, metric in FURTHER.items() if not metric.rises] == ["calibration"]
+
+
+def scored(make: Make, method: Method, names: list[str], **changes: Any) -> tuple[Federation, Any]:
+    """A federation after its only round, in which a client has a single class, and the round's record."""
+    fed = make(method, rounds=1, evaluation={"metrics": names, "models": ["before", "after", "global"]}, **changes)
+    test = fed.run.data.client(1).test
+    assert hasattr(test, "x") and hasattr(test, "y")
+    test.x, test.y = (part[:1].expand(len(part), *part.shape[1:]) for part in (test.x, test.y))
+    return fed, fed.round(1)
+
+
+@pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
+def test_what_stands_in_the_record(federation: Make) -> None:
+    """Of each kind of model; one class has no AUROC, and the means say of how many clients they are."""
+    fed, record = scored(federation, FedAvg(), OWN)
+    assert [f"{name}_{kind}" in row for row in record.clients for name in OWN for kind in ("before", "global")].count(
+        False
+    ) == 2
+    assert "auroc_global" not in record.clients[1] and "f1_global" in record.clients[1]
+    for name in OWN:
+        values = [row[f"{name}_global"] for row in record.clients if f"{name}_global" in row]
+        assert len(values) == record.metrics[f"clients_{name}"] == (3 if name == "auroc" else 4)
+        assert record.metrics[f"mean_{name}"] == record.metrics[f"{name}_global"] == pytest.approx(np.mean(values))
+    assert list(record.metrics)[-8:] == [f"{what}_{name}" for name in OWN for what in ("mean", "clients")]
+    assert list(record.clients[0])[-12:] == [f"{name}_{kind}" for kind in ("before", "after", "global") for name in OWN]
+
+    client = fed.evaluator.at_rest(0)
+    module = client.bind(fed.run.groups[0].vectors["model"])
+    module.model.eval()
+    [(x, y)] = client.data.test.batches(500)
+    want = by_sklearn(module.model(x).detach().double(), y)
+    assert {name: record.clients[0][f"{name}_global"] for name in OWN} == pytest.approx(want, abs=1e-6)
+
+    final = fed.evaluator.everyone()
+    assert final["final_further"][0] == pytest.approx(want, abs=1e-6) and "auroc" not in final["final_further"][1]
+    assert {f"final_{k}": v for k, v in record.metrics.items() if k in ("mean_auroc", "clients_auroc", "mean_f1")} == {
+        k: final[k] for k in ("final_mean_auroc", "final_clients_auroc", "final_mean_f1")
+    }
+
+
+def test_nothing_else_changes(federation: Make) -> None:
+    """Neither numbers nor columns, and without being asked nothing is measured."""
+    plain, asked = (federation(FedPer(), rounds=1, evaluation={"metrics": m}).round(1) for m in (None, OWN))
+    for ours, theirs in ((plain.metrics, asked.metrics), *zip(plain.clients, asked.clients, strict=True)):
+        beside = [name for name in theirs if name not in ours]
+        assert {name.rpartition("_")[0] for name in beside} >= {"f1", "auroc"} and not set(ours) - set(theirs)
+        assert list(theirs)[len(ours) :] == beside
+        same = {k: v for k, v in ours.items() if not k.startswith(("seconds", "memory"))}
+        assert same == {k: theirs[k] for k in same}
+
+
+@pytest.mark.parametrize("judge", ["global", "after"])
+def test_accuracy_by_class_shares_of_a_run(federation: Make, judge: str) -> None:
+    fed = federation(
+        FedAvg(), rounds=1, data={"global_test": True},
+        evaluation={"judge": judge, "metrics": ["class_share_accuracy"]},
+    )  # fmt: skip
+    record = fed.round(1)
+    column = f"global_test_class_share_accuracy_{judge}"
+    part = fed.run.data.global_test(torch.device("cpu"), torch.float32)
+    assert part is not None
+    [(x, y)] = part.batches(5000)
+    for id, row in enumerate(record.clients):
+        client = fed.evaluator.at_rest(id)
+        module = client.bind(fed.run.groups[0].vectors["model"] if judge == "global" else client["model"])
+        module.model.eval()
+        right, counts = module.model(x).argmax(1) == y, fed.run.data.class_counts[id]
+        want = sum(float(right[y == k].float().mean()) * n for k, n in enumerate(counts) if n) / counts.sum()
+        assert row[column] == pytest.approx(want, abs=1e-6) != row[f"accuracy_{judge}"]
+    assert record.metrics["mean_class_share_accuracy"] == pytest.approx(np.mean([r[column] for r in record.clients]))
+    final = fed.evaluator.everyone()
+    assert [row["class_share_accuracy"] for row in final["final_further"]] == [row[column] for row in record.clients]
+
+
+@pytest.mark.parametrize(
+    ("names", "data", "said"),
+    [
+        (["f1"], {"task": "regression", "source": "table"}, "a regression"),
+        (["class_share_accuracy"], {}, "data.global_test"),
+    ],
+)
+def test_what_cannot_be_measured_is_refused(names: Any, data: Any, said: str) -> None:
+    config = Config(Component("x"), [ModelConfig(Component("x"))], data=DataConfig(**data))
+    config.validate()
+    config.evaluation = EvaluationConfig(metrics=names)
+    with pytest.raises(BadInput, match=rf"evaluation\.metrics: \['{names[0]}'\] .*{said}") as caught:
+        config.validate()
+    assert "\n" not in str(caught.value)
+
+
+def test_from_the_command_line_to_the_tables(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    """Empty cells in the files, the report's rows, and `test` finds the same."""
+    run = fit("a", "--method fedavg --federation.rounds 1 --evaluation.metrics [f1,auroc] --callbacks checkpoint")
+    with (run / "final.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    known = [float(row["auroc"]) for row in rows if row["auroc"]]
+    summary = json.loads((run / "summary.json").read_text())
+    assert list(rows[0]) == ["client", "accuracy", "model", "f1", "auroc"]
+    assert summary["final_clients_auroc"] == len(known) and summary["final_mean_auroc"] == pytest.approx(np.mean(known))
+    assert "final_further" not in summary
+    capsys.readouterr()
+    assert main(["test", "--run", str(run)]) == 0
+    assert f"{summary['final_mean_f1']}" in capsys.readouterr().out
+    assert main(["report", str(run)]) == 0
+    page = (run / "report.html").read_text()
+    assert "macro F1" in page and f"{100 * summary['final_mean_auroc']:.2f} % (of {len(known)} clients)" in page
+    assert main(["fit", "--evaluation.metrics", "[recall]", "--name", "b"]) == 2
+    assert "evaluation.metrics" in capsys.readouterr().err
