@@ -19,6 +19,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
+from fl_lightning.device import sent
 from fl_lightning.errors import BadInput
 
 
@@ -30,7 +31,7 @@ def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
     scale = x.abs().max() / (2 ** (bits - 1) - 1)
     level = x / scale.clamp_min(torch.finfo(x.dtype).tiny)
     floor = level.floor()
-    up = torch.rand(x.shape, generator=draws).to(x) < level - floor
+    up = sent(torch.rand(x.shape, generator=draws).to(x.dtype), x.device) < level - floor
     return (floor + up) * scale
 
 

@@ -19,6 +19,7 @@ from fl_lightning.config import Config
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
+from fl_lightning.device import wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
@@ -62,6 +63,9 @@ def federation(
         BadInput: these do not fit together.
     """
     dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
+    if dtype == torch.float64 and wide(fabric.device) != dtype:
+        allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
+        raise BadInput("fabric.precision", config.fabric.precision, allowed)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     members = members_of([m.count for m in config.models], config.federation.clients)
     groups = [

@@ -5,6 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from fl_lightning.core.run import Run
+from fl_lightning.device import graph_type
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.training.executors.base import Executor, LocalJob, Name
 from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest
@@ -13,7 +14,7 @@ from fl_lightning.training.schedule import Length
 
 def contest(run: Run, trainer: Any) -> Contest:
     """Of the clients of a `trainer`, with the executors that are fit for it."""
-    names: list[Name] = ["loop", "vmap", "graph"] if run.device.type == "cuda" else ["loop", "vmap"]
+    names: list[Name] = ["loop", "vmap", "graph"] if graph_type(run.device) else ["loop", "vmap"]
     made = {name: trainer.made(name, run) for name in names}
     fit: dict[Name, Executor] = {n: e for n, (e, reason) in made.items() if reason is None}
     group = trainer.group
