@@ -41,6 +41,10 @@ class State:
 
     present: bool = False
     """Whether torch sees it."""
+    count: int = 1
+    """Devices of the machine."""
+    index: int = 0
+    """The one that this process uses."""
     dead: bool = False
     """Whether whatever is asked of it fails."""
     limit: float = float("inf")
@@ -67,7 +71,9 @@ def is_here(tensor: Any) -> bool:
 def _turned(tensor: Tensor, kind: int) -> Tensor:
     """The same memory as a tensor of another device."""
     capsule = torch._C._to_dlpack(tensor.detach())
-    ctypes.c_int32.from_address(_pointer(capsule, b"dltensor") + 8).value = kind
+    place = _pointer(capsule, b"dltensor") + 8
+    ctypes.c_int32.from_address(place).value = kind
+    ctypes.c_int32.from_address(place + 4).value = STATE.index if kind == _ELSEWHERE else 0
     return torch._C._from_dlpack(capsule)
 
 
@@ -205,8 +211,8 @@ class Backend:
 
     is_initialized = staticmethod(lambda: True)
     is_available = staticmethod(lambda: STATE.present)
-    device_count = staticmethod(lambda: int(STATE.present))
-    current_device = staticmethod(lambda: 0)
+    device_count = staticmethod(lambda: STATE.count if STATE.present else 0)
+    current_device = staticmethod(lambda: STATE.index)
     _is_in_bad_fork = staticmethod(lambda: False)
     get_amp_supported_dtype = staticmethod(lambda: [torch.bfloat16, torch.float16])
 

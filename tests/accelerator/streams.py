@@ -276,7 +276,7 @@ def present(**state: Any) -> Iterator[Detector]:
     """Within, torch sees the device; gives the detector of races that follows it."""
     assert not STATE.present
     detector = Detector()
-    for name, value in {"present": True, "dead": False, "limit": float("inf"), **state}.items():
+    for name, value in {"present": True, "dead": False, "count": 1, "index": 0, "limit": float("inf"), **state}.items():
         setattr(STATE, name, value)
     STATE.waits.clear()
     STATE.before.append(detector.watch)

@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,12 +13,13 @@ from typing import Any
 import cases
 import pytest
 import torch
+from forked import free_port
 from golden import Numbers, numbers
 
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.cli import main
 from fl_lightning.cli.commands import load
-from fl_lightning.device import graph_type, module_of, wide
+from fl_lightning.device import count, graph_type, module_of, wide
 from fl_lightning.engine.federation import Federation
 from fl_lightning.parallel import fabric_of
 from fl_lightning.run import assemble
@@ -72,6 +76,31 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
     one, other = (RunFolder(folder).read_metrics()[-1] for folder in (stayed, moved))
     for name in ("train_loss", "coaching_loss"):
         assert other[name] == pytest.approx(one[name], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", ["", "--method fedavg --federation.participation 0.5", "--fabric.bank host --optimizer.keep_state true"]
+)
+def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> None:
+    if device != "pretended" and count() < 2:
+        pytest.skip("one device")
+    flags += f" --fabric.accelerator {device} --federation.rounds 2 --callbacks checkpoint"
+    one = fit("one", flags)
+    if device != "pretended":
+        assert lasting(fit("two", flags, "--fabric.devices 2")) == lasting(one)
+        return
+    line = ["fit", "--name", "two", "--config", str(one / "config.yaml"), "--fabric.devices", "2"]
+    shared = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {"GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    script = [sys.executable, str(Path(__file__).with_name("rank.py")), *line]
+    ranks = [
+        subprocess.Popen(script, env={**os.environ, **shared, "RANK": r, "LOCAL_RANK": r}, stderr=subprocess.PIPE)
+        for r in "01"
+    ]
+    said = [rank.communicate(timeout=400)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert lasting(one.with_name("two")) == lasting(one)
 
 
 SETTINGS = {

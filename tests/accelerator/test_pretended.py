@@ -1,4 +1,4 @@
-"""The pretended device is as strict as a GPU, its detector and its graphs notice planted faults, and rounds wait little."""
+"""The pretended device is as strict as a GPU; its detector and graphs see planted faults; rounds wait little."""
 
 from __future__ import annotations
 
@@ -188,7 +188,7 @@ class DrawsInNumpy(Body):
     """Likewise."""
 
     def touch(self, x: Tensor) -> Tensor:
-        return x * float(np.random.rand())  # noqa: NPY002
+        return x * float(np.random.rand())
 
 
 @pytest.mark.parametrize(
