@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Run
+from fl_lightning.device import sent
 from fl_lightning.errors import BadInput
 
 
@@ -27,7 +28,7 @@ def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
     scale = x.abs().max() / (2 ** (bits - 1) - 1)
     level = x / scale.clamp_min(torch.finfo(x.dtype).tiny)
     floor = level.floor()
-    up = torch.rand(x.shape, generator=draws).to(x) < level - floor
+    up = sent(torch.rand(x.shape, generator=draws).to(x.dtype), x.device) < level - floor
     return (floor + up) * scale
 
 

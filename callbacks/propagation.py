@@ -32,7 +32,7 @@ def basis(part: Part, directions: int, classes: int) -> Tensor:
     """
     columns = []
     for x, y in part.batches(4096):
-        flat = x.flatten(1).double().cpu()
+        flat = x.flatten(1).cpu().double()
         if classes:
             target = y.is_floating_point()
             label = y[:, None].cpu() if target else torch.nn.functional.one_hot(y.cpu(), classes)

@@ -18,6 +18,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
 from fl_lightning.core import Client, Layout, Payload, Run
+from fl_lightning.device import wide
 from fl_lightning.errors import BadInput
 
 
@@ -166,14 +167,16 @@ class LayerSelection(Transform):
         L = len(layout.layers)
         numbers = layout.numbers * layout.is_own
         client.flops += int(2 * numbers.sum() + 3 * (numbers * received.sent).sum())
-        weight, distance = torch.zeros(L, dtype=torch.float64), torch.zeros(L, dtype=torch.float64)
+        weight, distance = torch.zeros(2, L, dtype=wide(model.device), device=model.device)
         for block, sent in zip(layout.blocks, received.sent, strict=True):
             if block.normalisation or block.kind == "buffer":
                 continue
             w = model[block.start : block.stop]
-            weight[block.layer] += w.double().square().sum().cpu()
+            weight[block.layer] += w.to(weight).square().sum()
             if sent:
-                distance[block.layer] += (w - received.vector[block.start : block.stop]).double().square().sum().cpu()
+                away = w - received.vector[block.start : block.stop]
+                distance[block.layer] += away.to(weight).square().sum()
+        weight, distance = torch.stack([weight, distance]).cpu()  # the device is waited for once
         return weight.sqrt().clamp_min(1e-12).numpy(), distance.sqrt().numpy()
 
 

@@ -267,8 +267,9 @@ class EvaluationConfig:
 class FabricConfig:
     """Where it runs: handed to Lightning Fabric."""
 
-    accelerator: Literal["auto", "cpu", "cuda", "gpu"] = "auto"
-    """auto: CUDA where there is a device, else the CPU."""
+    accelerator: str = "auto"
+    """cpu, cuda (ROCm too), xpu, mps, any that Lightning knows or torch has; gpu: whichever there is; auto: that, else
+    the CPU."""
     devices: int | Literal["auto"] = "auto"
     """Processes on each node; auto: every GPU, or one process on CPU."""
     num_nodes: int = 1
@@ -278,9 +279,12 @@ class FabricConfig:
     threads: int | None = None
     """CPU threads of each process; None: the machine's cores shared out. Equal bits need equal threads."""
     executor: Literal["auto", "loop", "vmap", "graph"] = "loop"
-    """How the clients of a rank train: one by one; many at once, stacked; one by one as a CUDA graph; auto: the
+    """How the clients of a rank train: one by one; many at once, stacked; one by one as a graph (CUDA, XPU); auto: the
     fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could no
     longer be compared bit for bit."""
+    deterministic: bool = False
+    """Have torch take only kernels that repeat their own bits; what has none is refused. false: on a CPU with a given
+    number of threads all do; on a GPU some are faster (sums by index, cuDNN's backward), and a few are missing."""
     channels_last: bool = False
     """Give models their images with the channels of a pixel side by side (torch's channels_last). false: it is meant
     for GPUs and 16 bits; on our CPU it gains nothing (docs/performance.md)."""

@@ -12,17 +12,20 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from itertools import count
-from typing import Any
+from typing import Any, Literal
 
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
+from lightning.fabric.accelerators.accelerator import Accelerator
+from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn import Module
 
-from fl_lightning.errors import RunFailed
+from fl_lightning import device
+from fl_lightning.errors import BadInput, RunFailed, redact
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -63,6 +66,76 @@ class ClientParallelStrategy(DDPStrategy):
 
 if "client_parallel" not in STRATEGY_REGISTRY.available_strategies():
     ClientParallelStrategy.register_strategies(STRATEGY_REGISTRY)
+
+
+class TorchAccelerator(Accelerator):
+    """This machine's accelerator, of a kind that Lightning does not know (XPU) or lets train alone only (MPS)."""
+
+    def setup_device(self, device: torch.device) -> None:
+        """Make `device` this process's own."""
+        if device.index:
+            torch.accelerator.set_device_index(device.index)
+
+    def teardown(self) -> None:
+        """Nothing is to be undone."""
+
+    @staticmethod
+    def parse_devices(devices: int | str) -> int:
+        """How many."""
+        return int(devices)
+
+    @staticmethod
+    def get_parallel_devices(devices: int) -> list[torch.device]:
+        """The first so many."""
+        return [torch.device(TorchAccelerator.name(), k) for k in range(devices)]
+
+    @staticmethod
+    def auto_device_count() -> int:
+        """All of them."""
+        return device.count()
+
+    @staticmethod
+    def is_available() -> bool:
+        """Whether there is one."""
+        return device.here() is not None
+
+    @staticmethod
+    def name() -> str:
+        """Torch's name of its kind."""
+        return device.here() or "cpu"
+
+
+def fabric_of(
+    kind: str, precision: Any, devices: int = 1, num_nodes: int = 1, start_method: Literal["popen", "spawn"] = "spawn"
+) -> Fabric:
+    """Fabric with the client-parallel strategy.
+
+    Args:
+        kind: `device.resolved`.
+        precision: `fabric.precision`.
+        devices: processes on each node.
+        num_nodes: machines.
+        start_method: popen: the processes are there already.
+
+    Raises:
+        BadInput: the device cannot do this precision.
+    """
+    ours = kind == device.here() and kind != "cuda"
+    plugins: list[Any] = []
+    if ours and precision.endswith("-mixed"):  # Lightning takes every device that it does not know for CUDA
+        try:
+            plugins = [MixedPrecision(precision, kind)]
+        except (RuntimeError, ValueError, NotImplementedError) as error:
+            allowed = f"{kind} cannot scale losses ({error}): bf16-mixed, 32-true".replace("\n", " ")
+            raise BadInput("fabric.precision", precision, allowed) from error
+    return Fabric(
+        accelerator=TorchAccelerator() if ours else kind,
+        devices=devices,
+        num_nodes=num_nodes,
+        precision=None if plugins else precision,
+        plugins=plugins or None,
+        strategy=ClientParallelStrategy(start_method=start_method),
+    )
 
 
 def launched_from_outside() -> bool:
@@ -113,7 +186,7 @@ class Group:
         except RuntimeError as error:
             if self._watch is None:
                 raise RunFailed(f"the processes lost each other: {error}") from error
-            raise self._watch.named() from error
+            raise self._watch.named(error) from error
 
     def gather_objects(self, item: Any) -> list[Any]:
         """`item` of every rank, in rank order, on every rank. For small things (results, sizes)."""
@@ -220,14 +293,17 @@ class Heartbeat:
         for thread in self._threads:  # a thread within torch when the interpreter ends would abort the process
             thread.join(5 * self.beat)
 
-    def named(self) -> RunFailed:
-        """What to say of the ranks that are lost, some seconds after an exchange has failed."""
+    def named(self, error: BaseException) -> RunFailed:
+        """What to say of the ranks that are lost, some seconds after an exchange has failed with `error`."""
         time.sleep(4 * self.beat)
         gone = self._silent(3 * self.beat) or [r for r, sign in enumerate(self._signs) if sign == b"left"]
         if gone:
             return _lost(gone, "is gone")
         behind = [r for r, sign in enumerate(self._signs) if sign and int(sign.split()[1]) < self.group.exchanges]
-        return _lost(behind, "did not come to where the others waited for it")
+        if behind:
+            return _lost(behind, "did not come to where the others waited for it")
+        why = redact(str(error).partition("\n")[0])  # all are there and came: it is the device, or what joins them
+        return RunFailed(f"an exchange between the ranks failed: {why}; the run can be continued with --resume")
 
     def _speak(self) -> None:
         store, size = self._store, self.group.size
@@ -268,7 +344,7 @@ class Heartbeat:
 
 
 def _lost(ranks: Sequence[int], what: str) -> RunFailed:
-    return RunFailed(f"rank {', '.join(map(str, ranks)) or '?'} {what}; the run can be continued with --resume")
+    return RunFailed(f"rank {', '.join(map(str, ranks))} {what}; the run can be continued with --resume")
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:

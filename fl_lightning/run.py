@@ -22,7 +22,7 @@ from safetensors.torch import save_model
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import __version__
+from fl_lightning import __version__, device
 from fl_lightning.callbacks.base import Callback, Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
@@ -39,7 +39,7 @@ from fl_lightning.heap import keep_freed
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import MODELS
 from fl_lightning.models import arguments_of, build
-from fl_lightning.parallel import ClientParallelStrategy, launched_from_outside
+from fl_lightning.parallel import fabric_of, launched_from_outside
 from fl_lightning.rng import key
 from fl_lightning.runfolder import RunFolder, best, mean_of_bests
 
@@ -50,7 +50,7 @@ def fit(config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
     Returns:
         What `summary.json` holds.
     """
-    if config.fabric.precision == "16-mixed" and _accelerator(config) == "cpu":
+    if config.fabric.precision == "16-mixed" and device.resolved(config.fabric.accelerator) == "cpu":
         raise BadInput("fabric.precision", "16-mixed", "a CPU trains with bf16-mixed, 32-true or 64-true")
     return _launch(config, _fit, folder, resume)
 
@@ -245,28 +245,19 @@ class _Keeper(Observer):
 # ---------------------------------------------------------------- starting processes
 
 
-def _accelerator(config: Config) -> str:
-    """What the configuration asks for comes to here: `cuda` or `cpu`."""
-    name = config.fabric.accelerator
-    if name == "auto":
-        return "cuda" if torch.cuda.is_available() else "cpu"
-    return "cuda" if name == "gpu" else name
-
-
 def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's answer."""
     outside = launched_from_outside()
     clients = config.federation.clients
-    accelerator = _accelerator(config)
+    kind = device.resolved(config.fabric.accelerator)
+    there = device.count() if kind == device.here() else None
     devices: int | str = config.fabric.devices
-    if accelerator == "cuda" and not torch.cuda.is_available():
-        raise BadInput("fabric.accelerator", config.fabric.accelerator, "this machine has no CUDA device")
     if devices == "auto":
-        devices = min(torch.cuda.device_count(), clients) if accelerator == "cuda" else 1
+        devices = min(there or 1, clients)
     if config.smoke:
         devices = min(int(devices), clients)
-    if accelerator == "cuda" and int(devices) > torch.cuda.device_count():
-        raise BadInput("fabric.devices", devices, f"this machine has {torch.cuda.device_count()} CUDA devices")
+    if there is not None and int(devices) > there:
+        raise BadInput("fabric.devices", devices, f"this machine has {there} {kind.upper()} devices")
     ranks = int(devices) * config.fabric.num_nodes
     check("fabric.devices", devices, ranks <= clients, f"at most one process for each of the {clients} clients")
     started = int(os.environ.get("WORLD_SIZE") or os.environ.get("SLURM_NTASKS") or 1) if outside else ranks
@@ -281,16 +272,10 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
     if config.fabric.num_nodes > 1 and not outside:
         raise BadInput("fabric.num_nodes", config.fabric.num_nodes, "several nodes want SLURM or torchrun")
     logging.getLogger("torch.multiprocessing.spawn").setLevel(logging.ERROR)  # a rank's error is said once, in one line
-    strategy = ClientParallelStrategy(start_method="popen" if outside else "spawn")
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")  # a login node is a fine place to run
-        fabric = Fabric(
-            accelerator=accelerator,
-            devices=devices,
-            num_nodes=config.fabric.num_nodes,
-            precision=config.fabric.precision,
-            strategy=strategy,
-        )
+        method: Literal["popen", "spawn"] = "popen" if outside else "spawn"
+        fabric = fabric_of(kind, config.fabric.precision, int(devices), config.fabric.num_nodes, method)
     work = cast(Callable[..., Any], _guarded)
     with tempfile.TemporaryDirectory() as notes:
         note = None if outside or ranks == 1 else Path(notes) / "failure.json"
@@ -324,6 +309,7 @@ def _guarded(
         # It ends with the process that started it. Torch asks for SIGINT, which a script's background jobs ignore.
         _prctl_pr_set_pdeathsig(signal.SIGTERM)
     keep_freed()
+    device.deterministic(config.fabric.deterministic)
     before = torch.get_num_threads()
     if threads is not None:
         torch.set_num_threads(threads)

@@ -16,7 +16,7 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng"),
-    ("catalogue", "config", "files", "ranges"),
+    ("catalogue", "config", "device", "files", "ranges"),
     ("data", "drawing", "models", "parallel", "runfolder", "storage"),
     ("core",),
     ("callbacks",),

@@ -63,13 +63,12 @@ def _check(values: Any) -> None:
 
 def _hardware(values: Any, config: Config) -> Hardware:
     """What is asked for, and what a rank of it may hold."""
-    import torch
-
+    from fl_lightning import device
     from fl_lightning.planning.setting import Hardware
 
-    here = torch.cuda.device_count() if torch.cuda.is_available() else 0
+    here = device.count()
     on_gpus = values.gpus_per_node > 0 or (values.devices == 0 and config.fabric.accelerator == "auto" and here > 0)
-    on_gpus = on_gpus or config.fabric.accelerator in ("cuda", "gpu")
+    on_gpus = on_gpus or config.fabric.accelerator not in ("auto", "cpu")
     nodes = values.nodes if values.nodes > 1 else config.fabric.num_nodes
     devices = values.gpus_per_node or values.devices
     if not devices:
@@ -81,8 +80,10 @@ def _hardware(values: Any, config: Config) -> Hardware:
         value = values.gpus_per_node or (nodes if nodes > 1 else devices)
         raise BadInput(key, value, f"{ranks} processes: at most one for each of the {clients} clients")
     if on_gpus:
-        gib = values.gpu_memory or (torch.cuda.get_device_properties(0).total_memory / GIB if here else 80.0)
-        return Hardware("cuda", nodes, devices, gib * GIB)
+        gib = values.gpu_memory or (device.total_bytes() or 80.0 * GIB) / GIB
+        asked = config.fabric.accelerator
+        kind = (device.here() or "cuda") if asked in ("auto", "gpu") else asked
+        return Hardware(kind, nodes, devices, gib * GIB)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node = values.node_memory * GIB if values.node_memory else total
     return Hardware("cpu", nodes, devices, node / devices)
@@ -119,7 +120,7 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     profiles = planner.setup(hardware).profiles
     models = ", ".join(f"{p.model} ({p.numbers / 1e6:.3g} million numbers)" for p in profiles)
     method = config.method.class_path.rpartition(".")[2]
-    what = f"{hardware.nodes} x {hardware.devices} {'GPUs' if hardware.accelerator == 'cuda' else 'processes'}"
+    what = f"{hardware.nodes} x {hardware.devices} {'processes' if hardware.accelerator == 'cpu' else 'GPUs'}"
     console.print(f"{method}, {models}, {config.federation.clients:,} clients; {what}, {config.fabric.precision}")
     if sizes.data is None:
         print(f"the data are not here: {sizes.train[0]:,} training samples a client are assumed (--samples)")

@@ -219,9 +219,9 @@ def _workers(asked: int | None, config: Config) -> int:
     """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
     if asked is not None:
         return asked
-    import torch
+    from fl_lightning import device
 
-    if config.fabric.accelerator != "cpu" and torch.cuda.device_count():  # asks the driver, and opens no GPU
+    if config.fabric.accelerator != "cpu" and device.count():
         return 1
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     devices = 1 if config.fabric.devices == "auto" else int(config.fabric.devices)

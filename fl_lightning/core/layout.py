@@ -189,7 +189,8 @@ class Binding:
         self._own = [tensors[n] for n in layout.own_names]
         self.parameters = [t for t, *_ in self._targets if isinstance(t, nn.Parameter)]
         self.vector: Tensor | None = None
-        self._buffers: Sequence[Tensor] = ()
+        self.buffers: Sequence[Tensor] = ()
+        """The other buffers that are bound, in the order of `own_names`."""
 
     def bind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
         """From now on the model *is* `vector` (D,) and `buffers`: what training writes stands in them."""
@@ -197,11 +198,11 @@ class Binding:
             tensor.data = vector[start:stop].view(shape)
         for tensor, buffer in zip(self._own, buffers, strict=True):
             tensor.data = buffer
-        self.vector, self._buffers = vector, buffers
+        self.vector, self.buffers = vector, buffers
 
     def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
         """As `bind`; nothing is done where just these are bound already."""
-        if self.vector is not vector or self._buffers is not buffers:
+        if self.vector is not vector or self.buffers is not buffers:
             self.bind(vector, buffers)
 
 

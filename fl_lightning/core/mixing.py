@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.layout import Segment
+from fl_lightning.device import wide
 from fl_lightning.parallel import Group
 
 TILE = 1 << 15
@@ -134,9 +135,10 @@ class Mixer:
             for _, W in collected:
                 mean = W.mean(0)
                 D = W.sub_(mean)
-                found.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]).double())
+                found.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]))
         width = n * n + n + 1
-        here = torch.stack(found) if found else torch.zeros(0, width, dtype=torch.float64, device=self.group.device)
+        here = torch.stack(found) if found else torch.zeros(0, width, dtype=self.work, device=self.group.device)
+        here = (here.cpu() if self.group.size == 1 else here).double()  # MPS has no 64 bits, and is alone
         total = self._by_layer(tiles, here, layers).cpu()
         return Gram(total[:, : n * n].view(layers, n, n), total[:, n * n : -1], total[:, -1])
 
@@ -174,13 +176,13 @@ class Mixer:
         """
         tiles = _tiles(segments)
         self.flops += (2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)) * _columns(segments)
-        places = torch.tensor([self.places[c] for c in receivers], device=self.group.device)
-        B = _less_own(A.to(self.group.device), places).to(self.work)
+        own = torch.tensor([self.places[c] for c in receivers])
+        B = _less_own(A, own).to(self.group.device, self.work)
         differences, products = self._room(len(self.sources)), self._room(len(receivers))
         if self.group.size == 1:
-            self._mix_alone(tiles, B, [into[c] for c in receivers], places.tolist(), differences, products)
+            self._mix_alone(tiles, B, [into[c] for c in receivers], own.tolist(), differences, products)
             return
-        mine = [k for k, c in enumerate(receivers) if c in into]
+        places, mine = own.to(self.group.device), [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
         self._holds(4 * len(self.sources) + 3 * len(receivers), tiles)
         for stripe, collected in self._collected(tiles):
@@ -235,7 +237,7 @@ class Mixer:
         """
         tiles = _tiles(segments)
         self.flops += (3 * len(self.sources) + 1) * _columns(segments)
-        p = p.to(self.group.device)
+        p = p.to(self.group.device, wide(self.group.device))
         self._holds((2 if self.group.size == 1 else 4) * len(self.sources), tiles)
         for stripe, collected in self._collected(tiles):
             outs = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.server import GroupServer
+from fl_lightning.device import wide
 from fl_lightning.storage.state import MODEL
 
 
@@ -47,7 +48,7 @@ def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tenso
 
     def between(vector: Tensor, point: Tensor) -> float:
         parts = [(vector[s.start : s.stop].to(point.device) - point[s.start : s.stop]) for s in segments]
-        return sum(float(part.double().square().sum()) for part in parts)
+        return sum(float(part.to(wide(part.device)).square().sum()) for part in parts)
 
     mine = {c: [between(v, point) for point in points] for c, v in last_received(group, clients).items()}
     found = {c: row for part in run.processes.gather_objects(mine) for c, row in part.items()}

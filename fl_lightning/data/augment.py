@@ -7,6 +7,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from fl_lightning.device import sent
+
 PAD = 4
 """Black pixels around an image before a random crop of its own size: the usual recipe for CIFAR (He et al., 2016)."""
 
@@ -27,10 +29,11 @@ class Augmentation:
 
     def apply(self, x: Tensor, draws: Tensor) -> Tensor:
         """Augment `x` [b, channels, height, width] by the rows of `draws` [b, 3]."""
-        draws = draws.to(x.device)
+        draws = sent(draws, x.device)
         if self.crop:
             b, channels, height, width = x.shape
-            frame = self.black.to(x).expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
+            black = sent(self.black.to(x.dtype), x.device)
+            frame = black.expand(b, channels, height + 2 * PAD, width + 2 * PAD).clone()
             frame[:, :, PAD:-PAD, PAD:-PAD] = x
             windows = frame.unfold(2, height, 1).unfold(3, width, 1)
             x = windows[torch.arange(b, device=x.device), :, draws[:, 1], draws[:, 2]]

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
@@ -14,6 +13,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.data.augment import Augmentation
+from fl_lightning.device import free_bytes, sent
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import BY_TASK, Task
 from fl_lightning.rng import generator
@@ -45,7 +45,7 @@ class Samples:
             from torchvision.transforms.functional import rotate
 
             raw = rotate(raw, angle)
-        return raw.to(device).float().sub_(self.mean.to(device)).div_(self.std.to(device)).to(dtype)
+        return sent(raw, device).float().sub_(sent(self.mean, device)).div_(sent(self.std, device)).to(dtype)
 
 
 class Part(ABC):
@@ -106,7 +106,7 @@ class ResidentPart(Part):
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
         x, y = self.x, self.y
         if order is not None:
-            order = order.to(x.device)
+            order = sent(order, x.device)
             x, y = x[order], y[order]  # keeps the memory format, which pooling on grey images is 7 times faster in
         return zip(x.split(sizes), y.split(sizes), strict=True)
 
@@ -146,7 +146,7 @@ class TargetPart(Part):
         self._part, self._targets = part, targets
 
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        targets = self._targets if order is None else self._targets[order.to(self._targets.device)]
+        targets = self._targets if order is None else self._targets[sent(order, self._targets.device)]
         inputs = (x for x, _ in self._part._in_order(order, sizes))
         return zip(inputs, targets.split(sizes), strict=True)
 
@@ -297,7 +297,7 @@ class FederatedData:
             return self._resident == "always"
         if device not in self._fitting:
             floats = sum(pool.raw.numel() for pool in (self._train, self._test, self._common) if pool is not None)
-            self._fitting[device] = 4 * floats <= RESIDENT_SHARE * _free_bytes(device)
+            self._fitting[device] = 4 * floats <= RESIDENT_SHARE * free_bytes(device)
         return self._fitting[device]
 
 
@@ -322,7 +322,7 @@ class _Rows(Dataset[tuple[Tensor, Tensor]]):
     def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
         """x and y of so many samples of the pool."""
         x = self.samples.inputs(index, self.angle, self.device, self.dtype)
-        return x, self.samples.labels[index].to(self.device)
+        return x, sent(self.samples.labels[index], self.device)
 
     def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
         """A whole batch at once: the DataLoader hands over all of its indices."""
@@ -353,13 +353,3 @@ def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) ->
     owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
     flat = owner * classes + labels[np.concatenate(shares)]
     return np.bincount(flat, minlength=len(shares) * classes).reshape(len(shares), classes)
-
-
-def _free_bytes(device: torch.device) -> float:
-    if device.type == "cuda":
-        return torch.cuda.mem_get_info(device)[0]
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-    except OSError:  # not Linux: trust that the data fit
-        return float("inf")
-    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

@@ -18,6 +18,7 @@ from fl_lightning.config import Config
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
+from fl_lightning.device import wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
@@ -57,6 +58,9 @@ def federation(
     Raises:
         BadInput: these do not fit together.
     """
+    if config.fabric.precision == "64-true" and wide(fabric.device) != torch.float64:
+        allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
+        raise BadInput("fabric.precision", config.fabric.precision, allowed)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     members = members_of([m.count for m in config.models], config.federation.clients)
     groups = [

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.device import peak_bytes, wide
 from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.errors import BadClient
 from fl_lightning.metric import MODELS, Metric
@@ -150,10 +151,14 @@ def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
 def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Tensors to numbers, waiting for the device once."""
     places = [(result, name) for result in results for name, value in result.items() if isinstance(value, Tensor)]
-    values = torch.stack([result[name].double() for result, name in places]).tolist() if places else []
+    values = torch.stack([_wide(result[name]) for result, name in places]).tolist() if places else []
     for (result, name), value in zip(places, values, strict=True):
         result[name] = value
     return results
+
+
+def _wide(value: Tensor) -> Tensor:
+    return value.to(wide(value.device))
 
 
 def server_bytes(run: Run, server: Server) -> int:
@@ -176,8 +181,8 @@ def _peak_memory_mib(device: torch.device) -> dict[str, float]:
     """The most that this process has held so far, and on a GPU what torch has held there."""
     unit = 1 if sys.platform == "darwin" else 1024  # bytes there, KiB on Linux
     memory = {"memory_mib": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit / 2**20}
-    if device.type == "cuda":
-        memory["memory_device_mib"] = torch.cuda.max_memory_allocated(device) / 2**20
+    if (peak := peak_bytes(device)) is not None:
+        memory["memory_device_mib"] = peak / 2**20
     return memory
 
 

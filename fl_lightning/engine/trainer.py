@@ -12,6 +12,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fl_lightning.core import PLAIN, ModelGroup, Run
+from fl_lightning.device import graph_type
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
@@ -68,7 +69,7 @@ class Trainer:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by
         each executor that is fit for them."""
         run, group = self.run, self.group
-        names: list[Name] = ["loop", "vmap", "graph"] if run.device.type == "cuda" else ["loop", "vmap"]
+        names: list[Name] = ["loop", "vmap", "graph"] if graph_type(run.device) else ["loop", "vmap"]
         made = {name: self.made(name) for name in names}
         fit: dict[Name, Executor] = {n: e for n, (e, reason) in made.items() if reason is None}
         at_once = max(executor.at_once for executor in fit.values())

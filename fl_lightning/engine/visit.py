@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.core import Client, Fit, Payload, Phase
 from fl_lightning.core.layout import copy_columns
+from fl_lightning.device import wide
 from fl_lightning.engine.phases import job_of, keep_optimizer
 from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.errors import BadClient, BadInput
@@ -158,8 +159,8 @@ class Visit:
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         kept += [self.client.memory[name] for name in self.worker.finite_memory if name in self.client.memory]
         if kept:
-            wide = [torch.linalg.vector_norm(v).to(own.device, torch.float64) for v in kept]
-            norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(wide))
+            kept = [torch.linalg.vector_norm(v).to(own.device, wide(own.device)) for v in kept]
+            norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(kept))
         segments = self.client.layout.segments(upload.sent)
         parts = [torch.linalg.vector_norm(v) for v in upload.vectors.values()]
         if upload.vector is not own:

@@ -133,8 +133,12 @@ class Worker:
         """What the training of clients came to; those that it failed for are left out."""
         executor = visits[next(iter(jobs))].trainer.executor  # all are of one group
         if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
-            with contextlib.suppress(Exception):  # whose fault it is shows when each trains alone
+            try:
                 return dict(zip(jobs, executor.train(list(jobs.values())), strict=True))
+            except torch.OutOfMemoryError:  # one client takes it as much room as all of them
+                executor = visits[next(iter(jobs))].trainer.loop
+            except Exception:  # whose fault it is shows when each trains alone
+                pass
         found: dict[int, Fit] = {}
         for c, job in jobs.items():
             visit = visits[c]

@@ -15,6 +15,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
+from fl_lightning.device import wide
 from fl_lightning.knowledge.class_means import class_means
 from fl_lightning.knowledge.quadratic import simplex_minimum
 from fl_lightning.record import RelationView
@@ -33,10 +34,11 @@ def feature_moments(client: Client) -> dict[str, Tensor]:
 
     V = (mean ||z||^2 - ||H||^2) / n; the squares of all classes' H_k are summed.
     """
-    squares = torch.zeros((), dtype=torch.float64, device=client.run.device)
+    device = client.run.device
+    squares = torch.zeros((), dtype=wide(device), device=device)
 
     def noted(z: Tensor) -> Tensor:
-        squares.add_(z.double().square().sum())
+        squares.add_(z.to(squares.dtype).square().sum())
         return z
 
     means, _, counts = class_means(client, bounded=noted)

@@ -97,7 +97,7 @@ def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None) ->
     known, seen = Gaussians.of(client.run.server.memory), list(client.passes(client.data.train, vector))
     if not seen:
         return known
-    z, y = torch.cat([z for z, _, _ in seen]).double().cpu(), torch.cat([y for _, _, y in seen]).cpu()
+    z, y = torch.cat([z for z, _, _ in seen]).cpu().double(), torch.cat([y for _, _, y in seen]).cpu()
     fixed = None if beta is None else torch.full((2,), beta, dtype=torch.float64)
     weights = trusted(z, y, known, prior_of(client), ridge) if fixed is None else fixed
     return known.towards(estimated(z, y, known, ridge), weights)

@@ -60,7 +60,7 @@ class FedAS(Method):
         """The body and t_i."""
         sent, total = super().upload(client, payload), torch.zeros((), dtype=torch.float64)
         for batch in client.data.train.batches(client.run.config.federation.batch_size):
-            total += client.gradient(client["model"], batch, training=False)[1].square().sum().double().cpu()
+            total += client.gradient(client["model"], batch, training=False)[1].square().sum().cpu().double()
         sent.statistics["fisher"] = total
         return sent
 

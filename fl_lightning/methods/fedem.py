@@ -49,7 +49,7 @@ class FedEM(Method):
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """E-step, then a phase on labels that weigh as much as a component is responsible for the sample."""
         q, right = responsibilities(client, client.memory["pi"])
-        client.memory["pi"] = q.double().mean(0).cpu()
+        client.memory["pi"] = q.cpu().double().mean(0)
         return [Phase(objective=Objective(loss=self.loss), targets=q[:, :, None] * right[:, None])]
 
     def loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:

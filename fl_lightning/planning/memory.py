@@ -27,8 +27,8 @@ from fl_lightning.storage.store import is_apart
 from fl_lightning.training.executors.vmap import AHEAD, width_of
 
 MIB = 2**20
-PROGRAM_MIB = {"cpu": 960, "cuda": 500}
-"""A process with the smallest model: the interpreter and its libraries (measured), or a CUDA context (assumed)."""
+PROGRAM_MIB, CONTEXT_MIB = 960, 500
+"""A process with the smallest model: the interpreter and its libraries (measured), and a GPU's context (assumed)."""
 _STATES = {"sgd": 0, "adam": 2, "adamw": 2, "module": 2}  # vectors that the optimiser keeps, without momentum
 _SCRATCH = {"sgd": 0, "adam": 1, "adamw": 1, "module": 1}  # vectors that a step of it takes for a moment
 
@@ -141,7 +141,7 @@ class Setup:
     def away(self) -> bool:
         """Vectors lie elsewhere than in the memory that is planned."""
         place = self.config.fabric.bank
-        return place == "disk" or (place == "host" and self.hardware.accelerator == "cuda")
+        return place == "disk" or (place == "host" and self.hardware.accelerator != "cpu")
 
     @property
     def apart(self) -> bool:
@@ -185,7 +185,7 @@ def main_memory(setup: Setup, total: float) -> float:
         blocks = (2.0 ** math.ceil(math.log2(max(p.vector, 1))) for p in setup.profiles)
         copies = setup.stored * setup.policy.client_vectors + (0 if setup.policy.one_download else setup.here)
         beside = copies * setup.mean(blocks) * (setup.config.fabric.bank == "host") + _kept_state(setup)
-    return (PROGRAM_MIB["cpu"] * MIB + setup.sizes.raw + beside) * setup.hardware.devices
+    return (PROGRAM_MIB * MIB + setup.sizes.raw + beside) * setup.hardware.devices
 
 
 def _kept_state(setup: Setup) -> float:
@@ -214,9 +214,9 @@ def _lasting(setup: Setup) -> list[Part]:
     copies = [*["what travels is changed"] * policy.keeps_received, *["further vectors"] * (policy.exchanged > 0)]
     received = " and ".join(copies) or "they are the vectors themselves"
     state = "optimizer.keep_state" if policy.keeps_optimizer else "cleared at every visit"
-    program = PROGRAM_MIB[setup.hardware.accelerator] * MIB
+    program = (PROGRAM_MIB if cpu else CONTEXT_MIB) * MIB
     return [
-        Part("program", program, "interpreter and libraries, CUDA's context"),
+        Part("program", program, "interpreter and libraries, a GPU's context"),
         Part("samples as read", sizes.raw * cpu, "all of them, on every rank"),
         Part("data", held * _sample(setup) * resident, data),
         Part("clients' vectors", one_each * (1 + policy.slots), clients),

@@ -137,7 +137,7 @@ class Planner:
         change("data", resident="never")
         change("fabric", precision="bf16-true")
         if fabric.bank == "memory":
-            place: Literal["host", "disk"] = "host" if hardware.accelerator == "cuda" else "disk"
+            place: Literal["host", "disk"] = "disk" if hardware.accelerator == "cpu" else "host"
             change("fabric", bank=place)
         if fabric.executor != "loop":
             change("fabric", executor="loop")

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 import torch
@@ -24,10 +23,11 @@ DRAWS = 20
 class Hardware:
     """What the run is to have."""
 
-    accelerator: Literal["cpu", "cuda"]
+    accelerator: str
+    """cpu, or the kind of accelerator."""
     nodes: int
     devices: int
-    """Processes on each node; with CUDA, GPUs."""
+    """Processes on each node; otherwise GPUs."""
     capacity: float
     """Bytes that a rank may hold: a GPU's memory, or its share of a node's."""
 

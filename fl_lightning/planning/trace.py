@@ -29,7 +29,7 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.parallel import ClientParallelStrategy
+from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
 from fl_lightning.storage.state import MODEL, ClientState
 
@@ -114,7 +114,7 @@ def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
         precision = "bf16-mixed"
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")
-        return Fabric(accelerator=accelerator, devices=1, strategy=ClientParallelStrategy(), precision=precision)
+        return fabric_of(accelerator, precision)
 
 
 def trace(component: Component, config: Config, method: Method, sizes: DataSizes) -> ModelProfile:

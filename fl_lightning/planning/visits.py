@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from fl_lightning import device
 from fl_lightning.config import Config
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput, RunFailed
@@ -203,7 +204,7 @@ def timed(setup: Setup, plan: Plan, run: bool = True) -> Timing:
     here, hardware = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), setup.hardware
     if not run:
         return Timing({}, "unknown: nothing was run (--no-run)")
-    if hardware.accelerator == "cuda" and not torch.cuda.is_available():
+    if hardware.accelerator not in ("cpu", device.here()):
         return Timing({}, "unknown: this machine has no such accelerator to run visits on")
     alone = max(p.bytes for p in plan.memory if not p.at_once)
     if setup.sizes.data is not None:

@@ -18,6 +18,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.device import empty_beside, has_streams, module_of
 from fl_lightning.files import writing
 from fl_lightning.storage.state import ClientState
 
@@ -36,18 +37,18 @@ class Lane:
         """Wait until all copies are made."""
 
 
-class CudaLane(Lane):
+class StreamLane(Lane):
     """Copies on a stream of their own, beside what the device computes."""
 
     def __init__(self, device: torch.device) -> None:
-        self.device = device
-        self.stream = torch.cuda.Stream(device)
+        self.device, self.module = device, module_of(device)
+        self.stream = self.module.Stream(device)
 
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
         """Begin to copy, once the copies before and what the device has been asked to compute are done."""
-        compute = torch.cuda.current_stream(self.device)
+        compute = self.module.current_stream(self.device)
         self.stream.wait_stream(compute)
-        with torch.cuda.stream(self.stream):
+        with self.module.stream(self.stream):
             into.copy_(source, non_blocking=True)
             done = self.stream.record_event()
         return partial(compute.wait_event, done)
@@ -70,7 +71,7 @@ class VectorStore:
         self.place, self.folder, self.device = place, folder, device
         self.apart = is_apart(place, device.type)
         """Whether a visit works on copies of vectors."""
-        self._lane = lane or (CudaLane(device) if self.apart and device.type == "cuda" else Lane())
+        self._lane = lane or (StreamLane(device) if self.apart and has_streams(device) else Lane())
         self._free: list[Tensor] = []  # vectors on the device, used again and again
         self._ahead: dict[int, tuple[Tensor, Tensor, Callable[[], None]]] = {}  # by id: vector, its copy, how to wait
         self._acquired: list[tuple[ClientState, _Copies]] = []
@@ -86,8 +87,7 @@ class VectorStore:
             return self._file(vector)
         if self.place == "memory":
             return torch.empty(vector.shape, dtype=vector.dtype, device=self.device).copy_(vector)
-        pinned = self.device.type == "cuda"  # from no other memory does the device copy while it computes
-        return torch.empty(vector.shape, dtype=vector.dtype, pin_memory=pinned).copy_(vector)
+        return empty_beside(vector, self.device).copy_(vector)
 
     def adopt(self, state: ClientState) -> None:
         """Put the vectors of `state`, which come from elsewhere, into the store."""

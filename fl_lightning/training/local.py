@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
+from fl_lightning.device import seed
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
@@ -47,7 +48,7 @@ def train(
     for epoch, first, count in schedule.pieces(len(part)):
         drawn = order_key(schedule, epoch)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
-            _seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
+            seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
             last.pull, last.batch_idx = None, k
             with cast():
                 loss = step(batch, k)
@@ -66,10 +67,3 @@ def train(
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:
     """Fabric's autocast, or nothing where the precision casts nothing (entering it costs more than a small step)."""
     return nullcontext if fabric.strategy.precision.precision in ("32-true", "64-true") else fabric.autocast
-
-
-def _seed(seed: int, device: torch.device) -> None:
-    """`torch.manual_seed` for the two generators in use; the whole of it asks every backend."""
-    torch.default_generator.manual_seed(seed)
-    if device.type == "cuda":
-        torch.cuda.manual_seed(seed)

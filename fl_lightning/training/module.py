@@ -15,6 +15,7 @@ from torch import Tensor, nn
 from fl_lightning.core import PLAIN, Batch, Layout, Objective
 from fl_lightning.core.layout import Binding
 from fl_lightning.data import Part
+from fl_lightning.device import wide
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.training.kernels import Columns, Terms, TermsLoss
@@ -191,10 +192,11 @@ class ClientModule(LightningModule):
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:
         """Mean task loss of the bound vector on `part` in evaluation mode, shape (); NaN on an empty part."""
         self.model.eval()
-        total = torch.zeros((), device=self.device_of_model, dtype=torch.float64)
+        exact = wide(self.device_of_model)
+        total = torch.zeros((), device=self.device_of_model, dtype=exact)
         for k, (x, y) in enumerate(part.batches(batch_size)):
             with self.cast():
-                total = total + len(y) * self.task_loss((x, y), k).double()
+                total = total + len(y) * self.task_loss((x, y), k).to(exact)
         return total / len(part) if len(part) else total * torch.nan
 
     @torch.no_grad()

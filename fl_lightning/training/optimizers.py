@@ -97,6 +97,7 @@ class AnyOptimizer:
         self.optimizer.state.clear()
         if self._scaler is not None:  # else a client's numbers would depend on who trained before it on this rank
             self._scaler.load_state_dict(self._scale)
+            self._scaler._per_optimizer_states.clear()  # a step that failed has left half of one
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
 

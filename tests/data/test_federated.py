@@ -146,12 +146,12 @@ def test_clients_are_kept_and_materialised_on_demand() -> None:
 def test_auto_residency_asks_how_much_fits(monkeypatch: pytest.MonkeyPatch) -> None:
     samples = 1797 * 64 * 4
     for free, kind in ((2 * samples, ResidentPart), (2 * samples - 1, LoadedPart)):
-        monkeypatch.setattr(module, "_free_bytes", lambda device, free=free: free)
+        monkeypatch.setattr(module, "free_bytes", lambda device, free=free: free)
         assert isinstance(prepare(DataConfig(), 4, 0).client(0).train, kind)
 
 
 def test_free_memory_is_told() -> None:
-    assert module._free_bytes(torch.device("cpu")) > 2**20
+    assert module.free_bytes(torch.device("cpu")) > 2**20
 
 
 def test_rotation_turns_every_part(tmp_path: Path) -> None:

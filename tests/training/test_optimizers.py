@@ -58,6 +58,31 @@ def test_a_kept_state_brings_its_scale_along(scaled: Any) -> None:
     assert {name.rsplit(".", 1)[0] for name in kept} == {"scaler", "step", "exp_avg", "exp_avg_sq"}
 
 
+@pytest.mark.parametrize("clip", [None, 1e9])
+def test_a_step_that_failed_leaves_the_next_client_nothing_of_its_scaling(
+    scaled: Any, clip: float | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Out of memory in the optimiser's step, with `retry` or `skip`: the next step would not be unscaled."""
+    optimizer, step = scaled
+    optimizer.config = OptimizerConfig(name="adam", lr=0.1, clip_norm=clip)
+    first = [p.detach().clone() for p in optimizer._parameters()]
+    step()
+    good = [p.grad.clone() for p in optimizer._parameters()]
+
+    def full(*args: Any, **kwargs: Any) -> None:
+        raise torch.OutOfMemoryError
+
+    with monkeypatch.context() as broken, pytest.raises(torch.OutOfMemoryError):
+        broken.setattr(optimizer.optimizer, "step", full)
+        step()
+    optimizer.reset()
+    with torch.no_grad():
+        for p, value in zip(optimizer._parameters(), first, strict=True):
+            p.copy_(value)
+    step()
+    assert all(torch.equal(p.grad, g) for p, g in zip(optimizer._parameters(), good, strict=True))
+
+
 def test_the_learning_rate_decays_from_round_to_round(federation: Any) -> None:
     """A single step of the second round, from the same model, is half as long."""
     moved = []

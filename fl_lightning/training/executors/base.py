@@ -25,6 +25,9 @@ from fl_lightning.training.schedule import BatchSchedule
 
 Name = Literal["loop", "vmap", "graph"]
 
+TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
+"""How far gradients may differ, relative to 1 + their norm, and still be the same but for rounding."""
+
 
 @dataclass
 class LocalJob:

@@ -12,10 +12,12 @@ from typing import get_args
 
 import torch
 from lightning.fabric import Fabric
-from torch import Tensor
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
 
 from fl_lightning.core.phase import PLAIN
-from fl_lightning.errors import BadInput
+from fl_lightning.device import graph_type, no_draws, random_states, same_states, synchronize
+from fl_lightning.errors import BadInput, redact
 from fl_lightning.files import atomic_write
 from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
@@ -44,7 +46,7 @@ def make(
     """
     if name == "loop":
         return Loop(fabric, module, optimizer), None
-    if name == "graph" and fabric.device.type != "cuda":
+    if name == "graph" and graph_type(fabric.device) is None:
         return Graph(fabric, module, optimizer, spec), None  # raises
     reason = unfit(name, fabric, module, spec)
     if reason is None:
@@ -52,7 +54,7 @@ def make(
         if reason is None:
             kinds: dict[Name, type[Vmap] | type[Graph]] = {"vmap": Vmap, "graph": Graph}
             found = kinds[name](fabric, module, optimizer, spec)
-            reason = found.unlike(x, y, gradients) if isinstance(found, Vmap) else None
+            reason = found.unlike(x, y, gradients) if isinstance(found, Vmap) else found.unlike(x, y)
             if reason is None:
                 return found, None
     return Loop(fabric, module, optimizer), reason
@@ -88,18 +90,21 @@ def _probed(
     assert binding.vector is not None
     own = dict(module.model.named_buffers())
     binding.bind(binding.vector.clone(), [own[n].detach().clone() for n in module.layout.own_names])
-    before = {n: b.clone() for n, b in module.model.named_buffers()}
+    before, counted = {n: b.clone() for n, b in module.model.named_buffers()}, _counted(module.model)
     module.set_objective(PLAIN)
     module.model.train()
     parameters = [p for p in binding.parameters if p.requires_grad]
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
-        random = _random_state(device)
+    with no_draws(device):
+        states = random_states(device)
         loss = module.metric.loss(module.model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
-        drawn = any(not torch.equal(a, b) for a, b in zip(random, _random_state(device), strict=True))
+        drawn = not same_states(states, random_states(device))
+    changed = {place for place, value in _counted(module.model).items() if counted.get(place) != value}
     reason = None
     if drawn:
         reason = "the model draws random numbers (dropout)"
+    elif changed:
+        reason = f"the model's forward pass changes its {min(changed)}"
     elif any(g is None for g in gradients):
         reason = "the loss does not reach every parameter of the model"
     elif name == "vmap" and any(not torch.equal(b, before[n]) for n, b in module.model.named_buffers()):
@@ -107,8 +112,14 @@ def _probed(
     return x, y, gradients, reason
 
 
-def _random_state(device: torch.device) -> list[Tensor]:
-    return [torch.get_rng_state(), *([torch.cuda.get_rng_state(device)] if device.type == "cuda" else [])]
+def _counted(model: nn.Module) -> dict[str, str]:
+    """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted name."""
+    found = {}
+    for path, module in model.named_modules():
+        for name, value in vars(module).items():
+            if all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(value)):
+                found[f"{path}.{name}".lstrip(".")] = repr(value)
+    return found
 
 
 # ---------------------------------------------------------------- the fastest
@@ -141,7 +152,8 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
     for contest in contests:
         here = _measured(contest) if len(contest.executors) > 1 else {}
         everywhere = [part for part in group.gather_objects(here) if part]
-        total = {n: sum(part[n] for part in everywhere) / len(everywhere) for n in contest.executors if everywhere}
+        able = [n for n in contest.executors if everywhere and all(n in part for part in everywhere)]
+        total = {n: sum(part[n] for part in everywhere) / len(everywhere) for n in able}
         best: Name = "loop"
         for name, one in total.items():
             if one < WORTH * total["loop"] and one < total[best]:
@@ -161,7 +173,7 @@ def _measured(contest: Contest) -> dict[Name, float]:
     """Seconds of a client on this rank; none where it has no client that can train."""
     executors, steps = contest.executors, contest.steps
     device = executors["loop"].fabric.device
-    with torch.random.fork_rng([device] if device.type == "cuda" else []):
+    with no_draws(device):
         try:
             taken = seconds_by_client(executors, contest.jobs) if steps else {}
             return {name: one * more_steps(steps, executors[name].at_once) for name, one in taken.items()}
@@ -198,23 +210,30 @@ def seconds_by_client(
 ) -> dict[Name, float]:
     """Seconds that each executor takes for one of the `jobs`, which are made anew for every measurement.
 
-    Executors take turns; the least of `repeats` counts, after one run that does not.
+    Executors take turns; the least of `repeats` counts, after one run that does not. One that fails (but the loop) is
+    left out, which stderr says.
     """
     found: dict[Name, list[float]] = {name: [] for name in executors}
     for _ in range(1 + repeats):
-        for name, executor in executors.items():
-            todo = jobs()
-            for k, job in enumerate(todo):
-                job.place = k % executor.at_once
-            _wait(executor.fabric.device)
-            start = time.perf_counter()
-            for first in range(0, len(todo), executor.at_once):
-                executor.train(todo[first : first + executor.at_once])
-            _wait(executor.fabric.device)
-            found[name].append((time.perf_counter() - start) / len(todo))
+        for name in list(found):
+            try:
+                found[name].append(_seconds(executors[name], jobs()))
+            except Exception as error:
+                if name == "loop":
+                    raise
+                why = redact(f"{type(error).__name__}: {error}".splitlines()[0])
+                print(f"fabric.executor auto: {name} fails and is left out ({why})", file=sys.stderr)
+                del found[name]
     return {name: min(times[1:]) for name, times in found.items()}
 
 
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+def _seconds(executor: Executor, todo: list[LocalJob]) -> float:
+    """Seconds that the executor takes for one of the jobs `todo`."""
+    for k, job in enumerate(todo):
+        job.place = k % executor.at_once
+    synchronize(executor.fabric.device)
+    start = time.perf_counter()
+    for first in range(0, len(todo), executor.at_once):
+        executor.train(todo[first : first + executor.at_once])
+    synchronize(executor.fabric.device)
+    return (time.perf_counter() - start) / len(todo)

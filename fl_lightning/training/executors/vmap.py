@@ -11,7 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core.phase import Batch, Fit
-from fl_lightning.training.executors.base import ExecutorSpec, LocalJob
+from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob
 from fl_lightning.training.executors.stack import Stacked
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
@@ -22,9 +22,6 @@ MOST_AT_ONCE = 32
 
 AHEAD = 16
 """Steps whose batches `vmap` lays out together: one copy for each client and so many steps, not one for each step."""
-
-TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
-"""How far gradients may differ, relative to 1 + their norm, and still be the same but for rounding."""
 
 
 class Vmap(Stacked):

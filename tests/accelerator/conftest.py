@@ -1,0 +1,50 @@
+"""The accelerator's suite, by device: FL_TEST_DEVICE names it, or it is whichever this machine has.
+
+`pretended` is one that is written in Python (pretended.py) and runs anywhere, with a detector of races at work in every
+test. It wants a process of its own, since torch cannot fork any more once it knows of a device:
+
+    FL_TEST_DEVICE=pretended pytest tests/accelerator -m ""
+
+Where there is no device, nothing here is collected; tests/test_accelerator.py starts that command.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.device import here
+
+DEVICE = os.environ.get("FL_TEST_DEVICE") or here()
+sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
+
+if DEVICE == "pretended":
+    import pretended
+    import streams
+
+    pretended.install(streams.StreamBackend)
+elif DEVICE is None:
+    collect_ignore_glob = ["test_*.py"]
+
+
+@pytest.fixture
+def device() -> Iterator[str]:
+    """What `fabric.accelerator` is to be. Of the pretended one, no two accesses to memory may race."""
+    if DEVICE != "pretended":
+        assert DEVICE is not None
+        yield DEVICE
+        return
+    with streams.present() as detector:
+        yield DEVICE
+    assert detector.found == []
+
+
+@pytest.fixture
+def only_pretended() -> None:
+    """For tests that look into the device."""
+    if DEVICE != "pretended":
+        pytest.skip("it looks into the pretended device")

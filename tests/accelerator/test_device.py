@@ -1,0 +1,249 @@
+"""What must hold on whatever accelerator there is (see conftest.py): the numbers of the CPU, by every path."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import cases
+import pytest
+import torch
+from forked import free_port
+from golden import Numbers, numbers
+
+from fl_lightning.callbacks.checkpoint import Checkpoint, restore
+from fl_lightning.cli import main
+from fl_lightning.cli.commands import load
+from fl_lightning.device import count, graph_type, module_of, wide
+from fl_lightning.engine.federation import Federation
+from fl_lightning.parallel import fabric_of
+from fl_lightning.run import assemble
+from fl_lightning.runfolder import RunFolder
+
+Fit = Callable[..., Path]
+GOLDEN = {name: run for name, run in cases.runs().items() if run.ranks == 1}
+
+
+def close(here: Numbers, there: Numbers, tolerance: float) -> list[str]:
+    """Which columns of two runs differ by more than `tolerance`, relative to 1 + their size."""
+    assert here.keys() == there.keys()
+    return [
+        name
+        for name, values in here.items()
+        if values != there[name]
+        and not all(
+            isinstance(a, float | int) and abs(a - b) <= tolerance * (1 + abs(a))
+            for a, b in zip(values, there[name], strict=True)
+        )
+    ]
+
+
+@pytest.mark.sampled("[kapc-kept]", "[fedavg-skip]", "[scaffold-host]")
+@pytest.mark.parametrize("name", GOLDEN)
+def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(name: str, device: str) -> None:
+    """The golden runs, among them those that are interrupted and taken up again, and those whose clients fail."""
+    found = []
+    exact = wide(torch.device(device)) == torch.float64
+    for accelerator in ("cpu", device):
+        fabric = {"accelerator": accelerator} | ({} if exact else {"precision": "32-true"})
+        run = cases.Run(cases.merged(GOLDEN[name].settings, {"fabric": fabric}), interrupted=GOLDEN[name].interrupted)
+        found.append(numbers([name], {name: run})[name])
+    single = not exact or name.endswith("-32")
+    assert close(*found, 0.0 if device == "pretended" else 1e-3 if single else 1e-8) == []
+
+
+@pytest.mark.parametrize("to_device", [True, False])
+def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_device: bool) -> None:
+    first, second = ("cpu", device) if to_device else (device, "cpu")
+    begun = fit("a", f"--fabric.accelerator {first} --federation.rounds 2", "--callbacks checkpoint")
+    models = {}
+    for kind in (first, second):
+        fabric = fabric_of(kind, "32-true")
+        fabric.launch()
+        fed = assemble(fabric, load(begun), begun, [Checkpoint()])
+        assert restore(fed.run, begun / "checkpoints") == 2
+        assert all(v.device.type == kind for s in fed.run.states.values() for v in s.vectors.values())
+        models[kind] = {c: state.vectors["model"].cpu() for c, state in fed.run.states.items()}
+    assert models[first].keys() == models[second].keys() == set(range(4))
+    assert all(torch.equal(models[first][c], models[second][c]) for c in models[first])
+    moved = fit("a", f"--fabric.accelerator {second} --federation.rounds 3 --resume", "--callbacks checkpoint")
+    stayed = fit("b", f"--fabric.accelerator {first} --federation.rounds 3")
+    one, other = (RunFolder(folder).read_metrics()[-1] for folder in (stayed, moved))
+    for name in ("train_loss", "coaching_loss"):
+        assert other[name] == pytest.approx(one[name], rel=1e-3)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    "flags", ["", "--method fedavg --federation.participation 0.5", "--fabric.bank host --optimizer.keep_state true"]
+)
+def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> None:
+    if device != "pretended" and count() < 2:
+        pytest.skip("one device")
+    flags += f" --fabric.accelerator {device} --federation.rounds 2 --callbacks checkpoint"
+    one = fit("one", flags)
+    if device != "pretended":
+        assert lasting(fit("two", flags, "--fabric.devices 2")) == lasting(one)
+        return
+    line = ["fit", "--name", "two", "--config", str(one / "config.yaml"), "--fabric.devices", "2"]
+    shared = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
+    shared |= {"GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    script = [sys.executable, str(Path(__file__).with_name("rank.py")), *line]
+    ranks = [
+        subprocess.Popen(script, env={**os.environ, **shared, "RANK": r, "LOCAL_RANK": r}, stderr=subprocess.PIPE)
+        for r in "01"
+    ]
+    said = [rank.communicate(timeout=400)[1].decode() for rank in ranks]
+    assert [rank.returncode for rank in ranks] == [0, 0], said
+    assert lasting(one.with_name("two")) == lasting(one)
+
+
+SETTINGS = {
+    "mlp": "--optimizer.momentum 0.9 --optimizer.keep_state true",
+    "cnn": "--model cnn --model.padding 2 --optimizer.weight_decay 0.001 --federation.participation 0.6",
+    "decay": "--method fedprox --optimizer.lr_decay 0.5 --optimizer.clip_norm 1.0",
+    "normed": "--model cases.Small",
+}
+
+
+@pytest.mark.sampled("[mlp-graph]")
+@pytest.mark.parametrize("executor", ["vmap", "graph"])
+@pytest.mark.parametrize("flags", SETTINGS.values(), ids=SETTINGS)
+def test_executors_agree_with_the_loop(
+    fit: Fit, flags: str, executor: str, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In 64 bits, where rounding cannot grow in two rounds; batches of several sizes among them."""
+    if wide(torch.device(device)) != torch.float64 or (executor == "graph" and not graph_type(torch.device(device))):
+        pytest.skip(f"{device} has no 64 bits, or no graphs")
+    common = f"{flags} --fabric.accelerator {device} --fabric.precision 64-true --federation.rounds 2"
+    rows = {}
+    for name in ("loop", executor):
+        rows[name] = RunFolder(fit(name, f"{common} --fabric.executor {name}")).read_metrics()
+    refuses = "Small" in flags and executor == "vmap"  # BatchNorm mixes the samples of a batch
+    assert ("trains in the loop" in capsys.readouterr().err) == refuses
+    for a, b in zip(rows["loop"], rows[executor], strict=True):
+        for column in ("train_loss", "coaching_loss", "mean_accuracy"):
+            assert b[column] == pytest.approx(a[column], abs=1e-8)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("executor", ["vmap", "graph"])
+def test_an_executor_repeats_itself_when_resumed(fit: Fit, device: str, executor: str) -> None:
+    flags = f"--fabric.accelerator {device} --fabric.executor {executor} --federation.participation 0.6"
+    flags += " --callbacks checkpoint --fabric.deterministic true"
+    whole = fit("whole", flags, "--federation.rounds 4")
+    fit("parts", flags, "--federation.rounds 2")
+    parts = fit("parts", flags, "--federation.rounds 4 --resume")
+    assert lasting(parts) == lasting(whole)
+
+
+def lasting(folder: Path) -> list[dict[str, float]]:
+    """The rows of metrics.csv without what says something of the machine."""
+    rows = RunFolder(folder).read_metrics()
+    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
+
+
+@pytest.mark.sampled("[host-plain]")
+@pytest.mark.parametrize(
+    "flags",
+    ["", "--fabric.executor vmap", "--callbacks quantize --optimizer.keep_state true", "--optimizer.momentum 0"],
+    ids=["plain", "vmap", "quantized", "still"],
+)
+@pytest.mark.parametrize("bank", ["host", "disk"])
+def test_no_number_depends_on_where_models_lie(fit: Fit, device: str, bank: str, flags: str) -> None:
+    """Fetched on a stream of their own while the client before trains, and written back behind it."""
+    common = f"--fabric.accelerator {device} --federation.participation 0.75 --optimizer.momentum 0.5 {flags}"
+    whole = fit("memory", common, "--federation.rounds 2")
+    away = fit("away", common, f"--federation.rounds 2 --fabric.bank {bank}")
+    assert lasting(away) == lasting(whole)
+
+
+@pytest.mark.slow
+def test_models_away_take_no_memory_of_the_device(fit: Fit, device: str) -> None:
+    """20 models of 4.5 MB and what they hear: 180 MB in memory, four rows where they lie on the host."""
+    module = module_of(torch.device(device))
+    if not hasattr(module, "reset_peak_memory_stats"):
+        pytest.skip(f"{device} does not count its memory")
+    flags = f"--fabric.accelerator {device} --federation.clients 20 --data.min_samples 1 --data.alpha 100"
+    flags += " --model.hidden [2000,500] --federation.local_epochs 0 --federation.rounds 1"
+    held = {}
+    for bank in ("host", "memory"):
+        module.empty_cache()
+        module.reset_peak_memory_stats()
+        fit(bank, flags, f"--fabric.bank {bank}")
+        held[bank] = module.max_memory_allocated() / 2**20
+    assert held["memory"] - held["host"] > 100, held
+
+
+@pytest.mark.sampled("[16-mixed]")
+@pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"])
+def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> None:
+    """Channels change rounding only, and 16 bits come near 32."""
+    if precision == "64-true" and wide(torch.device(device)) != torch.float64:
+        pytest.skip(f"{device} has no 64 bits")
+    flags = f"--model cnn --model.padding 2 --fabric.accelerator {device} --federation.rounds 1 --data.fraction 0.1"
+    losses = [
+        RunFolder(fit(name, flags, f"--fabric.channels_last {name} --fabric.precision {kind}")).read_metrics()[0]
+        for name, kind in (("false", precision), ("true", precision), ("false", "32-true"))
+    ]
+    near = 1e-3 if precision in ("32-true", "64-true") else 0.05
+    assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=near)
+    assert losses[2]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=0.05)
+
+
+@pytest.mark.slow
+def test_auto_picks_and_says_so(fit: Fit, device: str, capsys: pytest.CaptureFixture[str]) -> None:
+    run = fit("auto", f"--fabric.accelerator {device} --fabric.executor auto")
+    assert "fabric.executor auto:" in capsys.readouterr().err
+    held = json.loads((run / "executor.json").read_text())
+    graphs = {"graph"} if graph_type(torch.device(device)) else set()
+    assert set(held["seconds_by_client"][0]) == {"loop", "vmap"} | graphs
+
+
+@pytest.mark.slow
+def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit: Fit, device: str) -> None:
+    """However the run is cut, and whatever was drawn before."""
+    flags = f"--model cases.Lit --optimizer.name module --fabric.accelerator {device} --callbacks checkpoint"
+    flags += " --fabric.deterministic true --federation.rounds"
+    whole = fit("whole", flags, "3")
+    torch.rand(3, device=device)
+    fit("parts", flags, "1")
+    assert lasting(fit("parts", flags, "3 --resume")) == lasting(whole)
+
+
+def test_a_deterministic_run_repeats_its_own_bits(fit: Fit, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """And torch is told so while it lasts."""
+    seen = []
+    real = Federation.round
+
+    def told(self: Federation, t: int, *args: Any) -> Any:
+        seen.append(torch.are_deterministic_algorithms_enabled())
+        return real(self, t, *args)
+
+    monkeypatch.setattr(Federation, "round", told)
+    flags = f"--method fedproto --fabric.accelerator {device} --federation.rounds 2 --data.fraction 0.2"
+    a, b = (fit(name, flags, "--fabric.deterministic true") for name in "ab")
+    assert lasting(a) == lasting(b)
+    fit("c", flags)
+    assert seen == [True] * 4 + [False] * 2
+
+
+@pytest.mark.slow
+def test_a_model_that_is_too_large_for_the_device_ends_in_one_line(
+    fit: Fit, device: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """10^6 by 10^6 numbers are more than any device has."""
+    line = f"--config kapc_digits --name big --loggers null --callbacks null --fabric.accelerator {device}"
+    line += " --model.hidden [100000] --federation.clients 4 --federation.batch_size 100000 --federation.rounds 1"
+    if device == "pretended":
+        from streams import STATE
+
+        STATE.limit = 2.0**27
+    assert main(["fit", *line.split()]) in (1, 2)
+    err = capsys.readouterr().err.strip().splitlines()
+    assert err[-1].startswith("fl-train: error:") and "out of memory" in err[-1]
