@@ -328,7 +328,7 @@ def _rounds(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def _save_arrays(path: Path, **arrays: np.ndarray) -> None:
+def _save_arrays(path: Path, **arrays: Any) -> None:
     held = io.BytesIO()
     np.savez_compressed(held, **arrays)
     _replace(path, held.getvalue())
