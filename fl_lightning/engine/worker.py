@@ -55,8 +55,7 @@ class Worker:
 
     @cached_property
     def free_memory(self) -> set[str]:
-        """Names of the numbers of a client's memory that need not be finite: the method's that begin as infinite or NaN,
-        and those of transforms."""
+        """What of a client's memory may be infinite or NaN: what the method begins so, and what transforms keep."""
         method = self.run.method
         first = method.init_client(self.run) if method.client_memory else {}
         infinite = {name for name, x in first.items() if not x.isfinite().all()}
