@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import copy
+import math
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -17,14 +18,17 @@ from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.config import Component
-from fl_lightning.core import Client, Payload, Run
+from fl_lightning.core import Client, Payload, Phase, Run
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
 from fl_lightning.errors import BadClient, RunFailed
+from fl_lightning.knowledge.alignment import MeanPull
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
+from fl_lightning.methods.dbe import DBE
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedpac import FedPAC
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
@@ -373,6 +377,35 @@ def test_large_numbers_are_not_taken_for_infinite_ones(federation: Make) -> None
     infinite = {"train_loss": torch.tensor(0.0), "model_norm": torch.tensor(3.4e38) * 2}
     with pytest.raises(BadClient, match="its model"):
         fed.worker.guard.check_finite(1, [ClientResult(0, infinite)])
+
+
+class Keeps(FedAvg):
+    """Writes `value` to a client's memory, which it did not name beforehand."""
+
+    client_memory = True
+    value = math.nan
+
+    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+        yield Phase()
+        client.memory["mine"] = torch.tensor([1.0, self.value])
+
+
+def test_whatever_a_method_keeps_must_be_finite(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(BadClient, match="what else it keeps is not finite"):
+        federation(Keeps()).round(1)
+    monkeypatch.setattr(Keeps, "value", 2.0)
+    federation(Keeps()).round(1)
+
+
+@pytest.mark.parametrize("method", [DBE(), FedPAC()])
+def test_means_of_features_must_be_finite(federation: Make, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They are told, and kept by nobody but the server."""
+    bad = {"moments.means": torch.full((10, 16), math.nan), "moments.V": torch.tensor(math.nan)}
+    monkeypatch.setattr("fl_lightning.methods.fedpac.feature_moments", lambda client: bad)
+    monkeypatch.setattr(MeanPull, "__init__", lambda pull, *args: vars(pull).update(u=None, running=bad["moments.V"]))
+    monkeypatch.setattr(MeanPull, "__call__", lambda pull, module, batch: module.task_loss(batch))
+    with pytest.raises(BadClient, match="what it tells is not finite"):
+        federation(method).round(1)
 
 
 def test_a_second_attempt_is_sent_what_the_first_was(federation: Make) -> None:

@@ -16,7 +16,7 @@ import pytest
 import torch
 import yaml
 
-from fl_lightning import rng
+from fl_lightning import catalogue, rng
 from fl_lightning.cli.folder import write_config
 from fl_lightning.cli.resolve import complete, to_yaml
 from fl_lightning.config import Component
@@ -294,3 +294,32 @@ def test_paired_differences(script: Load) -> None:
     assert difference([1.0, 2.0], [1.0, 2.0]) == "0"
     # Of 1, 2, 3: mean 2, deviation 1, t quantile 4.303 with two degrees of freedom, 4.303 / sqrt(3) = 2.48.
     assert difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == "+2.00 ± 1.00 [-0.48, +4.48]"
+
+
+# ---------------------------------------------------------------- what a round of every method costs
+
+DOCS = FOLDER.parent / "docs" / "methods.md"
+
+
+def table(text: str, script: Load) -> dict[str, list[float]]:
+    """The rows of the table of costs, by method."""
+    found = {}
+    for line in text.partition(" | ".join(script("costs").HEAD))[2].splitlines()[2:]:
+        if not line.startswith("| `"):
+            break
+        name, *cells = [cell.strip() for cell in line.strip("|").split("|")]
+        found[name.strip("`")] = [float(cell) for cell in cells]
+    return found
+
+
+def test_every_method_stands_in_the_table_of_costs(script: Load) -> None:
+    assert set(table(DOCS.read_text(), script)) == set(catalogue.table("methods"))
+
+
+@pytest.mark.sampled("[fedavg]", "[fedcp]")
+@pytest.mark.parametrize("name", catalogue.table("methods"))
+def test_the_table_of_costs_is_what_a_round_counts(script: Load, name: str) -> None:
+    """Within the digits that are shown, and 5 %: how often a solver or a search goes on depends on rounding."""
+    head = f"| {' | '.join(script('costs').HEAD)} |\n| --- |\n"
+    now = table(head + script("costs").cost(name).row(name), script)[name]
+    assert now == pytest.approx(table(DOCS.read_text(), script)[name], rel=0.05, abs=0.05)

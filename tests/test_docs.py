@@ -257,6 +257,19 @@ def test_every_component_and_argument_stands_in_the_reference(kind: str, referen
             assert f"`{name}`" in reference, (entry.name, name)
 
 
+def test_the_page_on_methods_is_whole() -> None:
+    """Of each method a row and a bullet, with rule and tests; every switch that it names is one of its arguments."""
+    page = (ROOT / "docs" / "methods.md").read_text()
+    bullets = dict(re.findall(r"^- \*\*`(\w+)`\*\* (.*?)(?=^- \*\*`|^#|\Z)", page, re.MULTILINE | re.DOTALL))
+    methods = catalogue.table("methods")
+    assert list(bullets) == [entry.name for group in catalogue.families("methods").values() for entry in group]
+    for name, bullet in bullets.items():
+        assert f"| `{name}` |" in page and "Rule:" in bullet and "Tests:" in bullet, name
+        arguments = inspect.signature(_import("methods", "method", methods[name].class_path)).parameters
+        named = [words.split()[0] for words in re.findall(r"`([a-z_]+ [^`]+)`", bullet)]
+        assert set(named) <= arguments.keys(), name
+
+
 def test_every_column_and_file_stands_in_the_reference(reference: str, folder: Path) -> None:
     shown = shlex.split("--loggers tensorboard --callbacks heatmaps,ledger,wireless --data.validation 0.1")
     flags = shlex.split("--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a")

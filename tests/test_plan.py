@@ -26,15 +26,19 @@ from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.fedora import FEDORA
+from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.pfeddf import PFedDF
+from fl_lightning.methods.pfedfda import PFedFDA
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.models import build, head_of
 from fl_lightning.parallel import Group, assign_homes
 from fl_lightning.planning import visits
 from fl_lightning.planning.memory import Setup, memory
-from fl_lightning.planning.plan import Planner
+from fl_lightning.planning.plan import Planner, left_out
 from fl_lightning.planning.seconds import Link, Observed, Speeds, mixing_of, seconds, work_of
 from fl_lightning.planning.setting import DataSizes, Hardware, cohorts
 from fl_lightning.planning.trace import trace
@@ -435,8 +439,18 @@ def test_the_table_and_the_numbers_for_scripts(tmp_path: Path, monkeypatch: pyte
     assert told["round_seconds"] is None and told["seconds"] == {} and "no such accelerator" in told["basis"]
     assert not told["assumed_data"]
     assert list(tmp_path.iterdir()) == []  # a plan leaves nothing behind
+    assert told["left_out"] == {"phases": "Coached by lam on every layer that was received"}
+    assert "not in these: what KAPC does in phases (Coached by lam" in text
     text = run("--config kapc_digits --loggers null --node-memory 0.5 --no-run", capsys)
     assert "DOES NOT FIT" in text and "seconds: unknown: nothing was run" in text
+
+
+def test_a_plan_says_what_its_operations_leave_out() -> None:
+    """Hooks with work of their own, inherited ones too; not those that only say who is judged or what travels."""
+    assert left_out(FedAvg()) == left_out(FedPer()) == {}
+    assert left_out(PFedDF()) == {"aggregate": "The means, then a student of all from each"}
+    assert list(left_out(FedFomo())) == ["broadcast", "receive", "upload", "aggregate"]
+    assert {"personal", "upload"} <= left_out(PFedFDA()).keys()
 
 
 @pytest.mark.slow

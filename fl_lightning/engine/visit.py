@@ -157,7 +157,8 @@ class Visit:
             raise ValueError(f"its upload is {found[1]} of shape {found[0]}, not {wanted[1]} of shape {wanted[0]}")
         norms = {"model_norm": torch.linalg.vector_norm(own)}
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
-        kept += [self.client.memory[name] for name in self.worker.finite_memory if name in self.client.memory]
+        memory = self.client.memory.items()
+        kept += [x for name, x in memory if x.is_floating_point() and name not in self.worker.free_memory]
         if kept:
             kept = [torch.linalg.vector_norm(v).to(own.device, wide(own.device)) for v in kept]
             norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(kept))

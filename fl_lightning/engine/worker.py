@@ -35,11 +35,12 @@ class Worker:
         self.evaluator, self.transforms, self.observers = evaluator, transforms, observers
 
     @cached_property
-    def finite_memory(self) -> list[str]:
-        """Names of the numbers that the method keeps with every client, but for those that begin as infinite or NaN."""
+    def free_memory(self) -> set[str]:
+        """What of a client's memory may be infinite or NaN: what the method begins so, and what transforms keep."""
         method = self.run.method
         first = method.init_client(self.run) if method.client_memory else {}
-        return [name for name, x in first.items() if x.is_floating_point() and bool(x.isfinite().all())]
+        infinite = {name for name, x in first.items() if not x.isfinite().all()}
+        return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
 
     def visits(self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer) -> Results:
         """Visit this rank's clients of `cohort`; what became of each, and the failures.
