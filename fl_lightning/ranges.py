@@ -63,7 +63,7 @@ class _Choice:
 @cache
 def allowed(kind: type) -> dict[str, tuple[Range | _Choice, bool]]:
     """What the fields of a class may hold, by name, as far as their types say it, and whether None is allowed, too."""
-    found = {}
+    found: dict[str, tuple[Range | _Choice, bool]] = {}
     for name, hint in _hints(kind).items():
         parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
         for part in parts:
