@@ -12,7 +12,7 @@ from fl_lightning.catalogue import table
 from fl_lightning.cli import main
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
-FILES = sorted(FOLDER.rglob("*.yaml"))
+FILES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.yaml")))
 
 
 def _spoken(path: Path) -> str:

@@ -29,6 +29,7 @@ Personalised federated learning: who learned what from whom.
   plan     what a fit would take         fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
   submit   hand a fit to SLURM           fl-train submit --config kapc_resnet18.yaml --gpus-per-node 4 --time 4:00:00
   study    methods, settings and seeds   fl-train study study.yaml --out studies/digits --workers 2
+  reproduce a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
   status   where the runs stand          fl-train status runs
   list     what can be chosen by name    fl-train list methods
 
@@ -81,6 +82,7 @@ def _dispatch(argv: list[str]) -> None:
         "plan": commands.plan_run,
         "submit": commands.submit,
         "study": commands.study,
+        "reproduce": commands.reproduce,
         "status": commands.status,
         "list": commands.list_names,
     }

@@ -100,6 +100,11 @@ def report(argv: list[str]) -> None:
     values = typed(parser, Settings.merged(read_flags(flags, keys(parser))).plain)
     if not words:
         raise BadInput("run", None, "it must be given: fl-train report RUN [RUN ...]")
+    if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
+        page = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
+        compare([words[0], "--format", "html", "--out", str(page)])
+        print(f"report: {page}")
+        return
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render
 
@@ -178,6 +183,13 @@ def submit(argv: list[str]) -> None:
 def study(argv: list[str]) -> None:
     """Run a grid of methods, settings and seeds."""
     from fl_lightning.cli.study import study as run
+
+    run(argv)
+
+
+def reproduce(argv: list[str]) -> None:
+    """Run a paper's table and print its numbers beside ours."""
+    from fl_lightning.cli.reproduce import reproduce as run
 
     run(argv)
 
