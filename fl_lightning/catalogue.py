@@ -80,6 +80,16 @@ def shipped_config(name: str) -> str | None:
     return file.read_text(encoding="utf-8") if file.is_file() else None
 
 
+def shipped_study(name: str) -> Path | None:
+    """The file of the study that ships with the package as `name` (`kapc/table1`); None if there is none."""
+    file = _studies() / f"{name.removesuffix('.yaml')}.yaml"
+    return file if file.is_file() else None
+
+
+def _studies() -> Path:
+    return Path(str(resources.files("fl_lightning.configs"))) / "studies"
+
+
 def _last(name: str) -> str:
     return name.rpartition(".")[2]
 
@@ -154,11 +164,21 @@ def _configs() -> dict[str, Entry]:
     return {name: Entry(name, "", (shipped_config(name) or "").partition("\n")[0].lstrip("# ")) for name in names}
 
 
+def _shipped_studies() -> dict[str, Entry]:
+    """The shipped studies by folder and name; the first line of each says what it is."""
+    found = {}
+    for file in _studies().rglob("*.yaml"):
+        name = file.relative_to(_studies()).with_suffix("").as_posix()
+        found[name] = Entry(name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
+    return dict(sorted(found.items()))
+
+
 _TABLES: dict[str, Callable[[], dict[str, Entry]]] = {
     "methods": cache(lambda: _entries(_descending("methods", "Method"))),
     "configs": cache(_configs),
     "sources": cache(lambda: _names(SOURCES)),
     "partitions": cache(lambda: _names(PARTITIONS)),
+    "studies": cache(_shipped_studies),
     "models": cache(lambda: _entries(_classes("models"))),
     "callbacks": cache(lambda: _callbacks(loggers=False)),
     "loggers": cache(lambda: _callbacks(loggers=True)),

@@ -15,7 +15,7 @@ from fl_lightning.cli.study import resolve
 from fl_lightning.study.grid import Study
 
 FOLDER = Path(__file__).resolve().parents[1] / "configs"
-FILES = sorted(path for path in FOLDER.rglob("*.yaml") if path.parent.name != "studies")
+FILES = sorted(set(FOLDER.rglob("*.yaml")) - set((FOLDER / "studies").rglob("*.yaml")))
 
 
 def _spoken(path: Path) -> str:

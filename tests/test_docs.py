@@ -110,7 +110,17 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
             assert main(["plan", *words, *([] if timed else ["--no-run"])]) == 0, line
             assert ("total" if "--json" in words else "peak") in capsys.readouterr().out, line
         else:
-            assert command in ("test", "export", "report", "join", "relative", "status", "study", "compare"), line
+            assert command in (
+                "test",
+                "export",
+                "report",
+                "join",
+                "relative",
+                "status",
+                "study",
+                "compare",
+                "reproduce",
+            ), line
     assert not (folder / "runs").exists()
 
 

@@ -122,7 +122,13 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     wanted = {
         str(path.relative_to(ROOT)) for path in (ROOT / "fl_lightning").rglob("*.py") if "callbacks" not in path.parts
     }
-    for top, pattern in (("callbacks", "*.py"), ("configs", "*.py"), ("configs", "*.yaml"), ("slurm", "*")):
+    for top, pattern in (
+        ("callbacks", "*.py"),
+        ("configs", "*.py"),
+        ("configs", "*.yaml"),
+        ("configs", "*.csv"),
+        ("slurm", "*"),
+    ):
         found = [path for path in (ROOT / top).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
     wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "fl_lightning" / "report").glob("page.*")}

@@ -10,9 +10,10 @@ from fl_lightning.cli.settings import apart, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
-from fl_lightning.study import cells
+from fl_lightning.study import cells, sheet, tables
 from fl_lightning.study.compare import MIN_METHODS, Compared
 from fl_lightning.study.compare import compare as side_by_side
+from fl_lightning.study.sheet import Sheet
 from fl_lightning.study.statistics import MIN_PAIRS
 from fl_lightning.study.tables import MARK
 
@@ -32,7 +33,7 @@ def compare(argv: list[str]) -> None:
     compared.notes[:0] = notes
     if values.picture is not None:
         _draw(compared, values.picture)
-    _write(compared, values.format, values.out)
+    write(tables.sheet_of(compared), values.format, values.out)
 
 
 def _check_free(key: str, given: str | None) -> None:
@@ -58,19 +59,17 @@ def _draw(compared: Compared, given: str) -> None:
     picture.save(compared.ranks, Path(given))
 
 
-def _write(compared: Compared, form: str, given: str | None) -> None:
-    """The table, and beside a CSV, which has no place for it, what is said below."""
+def write(found: Sheet, form: str, given: str | None = None) -> None:
+    """A table in the file `given` or on the screen, and beside a CSV, which has no place for it, what is said below."""
     from rich.console import Console
-
-    from fl_lightning.study import tables
 
     screen = Console()
     fits = form == "table" and given is None and screen.is_terminal
-    text = tables.table(compared, screen.width) if fits else tables.FORMATS[form](compared)
+    text = sheet.table(found, screen.width) if fits else sheet.FORMATS[form](found)
     if given is None:
         print(text, end="")
     else:
         with atomic_write(Path(given)) as aside:
             aside.write_text(text, encoding="utf-8")
     if form == "csv":
-        print("\n".join(tables.lines(compared)), file=sys.stderr)
+        print("\n".join(found.lines), file=sys.stderr)

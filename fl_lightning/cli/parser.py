@@ -30,6 +30,9 @@ COMPONENTS = {
     "loggers": "Loggers by name, with commas; arguments and null as for callbacks.",
 }
 
+Form = Literal["table", "csv", "latex", "json", "html"]
+"""Of a table of methods."""
+
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
 
@@ -90,7 +93,7 @@ def compare_parser() -> ArgumentParser:
     metrics = Literal["accuracy", "balanced_accuracy", "f1", "auroc"]
     add("--metric", type=metrics, default="accuracy", help="Scores: accuracy, or what evaluation.metrics named.")
     add("--target", type=float | None, default=None, help="Accuracy, 0 to 1, at which bytes and seconds are taken.")
-    add("--format", type=Literal["table", "csv", "latex", "json"], default="table", help="Of what is written.")
+    add("--format", type=Form, default="table", help="Of what is written.")
     add("--out", type=str | None, default=None, metavar="FILE", help="Write there, not to the screen.")
     text = "The critical-difference picture, where there are settings enough for it."
     add("--picture", type=str | None, default=None, metavar="FILE.png", help=text)
@@ -131,13 +134,28 @@ def submit_parser() -> ArgumentParser:
 def study_parser() -> ArgumentParser:
     """`--out`, `--workers`, and what SLURM jobs need."""
     description = "Run a grid of methods, settings and seeds, or what is missing of it."
-    parser = _parser("study", description, "FILE.yaml")
+    parser = _parser("study", f"{description} Keys with a dot (data.root, ...) are set over its base.", "STUDY")
     add = parser.add_argument
     add("--out", type=str, required=True, metavar="DIR", help="The study's folder, new or with a part of it.")
     text = "Processes, each with one run at a time (default: one for each core; with GPUs one)."
     add("--workers", type=int | None, default=None, metavar="N", help=text)
     add("--slurm", type=bool, default=False, help="Hand the runs to SLURM as an array of jobs, with the keys below.")
     _add_job(parser, needed=False)
+    return parser
+
+
+def reproduce_parser() -> ArgumentParser:
+    """`--out`, `--workers`, `--seeds`, `--rounds`, `--format`, `--no_run`."""
+    text = "Run a study of a paper's table, or what is missing of it, and print the paper's numbers beside ours."
+    parser = _parser("reproduce", text, "STUDY")
+    add = parser.add_argument
+    text = "The study's folder, new or with a part of it (default: studies/NAME)."
+    add("--out", type=str | None, default=None, metavar="DIR", help=text)
+    add("--workers", type=int | None, default=None, metavar="N", help="Processes, as for fl-train study.")
+    add("--seeds", type=str | None, default=None, help="Other seeds than the study's: 0, or 0,2, or 0-4.")
+    add("--rounds", type=int | None, default=None, help="Other rounds; it is said in the heading.")
+    add("--format", type=Form, default="table", help="Of the table.")
+    add("--no_run", type=bool, default=False, help="Run nothing: the table of what is there.")
     return parser
 
 

@@ -2,29 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import itertools
 import os
 import shlex
 import sys
+import tempfile
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import fit_parser, hint, keys, study_parser, typed
+from fl_lightning.cli import studyfile
+from fl_lightning.cli.parser import COMPONENTS, fit_parser, hint, keys, study_parser, typed
 from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, layer_of, read_config, read_flags
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, script, send, split
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed, redact
+from fl_lightning.study.folder import flat
 from fl_lightning.study.grid import Run, Study
 
 if TYPE_CHECKING:
+    from jsonargparse import ArgumentParser
+
     from fl_lightning.study.folder import StudyFolder
 
 QUIET: Layer = {"callbacks": {"heatmaps": None, "ledger": None, "progress": None}, "fabric": {"threads": 1}}
@@ -37,32 +43,53 @@ Job = tuple[Config, Path]
 
 def study(argv: list[str]) -> None:
     """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
-    file, values = _values(argv)
-    asked = Study.of(_content(file))
-    base, found, configs = resolve(asked, file.parent)
+    name, values, over = values_of(argv, study_parser())
+    _check_values(values, argv)
+    asked = Study.of(studyfile.read(name))
+    start(asked, over, values, ["fl-train", "study", *argv])
+
+
+def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str]) -> StudyFolder:
+    """Run what is missing of a study in the folder `values.out`, or hand it to SLURM.
+
+    Args:
+        over: settings of the command line, over those of the study's base.
+        values: `out`, `workers`, `slurm` and, with it, what a job needs.
+        line: the command that goes on with it.
+
+    Raises:
+        BadInput: it cannot work, before anything is written.
+        RunFailed: runs have failed; the others have been run.
+    """
+    base, found, configs = resolve(asked, over=over)
     from fl_lightning.study.folder import StudyFolder
 
     folder = StudyFolder(Path(values.out))
     folder.check(asked, yaml.safe_load(base), found)
     if values.slurm:
         _hand_over(folder, (asked, base, found), configs, values)
-        return
+        return folder
+    _fetch([config for run, config in zip(found, configs, strict=True) if not folder.finished(run.folder)])
     with folder.locked():
         folder.write(asked, base, found)
-        _run(folder, found, configs, values.workers, shlex.join(["fl-train", "study", *argv]))
+        _run(folder, found, configs, values.workers, shlex.join(line))
+    return folder
 
 
-def resolve(asked: Study, beside: Path) -> tuple[str, list[Run], list[Config]]:
+def resolve(asked: Study, beside: Path = Path(), over: Sequence[Layer] = ()) -> tuple[str, list[Run], list[Config]]:
     """The base of a study as YAML, all its runs, and the config of each.
 
     Args:
         asked: the study.
-        beside: folder of the study file, where files that it names are looked for first.
+        beside: folder where files that it names are looked for first.
+        over: settings over the base's.
 
     Raises:
-        BadInput: a config cannot work, or two methods of the list come to the same.
+        BadInput: a config cannot work, two methods of the list come to the same, or `over` sets what the grid sets.
     """
-    layers = [QUIET, *_base(asked.base, beside)]
+    for key, value in (pair for layer in over for pair in flat(layer)):
+        check(key, value, key not in asked.varied(), "the study's grid sets it")
+    layers = [QUIET, *_base(asked.base, beside), *over]
     base = complete(plan(layers))
     runs.check_no_key(base)
     text = to_yaml(base)
@@ -102,44 +129,45 @@ def run_one(job: Job) -> str | None:
 # ---------------------------------------------------------------- what was asked for
 
 
-def _values(argv: list[str]) -> tuple[Path, Any]:
-    """The study file, and the values of all keys."""
-    known = keys(study_parser())
+def values_of(argv: list[str], parser: ArgumentParser) -> tuple[str, Any, list[Layer]]:
+    """The study that a command line names, the values of the command's own keys, and what it sets of the base."""
+    known = keys(parser)
     words: list[str] = []
-    flags: list[str] = []
+    own: list[str] = []
+    fits: list[str] = []
     rest = list(argv)
     while rest:
         word = rest.pop(0)
+        name = word[2:].partition("=")[0]
+        head, dot, _ = name.partition(".")
+        ours = not dot and head not in COMPONENTS
+        flags = own if ours else fits
         (flags if word.startswith("--") else words).append(word)
-        action = known.get(word[2:].replace("-", "_"))
+        action = known.get(name.replace("-", "_"))
         switch = action is not None and hint(action) is bool  # true when it stands alone
-        if word.startswith("--") and "=" not in word and rest and not switch:
+        if word.startswith("--") and "=" not in word and rest and not switch and not rest[0].startswith("--"):
             flags.append(rest.pop(0))
+    command = str(parser.prog)
     if len(words) != 1:
-        raise BadInput("study", " ".join(words) or None, "one file: fl-train study FILE.yaml --out DIR")
-    flags = [spoken for part in split(flags, list(known)) for spoken in part]  # with hyphens or underscores
-    layers = read_flags(flags, known)
-    values = typed(study_parser(), Settings.merged(layers).plain)
+        raise BadInput(command.split()[-1], " ".join(words) or None, f"one file or name: {command} STUDY --out DIR")
+    own = [spoken for part in split(own, list(known)) for spoken in part]  # with hyphens or underscores
+    over = read_flags(fits, keys(fit_parser()))
+    for key in {key for layer in over for key in layer} & {"method"}:
+        raise BadInput(key, words[0], "a study lists its methods; a key of data, federation, ... may be set here")
+    return words[0], typed(parser, Settings.merged(read_flags(own, known)).plain), over
+
+
+def _check_values(values: Any, argv: list[str]) -> None:
     check("workers", values.workers, values.workers is None or values.workers >= 1, "it must be at least 1")
     if values.slurm:
         check("time", None, values.time is not None, "a job needs it: --time HH:MM:SS")
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
-        return Path(words[0]), values
-    for key in {key for layer in layers for key in layer} - {"out", "workers", "slurm"}:
-        raise BadInput(key, getattr(values, key), "it is for jobs: it needs slurm")
-    return Path(words[0]), values
-
-
-def _content(file: Path) -> Any:
-    try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BadInput("study", str(file), f"it cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise BadInput("study", str(file), f"{place}{getattr(error, 'problem', None) or error}") from None
+        return
+    job = {action for action in keys(study_parser()) if action not in ("out", "workers", "slurm")}
+    for word in argv:
+        key = word.removeprefix("--").partition("=")[0].replace("-", "_")
+        if word.startswith("--") and key in job:
+            raise BadInput(key, getattr(values, key), "it is for jobs: it needs slurm")
 
 
 def _base(given: Any, beside: Path) -> Iterator[Layer]:
@@ -168,7 +196,7 @@ def _base(given: Any, beside: Path) -> Iterator[Layer]:
 def _layers(settled: Layer, run: Run) -> list[Layer]:
     """All that decides a run but its seed."""
     known = keys(fit_parser())
-    method = {"method": {"name": run.entry.name, "init_args": run.entry.arguments}}
+    method = {"method": {"name": run.entry.name, "init_args": run.entry.arguments_in(run.setting)}}
     return [settled, method, layer_of("grid", run.setting, known), layer_of("methods", run.entry.settings, known)]
 
 
@@ -213,6 +241,43 @@ def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: in
     stood = f" ({before} stood before)" if before else ""
     took = time.monotonic() - start
     print(f"study: {runner.standing()}{stood}, {took:.1f} s; the table: fl-train compare {folder.path}")
+
+
+def _fetch(configs: list[Config]) -> None:
+    """Have each of torchvision's data sets loaded once, so that what must be downloaded is, before all workers try it.
+
+    It is done in a process of its own: this one must run no threads when it forks the workers.
+
+    Raises:
+        BadInput: none of them is there, nor can be had.
+    """
+    from fl_lightning.data.load import OVERRIDES
+    from fl_lightning.data.vision import RECIPES
+    from fl_lightning.study.workers import run_all
+
+    sets = {
+        (config.data.source, config.data.root): config
+        for config in configs
+        if config.data.source in RECIPES and Path(config.data.root or "").suffix not in OVERRIDES and not config.smoke
+    }
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        contextlib.closing(run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)) as ended,
+    ):
+        absent = [one.error for one in ended if one.error is not None]
+    if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):
+        raise BadInput("data.root", configs[0].data.root, absent[0])
+
+
+def _loaded(config: Config) -> str | None:
+    """None, or what is wrong with the data."""
+    from fl_lightning.data.load import load
+
+    try:
+        load(config.data, config.federation.clients, config.smoke)
+    except BadInput as error:
+        return error.allowed
+    return None
 
 
 def _workers(asked: int | None, config: Config) -> int:

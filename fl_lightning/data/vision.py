@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 
@@ -37,6 +38,10 @@ class Recipe:
     first_label: int = 0
     downloads: bool = True
     """Whether torchvision can download it."""
+    begins: tuple[int, ...] = ()
+    """The first labels, where its files may lie in the root itself, packed or not (data/idx.py)."""
+    elsewhere: str = ""
+    """Where else they can be had."""
 
 
 def _emnist(split: str, classes: int, first_label: int = 0) -> Recipe:
@@ -44,13 +49,18 @@ def _emnist(split: str, classes: int, first_label: int = 0) -> Recipe:
     return Recipe("EMNIST", f"EMNIST/raw/emnist-{split}-*-ubyte", classes, (1, 28, 28), parts, first_label)
 
 
-def _grey(dataset: str) -> Recipe:
-    return Recipe(dataset, f"{dataset}/raw/*-ubyte", 10, (1, 28, 28), _SIDES)
+def _grey(dataset: str, begins: tuple[int, ...] = (), elsewhere: str = "") -> Recipe:
+    files = f"{dataset}/raw/*-ubyte"
+    return Recipe(dataset, files, 10, (1, 28, 28), _SIDES, begins=begins, elsewhere=elsewhere)
 
 
 RECIPES: dict[str, Recipe] = {
-    "mnist": _grey("MNIST"),
-    "fashionmnist": _grey("FashionMNIST"),
+    "mnist": _grey("MNIST", (5, 0, 4, 1, 9, 2, 1, 3)),
+    "fashionmnist": _grey(
+        "FashionMNIST",
+        (9, 0, 0, 3, 0, 2, 7, 2),
+        elsewhere="Debian's package dataset-fashion-mnist has it, for --data.root /usr/share/datasets/fashion-mnist",
+    ),
     "kmnist": _grey("KMNIST"),
     "qmnist": _grey("QMNIST"),
     "emnist": _emnist("balanced", 47),
@@ -106,6 +116,8 @@ def load(name: str, root: str | None, download: bool) -> Source:
     recipe = RECIPES[name]
     build = getattr(torchvision.datasets, recipe.dataset)
     folder = DEFAULT_ROOT if root is None else root
+    if recipe.begins and root is not None and idx.lies_in(root):
+        return idx.load(root, list(build.classes), recipe.begins)
     options = {"download": download} if recipe.downloads else {}
     before = _folders(Path(folder)) if download else set()
     pools: dict[str, Pool] = {}
@@ -137,7 +149,8 @@ def _remedy(name: str, recipe: Recipe, part: str, folder: str, download: bool, e
     where = f"torchvision cannot load the {part} part of {recipe.dataset} from {folder!r} ({reason})"
     by_hand = f"put {recipe.files} below data.root"
     fetch = "--data.download true fetches it; or " if recipe.downloads and not download else ""
-    return f"for the source {name} {where}; {fetch}{by_hand}; or --data.source digits needs no files"
+    more = f"; {recipe.elsewhere}" if recipe.elsewhere else ""
+    return f"for the source {name} {where}; {fetch}{by_hand}{more}; or --data.source digits needs no files"
 
 
 def _pool(dataset: Any, recipe: Recipe) -> Pool:

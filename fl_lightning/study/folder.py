@@ -78,6 +78,7 @@ class StudyFolder:
         """Write `study.yaml`, with the YAML of the resolved `base`, and the table of cells."""
         rest = {"methods": study.methods, "seeds": study.seeds, "forced": study.forced}
         rest |= {"grid": study.grid} if study.grid else {}
+        rest |= {"paper": study.paper} if study.paper else {}
         inner = "".join(f"  {line}\n" for line in base.splitlines())
         with atomic_write(self._study) as aside:
             aside.write_text(
@@ -98,7 +99,7 @@ class StudyFolder:
                 raise BadInput("out", str(self.path), "it is a folder of something else: it holds no study.json")
             return
         before = self.asked()
-        old, new = dict(_flat(before.get("base"))), dict(_flat(base))
+        old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
             if old.get(key) != new.get(key) and key not in PLACE:
                 allowed = (
@@ -139,15 +140,20 @@ def _check_labels(before: list[Entry], now: list[Entry]) -> None:
     known = {entry.label: entry for entry in before}
     for entry in now:
         old = known.get(entry.label, entry)
-        if (old.name, old.arguments, old.settings) != (entry.name, entry.arguments, entry.settings):
-            asked = {"name": entry.name, **entry.arguments, **entry.settings}
-            meant = {"name": old.name, **old.arguments, **old.settings}
+        asked, meant = _meaning(entry), _meaning(old)
+        if asked != meant:
             raise BadInput(entry.key, asked, f"in this study {entry.label!r} is {meant}: give it another `label`")
 
 
-def _flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+def _meaning(entry: Entry) -> dict[str, Any]:
+    when = {"when": dict(entry.when)} if entry.when else {}
+    return {"name": entry.name, **entry.arguments, **entry.settings, **when}
+
+
+def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested mappings, and their values."""
     if not isinstance(values, dict) or not values:
         yield key, values
         return
     for name, value in values.items():
-        yield from _flat(value, f"{key}.{name}" if key else str(name))
+        yield from flat(value, f"{key}.{name}" if key else str(name))

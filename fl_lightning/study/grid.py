@@ -18,7 +18,7 @@ from fl_lightning import catalogue
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
-KEYS = ("base", "methods", "seeds", "grid", "forced")
+KEYS = ("base", "methods", "seeds", "grid", "forced", "paper")
 AXES = ("data", "federation", "model", "optimizer")
 """What a grid may vary: anything that all methods share."""
 OWN = ("optimizer", "evaluation", "callbacks")
@@ -43,9 +43,18 @@ class Entry:
     arguments: dict[str, Any] = field(default_factory=dict)
     settings: Setting = field(default_factory=dict)
     """Flat keys that it has for itself."""
+    when: Mapping[str, dict[str, Any]] = field(default_factory=dict)
+    """Arguments that it has in some settings only, by one of the setting's words: `data.alpha=0.3`."""
     judges: Mapping[str, str] = field(default_factory=dict)
     """Of its rows, by label, the kind of model where the run's own judge does not say it; empty: one row, `label`."""
     forced: bool = False
+
+    def arguments_in(self, setting: Setting) -> dict[str, Any]:
+        """Its arguments in a setting."""
+        found = dict(self.arguments)
+        for word in words(setting):
+            found |= self.when.get(word, {})
+        return found
 
 
 @dataclass(frozen=True)
@@ -59,7 +68,7 @@ class Run:
     @property
     def folder(self) -> str:
         """Relative to the study's."""
-        setting = safe(",".join(f"{key}={_text(value)}" for key, value in self.setting.items()))
+        setting = safe(",".join(words(self.setting)))
         return "/".join(filter(None, ["runs", setting, self.entry.label.replace(" ", ","), f"seed-{self.seed}"]))
 
     def cells(self) -> list[dict[str, Any]]:
@@ -80,6 +89,8 @@ class Study:
     seeds: list[int]
     grid: dict[str, list[Any]]
     forced: bool
+    paper: dict[str, Any] | None = None
+    """What `fl-train reproduce` compares it with (study/papers.py); nothing of it decides a run."""
 
     @classmethod
     def of(cls, content: Any) -> Study:
@@ -101,9 +112,10 @@ class Study:
         methods, grid = content["methods"], content.get("grid", {})
         fine = isinstance(methods, list) and len(methods) > 0
         check("methods", methods, fine, "it must be a list of names, or of mappings of a name and arguments")
-        found = cls(
-            content["base"], methods, _seeds(content["seeds"]), _grid(grid) if "grid" in content else {}, forced
-        )
+        paper = content.get("paper")
+        check("paper", paper, isinstance(paper, dict | None), "it must be a mapping (docs/studies.md)")
+        axes = _grid(grid) if "grid" in content else {}
+        found = cls(content["base"], methods, _seeds(content["seeds"]), axes, forced, paper)
         found.check()
         return found
 
@@ -114,15 +126,23 @@ class Study:
             for label in dict.fromkeys([entry.label, *entry.judges]):
                 other = by_label.setdefault(label, entry)
                 check(entry.key, label, other is entry, f"{other.key} is called so, too: give one of them a `label`")
-            both = sorted(entry.settings.keys() & self.grid.keys())
+            both = sorted(entry.settings.keys() & self.varied())
             check(entry.key, ", ".join(both), not both, "the grid sets it, too")
+            known = dict.fromkeys(word for setting in self.settings() for word in words(setting))
+            for word in entry.when:
+                allowed = f"the grid has no such setting; it has {', '.join(known) or 'none'}"
+                check(f"{entry.key}.when", word, word in known, allowed)
         number = len(self.settings()) * len(self.entries()) * len(self.seeds)
         check("study", number, number <= MOST_RUNS, f"it has at most {MOST_RUNS} runs")
 
+    def varied(self) -> set[str]:
+        """The flat keys that the grid sets."""
+        return {key for setting in self.settings() for key in setting}
+
     def settings(self) -> list[Setting]:
         """The points of the grid, the last key varying fastest."""
-        points = itertools.product(*self.grid.values())
-        return [dict(zip(self.grid, point, strict=True)) for point in points]
+        axes = [[value if _linked(key) else {key: value} for value in values] for key, values in self.grid.items()]
+        return [{k: v for part in point for k, v in part.items()} for point in itertools.product(*axes)]
 
     def entries(self, everyone: bool = True) -> list[Entry]:
         """The methods, with the forced rows that are not among them.
@@ -147,6 +167,11 @@ class Study:
         return found
 
 
+def words(setting: Setting) -> list[str]:
+    """A setting, a word for each key: `data.alpha=0.3`."""
+    return [f"{key}={_text(value)}" for key, value in setting.items()]
+
+
 def safe(text: str) -> str:
     """`text` as a folder's name: as it is where it may be, else shortened and with a digest of all of it."""
     plain = re.sub(r"[^\w .,=+@-]", "_", text, flags=re.ASCII)
@@ -164,6 +189,9 @@ def _entry(key: str, given: Any) -> Entry:
     check(key, given, fine, "it must be a name, or a mapping of `name` and arguments")
     rest = dict(given)
     name, called = rest.pop("name", rest.pop("class_path", None)), rest.pop("label", None)
+    when = rest.pop("when", {})
+    fine = isinstance(when, dict) and all(isinstance(value, dict) for value in when.values())
+    check(f"{key}.when", when, fine, "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}")
     check(key, given, isinstance(name, str), "it must say which method: {name: fedprox, mu: 0.1}")
     found = catalogue.find("methods", key, name)
     short = found.name.rpartition(".")[2].lower()
@@ -177,7 +205,7 @@ def _entry(key: str, given: Any) -> Entry:
     label = safe(said) if called is None else called
     fine = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(f"{key}.label", label, fine, f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-")
-    return Entry(key, found.class_path if "." in found.name else found.name, label, arguments, settings)
+    return Entry(key, found.class_path if "." in found.name else found.name, label, arguments, settings, when)
 
 
 def _forced(everyone: bool) -> list[Entry]:
@@ -209,13 +237,29 @@ def _seeds(given: Any) -> list[int]:
 def _grid(given: Any) -> dict[str, list[Any]]:
     fine = isinstance(given, dict) and len(given) > 0
     check("grid", given, fine, "it must map keys to lists of values; without a grid, leave it out")
+    found: list[str] = []
     for key, values in given.items():
-        _check_axis(f"grid.{key}", key, values, AXES)
         fine = isinstance(values, list) and len(values) > 0
+        linked = fine and _linked(key) and all(isinstance(value, dict) and value for value in values)
+        inside = list(values[0]) if linked else [key]
+        if not linked:
+            _check_axis(f"grid.{key}", key, values, AXES)
         check(f"grid.{key}", values, fine, "it must be a list of values")
+        for value in values if linked else ():
+            check(f"grid.{key}", value, list(value) == inside, f"each must have the keys {', '.join(map(str, inside))}")
+            for name in inside:
+                _check_axis(f"grid.{key}.{name}", name, value[name], AXES)
         texts = [json.dumps(value, default=str) for value in values]
         check(f"grid.{key}", values, len(set(texts)) == len(texts), "a value stands there twice")
+        found += inside
+    both = sorted({key for key in found if found.count(key) > 1})
+    check("grid", ", ".join(both), not both, "it is set twice")
     return dict(given)
+
+
+def _linked(key: Any) -> bool:
+    """Whether a name of the grid is no key, but stands for several that vary together."""
+    return isinstance(key, str) and key != "model" and "." not in key and key not in AXES
 
 
 def _check_axis(spoken: str, key: Any, value: Any, groups: tuple[str, ...]) -> None:

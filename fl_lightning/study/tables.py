@@ -1,82 +1,30 @@
-"""A comparison as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON."""
+"""A comparison as a sheet, which is then written in one of its forms."""
 
 from __future__ import annotations
 
-import csv
 import dataclasses
-import io
 import itertools
-import json
 from collections.abc import Callable
 from typing import Any
 
 from fl_lightning.metric import MODELS
 from fl_lightning.report.tables import NONE, percent, seconds
 from fl_lightning.study.compare import Compared, Ranks, Row
+from fl_lightning.study.sheet import Block, Sheet, Span
 
-WIDTH = 180  # a file or a pipe has no width to keep to
 MARK = "fl-train compare"
 """In all that is written: a file that has it may be written over."""
 
 
-def table(found: Compared, width: int | None = WIDTH) -> str:
-    """For the terminal: a table for each judge and setting. `width` None: the terminal's."""
-    from rich.box import SIMPLE
-    from rich.console import Console
-    from rich.table import Table
-
-    held = io.StringIO()
-    console = Console(highlight=False, width=width, file=held)
-    print(MARK, file=held)
-    for (judge, setting), rows in _blocks(found):
-        shown = Table(title=_title(judge, setting, rows), title_justify="left", box=SIMPLE)
-        for number, name in enumerate(_head(found, rows)):
-            shown.add_column(name, justify="right" if number else "left", no_wrap=number == 0)
-        for row in rows:
-            shown.add_row(*_cells(row, found))
-        console.print(shown)
-    for line in lines(found):
-        print(line, file=held)
-    return held.getvalue()
-
-
-def as_csv(found: Compared) -> str:
-    """A line for each row, every digit; an unknown value is an empty cell."""
-    held = io.StringIO()
-    records = [{"made_by": MARK, **_record(row, found)} for row in found.rows]
-    writer = csv.DictWriter(held, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return held.getvalue()
-
-
-def as_json(found: Compared) -> str:
-    """Rows as in CSV, ranks over settings, and what is said below the table."""
-    ranks = [dataclasses.asdict(rank) for rank in found.ranks]
-    content = {
-        "made_by": MARK,
-        "rows": [_record(row, found) for row in found.rows],
-        "ranks": ranks,
-        "notes": found.notes,
-    }
-    return json.dumps(content, indent=2, allow_nan=False) + "\n"
-
-
-def as_latex(found: Compared) -> str:
-    r"""A tabular for \usepackage{booktabs}; what is said below the table stands in comments above it."""
-    said = "".join(f"% {line}\n" for line in [MARK, *lines(found)])
-    head = _head(found, found.rows)
-    text = [f"\\begin{{tabular}}{{l{'r' * (len(head) - 1)}}}", r"\toprule", _line(head)]
-    for (judge, setting), rows in _blocks(found):
-        text += [
-            r"\midrule",
-            f"\\multicolumn{{{len(head)}}}{{l}}{{\\emph{{{_tex(_title(judge, setting, rows))}}}}} \\\\",
-        ]
-        text += [_line(_cells(row, found)) for row in rows]
-    return said + "\n".join([*text, r"\bottomrule", r"\end{tabular}", ""])
-
-
-FORMATS: dict[str, Callable[[Compared], str]] = {"table": table, "csv": as_csv, "latex": as_latex, "json": as_json}
+def sheet_of(found: Compared) -> Sheet:
+    """A block for each judge and setting; JSON has the ranks over settings, too."""
+    blocks = [
+        Block(_title(judge, setting, rows), [_cells(row, found) for row in rows], [_span(row) for row in rows])
+        for (judge, setting), rows in _blocks(found)
+    ]
+    records = [_record(row, found) for row in found.rows]
+    more = {"ranks": [dataclasses.asdict(rank) for rank in found.ranks], "notes": found.notes}
+    return Sheet(MARK, _head(found), blocks, lines(found), records, more)
 
 
 def lines(found: Compared) -> list[str]:
@@ -103,7 +51,7 @@ def _title(judge: str, setting: str, rows: list[Row]) -> str:
     return "; ".join(filter(None, [f"judge: {MODELS[judge]}", setting, against]))
 
 
-def _head(found: Compared, rows: list[Row]) -> list[str]:
+def _head(found: Compared) -> list[str]:
     to = "" if found.target is None else f" to {percent(found.target)}"
     channel = [f"channel{to}"] if any(row.channel_seconds is not None for row in found.rows) else []
     return [
@@ -130,20 +78,16 @@ def _cells(row: Row, found: Compared) -> list[str]:
     ]  # fmt: skip
 
 
+def _span(row: Row) -> Span | None:
+    """The interval of the difference, in points."""
+    if row.low is None or row.high is None or row.difference is None:
+        return None
+    return 100 * row.low, 100 * row.difference, 100 * row.high
+
+
 def _known(value: float | None, write: Callable[[float], str]) -> str:
     return NONE if value is None else write(value)
 
 
 def _record(row: Row, found: Compared) -> dict[str, Any]:
     return {**dataclasses.asdict(row), "star": row.star, "target": found.target}
-
-
-def _line(cells: list[str]) -> str:
-    return " & ".join(map(_tex, cells)) + r" \\"
-
-
-def _tex(text: str) -> str:
-    """`text` with what LaTeX takes for its own made plain."""
-    plain = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
-    plain |= {character: f"\\{character}" for character in "&%$#_{}"}
-    return "".join(plain.get(character, character) for character in text)

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import gzip
 import inspect
 import re
 import urllib.error
@@ -11,7 +12,8 @@ import pytest
 import torch
 import torchvision.datasets
 
-from fl_lightning.data import vision
+from fl_lightning.data import idx, vision
+from fl_lightning.data.source import Absent
 from fl_lightning.data.vision import RECIPES
 from fl_lightning.errors import BadInput
 from fl_lightning.names import SOURCES
@@ -202,3 +204,50 @@ def test_real_mnist(fl_data: Path) -> None:
     image = source.train.read(np.array([0]))
     assert image.shape == (1, 1, 28, 28)
     assert image.dtype == np.uint8
+
+
+# ---------------------------------------------------------------- idx files in the root itself
+
+
+def write_idx(folder: Path, train: list[int], packed: bool) -> np.ndarray:
+    """MNIST-like files of two pools, those of the test part one sample shorter; gives the training images."""
+    folder.mkdir(exist_ok=True)
+    images = np.random.default_rng(0).integers(0, 256, (len(train), 28, 28), dtype=np.uint8)
+    for part, size in (("train", len(train)), ("t10k", len(train) - 1)):
+        for name, array in (("images-idx3", images[:size]), ("labels-idx1", np.array(train[:size], np.uint8))):
+            content = bytes((0, 0, 8, array.ndim)) + np.array(array.shape, ">i4").tobytes() + array.tobytes()
+            file = folder / f"{part}-{name}-ubyte{'.gz' * packed}"
+            file.write_bytes(gzip.compress(content) if packed else content)
+    return images
+
+
+@pytest.mark.parametrize("packed", [True, False])
+def test_idx_files_in_the_root(packed: bool, tmp_path: Path) -> None:
+    images = write_idx(tmp_path, [3, 1, 9, 0], packed)
+    source = vision.load("fashionmnist", str(tmp_path), False)
+    assert source.train.labels.tolist() == [3, 1, 9, 0] and source.test.labels.tolist() == [3, 1, 9]
+    assert np.array_equal(source.train.read(np.array([2, 0])), images[[2, 0], None])
+    assert source.class_names[9] == "Ankle boot"
+
+
+def test_bad_idx_files_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write_idx(tmp_path, [3, 1, 9, 0], True)
+    monkeypatch.setattr(idx, "WHOLE", 4)
+    with pytest.raises(BadInput, match=r"of another data set: labels begin \[3, 1, 9, 0\]"):
+        vision.load("fashionmnist", str(tmp_path), False)
+    monkeypatch.undo()
+    labels = tmp_path / "train-labels-idx1-ubyte.gz"
+    whole = labels.read_bytes()
+    for content, said in (
+        (whole[:-4], "train-labels-idx1-ubyte.gz cannot be read"),
+        (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 9)) + bytes(4)), "cannot be read"),
+        (gzip.compress(bytes((0, 0, 9, 1, 0, 0, 0, 4)) + bytes(4)), "no idx file of bytes"),
+        (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 3)) + bytes(3)), "do not fit together: 4 images, 3 labels"),
+        (gzip.compress(bytes((0, 0, 8, 1, 0, 0, 0, 4, 0, 1, 2, 10))), "do not fit together"),
+    ):
+        labels.write_bytes(content)
+        with pytest.raises(BadInput, match=said):
+            vision.load("fashionmnist", str(tmp_path), False)
+    labels.unlink()
+    with pytest.raises(Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"):
+        vision.load("fashionmnist", str(tmp_path), False)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,7 +16,7 @@ from scipy import stats
 
 from fl_lightning.cli import main
 from fl_lightning.errors import BadInput
-from fl_lightning.study import cells, statistics, tables
+from fl_lightning.study import cells, sheet, statistics, tables
 from fl_lightning.study.compare import ALL, Compared, Row, compare
 
 MakeRun = Callable[..., Path]
@@ -156,7 +157,7 @@ def test_costs_up_to_a_target(make_study: MakeStudy) -> None:
     assert (row(found, "local").mib, row(found, "local").seconds, row(found, "local").reached) == (4.0, 6.0, 2)
     never = row(compared(study, target=0.88), "kapc")  # with one of two seeds
     assert (never.reached, never.mib, never.seconds) == (1, None, None)
-    assert "1 of 2 reached" in tables.table(compared(study, target=0.88))
+    assert "1 of 2 reached" in sheet.table(tables.sheet_of(compared(study, target=0.88)))
 
 
 def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(make_study: MakeStudy) -> None:
@@ -174,7 +175,7 @@ def test_ranks_over_settings(make_study: MakeStudy) -> None:
     assert ranks.ranks == [3.0, 1.0, 2.0]
     assert (ranks.settings, ranks.chi_square) == (8, pytest.approx(16.0))
     assert ranks.cliques == []  # 3 comparisons at 2 / 2**8
-    assert "Friedman over 8 settings" in tables.table(found)
+    assert "Friedman over 8 settings" in sheet.table(tables.sheet_of(found))
     few = compared(make_study(plan(1, {"kapc": 0.2, "fedper": 0.1}, settings[:5]), name="few"))
     assert few.ranks == []
     assert any("no Friedman test: it wants 6 settings" in note and "here 5 and 3" in note for note in few.notes)
@@ -264,11 +265,30 @@ def test_the_table_names_judge_baseline_and_units(make_study: MakeStudy, capsys:
     assert "p: Wilcoxon signed rank over pairs, Holm-corrected (1 of them)" in out
 
 
+def test_the_page_of_a_study_draws_intervals(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    """The same for `compare --format html` and for `report`, where a study is given in place of runs."""
+    more = {"judge": "global", "method": "fedavg"}
+    study = make_study([*plan(3), *(("fedavg", {}, seed, [0.5] * 4, more) for seed in range(3))])
+    assert main(["compare", str(study), "--format", "html"]) == 0
+    page = capsys.readouterr().out
+    heads = re.findall("<h2>(.*?)</h2>", page)
+    assert heads == ["judge: after local training; differences to local", "judge: global model"]
+    wanted = row(compared(study), "kapc")
+    drawn = re.findall('aria-label="(.*?)"', page)
+    assert drawn == [f"{100 * wanted.low:+.2f} to {100 * wanted.high:+.2f}"]
+    ends = [float(x) for x in re.findall(r'<line x1="([\d.]+)%" x2="([\d.]+)%"', page)[0]]
+    assert 2 <= ends[0] < float(re.findall(r'cx="([\d.]+)%"', page)[0]) < ends[1] <= 98
+    assert "<script" not in page and "http" not in page.replace("http-equiv", "")
+    for _ in range(2):  # an earlier one is written over
+        assert main(["report", str(study)]) == 0
+    assert (study / "report.html").read_text() == page
+
+
 def test_only_an_earlier_comparison_is_written_over(
     make_study: MakeStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     study = str(make_study(plan(2)))
-    for form in ("table", "csv", "latex", "json"):
+    for form in ("table", "csv", "latex", "json", "html"):
         out = tmp_path / f"out.{form}"
         for _ in range(2):
             assert main(["compare", study, "--format", form, "--out", str(out)]) == 0
@@ -311,7 +331,7 @@ def test_flags_that_cannot_work(make_study: MakeStudy, tmp_path: Path, capsys: p
         [study, "--baseline", "locla"], capsys
     )
     assert "(0, 1]" in refused([study, "--target", 90], capsys)
-    assert "format" in refused([study, "--format", "html"], capsys)
+    assert "format" in refused([study, "--format", "xlsx"], capsys)
     assert "no folder" in refused([study, "--out", tmp_path / "none" / "a.csv"], capsys)
     assert "6 settings" in refused([study, "--picture", tmp_path / "a.png"], capsys)
     assert "must be given" in refused([], capsys)

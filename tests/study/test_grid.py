@@ -33,6 +33,22 @@ def test_cells_are_methods_in_settings_with_seeds() -> None:
     assert len({cell["folder"] for cell in found}) == len(found)
 
 
+def test_keys_of_a_grid_can_vary_together() -> None:
+    sizes = [{"federation.clients": 10, "data.fraction": 0.1}, {"federation.clients": 20, "data.fraction": 0.2}]
+    found = study(grid={"size": sizes, "data.alpha": [0.1, 0.3]})
+    assert found.settings()[2] == {"federation.clients": 20, "data.fraction": 0.2, "data.alpha": 0.1}
+    assert len(found.settings()) == 4
+    assert found.runs(1.0)[0].folder == "runs/federation.clients=10,data.fraction=0.1,data.alpha=0.1/kapc/seed-0"
+
+
+def test_a_method_has_arguments_of_its_own_in_a_setting() -> None:
+    methods = [{"name": "kapc", "lam": 2, "beta": 1, "when": {"data.alpha=0.3": {"beta": 5}}}]
+    found = study(methods=methods, grid={"data.alpha": [0.1, 0.3]}, seeds=[0], forced=False)
+    arguments = [run.entry.arguments_in(run.setting) for run in found.runs(1.0)]
+    assert arguments == [{"lam": 2, "beta": 1}, {"lam": 2, "beta": 5}]
+    assert {run.entry.label for run in found.runs(1.0)} == {"kapc lam=2 beta=1"}
+
+
 def test_without_a_grid_there_is_one_setting() -> None:
     (first, _, _, _) = cells(study(forced=False))
     assert first["setting"] == {}
@@ -137,6 +153,16 @@ def test_bad_seeds(given: Any) -> None:
         ({"grid": {"seed": [1]}}, "grid.seed: "),
         ({"grid": {"method.lam": [1]}}, "grid.method.lam: "),
         ({"grid": {"data": [{}]}}, "grid.data: "),
+        ({"grid": {"a": [{"data.alpha": 1}, {"data.fraction": 1}]}}, "grid.a: .*each must have the keys data.alpha"),
+        ({"grid": {"a": [{"seed": 1}]}}, "grid.a.seed: 1 "),
+        ({"grid": {"a": [{"data.alpha": 1}], "data.alpha": [2]}}, "grid: 'data.alpha' .*set twice"),
+        ({"grid": {"a": [{"data.alpha": 1}, 3]}}, "grid.a: "),
+        ({"methods": [{"name": "kapc", "when": 3}]}, r"methods\[0\].when: 3 "),
+        (
+            {"methods": [{"name": "kapc", "when": {"data.alpha=3": {"lam": 1}}}], "grid": {"data.alpha": [1]}},
+            r"methods\[0\].when: 'data.alpha=3' .*it has data.alpha=1",
+        ),
+        ({"paper": "kapc"}, "paper: 'kapc' "),
         ({"forced": "yes"}, "forced: 'yes' "),
         ({"method": "kapc"}, "method: .*did you mean methods"),
         ({"base": None}, "base: None "),

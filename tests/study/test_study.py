@@ -116,6 +116,25 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(ask: Callable[..., Any],
     assert main(["status", "s"]) == 0
 
 
+def test_keys_of_the_base_can_be_set_on_the_command_line(ask: Callable[..., Any], tmp_path: Path) -> None:
+    words = "--workers 1 --federation.rounds 1 --data.resident=never"
+    when = {"data.alpha=0.5": {"lam": 7.0}}
+    methods = [{"name": "kapc", "when": when}]
+    grid = {"data.alpha": [0.5]}
+    code, _, err = ask(words, methods=methods, grid=grid)
+    assert code == 0, err
+    (run,) = stamps(tmp_path / "s")
+    config = yaml.safe_load((run.parent / "config.yaml").read_text())
+    assert (config["federation"]["rounds"], config["data"]["resident"]) == (1, "never")
+    assert config["method"]["init_args"]["lam"] == 7.0
+    code, _, err = ask(words, methods=[{"name": "kapc", "when": {"data.alpha=0.5": {"lam": 8.0}}}], grid=grid)
+    assert code == 2 and "in this study 'kapc' is" in err
+    code, _, err = ask("--workers 1", methods=methods, grid=grid)
+    assert code == 2 and "base.federation.rounds: 2" in err  # the study has run with another base
+    whole = yaml.safe_load((tmp_path / "s/study.yaml").read_text())
+    assert ask(**whole)[0] == 0  # what was set is a part of it
+
+
 def test_the_forced_rows_are_read_off_one_run(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert ask(methods=["local"], forced=True)[0] == 0
     cells = {cell["label"]: cell for cell in json.loads((tmp_path / "s/study.json").read_text())["cells"]}

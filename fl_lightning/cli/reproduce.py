@@ -1,0 +1,93 @@
+"""`fl-train reproduce`: a study that ships with the package, and the paper's numbers beside its own."""
+
+from __future__ import annotations
+
+import contextlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.cli import studyfile
+from fl_lightning.cli.parser import reproduce_parser
+from fl_lightning.cli.settings import Layer
+from fl_lightning.cli.study import resolve, start, values_of
+from fl_lightning.config import check
+from fl_lightning.errors import RunFailed
+from fl_lightning.study.folder import PLACE, StudyFolder, flat
+from fl_lightning.study.grid import Study
+from fl_lightning.study.papers import cells_of
+
+
+def reproduce(argv: list[str]) -> None:
+    """Run what is missing of a study, then print its numbers beside the paper's."""
+    name, values, over = values_of(argv, reproduce_parser())
+    check("workers", values.workers, values.workers is None or values.workers >= 1, "it must be at least 1")
+    content = studyfile.read(name)
+    whole = Study.of(content)
+    cells = cells_of(whole)
+    if values.out is None:
+        values.out = str(Path("studies") / name.removesuffix(".yaml").replace("/", "-"))
+    failed: RunFailed | None = None
+    if values.no_run:
+        folder = StudyFolder(Path(values.out))
+        check("out", values.out, bool(folder), "there is no study yet; without --no-run it is run")
+    else:
+        asked = whole if values.seeds is None else Study.of({**content, "seeds": seeds(values.seeds)})
+        folder, failed = _run(asked, [*over, *_rounds(values.rounds)], values, ["fl-train", "reproduce", *argv])
+    from fl_lightning.cli.compare import write
+    from fl_lightning.study.reproduce import beside, sheet_of
+
+    title = "; ".join([str((whole.paper or {}).get("title") or name), *_changed(whole, folder)])
+    write(sheet_of(beside(cells, folder), title, _missing(folder)), values.format)
+    if failed is not None:
+        raise failed
+
+
+def seeds(text: str) -> Any:
+    """What a study's key `seeds` has for `0`, `0,2` or `0-4`; other text as it is."""
+    parts = [part.strip() for part in text.strip("[] ").split(",")]
+    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else text
+
+
+def _rounds(given: int | None) -> list[Layer]:
+    return [] if given is None else [{"federation": {"rounds": given}}]
+
+
+def _run(asked: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:
+    """The study's folder once it has run; and what failed, for the table of all else comes first."""
+    values.slurm = False
+    with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
+        try:
+            return start(asked, over, values, line), None
+        except RunFailed as error:
+            return StudyFolder(Path(values.out)), error
+
+
+def _changed(whole: Study, folder: StudyFolder) -> Iterator[str]:
+    """Where what was run is not the study as it is written."""
+    written = dict(flat(yaml.safe_load(resolve(whole)[0])))
+    there = dict(flat(folder.asked().get("base")))
+    skip = (*PLACE, "fabric.", "seed")
+    said = [
+        f"{key} {there.get(key)} (the study: {written.get(key)})"
+        for key in dict.fromkeys([*written, *there])
+        if written.get(key) != there.get(key) and not key.startswith(skip)
+    ]
+    run = sorted({int(cell["seed"]) for cell in folder.cells()})
+    if set(run) != set(whole.seeds):
+        said.append(f"seeds {_listed(run)} (the study: {_listed(whole.seeds)})")
+    if said:
+        yield f"NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(said)}"
+
+
+def _missing(folder: StudyFolder) -> list[str]:
+    runs = {cell["folder"] for cell in folder.cells()}
+    missing = sum(not folder.finished(run) for run in runs)
+    return [f"unfinished: {missing} of {len(runs)} runs"] if missing else []
+
+
+def _listed(found: list[int]) -> str:
+    return ", ".join(map(str, found))

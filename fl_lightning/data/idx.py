@@ -1,0 +1,66 @@
+"""MNIST's own files in one folder, packed or not, as MNIST's site and Debian's `dataset-fashion-mnist` have them."""
+
+from __future__ import annotations
+
+import gzip
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.errors import BadInput
+
+PARTS = ("train", "t10k")
+WHOLE = 60_000
+"""Training images of the whole set: MNIST's and Fashion-MNIST's files differ in nothing but what is in them."""
+
+
+def lies_in(root: str | None) -> bool:
+    """Whether a folder holds such files itself: torchvision's lie two folders further down."""
+    return root is not None and any(_file(Path(root), f"{part}-images-idx3-ubyte") for part in PARTS)
+
+
+def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
+    """Training and test images (1, 28, 28) in `root`.
+
+    Args:
+        begins: the first training labels of the whole set.
+
+    Raises:
+        Absent: one of the four files is not there.
+        BadInput: one cannot be read, or they are of another set.
+    """
+    pools = []
+    for part in PARTS:
+        images = _read(root, f"{part}-images-idx3-ubyte", 3)
+        labels = _read(root, f"{part}-labels-idx1-ubyte", 1)
+        fine = len(images) == len(labels) and labels.max(initial=0) < len(class_names)
+        if not fine:
+            said = f"its {part} images and labels do not fit together: {len(images)} images, {len(labels)} labels"
+            raise BadInput("data.root", root, f"{said}, {len(class_names)} classes")
+        pools.append(Pool.of(images[:, None], labels))
+    first = pools[0].labels[: len(begins)].tolist()
+    if len(pools[0].labels) == WHOLE and first != list(begins):
+        raise BadInput(
+            "data.root", root, f"its files are of another data set: labels begin {first}, not {list(begins)}"
+        )
+    return Source(pools[0], pools[1], class_names)
+
+
+def _file(folder: Path, name: str) -> Path | None:
+    return next((path for path in (folder / name, folder / f"{name}.gz") if path.is_file()), None)
+
+
+def _read(root: str, name: str, axes: int) -> np.ndarray:
+    """The uint8 array in an idx file: two zeros, 8 (bytes), the number of axes, their lengths, the numbers."""
+    path = _file(Path(root), name)
+    if path is None:
+        raise Absent("data.root", root, f"{name} or {name}.gz is missing beside the others")
+    try:
+        content = gzip.decompress(path.read_bytes()) if path.suffix == ".gz" else path.read_bytes()
+        shape = np.frombuffer(content, ">i4", axes, 4)
+        if content[:4] != bytes((0, 0, 8, axes)):
+            raise ValueError("it is no idx file of bytes")
+        return np.frombuffer(content, np.uint8, offset=4 + 4 * axes).reshape(shape)
+    except (OSError, EOFError, ValueError) as error:
+        raise BadInput("data.root", root, f"{path.name} cannot be read ({error})") from None

@@ -1,0 +1,129 @@
+"""A table as text: for the terminal, as CSV, as LaTeX (booktabs), as JSON, as an HTML page with its intervals drawn."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from importlib.resources import files
+from typing import Any
+
+WIDTH = 180  # a file or a pipe has no width to keep to
+Span = tuple[float, float, float]
+"""Of an interval: its low end, the value, its high end."""
+
+
+@dataclass(frozen=True)
+class Block:
+    """Rows under one title; the first cell of a row heads it."""
+
+    title: str
+    rows: list[list[str]]
+    spans: list[Span | None]
+    """For each row its interval, where it has one."""
+
+
+@dataclass(frozen=True)
+class Sheet:
+    """A table in blocks that share a head."""
+
+    mark: str
+    """Which command made it; in all that is written."""
+    head: list[str]
+    blocks: list[Block]
+    lines: list[str]
+    """What is said below."""
+    records: list[dict[str, Any]]
+    """The rows with every digit, for CSV and JSON."""
+    more: Mapping[str, Any] = field(default_factory=dict)
+    """What JSON has beside the rows."""
+    title: str = ""
+
+
+def table(sheet: Sheet, width: int | None = WIDTH) -> str:
+    """For the terminal: a table for each block. `width` None: the terminal's."""
+    from rich.box import SIMPLE
+    from rich.console import Console
+    from rich.markup import escape
+    from rich.table import Table
+
+    held = io.StringIO()
+    console = Console(highlight=False, width=width, file=held)
+    print(sheet.mark, file=held)
+    if sheet.title:
+        print(sheet.title, file=held)
+    for block in sheet.blocks:
+        shown = Table(title=escape(block.title), title_justify="left", box=SIMPLE)
+        for number, name in enumerate(sheet.head):
+            shown.add_column(name, justify="right" if number else "left", no_wrap=number == 0)
+        for row in block.rows:
+            shown.add_row(*map(escape, row))
+        console.print(shown)
+    for line in sheet.lines:
+        print(line, file=held)
+    return held.getvalue()
+
+
+def as_csv(sheet: Sheet) -> str:
+    """A line for each row, every digit; an unknown value is an empty cell."""
+    held = io.StringIO()
+    records = [{"made_by": sheet.mark, **record} for record in sheet.records]
+    writer = csv.DictWriter(held, list(records[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(records)
+    return held.getvalue()
+
+
+def as_json(sheet: Sheet) -> str:
+    """Rows as in CSV, and what else there is."""
+    content = {"made_by": sheet.mark, "rows": sheet.records, **sheet.more}
+    return json.dumps(content, indent=2, allow_nan=False) + "\n"
+
+
+def as_latex(sheet: Sheet) -> str:
+    r"""A tabular for \usepackage{booktabs}; what is said below the table stands in comments above it."""
+    said = "".join(f"% {line}\n" for line in filter(None, [sheet.mark, sheet.title, *sheet.lines]))
+    text = [f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule", _line(sheet.head)]
+    for block in sheet.blocks:
+        text += [r"\midrule", f"\\multicolumn{{{len(sheet.head)}}}{{l}}{{\\emph{{{_tex(block.title)}}}}} \\\\"]
+        text += map(_line, block.rows)
+    return said + "\n".join([*text, r"\bottomrule", r"\end{tabular}", ""])
+
+
+def as_html(sheet: Sheet) -> str:
+    """A page of its own that needs no network; each row's interval is drawn beside it."""
+    from jinja2 import Environment, StrictUndefined
+    from markupsafe import Markup
+
+    source = files("fl_lightning.report")
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(source.joinpath("page.sheet.html.j2").read_text(encoding="utf-8")).render(
+        sheet=sheet,
+        style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
+        place=_places([span for block in sheet.blocks for span in block.spans]),
+    )
+
+
+FORMATS: dict[str, Callable[[Sheet], str]] = {
+    "table": table, "csv": as_csv, "latex": as_latex, "json": as_json, "html": as_html,
+}  # fmt: skip
+
+
+def _places(spans: Sequence[Span | None]) -> Callable[[float], float]:
+    """Where a value lies in a picture that holds all intervals and 0, from 0 to 100."""
+    ends = [0.0, *(end for span in spans if span is not None for end in span)]
+    low, width = min(ends), (max(ends) - min(ends)) or 1.0
+    return lambda value: round(2 + 96 * (value - low) / width, 2)
+
+
+def _line(cells: Sequence[str]) -> str:
+    return " & ".join(map(_tex, cells)) + r" \\"
+
+
+def _tex(text: str) -> str:
+    """`text` with what LaTeX takes for its own made plain."""
+    plain = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    plain |= {character: f"\\{character}" for character in "&%$#_{}"}
+    return "".join(plain.get(character, character) for character in text)

@@ -1,0 +1,291 @@
+"""`fl-train reproduce`, the studies that ship with the package, and what of a run stands beside a paper's number."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from scipy import stats
+
+from fl_lightning.catalogue import shipped_study, table
+from fl_lightning.cli import main, studyfile
+from fl_lightning.cli.study import resolve
+from fl_lightning.report.load import Run
+from fl_lightning.runfolder import RunFolder
+from fl_lightning.study import papers
+from fl_lightning.study.grid import Study
+from fl_lightning.study.papers import Ours, cells_of, reason
+from fl_lightning.study.reproduce import AGREES, DIFFERS, NOT_RUN, ONE, OPEN, figure, judge
+
+NAMES = list(table("studies"))
+ALPHA = "10 clients; participation 1.0; 10% of data; Dirichlet alpha=0.1"
+PAPER = {
+    "title": "A table",
+    "tables": ["kapc_aaai_table1", "kapc_bls_table1"],
+    "where": {"dataset": "MNIST"},
+    "runs": 3,
+    "settings": {ALPHA: {"data.alpha": 0.1}},
+    "figures": {"best_mean_accuracy_percent": {"figure": "best", "kind": "after"}},
+    "rows": {
+        "local": {"label": "local", "figure": "last"},
+        "KAPC": "kapc",
+        "FedBN": {"absent": "it has none"},
+        "FedProto": {"label": "local", "kind": "global"},
+    },
+}
+TINY = {
+    "base": ["kapc_digits", {
+        "fabric.accelerator": "cpu", "data.fraction": 0.3, "model": {"hidden": [8]}, "federation.clients": 3,
+        "federation.local_epochs": 1, "federation.rounds": 2,
+    }],
+    "methods": ["kapc", "local"],
+    "seeds": [0, 1],
+    "grid": {"data.alpha": [0.1]},
+    "forced": False,
+    "paper": PAPER,
+}  # fmt: skip
+
+
+# ---------------------------------------------------------------- what ships
+
+
+def test_shipped_studies_are_whole() -> None:
+    """Each can be read, names what it is, and stands for cells of a paper; the methods that it has not are told."""
+    assert {name.partition("/")[0] for name in NAMES} == {"kapc", "kapc_bls", "fedora", "fedhkd", "ktpfl"}
+    printed = {}
+    for name in NAMES:
+        file = shipped_study(name)
+        assert file is not None
+        first = file.read_text().partition("\n")[0]
+        assert first.startswith("# ") and ("CPU" in first or "GPU" in first)
+        study = Study.of(studyfile.read(name))
+        assert len(study.seeds) >= 3
+        if study.paper is not None:
+            cells = cells_of(study)
+            assert len(cells) >= 8, name
+            assert all(cell.ours or (cell.absent and cell.absent != papers.HERE) for cell in cells), name
+            printed[name] = {cell.method: cell.value for cell in cells}
+    assert sorted(set(NAMES) - set(printed)) == ["kapc/ablation"]  # drawn in the paper, not printed
+    assert printed["kapc/table1"]["KAPC+BLS"] == 96.83  # the journal's row beside the conference's
+
+
+@pytest.mark.sampled("kapc/table2-cifar100")
+@pytest.mark.parametrize("name", NAMES)
+def test_shipped_studies_resolve(name: str) -> None:
+    study = Study.of(studyfile.read(name))
+    _, runs, configs = resolve(study)
+    assert len(runs) == len(configs) >= len(study.settings()) * len(study.methods) * len(study.seeds)
+    if name == "kapc/table2-cifar100":
+        facts = {(c.data.source, c.federation.clients, c.federation.participation, c.data.fraction) for c in configs}
+        assert facts == {("cifar100", 100, 0.1, 1.0)}
+        betas = {(r.setting["data.alpha"], c.method.init_args["beta"]) for r, c in zip(runs, configs, strict=True)
+                 if r.entry.label == "kapc"}  # fmt: skip
+        assert betas == {(0.1, 0.01), (0.3, 1.0)}
+
+
+def test_reasons_are_of_cells_that_exist() -> None:
+    cells = [cell for name in NAMES if (study := Study.of(studyfile.read(name))).paper for cell in cells_of(study)]
+    for row in papers.reasons():
+        assert any(reason(cell)[0] == row["reason"] for cell in cells), row
+
+
+# ---------------------------------------------------------------- the verdict
+
+
+@pytest.mark.parametrize(
+    ("ours", "printed", "std", "verdict"),
+    [
+        ([], 90.0, 1.0, NOT_RUN),
+        ([90.0], 90.0, 1.0, ONE),
+        ([89.0, 90.0, 91.0], 90.4, 1.0, AGREES),
+        ([89.0, 90.0, 91.0], 90.4, None, AGREES),
+        ([89.0, 90.0, 91.0], 80.0, 1.0, DIFFERS),
+        ([89.0, 90.0, 91.0], 80.0, None, DIFFERS),
+        ([80.0, 90.0], 70.0, 1.0, OPEN),  # two seeds ten points apart: nothing is left out, and nothing is near
+        ([90.0, 90.0, 90.0], 90.004, 0.0, AGREES),  # the last printed digit
+        ([90.0, 90.0, 90.0], 90.01, 0.0, DIFFERS),
+    ],
+)
+def test_the_verdict(ours: list[float], printed: float, std: float | None, verdict: str) -> None:
+    assert judge(ours, printed, std, 3, 2).words == verdict
+
+
+@pytest.mark.parametrize("printed", [50.0, 51.5, 52.2, 53.0, 56.0])
+def test_the_interval_is_welchs(printed: float) -> None:
+    ours = [49.0, 50.5, 50.0, 52.0]
+    found = judge(ours, printed, 1.5, 3)
+    peer = stats.ttest_ind_from_stats(found.mean, found.std, 4, printed, 1.5, 3, equal_var=False)
+    assert (found.words == DIFFERS) == (peer.pvalue < 0.05)
+    low, high = peer_interval(found.mean, found.std, 4, printed, 1.5, 3)
+    assert (found.low, found.high) == (pytest.approx(low), pytest.approx(high))
+
+
+def peer_interval(*given: Any) -> tuple[float, float]:
+    """Where the p value of a shifted difference is 5 %, by bisection."""
+    m, s, n, p, sp, np_ = given
+
+    def shifted(by: float) -> float:
+        return float(stats.ttest_ind_from_stats(m - by, s, n, p, sp, np_, equal_var=False).pvalue)
+
+    ends = []
+    for sign in (-1, 1):
+        near, far = m - p, m - p + sign * 100
+        for _ in range(200):
+            middle = (near + far) / 2
+            near, far = (middle, far) if shifted(middle) > 0.05 else (near, middle)
+        ends.append(near)
+    return ends[0], ends[1]
+
+
+# ---------------------------------------------------------------- numbers of a run
+
+
+def run(path: Path, rows: list[dict[str, float]], clients: list[dict[str, float]]) -> Run:
+    summary = {"rounds": len(rows), "judge": "after", "final_kinds": {"after": 2}}
+    final = [{"client": 0, "accuracy": 0.8}, {"client": 1, "accuracy": 0.9}]
+    return Run(RunFolder(path), "a", {"federation": {"rounds": len(rows)}}, rows, clients, final, summary)
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> Run:
+    """Three rounds, the second of them best on validation data, of two clients."""
+    table = {1: (0.9, 0.5, 0.1), 2: (0.6, 0.7, 0.3), 3: (0.5, 0.6, 0.2)}
+    rows = [
+        {"round": t, "accuracy_after": (a + b) / 2, "validation_accuracy": v, "upload_parameter_bytes": t * 2.0**20}
+        for t, (a, b, v) in table.items()
+    ]
+    clients = [{"round": t, "client": c, "accuracy_after": table[t][c]} for t in table for c in (0, 1)]
+    return run(tmp_path, rows, clients)
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("best", 0.7), ("bests", 0.8), ("last", 0.55), ("final", 0.85), ("validation", 0.65), ("transfer", 0.5),
+     ("relative", (0.6 - 0.5) / 0.5 / 2 + (0.7 - 0.8) / 0.8 / 2)],
+)  # fmt: skip
+def test_figures(name: str, value: float, two: Run, tmp_path: Path) -> None:
+    """Training alone was best on validation data in its first round: with 0.5 and 0.8."""
+    rows = [{"round": t, "accuracy_after": 0.65, "validation_accuracy": 1 / t} for t in (1, 2)]
+    clients = [{"round": t, "client": c, "accuracy_after": a * t} for t in (1, 2) for c, a in ((0, 0.5), (1, 0.8))]
+    alone = run(tmp_path, rows, clients)
+    assert figure(Ours("kapc", {}, name), two, alone) == pytest.approx(value)
+    assert math.isnan(figure(Ours("kapc", {}, name, kind="global"), two, alone))
+
+
+def test_figures_of_a_column(two: Run) -> None:
+    assert figure(Ours("kapc", {}, "mean", column="upload_parameter_bytes"), two) == 2 * 2.0**20
+    assert math.isnan(figure(Ours("kapc", {}, "mean", column="nothing"), two))
+    assert math.isnan(figure(Ours("kapc", {}, "relative"), two))
+
+
+# ---------------------------------------------------------------- the command
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Runs the command on TINY with changes; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+
+    def asked(*words: str, **changes: Any) -> tuple[int, str, str]:
+        (tmp_path / "tiny.yaml").write_text(yaml.safe_dump({**TINY, **changes}))
+        capfd.readouterr()
+        code = main(["reproduce", *words])
+        return code, *capfd.readouterr()
+
+    return asked
+
+
+def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err = ask("tiny.yaml", "--workers", "1", "--rounds", "1", "--format", "csv")
+    assert code == 0, err
+    rows = {row["method"]: row for row in csv.DictReader(io.StringIO(out))}
+    assert rows["KAPC"]["value"] == "97.97" and rows["KAPC"]["source"] == "KAPC-AAAI24, Table 1"
+    for method, label in (("KAPC", "kapc"), ("local", "local")):
+        last = [
+            RunFolder(tmp_path / f"studies/tiny/runs/data.alpha=0.1/{label}/seed-{seed}").read_metrics()[-1]
+            for seed in (0, 1)
+        ]
+        mean = 50 * sum(row["accuracy_after"] for row in last)
+        assert float(rows[method]["mean"]) == pytest.approx(mean)
+        assert rows[method]["seeds"] == "2"
+    assert rows["FedBN"]["verdict"] == NOT_RUN and rows["FedBN"]["why"] == "it has none"
+    assert rows["MOON"]["why"] == papers.HERE
+    assert (rows["FedProto"]["verdict"], rows["FedProto"]["why"]) == (NOT_RUN, "its runs have no such number")
+    before = {file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")}
+    assert len(before) == 4
+
+    code, out, err = ask("tiny.yaml", "--workers", "1", "--rounds", "1")  # nothing is run again
+    assert code == 0, err
+    assert "A table; NOT AS THE STUDY IS WRITTEN" in out and "federation.rounds 1 (the study: 2)" in out
+    assert before == {file: file.stat().st_mtime_ns for file in tmp_path.glob("studies/**/summary.json")}
+    code, out, _ = ask("tiny.yaml", "--no-run", "--format", "json", seeds=[0, 1, 2])
+    assert code == 0
+    content = json.loads(out)
+    assert "seeds 0, 1 (the study: 0, 1, 2)" in content["title"]
+    assert len(content["rows"]) == len(rows)
+    for form, begin in (("latex", "% fl-train reproduce"), ("html", "<!DOCTYPE html>")):
+        code, out, _ = ask("tiny.yaml", "--no-run", "--format", form)
+        assert code == 0 and out.startswith(begin) and "97.97" in out
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "said"),
+    [
+        (["kapc/tabel1"], {}, "study: 'kapc/tabel1' .*did you mean kapc/table1"),
+        ([], {}, "one file or name"),
+        (["tiny.yaml", "--seeds", "x"], {}, "seeds: 'x'"),
+        (["tiny.yaml", "--rounds", "0"], {}, "federation.rounds: 0"),
+        (["tiny.yaml", "--no-run"], {}, "out: 'studies/tiny' .*no study yet"),
+        (["tiny.yaml", "--workers", "0"], {}, "workers: 0"),
+        (["tiny.yaml", "--data.alpha", "1"], {}, "data.alpha: '1' .*grid sets it"),
+        (["tiny.yaml", "--method.lam", "1"], {}, "method: .*lists its methods"),
+        (["tiny.yaml", "--data.rooot", "1"], {}, "data.rooot: .*did you mean data.root"),
+        (["kapc/ablation"], {}, "paper: None"),
+        (["tiny.yaml"], {"paper": 3}, "paper: 3"),
+        (["tiny.yaml"], {"paper": {**PAPER, "row": {}}}, "paper.row: "),
+        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPCC": "kapc"}}}, "paper.rows: 'KAPCC' .*did you mean KAPC"),
+        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": "kap"}}}, "paper.rows.KAPC: 'kap' .*did you mean kapc"),
+        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": {"label": "kapc", "figure": "x"}}}}, "paper.rows.KAPC: "),
+        (["tiny.yaml"], {"paper": {**PAPER, "tables": ["kapc_table1"]}}, "paper.tables: 'kapc_table1'"),
+        (["tiny.yaml"], {"paper": {**PAPER, "settings": {ALPHA: {"data.alpha": 3}}}}, "paper.settings.10 clients"),
+        (["tiny.yaml"], {"paper": {**PAPER, "where": {"dataset": "X"}}}, "paper.settings: "),
+        (["tiny.yaml"], {"like": "tiny.yaml"}, "like: 'tiny.yaml' .*like itself"),
+        (["tiny.yaml"], {"like": 3}, "like: 3"),
+    ],
+)
+def test_what_cannot_be_is_one_line(
+    words: list[str], changes: dict[str, Any], said: str, ask: Callable[..., Any], tmp_path: Path
+) -> None:
+    code, out, err = ask(*words, **changes)
+    assert (code, out) == (2, "")
+    assert err.count("\n") == 1
+    assert re.search(said, err), err
+    assert not (tmp_path / "studies").exists()
+
+
+def test_data_that_are_nowhere_are_one_line(ask: Callable[..., Any], tmp_path: Path) -> None:
+    words = ["--data.root", str(tmp_path / "none"), "--data.source", "mnist", "--workers", "1"]
+    code, out, err = ask("tiny.yaml", *words)
+    assert (code, out) == (2, "")
+    assert "data.root: " in err and "MNIST/raw" in err and err.count("\n") == 1
+    assert not (tmp_path / "studies").exists()
+
+
+def test_a_study_is_like_another(tmp_path: Path) -> None:
+    (tmp_path / "beside.yaml").write_text("seed: 3\n")
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**TINY, "base": ["kapc_digits", "beside.yaml"]}))
+    own = {"like": "../a.yaml", "base": {"data.fraction": 0.5}, "seeds": [7], "paper": {"title": "another"}}
+    (tmp_path / "in").mkdir()
+    (tmp_path / "in/b.yaml").write_text(yaml.safe_dump(own))
+    found = studyfile.read(str(tmp_path / "in/b.yaml"))
+    assert found["base"] == ["kapc_digits", str(tmp_path / "in/../beside.yaml"), {"data.fraction": 0.5}]
+    assert (found["seeds"], found["methods"]) == ([7], TINY["methods"])
+    assert found["paper"] == {**PAPER, "title": "another"}
