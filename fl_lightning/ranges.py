@@ -82,9 +82,10 @@ def _hints(kind: type) -> dict[str, Any]:
         return {name: hint for base in reversed(kind.__bases__) for name, hint in _hints(base).items()}
 
 
-def check_ranges(thing: Any, key: str) -> None:
+def check_ranges(thing: object, key: str) -> None:
     """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds what its type does not allow."""
-    for name, (values, optional) in allowed(type(thing)).items():
+    kind: Any = type(thing)
+    for name, (values, optional) in allowed(kind).items():
         value = getattr(thing, name, None)
         if not (value in values if value is not None else optional):
             raise BadInput(f"{key}.{name}", value, f"{values}, or null" if optional else str(values))

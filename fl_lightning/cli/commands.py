@@ -92,9 +92,9 @@ def report(argv: list[str]) -> None:
     if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
         from fl_lightning.cli.compare import compare
 
-        page = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
-        compare([words[0], "--format", "html", "--out", str(page)])
-        print(f"report: {page}")
+        out = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
+        compare([words[0], "--format", "html", "--out", str(out)])
+        print(f"report: {out}")
         return
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render

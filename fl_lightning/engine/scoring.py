@@ -83,7 +83,7 @@ def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
     return {m.name: m.on_global_test(kind) if m is CLASS_SHARE else m.by(kind) for m in named}
 
 
-def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[str, str]) -> dict[str, float]:
+def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
     """Of each metric with its column, `mean_NAME` over the clients that have it, and `clients_NAME`, their number."""
     found: dict[str, float] = {}
     for name, column in columns.items():
