@@ -60,11 +60,17 @@ class Pool:
         return vector if self.run.policy.overwritten else vector.copy_(group.initial)
 
     def restore(self, client: int, before: ClientState | None) -> None:
-        """Leave a client as it was `before` a visit that failed."""
-        self.run.states.pop(client, None)  # its memory in the store is free before it is taken anew
-        if before is not None:
-            self.run.store.adopt(before)
-            self.run.states[client] = before
+        """Leave a client as it was `before` a visit that failed, in the memory (of the store) that it has now."""
+        now = self.run.states.pop(client, None)
+        if before is None:
+            return
+        if now is not None and all(v.shape == now.vectors[s].shape for s, v in before.vectors.items()):
+            shared = {s for s, v in before.received.items() if v is before.vectors[s]}
+            for slot, vector in before.vectors.items():
+                before.vectors[slot] = now.vectors[slot].copy_(vector)
+            for slot, vector in before.received.items():
+                before.received[slot] = before.vectors[slot] if slot in shared else now.received[slot].copy_(vector)
+        self.run.states[client] = before
 
     def answers(self, cohort: Sequence[int], results: Results) -> tuple[list[int], dict[int, dict[str, Tensor]]]:
         """The clients of the cohort, on all ranks, that have not failed, and what they uploaded beside vectors.
