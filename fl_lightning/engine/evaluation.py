@@ -210,7 +210,7 @@ class Evaluator:
         scored = [score for score in scores if not math.isnan(score)]
         if not scored:
             raise RunFailed("no client's final model can be judged")
-        named = {name: name for name in run.config.evaluation.metrics or ()}
+        named: dict[str, str] = {name: name for name in run.config.evaluation.metrics or ()}
         further = [scoring.set_apart(c["further"], list(named))[1] for c in everyone]
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
