@@ -144,7 +144,7 @@ def empty_beside(vector: Tensor, device: torch.device) -> Tensor:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` of the main memory on the device, without waiting for it where it can be sent from pinned memory."""
-    if tensor.device == device or not has_streams(device):
+    if tensor.device.type != "cpu" or not has_streams(device):
         return tensor.to(device)
     return empty_beside(tensor, device).copy_(tensor).to(device, non_blocking=True)
 

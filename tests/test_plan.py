@@ -192,6 +192,16 @@ def test_further_vectors_of_a_client_are_counted() -> None:
     assert two["the mix to every rank"] == 2 * alone["the mix to every rank"]
 
 
+def test_what_a_client_goes_back_to_when_it_fails_is_counted() -> None:
+    """A copy of its vectors, where they are kept at all."""
+    for name, copies in (("kapc.KAPC", 1), ("ditto.Ditto", 2), ("fedavg.FedAvg", 0)):
+        made = config(name)
+        tolerant = replace(made, federation=replace(made.federation, on_bad_client="skip"))
+        row = 4 * trace(MLP, config(), FedAvg(), DIGITS).numbers
+        before, after = (parts(c, DIGITS)["a client's visit"] for c in (made, tolerant))
+        assert after - before == copies * row
+
+
 def test_what_a_method_keeps_with_the_server_is_counted() -> None:
     """KT-pFL's coefficients (N, N) and pFedHN's network with its momenta, whose last layer alone is 100 D."""
     vector = 4 * trace(MLP, config(), FedAvg(), DIGITS).numbers

@@ -82,7 +82,7 @@ def _hardware(values: Any, config: Config) -> Hardware:
     if on_gpus:
         gib = values.gpu_memory or (device.total_bytes() or 80.0 * GIB) / GIB
         asked = config.fabric.accelerator
-        kind = (device.here() or "cuda") if asked in ("auto", "gpu") else asked
+        kind = (device.here() or "cuda") if asked in ("auto", "cpu", "gpu") else asked
         return Hardware(kind, nodes, devices, gib * GIB)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node = values.node_memory * GIB if values.node_memory else total

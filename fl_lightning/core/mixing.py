@@ -177,7 +177,7 @@ class Mixer:
         tiles = _tiles(segments)
         self.flops += (2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)) * _columns(segments)
         own = torch.tensor([self.places[c] for c in receivers])
-        B = _less_own(A, own).to(self.group.device, self.work)
+        B = _less_own(A.cpu(), own).to(self.group.device, self.work)
         differences, products = self._room(len(self.sources)), self._room(len(receivers))
         if self.group.size == 1:
             self._mix_alone(tiles, B, [into[c] for c in receivers], own.tolist(), differences, products)

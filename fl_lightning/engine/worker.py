@@ -136,7 +136,7 @@ class Worker:
         if len(jobs) > 1 and all(map(executor.takes, jobs.values())):
             try:
                 return dict(zip(jobs, executor.train(list(jobs.values())), strict=True))
-            except torch.OutOfMemoryError:  # one client takes it as much room as all of them
+            except torch.OutOfMemoryError:  # alone, a client takes that executor as much room
                 executor = visits[next(iter(jobs))].trainer.loop
             except Exception:  # whose fault it is shows when each trains alone
                 pass

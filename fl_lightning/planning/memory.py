@@ -246,6 +246,8 @@ def _visit(setup: Setup) -> Part:
     if width > 1:  # of each client a permuted copy, and the next batches side by side
         held += width * sample * (min(AHEAD, math.ceil(most / size)) * min(size, most) + permuted)
     held += width * setup.widest.vector * setup.relation.measures  # where each began
+    if config.federation.on_bad_client != "stop" and (setup.hardware.accelerator == "cpu" or not setup.away):
+        held += width * setup.policy.keeps_clients * setup.policy.client_vectors * setup.widest.vector  # to go back to
     lent = setup.policy.client_vectors + (not setup.policy.one_download)
     held += 2 * width * setup.apart * lent * setup.widest.vector  # of this visit and of the next one
     saved, trained = max(p.saved for p in setup.profiles), setup.widest.trained

@@ -20,7 +20,8 @@ import pytest
 from fl_lightning.device import here
 
 DEVICE = os.environ.get("FL_TEST_DEVICE") or here()
-sys.path.append(str(Path(__file__).resolve().parents[1] / "golden"))
+HERE = Path(__file__).resolve().parent
+sys.path += [str(HERE), str(HERE.with_name("golden"))]
 
 if DEVICE == "pretended":
     import pretended

@@ -155,7 +155,7 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
         watch(op, args, kwargs)
     if STATE.recorder is not None:
         STATE.recorder.keep(op, theirs)
-    out = op(*theirs, **named)
+    out = _from_own_draws(op, *theirs) if name_of(op) == "native_dropout" else op(*theirs, **named)
     for lowered, x in known.values():
         if lowered.size() != x.size():  # an `out` that has grown
             n = on_device(lowered.clone())
@@ -164,6 +164,17 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     if STATE.recorder is not None:
         STATE.recorder.add(op, theirs, named, out)
     return raised
+
+
+def _from_own_draws(op: Any, *args: Any) -> Any:
+    """An operation that takes no generator draws from the CPU's, and is to draw from the device's."""
+    before = torch.get_rng_state()
+    torch.set_rng_state(STATE.draws.get_state())
+    try:
+        return op(*args)
+    finally:
+        STATE.draws.set_state(torch.get_rng_state())
+        torch.set_rng_state(before)
 
 
 def _raise(x: Tensor, known: dict[int, tuple[Tensor, Tensor]]) -> Tensor:

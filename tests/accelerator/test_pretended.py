@@ -2,17 +2,15 @@
 
 from __future__ import annotations
 
-import random
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from streams import STATE, PretendedGraph, StreamBackend, present
 from torch import Tensor, nn
+from touchy import Body
 
 from fl_lightning.cli import main
 from fl_lightning.storage.store import StreamLane
@@ -134,63 +132,6 @@ def test_a_graph_cannot_be_recorded_over_a_wait(wrong: Callable[[Tensor], Any], 
 # ---------------------------------------------------------------- models that cannot be recorded
 
 
-class Body(nn.Module):
-    """A classifier whose forward pass begins with `touch`."""
-
-    head = "out"
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.body, self.out = nn.Linear(64, 8), nn.Linear(8, 10)
-
-    def touch(self, x: Tensor) -> Tensor:
-        return x
-
-    def forward(self, x: Tensor) -> Tensor:
-        return self.out(self.body(self.touch(x).flatten(1)).tanh())
-
-
-class Counts(Body):
-    """Goes by a number of steps that it keeps."""
-
-    steps_taken = 0
-
-    def touch(self, x: Tensor) -> Tensor:
-        self.steps_taken = self.steps_taken + 1
-        return x / self.steps_taken
-
-
-class CountsElsewhere(Body):
-    """Goes by a number that it does not keep itself."""
-
-    seen: list[int] = []  # noqa: RUF012
-
-    def touch(self, x: Tensor) -> Tensor:
-        self.seen.append(1)
-        return x * (1 + len(self.seen) % 2)
-
-
-class Reads(Body):
-    """Looks at a number of the device."""
-
-    def touch(self, x: Tensor) -> Tensor:
-        return x * 2 if bool(x.mean() > 100) else x
-
-
-class DrawsInPython(Body):
-    """Torch's generators know nothing of it."""
-
-    def touch(self, x: Tensor) -> Tensor:
-        return x * random.random()
-
-
-class DrawsInNumpy(Body):
-    """Likewise."""
-
-    def touch(self, x: Tensor) -> Tensor:
-        return x * float(np.random.rand())
-
-
 @pytest.mark.parametrize(
     ("model", "executor", "said"),
     [
@@ -206,7 +147,7 @@ class DrawsInNumpy(Body):
 def test_what_no_graph_can_hold_trains_in_the_loop_and_one_line_says_why(
     model: str, executor: str, said: str, fit: Fit, device: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    flags = f"--model test_pretended.{model} --fabric.accelerator {device} --federation.rounds 1 --data.fraction 0.1"
+    flags = f"--model touchy.{model} --fabric.accelerator {device} --federation.rounds 1 --data.fraction 0.1"
     fit("it", flags, f"--fabric.executor {executor}")
     [line] = [line for line in capsys.readouterr().err.splitlines() if line.startswith("fabric.executor")]
     assert said in line and line.endswith("trains in the loop")
@@ -222,7 +163,7 @@ def test_a_device_that_is_lost_ends_the_run_and_no_client_is_blamed(
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Body, "touch", lose)
     line = f"fit --config kapc_digits --name lost --loggers null --callbacks null --fabric.accelerator {device}"
-    line += f" --model test_pretended.Body --federation.on_bad_client {policy} --data.fraction 0.1"
+    line += f" --model touchy.Body --federation.on_bad_client {policy} --data.fraction 0.1"
     assert main(line.split()) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]
     assert "the device pretended:0 failed in round" in said and "illegal memory access" in said
@@ -285,11 +226,3 @@ def test_a_round_waits_as_often_whatever_the_number_of_clients_and_steps(fit: Fi
     per_client = 2 if "layerselection" in flags else 0  # its host chooses what is sent
     assert clients - few <= per_client * 2 * 2
     assert few <= 20
-
-
-def test_memory_of_the_detector_is_given_back(device: str) -> None:
-    """A test of the tests: tensors that are gone are followed no longer."""
-    vector = torch.zeros(3, device=device)
-    gone = weakref.ref(vector)
-    del vector
-    assert gone() is None
