@@ -145,13 +145,15 @@ def study_parser() -> ArgumentParser:
 
 
 def reproduce_parser() -> ArgumentParser:
-    """`--out`, `--workers`, `--seeds`, `--rounds`, `--format`, `--no_run`."""
+    """`--out`, `--workers`, `--methods`, `--seeds`, `--rounds`, `--format`, `--no_run`."""
     text = "Run a study of a paper's table, or what is missing of it, and print the paper's numbers beside ours."
     parser = _parser("reproduce", text, "STUDY")
     add = parser.add_argument
     text = "The study's folder, new or with a part of it (default: studies/NAME)."
     add("--out", type=str | None, default=None, metavar="DIR", help=text)
     add("--workers", type=int | None, default=None, metavar="N", help="Processes, as for fl-train study.")
+    text = "Some of the study's methods, by their labels, with commas; it may be asked for more of them later."
+    add("--methods", type=str | None, default=None, help=text)
     add("--seeds", type=str | None, default=None, help="Other seeds than the study's: 0, or 0,2, or 0-4.")
     add("--rounds", type=int | None, default=None, help="Other rounds; it is said in the heading.")
     add("--format", type=Form, default="table", help="Of the table.")

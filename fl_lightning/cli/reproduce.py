@@ -10,6 +10,7 @@ from typing import Any
 
 import yaml
 
+from fl_lightning.catalogue import did_you_mean
 from fl_lightning.cli import studyfile
 from fl_lightning.cli.parser import reproduce_parser
 from fl_lightning.cli.settings import Layer
@@ -35,7 +36,7 @@ def reproduce(argv: list[str]) -> None:
         folder = StudyFolder(Path(values.out))
         check("out", values.out, bool(folder), "there is no study yet; without --no-run it is run")
     else:
-        asked = whole if values.seeds is None else Study.of({**content, "seeds": seeds(values.seeds)})
+        asked = Study.of({**content, **_chosen(values, whole)})
         folder, failed = _run(asked, [*over, *_rounds(values.rounds)], values, ["fl-train", "reproduce", *argv])
     from fl_lightning.cli.compare import write
     from fl_lightning.study.reproduce import beside, sheet_of
@@ -44,6 +45,21 @@ def reproduce(argv: list[str]) -> None:
     write(sheet_of(beside(cells, folder), title, _missing(folder)), values.format)
     if failed is not None:
         raise failed
+
+
+def _chosen(values: Any, whole: Study) -> dict[str, Any]:
+    """The keys of the study of which the command line chooses some: methods, seeds."""
+    found: dict[str, Any] = {}
+    if values.seeds is not None:
+        found["seeds"] = seeds(values.seeds)
+    if values.methods is not None:
+        labels = [entry.label for entry in whole.entries()[: len(whole.methods)]]
+        wanted = [name.strip() for name in values.methods.split(",")]
+        for name in wanted:
+            allowed = f"the study has no such method{did_you_mean(name, labels)}; it has {', '.join(labels)}"
+            check("methods", name, name in labels, allowed)
+        found["methods"] = [given for given, label in zip(whole.methods, labels, strict=True) if label in wanted]
+    return found
 
 
 def seeds(text: str) -> Any:

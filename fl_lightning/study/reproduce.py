@@ -99,6 +99,8 @@ def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, Run], fol
     found: list[float] = []
     ours = cell.ours
     if ours is not None:
+        named = next((row.get("judge") for row in table if row["label"] == ours.label), None)
+        ours = dataclasses.replace(ours, kind=ours.kind or named)
         by_seed = _by_seed(ours.label, ours, table, runs, folder)
         alone = _by_seed(ours.alone, ours, table, runs, folder)
         found = [figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
