@@ -101,9 +101,9 @@ def report(argv: list[str]) -> None:
     if not words:
         raise BadInput("run", None, "it must be given: fl-train report RUN [RUN ...]")
     if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
-        page = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
-        compare([words[0], "--format", "html", "--out", str(page)])
-        print(f"report: {page}")
+        place = str(Path(words[0]) / "report.html" if values.out is None else values.out)
+        compare([words[0], "--format", "html", "--out", place])
+        print(f"report: {place}")
         return
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render
