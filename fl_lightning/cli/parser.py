@@ -75,7 +75,7 @@ def export_parser() -> ArgumentParser:
 
 def report_parser() -> ArgumentParser:
     """`--out`; the runs are words without a key."""
-    parser = _parser("report", "Write one HTML page on one or several run folders, side by side.", "RUN [RUN ...]")
+    parser = _parser("report", "Write one HTML page on runs side by side, or on a study.", "RUN [RUN ...] | STUDY")
     text = "The page (default: report.html, in the run folder if there is one RUN, else here)."
     parser.add_argument("--out", type=str | None, default=None, metavar="FILE.html", help=text)
     return parser
