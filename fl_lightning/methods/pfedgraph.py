@@ -10,6 +10,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.graphs import CollaborationGraph
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.config import FLOAT32
 from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
@@ -40,7 +41,7 @@ class PFedGraph(Method):
     several = False
 
     alpha: PositiveFloat = 0.8
-    lam: float = 0.01
+    lam: Annotated[float, Range(-FLOAT32, FLOAT32)] = 0.01
     near: Annotated[float, Range(-1, 1)] = 1.0
     mixes: Literal["cohort", "known", "heard"] = "heard"
 

@@ -123,7 +123,8 @@ def test_the_distance_to_prototypes_is_what_it_says(distance: Any) -> None:
 def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
     module, x = resident(), torch.randn(2, 6)
     module.model(x)
-    means = {"features": module.features.detach().clone(), "known": torch.ones(3, dtype=torch.bool)}
+    z = module.features.detach().clone()
+    means = {"features": torch.cat([z, z[:1]]), "known": torch.ones(3, dtype=torch.bool)}
     for distance in ("means", "norm"):
         term = distance_to_means(module.features, torch.tensor([0, 1]), means, distance)
         (gradient,) = torch.autograd.grad(term, module.model[0].weight, retain_graph=True)
