@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, get_args, get_type_hints
 
 import pytest
 import torch
 from torch import Tensor
 from watching import Make, client_of, models, module_of, run_all, server_of
 
+from fl_lightning import catalogue
 from fl_lightning.callbacks.cube import to_simplex
 from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Attention
+from fl_lightning.config import Component
 from fl_lightning.core import Gram
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fedamp import FedAMP
@@ -190,3 +192,10 @@ def test_mixing_everyone_heard_is_mixing_everyone_once_all_are(federation: Make)
     methods = [KAPC(mixes="cohort"), KAPC(mixes="heard")]
     rows = [torch.stack(models(run_all(federation(method, **DOUBLE)))) for method in methods]
     torch.testing.assert_close(*rows, rtol=1e-9, atol=1e-12)
+
+
+@pytest.mark.parametrize("entry", catalogue.table("methods").values(), ids=lambda entry: entry.name)
+def test_relations_say_whether_their_method_offers_heard(entry: catalogue.Entry) -> None:
+    method = Component(entry.class_path).load()
+    choices = get_args(get_type_hints(method).get("mixes"))
+    assert method().relation().offers_heard == ("heard" in choices)
