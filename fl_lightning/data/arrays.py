@@ -17,8 +17,8 @@ LAYOUT = (
 )
 
 
-def load(root: str | None, task: Task = "classification") -> Source:
-    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
+def load(root: str | None, task: Task = "classification", test: bool = True) -> Source:
+    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,). `test`: see `Source`."""
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
     path = Path(root).expanduser()
@@ -27,24 +27,25 @@ def load(root: str | None, task: Task = "classification") -> Source:
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             missing = [key for key in KEYS if key not in archive]
-            arrays = {key: archive[key] for key in KEYS if key in archive}
+            arrays = {key: archive[key] for key in (KEYS if test else KEYS[:2]) if key in archive}
     # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise BadInput("data.root", root, f"it cannot be read as an .npz archive ({reason})") from error
     if missing:
         raise BadInput("data.root", root, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    pools = {part: _pool(root, part, arrays[f"x_{part}"], arrays[f"y_{part}"], task) for part in ("train", "test")}
+    parts = ("train", "test") if test else ("train",)
+    pools = {part: _pool(root, part, arrays[f"x_{part}"], arrays[f"y_{part}"], task) for part in parts}
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
-    if shapes["train"] != shapes["test"]:
+    if shapes["train"] != shapes[parts[-1]]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
     if task == "regression":
-        return Source(pools["train"], pools["test"], [])
+        return Source(pools["train"], pools[parts[-1]], [])
     classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
     samples = len(pools["train"].labels)
     if classes > samples:
         raise BadInput("data.root", root, f"label {classes - 1} is above {samples} training samples: number from 0")
-    return Source(pools["train"], pools["test"], [str(label) for label in range(classes)])
+    return Source(pools["train"], pools[parts[-1]], [str(label) for label in range(classes)])
 
 
 def public(key: str, path: str) -> np.ndarray:
