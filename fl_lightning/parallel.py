@@ -21,7 +21,7 @@ from lightning.fabric.strategies.ddp import DDPStrategy
 from torch import Tensor
 from torch.nn import Module
 
-from fl_lightning.errors import RunFailed
+from fl_lightning.errors import MachineFailed, RunFailed
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -111,7 +111,7 @@ class Group:
             raise
         except RuntimeError as error:
             if self._watch is None:
-                raise RunFailed(f"the processes lost each other: {error}") from error
+                raise MachineFailed(f"the processes lost each other: {error}") from error
             raise self._watch.named() from error
 
     def gather_objects(self, item: Any) -> list[Any]:
@@ -249,7 +249,7 @@ class Heartbeat:
 
 
 def _lost(ranks: Sequence[int], what: str) -> RunFailed:
-    return RunFailed(f"rank {', '.join(map(str, ranks)) or '?'} {what}; the run can be continued with --resume")
+    return MachineFailed(f"rank {', '.join(map(str, ranks)) or '?'} {what}; the run can be continued with --resume")
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
-    (PACKAGE, "errors", "heap", "metric", "record", "rng"),
+    (PACKAGE, "errors", "heap", "metric", "record", "rng", "search"),
     ("catalogue", "config", "files"),
     ("data", "drawing", "models", "parallel", "runfolder", "storage"),
     ("core",),

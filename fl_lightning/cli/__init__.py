@@ -29,6 +29,8 @@ Personalised federated learning: who learned what from whom.
   plan     what a fit would take         fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
   submit   hand a fit to SLURM           fl-train submit --config kapc_resnet18.yaml --gpus-per-node 4 --time 4:00:00
   study    methods, settings and seeds   fl-train study study.yaml --out studies/digits --workers 2
+  tune     search, then judge            fl-train tune study.yaml --out tuned/digits --trials 20
+  archive  a study as one file           fl-train archive studies/digits
   status   where the runs stand          fl-train status runs
   list     what can be chosen by name    fl-train list methods
 
@@ -81,6 +83,8 @@ def _dispatch(argv: list[str]) -> None:
         "plan": commands.plan_run,
         "submit": commands.submit,
         "study": commands.study,
+        "tune": commands.tune,
+        "archive": commands.archive,
         "status": commands.status,
         "list": commands.list_names,
     }

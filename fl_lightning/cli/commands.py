@@ -182,6 +182,20 @@ def study(argv: list[str]) -> None:
     run(argv)
 
 
+def tune(argv: list[str]) -> None:
+    """Search for methods' arguments, and judge the choices."""
+    from fl_lightning.cli.tune import tune as search
+
+    search(argv)
+
+
+def archive(argv: list[str]) -> None:
+    """Pack a study into one file, or run a cell of one again."""
+    from fl_lightning.cli.archive import archive as pack
+
+    pack(argv)
+
+
 def plan_run(argv: list[str]) -> None:
     """Say what a fit would take."""
     from fl_lightning.cli.planning import plan as show

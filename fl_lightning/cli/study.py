@@ -9,7 +9,7 @@ import shlex
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -42,7 +42,7 @@ def study(argv: list[str]) -> None:
         parser.print_help()
         return
     file, values = _values(argv)
-    asked = Study.of(_content(file))
+    asked = Study.of(content(file))
     base, found, configs = resolve(asked, file.parent)
     from fl_lightning.study.folder import StudyFolder
 
@@ -53,27 +53,28 @@ def study(argv: list[str]) -> None:
         return
     with folder.locked():
         folder.write(asked, base, found)
-        _run(folder, found, configs, values.workers, shlex.join(["fl-train", "study", *argv]))
+        run_missing(folder, found, configs, values.workers, shlex.join(["fl-train", "study", *argv]))
 
 
-def resolve(asked: Study, beside: Path) -> tuple[str, list[Run], list[Config]]:
+def resolve(asked: Study, beside: Path, *beneath: Layer) -> tuple[str, list[Run], list[Config]]:
     """The base of a study as YAML, all its runs, and the config of each.
 
     Args:
         asked: the study.
         beside: folder of the study file, where files that it names are looked for first.
+        beneath: settings that hold unless the base has others.
 
     Raises:
         BadInput: a config cannot work, or two methods of the list come to the same.
     """
-    layers = [QUIET, *_base(asked.base, beside)]
+    layers = [QUIET, *beneath, *_base(asked.base, beside)]
     base = complete(plan(layers))
     runs.check_no_key(base)
     text = to_yaml(base)
-    settled = layer_of("base", yaml.safe_load(text), keys(fit_parser()))
+    settled = settled_base(text)
     found = asked.runs(base.federation.participation)
     first = [run for run in found if run.seed == asked.seeds[0]]
-    planned = [_spoken(run, plan, _layers(settled, run)) for run in first]
+    planned = [_spoken(run, plan, layers_of(settled, run)) for run in first]
     whole = [_spoken(run, complete, config) for run, config in zip(first, planned, strict=True)]
     _check_different(first, whole)
     by_place = {run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)}
@@ -81,18 +82,32 @@ def resolve(asked: Study, beside: Path) -> tuple[str, list[Run], list[Config]]:
     return text, found, configs
 
 
-def run_one(job: Job) -> str | None:
-    """Run one job of a worker, from the start or from its checkpoint; None, or one line that says why it failed."""
+def settled_base(text: str) -> Layer:
+    """The base that `resolve` gives as a layer."""
+    return layer_of("base", yaml.safe_load(text), keys(fit_parser()))
+
+
+def train(config: Config, folder: Path) -> None:
+    """Run `config` in `folder`, from the start or from its checkpoint."""
     from fl_lightning.run import fit
 
-    config, folder = job
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
+    saved = runs.saved_layer(folder)
+    if saved is not None:
+        runs.check_goes_on(saved, config, folder)
+    with runs.opened(Start(str(folder.parent), folder.name, True, False), folder.name, config) as place:
+        fit(config, place, resume=True)
+
+
+def run_one(job: Job) -> str | None:
+    """Run one job of a worker; None, or one line that says why it failed."""
+    return told(lambda: train(*job))
+
+
+def told(work: Callable[[], None]) -> str | None:
+    """Do `work`; None, or one line that says why it failed, with a traceback in the log where that may help."""
     try:
-        saved = runs.saved_layer(folder)
-        if saved is not None:
-            runs.check_goes_on(saved, config, folder)
-        with runs.opened(Start(str(folder.parent), folder.name, True, False), folder.name, config) as place:
-            fit(config, place, resume=True)
+        work()
     except (BadInput, RunFailed) as error:
         print(said := redact(" ".join(str(error).split())), file=sys.stderr)
         return said
@@ -134,7 +149,8 @@ def _values(argv: list[str]) -> tuple[Path, Any]:
     return Path(words[0]), values
 
 
-def _content(file: Path) -> Any:
+def content(file: Path) -> Any:
+    """What a study file holds; `BadInput` where it cannot be read."""
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
@@ -169,8 +185,8 @@ def _base(given: Any, beside: Path) -> Iterator[Layer]:
         yield layer
 
 
-def _layers(settled: Layer, run: Run) -> list[Layer]:
-    """All that decides a run but its seed."""
+def layers_of(settled: Layer, run: Run) -> list[Layer]:
+    """All that decides a run but its seed. `settled`: the base, with nothing left to be filled in."""
     known = keys(fit_parser())
     method = {"method": {"name": run.entry.name, "init_args": run.entry.arguments}}
     return [settled, method, layer_of("grid", run.setting, known), layer_of("methods", run.entry.settings, known)]
@@ -201,7 +217,8 @@ def _check_different(found: list[Run], configs: list[Config]) -> None:
 # ---------------------------------------------------------------- running
 
 
-def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: int | None, line: str) -> None:
+def run_missing(folder: StudyFolder, found: list[Run], configs: list[Config], asked: int | None, line: str) -> None:
+    """Run what is missing of a study in workers (`asked` None: as many as fit); `line` goes on where it is stopped."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning.study.runner import Runner
 
@@ -209,7 +226,7 @@ def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: in
     runner = Runner(folder, found, run_one, jobs)
     before, start = len(found) - len(runner.todo), time.monotonic()
     try:
-        runner.run(_workers(asked, configs[0]))
+        runner.run(worker_count(asked, configs[0]))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             print(f"study: stopped with {runner.standing()}; it goes on with: {line}", file=sys.stderr)
@@ -219,7 +236,7 @@ def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: in
     print(f"study: {runner.standing()}{stood}, {took:.1f} s; the table: fl-train compare {folder.path}")
 
 
-def _workers(asked: int | None, config: Config) -> int:
+def worker_count(asked: int | None, config: Config) -> int:
     """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
     if asked is not None:
         return asked

@@ -13,7 +13,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
-from fl_lightning.methods.base import Method, check_plain_steps
+from fl_lightning.methods.base import Method, Range, check_plain_steps, searched
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class APFL(Method):
     judge = "after"
     client_memory = True
 
-    alpha: float = 0.5
+    alpha: float = searched(0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone")
     adaptive: bool = True
 
     def __post_init__(self) -> None:

@@ -19,6 +19,12 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.search import Choice, LogRange, Range, Whole, searched
+
+__all__ = [
+    "Choice", "LogRange", "Method", "Range", "Scope", "Whole", "check_above_0", "check_least", "check_no_scaling",
+    "check_plain_steps", "move_on", "searched",
+]  # fmt: skip
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
@@ -38,8 +44,9 @@ call their own helpers is below 0.75."""
 class Method:
     """FedAvg, and the base of all methods: each overrides what it does differently.
 
-    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command line. A method
-    holds no state (it is frozen): what survives a round lies in the clients' vectors and memory and in the server's.
+    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command line. Those that
+    are `searched` say where `fl-train tune` looks for their value. A method holds no state (it is frozen): what
+    survives a round lies in the clients' vectors and memory and in the server's.
 
     Raises:
         TypeError: a subclass has a function named nearly as a hook, or as an earlier one: nobody would call it.

@@ -14,7 +14,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.knowledge.clusters import average, model_of, own_cluster
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -34,9 +34,9 @@ class CFL(Method):
     family = "clusters"
     several = False
 
-    eps1: float = 0.4
-    eps2: float = 1.6
-    first_round: int = 21
+    eps1: float = searched(0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model")
+    eps2: float = searched(1.6, LogRange(0.16, 16), "as eps1")
+    first_round: int = searched(21, Whole(2, 21), "up to the authors', which short runs do not reach")
 
     def __post_init__(self) -> None:
         for key in ("eps1", "eps2", "first_round"):

@@ -16,7 +16,7 @@ from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import NewClassifier, Shifted, is_personal
-from fl_lightning.methods.base import Method, Scope, check_least
+from fl_lightning.methods.base import LogRange, Method, Range, Scope, check_least, searched
 
 
 @dataclass(frozen=True)
@@ -41,8 +41,8 @@ class DBE(Method):
     changes_upload = True
     everyone_first = True
 
-    kappa: float = 50.0
-    momentum: float = 1.0
+    kappa: float = searched(50.0, LogRange(1, 100), "around the authors' script's 50 (their program: 0)")
+    momentum: float = searched(1.0, Range(0.1, 1.0), "from the authors' program's to their script's")
 
     def __post_init__(self) -> None:
         check_least(self, kappa=0)

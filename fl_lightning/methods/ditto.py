@@ -11,7 +11,7 @@ from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, searched
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Ditto(Method):
     family = "two models"
     judge = "after"
 
-    lam: float = 1.0
+    lam: float = searched(1.0, LogRange(0.1, 2), "the authors' 0.1, 1 and 2")
     personal_epochs: float | None = None
 
     def __post_init__(self) -> None:

@@ -16,7 +16,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
-from fl_lightning.methods.base import Method, check_no_scaling
+from fl_lightning.methods.base import LogRange, Method, check_no_scaling, searched
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class FedALA(Method):
     judge = "before"
     starts = "both"
 
-    eta: float = 1.0
+    eta: float = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     share: float = 0.8
     layers: int = 1
     threshold: float = 0.1

@@ -16,7 +16,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.lipschitz import last_block, stretch_gap, watched
-from fl_lightning.methods.base import Method, check_least
+from fl_lightning.methods.base import LogRange, Method, check_least, searched
 
 
 @dataclass(frozen=True)
@@ -34,7 +34,7 @@ class FedAlign(Method):
     """
 
     family = "one global model"
-    mu: float = 0.45
+    mu: float = searched(0.45, LogRange(0.05, 4), "a decade around the paper's")
     width: float = 0.25
     block: str | None = None
 

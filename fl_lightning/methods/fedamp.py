@@ -10,7 +10,7 @@ from typing import Literal
 from fl_lightning.callbacks.relations import Attention, Relation
 from fl_lightning.config import FLOAT32, check
 from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class FedAMP(Method):
     judge = "after"
     starts = "own"
 
-    lam: float = 0.05
+    lam: float = searched(0.05, LogRange(0.005, 0.5), "a decade around the default")
     alpha: float = 0.05
     sigma: float | None = None
     mixes: Literal["cohort", "known", "heard"] = "known"

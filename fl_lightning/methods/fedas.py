@@ -14,7 +14,7 @@ from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Ser
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.class_means import class_means, distance_by_class
 from fl_lightning.knowledge.common import check_classes
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -38,7 +38,7 @@ class FedAS(Method):
     statistics = True
 
     align_epochs: float = 1
-    align_lr: float = 0.01
+    align_lr: float = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     align_batch_size: int = 16
     weighting: Literal["fisher", "samples"] = "fisher"
 

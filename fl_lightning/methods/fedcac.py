@@ -14,7 +14,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, Run, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.critical import alike, critical, overlaps, packed, unpacked
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Choice, Method, Range, searched
 
 
 @dataclass(frozen=True)
@@ -37,8 +37,8 @@ class FedCAC(Method):
     statistics = True
     several = False
 
-    tau: float = 0.5
-    beta: int = 100
+    tau: float = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
+    beta: int = searched(100, Choice((20, 50, 100, 170)), "the authors' 100 and 170, and less for shorter runs")
 
     def __post_init__(self) -> None:
         check("method.tau", self.tau, 0 <= self.tau <= 1, "it must lie in [0, 1]")

@@ -14,7 +14,7 @@ from fl_lightning.core import Block, Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import NewClassifier, Separated, is_personal
 from fl_lightning.knowledge.common import mmd
-from fl_lightning.methods.base import Method, Scope, check_least
+from fl_lightning.methods.base import LogRange, Method, Scope, check_least, searched
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class FedCP(Method):
     features = True
     changes_upload = True
 
-    lam: float = 5.0
+    lam: float = searched(5.0, LogRange(0.5, 50), "a decade around the authors' script's")
     gumbel: bool = False
 
     def __post_init__(self) -> None:

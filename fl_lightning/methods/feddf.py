@@ -13,7 +13,7 @@ from fl_lightning.core import Run, Server
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.knowledge.common import check_classes
 from fl_lightning.knowledge.fusion import distilled, scores_of
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, searched
 from fl_lightning.rng import generator
 
 
@@ -38,7 +38,7 @@ class FedDF(Method):
     family = "prototypes and distillation"
     steps: int = 1000
     samples: int | None = None
-    server_lr: float = 1e-3
+    server_lr: float = searched(1e-3, LogRange(1e-4, 1e-2), "a decade around the authors'")
     batch_size: int = 128
     ensemble: Literal["scores", "probabilities"] = "scores"
     weighting: Literal["samples", "uniform"] = "samples"

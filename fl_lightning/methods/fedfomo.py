@@ -19,7 +19,7 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.knowledge.candidates import first_order_gains, positive_shares, send_candidates, told_gains, towards
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Method, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FedFomo(Method):
     several = False
     changes_download = True
 
-    models: int = 5
+    models: int = searched(5, Whole(2, 8), "up to the authors' 8; readme: 5")
     epsilon: float = 0.3
     epsilon_decay: float = 0.05
 

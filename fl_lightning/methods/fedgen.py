@@ -13,7 +13,7 @@ from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.common import check_classes
 from fl_lightning.knowledge.generator import Generator, learned, taught, uploaded_heads
-from fl_lightning.methods.base import Method, check_above_0, check_least
+from fl_lightning.methods.base import Choice, LogRange, Method, check_above_0, check_least, searched
 from fl_lightning.rng import generator
 
 
@@ -39,8 +39,8 @@ class FedGen(Method):
     features = True
     statistics = True
     several = False
-    alpha: float = 1.0
-    beta: float = 0.0
+    alpha: float = searched(1.0, LogRange(0.1, 10), "from a tenth of the paper's to the authors' 10")
+    beta: float = searched(0.0, Choice((0.0, 0.1, 1.0, 10.0)), "the paper's 0 to the authors' 10")
     decay: float = 1.0
     ratio: float = 1.0
     teacher: Literal["mean", "weighted"] = "mean"

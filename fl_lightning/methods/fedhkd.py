@@ -19,6 +19,7 @@ from fl_lightning.knowledge.class_means import (
     privacy_report,
     within,
 )
+from fl_lightning.methods.base import LogRange, searched
 from fl_lightning.methods.classmeans import Batch, ClassMeans
 
 
@@ -50,8 +51,8 @@ class FedHKD(ClassMeans):
     names = ("features", "predictions")
     forget = True
 
-    lam: float = 0.05
-    gamma: float = 0.05
+    lam: float = searched(0.05, LogRange(0.005, 0.5), "a decade around the paper's")
+    gamma: float = searched(0.05, LogRange(0.005, 0.5), "a decade around the paper's")
     temperature: float = 0.5
     nu: float = 0.25
     sigma: float = 7.0

@@ -15,7 +15,7 @@ from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Ser
 from fl_lightning.data import ResidentPart
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.knowledge.common import check_classes
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class FedMD(Method):
     batch_size: int = 256
     loss: Literal["mae", "mse", "kl"] = "mae"
     temperature: float = 1.0
-    lam: float = 1.0
+    lam: float = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
 
     def __post_init__(self) -> None:
         for key in ("samples", "batch_size"):

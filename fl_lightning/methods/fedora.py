@@ -13,7 +13,7 @@ from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -45,7 +45,7 @@ class FEDORA(Method):
     judge = "after"
     starts = "own"
 
-    alpha: float = 1.0
+    alpha: float = searched(1.0, LogRange(0.25, 16), "around the paper's 1 and the authors' code's 4")
     directions: int = 1
     steps: int | None = None
     sharpness: float | None = None

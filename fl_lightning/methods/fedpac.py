@@ -16,7 +16,7 @@ from fl_lightning.core import Client, Payload, Phase, RelationView, Run, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments
-from fl_lightning.methods.base import check_above_0, check_least
+from fl_lightning.methods.base import LogRange, check_above_0, check_least, searched
 from fl_lightning.methods.classmeans import Batch, ClassMeans
 
 
@@ -41,9 +41,9 @@ class FedPAC(ClassMeans):
     client_memory = True
     server_models = 1
 
-    lam: float = 1.0
+    lam: float = searched(1.0, LogRange(0.1, 10), "a decade around the paper's")
     head_epochs: float = 1
-    head_lr: float | None = 0.1
+    head_lr: float | None = searched(0.1, LogRange(0.01, 1), "a decade around the authors'")
     least: float = 0.0
 
     def __post_init__(self) -> None:

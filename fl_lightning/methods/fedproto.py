@@ -16,7 +16,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Block, Client
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.common import wide
-from fl_lightning.methods.base import Scope
+from fl_lightning.methods.base import LogRange, Scope, searched
 from fl_lightning.methods.classmeans import Batch, ClassMeans
 
 
@@ -34,7 +34,7 @@ class FedProto(ClassMeans):
     family = "prototypes and distillation"
     starts = "own"
 
-    lam: float = 1.0
+    lam: float = searched(1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1")
     distance: Literal["squared", "norm"] = "squared"
     weighting: Literal["samples", "uniform"] = "samples"
     predict: Literal["classifier", "prototype"] = "classifier"

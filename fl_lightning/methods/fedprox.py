@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, searched
 
 
 @dataclass(frozen=True)
@@ -21,7 +21,7 @@ class FedProx(Method):
     """
 
     family = "one global model"
-    mu: float = 0.01
+    mu: float = searched(0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1")
 
     def __post_init__(self) -> None:
         check("method.mu", self.mu, self.mu >= 0, "it must be 0 or more")

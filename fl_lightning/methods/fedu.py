@@ -11,7 +11,7 @@ from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core.layout import Block
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class FedU(Method):
     family = "mixing"
     judge = "before"
 
-    gamma: float = 0.02
+    gamma: float = searched(0.02, LogRange(0.00075, 0.1), "from the authors' code's; beyond, ten clients overshoot")
     graph: Literal["random", "complete"] = "random"
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.core.vectors import distances
 from fl_lightning.knowledge.clusters import average, centre, model_of, own_cluster
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Method, Whole, searched
 from fl_lightning.rng import numpy_rng
 
 
@@ -38,7 +38,7 @@ class FeSEM(Method):
     family = "clusters"
     several = False
 
-    clusters: int = 4
+    clusters: int = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
     weighting: Literal["samples", "uniform"] = "uniform"
 

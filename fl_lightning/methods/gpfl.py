@@ -17,7 +17,7 @@ from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import Conditioned, NewClassifier, is_personal
 from fl_lightning.knowledge.common import check_classes, norms
-from fl_lightning.methods.base import Method, Scope, check_least
+from fl_lightning.methods.base import LogRange, Method, Scope, check_least, searched
 
 
 @dataclass(frozen=True)
@@ -40,8 +40,8 @@ class GPFL(Method):
     judge = "before"
     features = True
 
-    lam: float = 0.01
-    mu: float = 0.1
+    lam: float = searched(0.01, LogRange(1e-4, 0.1), "the authors' scripts: 1e-4 and 0.01")
+    mu: float = searched(0.1, LogRange(0.001, 1), "the authors' scripts: 0 and 0.1")
     norm: Literal["sample", "batch"] = "sample"
 
     def __post_init__(self) -> None:

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from fl_lightning.callbacks.graphs import CosineAttention
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
+from fl_lightning.methods.base import LogRange, Range, searched
 from fl_lightning.methods.fedamp import FedAMP
 
 
@@ -25,8 +26,8 @@ class HeurFedAMP(FedAMP):
 
     family = "mixing"
 
-    sigma: float = 10.0
-    self_weight: float = 0.5
+    sigma: float = searched(10.0, LogRange(1, 100), "a decade around the default")
+    self_weight: float = searched(0.5, Range(0.1, 0.9), "from nearly the others alone to nearly oneself")
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -15,7 +15,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.knowledge.clusters import average, model_of, name_of
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Method, Whole, searched
 from fl_lightning.rng import key
 
 
@@ -36,7 +36,7 @@ class IFCA(Method):
     statistics = True
     several = False
 
-    clusters: int = 4
+    clusters: int = searched(4, Whole(2, 6), "around the paper's 4")
     weighting: Literal["samples", "uniform"] = "uniform"
 
     def __post_init__(self) -> None:

@@ -12,7 +12,7 @@ from fl_lightning.callbacks.cube import LearnedCube
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -44,9 +44,9 @@ class KAPC(Method):
     family = "mixing"
     judge = "after"
 
-    lam: float = 1.0
-    beta: float = 0.01
-    eta_r: float = 0.01
+    lam: float = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
+    beta: float = searched(0.01, LogRange(0.005, 10), "the papers' ablation: 0.005 to 10")
+    eta_r: float = searched(0.01, LogRange(0.01, 1), "the papers' 0.01 to 100 times as much, where the relation moves")
     relation_steps: int = 1
     projection: Literal["simplex", "clamp", "divide", "none"] = "simplex"
     solver: Literal["step", "exact"] = "step"

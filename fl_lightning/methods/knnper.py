@@ -11,7 +11,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Run
 from fl_lightning.knowledge.common import check_classes, wide
 from fl_lightning.knowledge.neighbours import Kernel, vote
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, Range, searched
 
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""
@@ -39,9 +39,9 @@ class KNNPer(Method):
     adapts = True
     features = True
 
-    lam: float | None = 0.5
+    lam: float | None = searched(0.5, Range(0.0, 1.0), "the paper's grid: 0 to 1")
     k: int = 7
-    scale: float = 1.0
+    scale: float = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     kernel: Kernel = "gaussian"
 
     def __post_init__(self) -> None:

@@ -15,6 +15,7 @@ from fl_lightning.callbacks.cube import to_simplex
 from fl_lightning.config import check
 from fl_lightning.core import Run, Server
 from fl_lightning.knowledge.predictions import code_step, paper_step, put_back, sum_to_one
+from fl_lightning.methods.base import Range, searched
 from fl_lightning.methods.fedmd import FedMD
 
 
@@ -32,7 +33,7 @@ class KTPFL(FedMD):
     family = "prototypes and distillation"
     samples: int = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    rho: float = 0.7
+    rho: float = searched(0.7, Range(0.1, 0.7), "the paper's grid: 0.1 to 0.7")
     step: float = 0.01
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"

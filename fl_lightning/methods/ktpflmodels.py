@@ -11,7 +11,7 @@ from fl_lightning.callbacks.cube import LearnedMatrix
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, Phase
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, searched
 
 
 @dataclass(frozen=True)
@@ -32,7 +32,7 @@ class KTPFLModels(Method):
     family = "mixing"
     judge = "after"
 
-    rho: float = 0.7
+    rho: float = searched(0.7, LogRange(0.07, 7), "a decade around the default: its unit is not the paper's")
     solver: Literal["exact", "step"] = "exact"
     eta: float = 0.01
     lam: float = 0.0

@@ -10,7 +10,7 @@ from typing import Literal
 from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.config import check
 from fl_lightning.core.layout import Block
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import Method, Scope, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class LGFedAvg(Method):
     family = "partial sharing"
     judge = "before"
 
-    layers: int = 2
+    layers: int = searched(2, Whole(1, 3), "the authors' scripts: 2 and 3; 1 is the classifier alone")
     weighting: Literal["samples", "uniform"] = "samples"
 
     def __post_init__(self) -> None:

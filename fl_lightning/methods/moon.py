@@ -12,7 +12,7 @@ from fl_lightning.core import Client, Objective, Payload, Phase, Slot
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.classifiers import NewClassifier, Projected
 from fl_lightning.knowledge.common import contrast
-from fl_lightning.methods.base import Method, check_above_0, check_least
+from fl_lightning.methods.base import LogRange, Method, check_above_0, check_least, searched
 
 
 @dataclass(frozen=True)
@@ -33,7 +33,7 @@ class MOON(Method):
     family = "one global model"
     features = True
 
-    mu: float = 1.0
+    mu: float = searched(1.0, LogRange(0.1, 10), "the paper's 1 and 5 lie within")
     tau: float = 0.5
     projection: int | None = None
 

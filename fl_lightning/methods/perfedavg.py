@@ -18,7 +18,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.run import Run
-from fl_lightning.methods.base import Method, check_plain_steps
+from fl_lightning.methods.base import LogRange, Method, check_plain_steps, searched
 
 
 @dataclass(frozen=True)
@@ -41,7 +41,7 @@ class PerFedAvg(Method):
     judge = "before"
     adapts = True
 
-    alpha: float = 0.01
+    alpha: float = searched(0.01, LogRange(0.001, 0.1), "a decade around the default; pFedMe's runs: 0.005 to 0.03")
     variant: Literal["fo", "hf"] = "fo"
     delta: float = 1e-3
     adapt_steps: int = 1

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
 from fl_lightning.knowledge.gaussians import Gaussians, adapted, check_classifier, first_gaussians, headed
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 NAMES = ("means", "covariance")
 """What is told."""
@@ -40,7 +40,7 @@ class PFedFDA(Method):
     statistics = True
     several = False
 
-    ridge: float = 1.0
+    ridge: float = searched(1.0, LogRange(0.1, 10), "a decade around the authors': far below, the classifier blows up")
     beta: float | None = None
 
     def __post_init__(self) -> None:

@@ -17,7 +17,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.server import Server
 from fl_lightning.knowledge.alignment import alignment, mean_directions
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import LogRange, Method, searched
 
 
 @dataclass(frozen=True)
@@ -39,8 +39,8 @@ class PFedGraph(Method):
     judge = "after"
     several = False
 
-    alpha: float = 0.8
-    lam: float = 0.01
+    alpha: float = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
+    lam: float = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     near: float = 1.0
     mixes: Literal["cohort", "known", "heard"] = "heard"
 

@@ -14,7 +14,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.knowledge.hypernetwork import Hypernetwork
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 from fl_lightning.rng import key
 
 
@@ -41,7 +41,7 @@ class PFedHN(Method):
     embedding: int | None = None
     hidden: int = 100
     hidden_layers: int = 3
-    hyper_lr: float = 0.01
+    hyper_lr: float = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     hyper_momentum: float = 0.9
     hyper_decay: float = 0.001
     clip: float = 50.0

@@ -10,7 +10,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.server import Server
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.knowledge.layer_rows import LayerRows
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import LogRange, Method, Scope, searched
 
 
 @dataclass(frozen=True)
@@ -36,7 +36,7 @@ class PFedLA(Method):
 
     embedding: int = 100
     hidden: int = 100
-    hyper_lr: float = 0.005
+    hyper_lr: float = searched(0.005, LogRange(0.0005, 0.05), "a decade around the default")
     local_layers: int = 0
 
     def __post_init__(self) -> None:

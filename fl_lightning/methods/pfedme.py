@@ -14,7 +14,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
-from fl_lightning.methods.base import Method, check_plain_steps, move_on
+from fl_lightning.methods.base import Choice, LogRange, Method, check_plain_steps, move_on, searched
 
 
 @dataclass(frozen=True)
@@ -35,10 +35,10 @@ class PFedMe(Method):
     family = "two models"
     judge = "after"
 
-    lam: float = 15.0
+    lam: float = searched(15.0, LogRange(1, 20), "around the authors' 15; the steps on theta converge")
     inner_steps: int = 5
-    personal_lr: float = 0.09
-    beta: float = 1.0
+    personal_lr: float = searched(0.09, LogRange(0.005, 0.09), "up to the authors', from which large lam diverges")
+    beta: float = searched(1.0, Choice((1.0, 2.0)), "the authors' readme: 1, and 2 where tuned")
 
     def __post_init__(self) -> None:
         for key in ("lam", "personal_lr", "beta"):

@@ -18,7 +18,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
-from fl_lightning.methods.base import Method, move_on
+from fl_lightning.methods.base import LogRange, Method, move_on, searched
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class SCAFFOLD(Method):
     family = "one global model"
     several = False
 
-    server_lr: float = 1.0
+    server_lr: float = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
     def __post_init__(self) -> None:
         check("method.server_lr", self.server_lr, self.server_lr > 0, "it must be above 0")

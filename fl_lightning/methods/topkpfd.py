@@ -12,6 +12,7 @@ from torch import Tensor
 from fl_lightning.config import check
 from fl_lightning.core import Server
 from fl_lightning.knowledge.predictions import cosines, nearest
+from fl_lightning.methods.base import Whole, searched
 from fl_lightning.methods.fedmd import FedMD
 
 
@@ -26,7 +27,7 @@ class TopKPFD(FedMD):
     family = "prototypes and distillation"
     samples: int = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    k: int = 5
+    k: int = searched(5, Whole(2, 10), "around the paper's 5; its code: half of all clients, of 20")
 
     def __post_init__(self) -> None:
         super().__post_init__()
