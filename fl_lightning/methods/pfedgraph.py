@@ -18,6 +18,7 @@ from fl_lightning.core.server import Server
 from fl_lightning.knowledge.alignment import alignment, mean_directions
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import PositiveFloat, Range
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -39,8 +40,8 @@ class PFedGraph(Method):
     judge = "after"
     several = False
 
-    alpha: PositiveFloat = 0.8
-    lam: float = 0.01
+    alpha: PositiveFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
+    lam: float = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     near: Annotated[float, Range(-1, 1)] = 1.0
     mixes: Literal["cohort", "known", "heard"] = "heard"
 
