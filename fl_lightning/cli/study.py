@@ -162,7 +162,8 @@ def values_of(argv: list[str], parser: ArgumentParser) -> tuple[str, Any, list[L
         (flags if word.startswith("--") else words).append(word)
         action = known.get(name.replace("-", "_"))
         switch = action is not None and hint(action) is bool  # true when it stands alone
-        if word.startswith("--") and "=" not in word and rest and not switch and not rest[0].startswith("--"):
+        takes = rest and (rest[0].lower() in ("true", "false") if switch else not rest[0].startswith("--"))
+        if word.startswith("--") and "=" not in word and takes:
             flags.append(rest.pop(0))
     command = str(parser.prog)
     if len(words) != 1:

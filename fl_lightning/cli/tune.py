@@ -25,7 +25,7 @@ from fl_lightning.files import aside_of, atomic_write
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.study.folder import PLACE, Busy
 from fl_lightning.study.grid import Entry, Run, Study, safe
-from fl_lightning.study.tables import WIDTH
+from fl_lightning.study.sheet import WIDTH
 
 if TYPE_CHECKING:
     from fl_lightning.study.space import Dimension

@@ -6,6 +6,7 @@ import csv
 import dataclasses
 import importlib.util
 import json
+import math
 import shlex
 import signal
 import sys
@@ -22,6 +23,8 @@ from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import _import, complete, plan
 from fl_lightning.data import digits
+from fl_lightning.ranges import Range as Bounds
+from fl_lightning.ranges import allowed
 from fl_lightning.search import Choice, LogRange, Range, Whole, widened
 from fl_lightning.study.space import Dimension, space
 from fl_lightning.study.trials import Trials, best
@@ -143,7 +146,7 @@ def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path)
     base = [*TINY["base"], {**own, "federation.rounds": 1}]
     for name, by in (("clean", 0.0), ("poisoned", float("nan"))):
         poisoned(tmp_path / "a.npz", by)
-        code, _, err = ask(f"--out {name} --trials 2 --workers 1 --study false", base=base, methods=["kapc"])
+        code, _, err = ask(f"--out {name} --trials 1 --workers 1 --study false", base=base, methods=["kapc"])
         assert code == 0, err
     for file in ("trials.csv", "tuned.csv", "tuned.yaml"):
         assert (tmp_path / "clean" / file).read_bytes() == (tmp_path / "poisoned" / file).read_bytes()
@@ -282,11 +285,14 @@ def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
 
 def spaces() -> dict[str, list[dataclasses.Field[Any]]]:
     """Of every method, the arguments that are searched."""
-    classes = {e.name: _import("methods", "method", e.class_path) for e in catalogue.table("methods").values()}
     return {
-        name: [field for field in dataclasses.fields(cls) if "search" in field.metadata]  # type: ignore[arg-type]
-        for name, cls in classes.items()
+        name: [field for field in dataclasses.fields(method(name)) if "search" in field.metadata]
+        for name in catalogue.table("methods")
     }
+
+
+def method(name: str) -> Any:
+    return _import("methods", "method", catalogue.table("methods")[name].class_path)
 
 
 def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget() -> None:
@@ -297,6 +303,14 @@ def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget() -> None:
             assert widened(field.metadata["search"], field.default) == field.metadata["search"], (name, field.name)
             assert len(field.metadata["why"]) > 5, (name, field.name)
             assert field.name not in LENGTHS, (name, field.name)
+
+
+def test_spaces_lie_within_what_their_arguments_may_be() -> None:
+    for name, fields in spaces().items():
+        for field in fields:
+            space, (values, _) = field.metadata["search"], allowed(method(name)).get(field.name, (Bounds(-math.inf), 0))
+            ends = space.values if isinstance(space, Choice) else (space.low, space.high)
+            assert all(value in values for value in ends), (name, field.name)
 
 
 def test_every_methods_space_stands_in_the_docs() -> None:
