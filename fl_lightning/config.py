@@ -184,6 +184,8 @@ class DataConfig:
     """Share of the test data that is used; None: as `fraction`."""
     validation: float = 0.0
     """Share of each client's training data held back for validation."""
+    score_on: Literal["test", "validation"] = "test"
+    """Which of their data clients' models are scored on; validation: test data are not even read (fl-train tune)."""
     min_samples: int = 10
     """Training samples every client has at least (and one test sample)."""
     public: str | None = None
@@ -198,6 +200,16 @@ class DataConfig:
     resident: Literal["auto", "always", "never"] = "auto"
     """Keep the data on the training device as tensors (auto: where they fit); else a DataLoader, same numbers."""
 
+    @property
+    def pooled(self) -> bool:
+        """Whether the set's own test part is shared out with its training data."""
+        return self.client_test is not None and not self.global_test
+
+    @property
+    def reads_test(self) -> bool:
+        """Whether the set's own test part is read at all."""
+        return self.score_on == "test" or self.pooled
+
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check("data.alpha", self.alpha, self.alpha > 0, "it must be above 0")
@@ -210,6 +222,8 @@ class DataConfig:
         share = self.test_fraction
         check("data.test_fraction", share, share is None or 0 < share <= 1, "it must lie in (0, 1], or null")
         check("data.validation", self.validation, 0 <= self.validation < 1, "it must lie in [0, 1)")
+        fine = self.score_on == "test" or self.validation > 0
+        check("data.score_on", self.score_on, fine, "it needs data.validation above 0")
         size, rest = self.samples_per_client, self.rest_to
         check("data.samples_per_client", size, size is None or size >= 2, "it must be at least 2, or null")
         fine = rest is None or (size is not None and rest >= 0)

@@ -36,6 +36,10 @@ class RunFailed(Exception):
     exit_code = 1
 
 
+class MachineFailed(RunFailed):
+    """The machine is at fault, not what the run was asked to do: a disk refuses, a process is gone."""
+
+
 class BadClient(RunFailed):
     """One client failed: in which round, at which stage and why. `federation.on_bad_client` says what follows.
 

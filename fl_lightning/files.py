@@ -14,7 +14,7 @@ from typing import IO
 
 from safetensors import SafetensorError
 
-from fl_lightning.errors import RunFailed
+from fl_lightning.errors import MachineFailed
 
 _ENDING = 30.0  # seconds that the processes of a dead one may take to end: torch's own patience with them
 
@@ -30,7 +30,7 @@ def writing(path: Path) -> Iterator[None]:
         yield
     except (OSError, SafetensorError) as error:
         reason = error.strerror if isinstance(error, OSError) else None
-        raise RunFailed(f"cannot write {path}: {reason or error}") from error
+        raise MachineFailed(f"cannot write {path}: {reason or error}") from error
 
 
 @contextlib.contextmanager

@@ -25,7 +25,7 @@ from torch import Tensor
 from torch.nn import Module
 
 from fl_lightning import device
-from fl_lightning.errors import BadInput, RunFailed, redact
+from fl_lightning.errors import BadInput, MachineFailed, RunFailed, redact
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -185,7 +185,7 @@ class Group:
             raise
         except RuntimeError as error:
             if self._watch is None:
-                raise RunFailed(f"the processes lost each other: {error}") from error
+                raise MachineFailed(f"the processes lost each other: {error}") from error
             raise self._watch.named(error) from error
 
     def gather_objects(self, item: Any) -> list[Any]:
@@ -303,7 +303,7 @@ class Heartbeat:
         if behind:
             return _lost(behind, "did not come to where the others waited for it")
         why = redact(str(error).partition("\n")[0])  # all are there and came: it is the device, or what joins them
-        return RunFailed(f"an exchange between the ranks failed: {why}; the run can be continued with --resume")
+        return MachineFailed(f"an exchange between the ranks failed: {why}; the run can be continued with --resume")
 
     def _speak(self) -> None:
         store, size = self._store, self.group.size
@@ -344,7 +344,7 @@ class Heartbeat:
 
 
 def _lost(ranks: Sequence[int], what: str) -> RunFailed:
-    return RunFailed(f"rank {', '.join(map(str, ranks))} {what}; the run can be continued with --resume")
+    return MachineFailed(f"rank {', '.join(map(str, ranks))} {what}; the run can be continued with --resume")
 
 
 def assign_homes(work: Sequence[float], ranks: int) -> list[int]:

@@ -32,7 +32,7 @@ from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join as join_client
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
 from fl_lightning.heap import keep_freed
@@ -285,7 +285,7 @@ def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> 
             raise _told(note) or error from None
         except ProcessExitedException as error:
             how = f"killed by {error.signal_name}" if error.signal_name else f"exit code {error.exit_code}"
-            died = RunFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
+            died = MachineFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
             raise _told(note) or died from None
     return result
 
@@ -363,4 +363,5 @@ def _told(note: Path | None) -> BadInput | RunFailed | None:
         kind, args = json.loads(note.read_text())
     except (OSError, ValueError):  # there is none, or its writer was killed over it
         return None
-    return BadInput(*args) if kind == "BadInput" else RunFailed(*args)
+    kinds: dict[str, type[RunFailed]] = {"MachineFailed": MachineFailed}
+    return BadInput(*args) if kind == "BadInput" else kinds.get(kind, RunFailed)(*args)

@@ -30,6 +30,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = ("my_callbacks", "my_data", "my_groups", "my_losses", "my_methods", "my_models", "my_watch")
 QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null")
+OTHERS = ("test", "export", "report", "join", "relative", "status", "study", "compare", "reproduce", "tune", "archive")
+"""Commands that want a run or a study."""
 QUICK = [*QUIET, *shlex.split("--federation.rounds 1 --federation.local_epochs 1 --fabric.accelerator cpu")]
 
 
@@ -110,17 +112,7 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
             assert main(["plan", *words, *([] if timed else ["--no-run"])]) == 0, line
             assert ("total" if "--json" in words else "peak") in capsys.readouterr().out, line
         else:
-            assert command in (
-                "test",
-                "export",
-                "report",
-                "join",
-                "relative",
-                "status",
-                "study",
-                "compare",
-                "reproduce",
-            ), line
+            assert command in OTHERS, line
     assert not (folder / "runs").exists()
 
 

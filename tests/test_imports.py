@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
-    (PACKAGE, "errors", "heap", "metric", "names", "record", "rng"),
+    (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "search"),
     ("catalogue", "config", "device", "files", "ranges"),
     ("data", "drawing", "models", "parallel", "runfolder", "storage"),
     ("core",),

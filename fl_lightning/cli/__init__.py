@@ -31,6 +31,8 @@ Personalised federated learning: who learned what from whom.
   submit   hand a fit to SLURM           fl-train submit --config kapc_resnet18.yaml --gpus-per-node 4 --time 4:00:00
   study    methods, settings and seeds   fl-train study study.yaml --out studies/digits --workers 2
   reproduce a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
+  tune     search, then judge            fl-train tune study.yaml --out tuned/digits --trials 20
+  archive  a study as one file           fl-train archive studies/digits
   status   where the runs stand          fl-train status runs
   list     what can be chosen by name    fl-train list methods
 
@@ -39,7 +41,7 @@ All keys of a command: fl-train COMMAND --help
 
 COMMANDS = {
     **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
-    **{name: (name, name) for name in ("compare", "submit", "study", "reproduce", "status")},
+    **{name: (name, name) for name in ("compare", "submit", "study", "reproduce", "tune", "archive", "status")},
     "plan": ("planning", "plan"),
     "list": ("commands", "list_names"),
 }

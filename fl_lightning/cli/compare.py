@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 from fl_lightning.cli.parser import compare_parser
@@ -28,12 +30,25 @@ def compare(argv: list[str]) -> None:
     check("target", target, target is None or 0 < target <= 1, "an accuracy lies in (0, 1]: 0.9 is 90 %")
     for key in ("out", "picture"):
         _check_free(key, getattr(values, key))
-    found, notes = cells.read([Path(word) for word in words], values.judge, values.metric)
-    compared = side_by_side(found, values.baseline, target)
+    with _folders(words) as folders:
+        found, notes = cells.read(folders, values.judge, values.metric)
+        compared = side_by_side(found, values.baseline, target)
     compared.notes[:0] = notes
     if values.picture is not None:
         _draw(compared, values.picture)
     write(tables.sheet_of(compared), values.format, values.out)
+
+
+@contextlib.contextmanager
+def _folders(words: list[str]) -> Iterator[list[Path]]:
+    """What the words name; one archive is unpacked as long as the block lasts."""
+    if len(words) == 1 and Path(words[0]).is_file():
+        from fl_lightning.study import archive
+
+        with archive.unpacked(Path(words[0])) as folder:
+            yield [folder]
+    else:
+        yield [Path(word) for word in words]
 
 
 def _check_free(key: str, given: str | None) -> None:

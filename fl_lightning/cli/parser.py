@@ -58,8 +58,7 @@ def test_parser() -> ArgumentParser:
     """`--run`, and what may differ when a finished run is judged again."""
     parser = _parser("test", "Judge the models of a finished run again.")
     _add_run(parser)
-    fixed = DataConfig.__dataclass_fields__.keys() - {"root", "download", "resident"}
-    parser.add_class_arguments(DataConfig, "data", skip=set(fixed))
+    _add_data_place(parser)
     _add_groups(parser, "evaluation", "fabric")
     return parser
 
@@ -158,6 +157,35 @@ def reproduce_parser() -> ArgumentParser:
     add("--rounds", type=int | None, default=None, help="Other rounds; it is said in the heading.")
     add("--format", type=Form, default="table", help="Of the table.")
     add("--no_run", type=bool, default=False, help="Run nothing: the table of what is there.")
+    return parser
+
+
+def archive_parser() -> ArgumentParser:
+    """`--out`, `--rerun`, and where data lie; the study or archive is a word without a key."""
+    parser = _parser("archive", "Pack a study into one file, or run a cell of such a file again.", "STUDY | FILE.zip")
+    add = parser.add_argument
+    text = "The file (default: STUDY.zip); with --rerun a new folder that the run is kept in."
+    add("--out", type=str | None, default=None, metavar="FILE.zip", help=text)
+    text = "Run this cell of the archive again, such as runs/kapc/seed-0, and hold it against what it came to."
+    add("--rerun", type=str | None, default=None, metavar="CELL", help=text)
+    _add_data_place(parser)
+    return parser
+
+
+def tune_parser() -> ArgumentParser:
+    """`--out`, `--trials`, `--workers`, `--seed`, `--untuned`, `--study`."""
+    description = "Search for methods' arguments on validation data, then run a study of the choices on fresh seeds."
+    parser = _parser("tune", description, "STUDY")
+    add = parser.add_argument
+    add("--out", type=str, required=True, metavar="DIR", help="The search's folder, new or with a part of it.")
+    text = "Trials of each method (20: as many again as the random ones that optuna's TPE begins with)."
+    add("--trials", type=int, default=20, metavar="N", help=text)
+    text = "Processes, each with one run at a time (default: one for each core; with GPUs one)."
+    add("--workers", type=int | None, default=None, metavar="N", help=text)
+    text = "Of the trials' runs and of what they try; none of the study's seeds (1000: hardly anybody's)."
+    add("--seed", type=int, default=1000, help=text)
+    add("--untuned", type=bool, default=False, help="Judge the settings that the search began from, too: rows beside.")
+    add("--study", type=bool, default=True, help="Run the study of the choices; false: write its file, tuned.yaml.")
     return parser
 
 
@@ -279,6 +307,11 @@ def _add_run(parser: ArgumentParser) -> None:
     parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
     which = "The newest checkpoint, or the best one that was kept (of the round with the best mean accuracy)."
     parser.add_argument("--checkpoint", type=Literal["last", "best"], default="last", help=which)
+
+
+def _add_data_place(parser: ArgumentParser) -> None:
+    fixed = DataConfig.__dataclass_fields__.keys() - {"root", "download", "resident"}
+    parser.add_class_arguments(DataConfig, "data", skip=set(fixed))
 
 
 def _add_groups(parser: ArgumentParser, *names: str) -> None:

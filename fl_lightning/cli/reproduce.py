@@ -17,7 +17,7 @@ from fl_lightning.cli.settings import Layer
 from fl_lightning.cli.study import resolve, start, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
-from fl_lightning.study.folder import PLACE, StudyFolder, flat
+from fl_lightning.study.folder import PLACE, StudyFolder, default, flat
 from fl_lightning.study.grid import Study
 from fl_lightning.study.papers import cells_of
 
@@ -88,9 +88,9 @@ def _changed(whole: Study, folder: StudyFolder) -> Iterator[str]:
     there = dict(flat(folder.asked().get("base")))
     skip = (*PLACE, "fabric.", "seed")
     said = [
-        f"{key} {there.get(key)} (the study: {written.get(key)})"
+        f"{key} {there.get(key, default(key))} (the study: {written.get(key)})"
         for key in dict.fromkeys([*written, *there])
-        if written.get(key) != there.get(key) and not key.startswith(skip)
+        if written.get(key) != there.get(key, default(key)) and not key.startswith(skip)
     ]
     run = sorted({int(cell["seed"]) for cell in folder.cells()})
     if set(run) != set(whole.seeds):

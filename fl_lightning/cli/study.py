@@ -11,7 +11,7 @@ import sys
 import tempfile
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -69,34 +69,37 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str]) -> 
     if values.slurm:
         _hand_over(folder, (asked, base, found), configs, values)
         return folder
-    _fetch([config for run, config in zip(found, configs, strict=True) if not folder.finished(run.folder)])
+    fetch([config for run, config in zip(found, configs, strict=True) if not folder.finished(run.folder)])
     with folder.locked():
         folder.write(asked, base, found)
         _run(folder, found, configs, values.workers, shlex.join(line))
     return folder
 
 
-def resolve(asked: Study, beside: Path = Path(), over: Sequence[Layer] = ()) -> tuple[str, list[Run], list[Config]]:
+def resolve(
+    asked: Study, beside: Path = Path(), over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
+) -> tuple[str, list[Run], list[Config]]:
     """The base of a study as YAML, all its runs, and the config of each.
 
     Args:
         asked: the study.
         beside: folder where files that it names are looked for first.
         over: settings over the base's.
+        beneath: settings that hold unless the base has others.
 
     Raises:
         BadInput: a config cannot work, two methods of the list come to the same, or `over` sets what the grid sets.
     """
     for key, value in (pair for layer in over for pair in flat(layer)):
         check(key, value, key not in asked.varied(), "the study's grid sets it")
-    layers = [QUIET, *_base(asked.base, beside), *over]
+    layers = [QUIET, *beneath, *_base(asked.base, beside), *over]
     base = complete(plan(layers))
     runs.check_no_key(base)
     text = to_yaml(base)
-    settled = layer_of("base", yaml.safe_load(text), keys(fit_parser()))
+    settled = settled_base(text)
     found = asked.runs(base.federation.participation)
     first = [run for run in found if run.seed == asked.seeds[0]]
-    planned = [_spoken(run, plan, _layers(settled, run)) for run in first]
+    planned = [_spoken(run, plan, layers_of(settled, run)) for run in first]
     whole = [_spoken(run, complete, config) for run, config in zip(first, planned, strict=True)]
     _check_different(first, whole)
     by_place = {run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)}
@@ -104,18 +107,32 @@ def resolve(asked: Study, beside: Path = Path(), over: Sequence[Layer] = ()) -> 
     return text, found, configs
 
 
-def run_one(job: Job) -> str | None:
-    """Run one job of a worker, from the start or from its checkpoint; None, or one line that says why it failed."""
+def settled_base(text: str) -> Layer:
+    """The base that `resolve` gives as a layer."""
+    return layer_of("base", yaml.safe_load(text), keys(fit_parser()))
+
+
+def train(config: Config, folder: Path) -> None:
+    """Run `config` in `folder`, from the start or from its checkpoint."""
     from fl_lightning.run import fit
 
-    config, folder = job
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
+    saved = runs.saved_layer(folder)
+    if saved is not None:
+        runs.check_goes_on(saved, config, folder)
+    with runs.opened(Start(str(folder.parent), folder.name, True, False), folder.name, config) as place:
+        fit(config, place, resume=True)
+
+
+def run_one(job: Job) -> str | None:
+    """Run one job of a worker; None, or one line that says why it failed."""
+    return told(lambda: train(*job))
+
+
+def told(work: Callable[[], None]) -> str | None:
+    """Do `work`; None, or one line that says why it failed, with a traceback in the log where that may help."""
     try:
-        saved = runs.saved_layer(folder)
-        if saved is not None:
-            runs.check_goes_on(saved, config, folder)
-        with runs.opened(Start(str(folder.parent), folder.name, True, False), folder.name, config) as place:
-            fit(config, place, resume=True)
+        work()
     except (BadInput, RunFailed) as error:
         print(said := redact(" ".join(str(error).split())), file=sys.stderr)
         return said
@@ -145,7 +162,8 @@ def values_of(argv: list[str], parser: ArgumentParser) -> tuple[str, Any, list[L
         (flags if word.startswith("--") else words).append(word)
         action = known.get(name.replace("-", "_"))
         switch = action is not None and hint(action) is bool  # true when it stands alone
-        if word.startswith("--") and "=" not in word and rest and not switch and not rest[0].startswith("--"):
+        takes = rest and (rest[0].lower() in ("true", "false") if switch else not rest[0].startswith("--"))
+        if word.startswith("--") and "=" not in word and takes:
             flags.append(rest.pop(0))
     command = str(parser.prog)
     if len(words) != 1:
@@ -193,8 +211,8 @@ def _base(given: Any, beside: Path) -> Iterator[Layer]:
         yield layer
 
 
-def _layers(settled: Layer, run: Run) -> list[Layer]:
-    """All that decides a run but its seed."""
+def layers_of(settled: Layer, run: Run) -> list[Layer]:
+    """All that decides a run but its seed. `settled`: the base, with nothing left to be filled in."""
     known = keys(fit_parser())
     method = {"method": {"name": run.entry.name, "init_args": run.entry.arguments_in(run.setting)}}
     return [settled, method, layer_of("grid", run.setting, known), layer_of("methods", run.entry.settings, known)]
@@ -233,7 +251,7 @@ def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: in
     runner = Runner(folder, found, run_one, jobs)
     before, start = len(found) - len(runner.todo), time.monotonic()
     try:
-        runner.run(_workers(asked, configs[0]))
+        runner.run(worker_count(asked, configs[0]))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             print(f"study: stopped with {runner.standing()}; it goes on with: {line}", file=sys.stderr)
@@ -243,7 +261,7 @@ def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: in
     print(f"study: {runner.standing()}{stood}, {took:.1f} s; the table: fl-train compare {folder.path}")
 
 
-def _fetch(configs: list[Config]) -> None:
+def fetch(configs: list[Config]) -> None:
     """Have each of torchvision's data sets loaded once, so that what must be downloaded is, before all workers try it.
 
     It is done in a process of its own: this one must run no threads when it forks the workers.
@@ -280,7 +298,7 @@ def _loaded(config: Config) -> str | None:
     return None
 
 
-def _workers(asked: int | None, config: Config) -> int:
+def worker_count(asked: int | None, config: Config) -> int:
     """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
     if asked is not None:
         return asked

@@ -32,7 +32,8 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     classes = len(source.class_names)
     groups = planted.groups(data, clients, classes)
     dealt = _deal(source, data, clients, seed, smoke)
-    raw_train, raw_test = dealt.train.read_all(), dealt.test.read_all()
+    raw_train = dealt.train.read_all()
+    raw_test = raw_train if dealt.test is dealt.train else dealt.test.read_all()
     rotated = data.partition == "rotated"
     angles = partition.angles(clients) if rotated else planted.angles(data, groups)
     needy = {"data.partition": rotated, "data.planted": any(angles), "data.augment": data.augment != "none"}
@@ -87,10 +88,13 @@ class _Dealt:
     held_back: Pool | None
     common: Pool | None
     """The test set of all; it may be `test`."""
+    # Scored on validation data, `test` is `train`, the shares of both are the same, and no test sample is here.
 
 
 def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool) -> _Dealt:
-    train, pooled = source.train, data.client_test is not None and not data.global_test
+    train, pooled = source.train, data.pooled
+    if not data.reads_test:
+        source = replace(source, test=train)  # is dealt out in its place, and then nobody's
     if pooled:
         train = train.beside(source.test)
     used = _used(train, data, data.fraction, clients, SMOKE_TRAIN if smoke else None, numpy_rng(seed, "data.train"))
@@ -122,6 +126,8 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
         train, test = train.part(trained), train.part(tested)
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
     trains, held = partition.hold_out(trains, train.strata, data.validation, numpy_rng(seed, "data.validation"))
+    if data.score_on == "validation":
+        return _Dealt(train, train, (trains, held, held), held_back, None)
     return _Dealt(train, test, (trains, held, tests), held_back, common)
 
 

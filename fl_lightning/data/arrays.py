@@ -21,25 +21,29 @@ LAYOUT = (
 )
 
 
-def load(root: str | None, task: Task = "classification") -> Source:
-    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
+def load(root: str | None, task: Task = "classification", test: bool = True) -> Source:
+    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,). `test`: see `Source`."""
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
-    arrays = _read("data.root", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
-    missing = [key for key in KEYS if key not in arrays]
+    parts = ("train", "test") if test else ("train",)
+    wanted = [f"{letter}_{part}" for part in parts for letter in "xy"]
+    missing, arrays = _read(
+        "data.root",
+        root,
+        lambda archive: ([key for key in KEYS if key not in archive], {k: archive[k] for k in wanted if k in archive}),
+    )
     check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    both = ((part, arrays[f"x_{part}"], arrays[f"y_{part}"]) for part in ("train", "test"))
-    pools = {part: _pool("data.root", root, part, x, y, task) for part, x, y in both}
+    pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task) for p in parts}
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
-    if shapes["train"] != shapes["test"]:
+    if shapes["train"] != shapes[parts[-1]]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
     if task == "regression":
-        return Source(pools["train"], pools["test"], [])
+        return Source(pools["train"], pools[parts[-1]], [])
     classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
     samples = len(pools["train"].labels)
     if classes > samples:
         raise BadInput("data.root", root, f"label {classes - 1} is above {samples} training samples: number from 0")
-    return Source(pools["train"], pools["test"], [str(label) for label in range(classes)])
+    return Source(pools["train"], pools[parts[-1]], [str(label) for label in range(classes)])
 
 
 def public(key: str, path: str) -> Pool:

@@ -45,19 +45,21 @@ def decoder(image: Callable[[int], Any], root: str | None) -> Callable[[np.ndarr
     return read
 
 
-def load(root: str | None) -> Source:
-    """Read class folders below `root`; classes are numbered in the order of their names."""
+def load(root: str | None, test: bool = True) -> Source:
+    """Read class folders below `root`; classes are numbered in the order of their names. `test`: see `Source`."""
     if root is None or not Path(root).expanduser().is_dir():
         raise Absent("data.root", root, f"the source images wants {LAYOUT}")
     folder = Path(root).expanduser()
     if not (folder / "train").is_dir():
         return split_source(*_class_folders(root, folder))
     train, names = _class_folders(root, folder / "train")
-    test, test_names = _class_folders(root, folder / "test")
+    if not test:
+        return Source(train, train, names)
+    tests, test_names = _class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))
     check("data.root", root, not strangers, f"test/ has classes that train/ has not: {', '.join(strangers)}")
     numbers = np.array([names.index(name) for name in test_names])
-    return Source(train, Pool(numbers[test.labels], test.read), names)
+    return Source(train, Pool(numbers[tests.labels], tests.read), names)
 
 
 def _class_folders(root: str, folder: Path) -> tuple[Pool, list[str]]:

@@ -60,18 +60,18 @@ def read(data: DataConfig) -> Source:
     if name == "arrays":
         from fl_lightning.data import arrays
 
-        return arrays.load(root, data.task)
+        return arrays.load(root, data.task, data.reads_test)
     if name == "images":
         from fl_lightning.data import images
 
-        return images.load(root)
+        return images.load(root, data.reads_test)
     if name == "table":
         from fl_lightning.data import table
 
         return table.load(data)
     from fl_lightning.data import vision
 
-    return vision.load(name, root, data.download)
+    return vision.load(name, root, data.download, data.reads_test)
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:

@@ -69,7 +69,10 @@ class Pool:
 
 @dataclass(frozen=True)
 class Source:
-    """A data set: its two pools and the names of its classes, and of its groups where it has any."""
+    """A data set: its two pools and the names of its classes, and of its groups where it has any.
+
+    Loaders that are told to leave the `test` part alone do not read it: the training pool stands in its place.
+    """
 
     train: Pool
     test: Pool

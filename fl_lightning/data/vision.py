@@ -109,8 +109,11 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def load(name: str, root: str | None, download: bool) -> Source:
-    """The torchvision data set `name` below `root`; whatever torchvision cannot do becomes one line that says so."""
+def load(name: str, root: str | None, download: bool, test: bool = True) -> Source:
+    """The torchvision data set `name` below `root`; whatever torchvision cannot do becomes one line that says so.
+
+    `test`: see `Source`.
+    """
     import torchvision.datasets
 
     recipe = RECIPES[name]
@@ -122,6 +125,8 @@ def load(name: str, root: str | None, download: bool) -> Source:
     before = _folders(Path(folder)) if download else set()
     pools: dict[str, Pool] = {}
     for part, arguments in recipe.parts.items():
+        if part == "test" and not test:
+            continue
         try:
             dataset = build(root=folder, **arguments, **options)
             pools[part] = _pool(dataset, recipe)
@@ -135,7 +140,7 @@ def load(name: str, root: str | None, download: bool) -> Source:
         names = _class_names(dataset, recipe)
     if "whole" in pools:
         return split_source(pools["whole"], names)
-    return Source(pools["train"], pools["test"], names)
+    return Source(pools["train"], pools["test" if test else "train"], names)
 
 
 def _folders(root: Path) -> set[Path]:

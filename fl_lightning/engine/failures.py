@@ -11,7 +11,7 @@ from typing import Any
 from fl_lightning.core.run import Run
 from fl_lightning.device import lost
 from fl_lightning.engine.record import ClientResult, numbers
-from fl_lightning.errors import BadClient, BadInput, RunFailed, redact
+from fl_lightning.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
 from fl_lightning.files import writing
 
 _CHECKS = (
@@ -53,7 +53,9 @@ class Guard:
         except Exception as error:
             if why := lost(self.run.device):
                 where = f"{self.run.device} failed in round {t}, client {client}, stage {at.stage}"
-                raise RunFailed(f"the device {where}: {redact(why)}; the run can be continued with --resume") from error
+                raise MachineFailed(
+                    f"the device {where}: {redact(why)}; the run can be continued with --resume"
+                ) from error
             note = self.run.folder / "failure.txt"
             with writing(note), note.open("a", encoding="utf-8") as file:
                 file.write(f"client {client}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n")

@@ -14,6 +14,7 @@ from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.ranges import UnitInterval
+from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class APFL(Method):
     judge = "after"
     client_memory = True
 
-    alpha: UnitInterval = 0.5
+    alpha: UnitInterval = searched(0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone")
     adaptive: bool = True
 
     def check(self, run: Run) -> None:

@@ -43,8 +43,9 @@ call their own helpers is below 0.75."""
 class Method:
     """FedAvg, and the base of all methods: each overrides what it does differently.
 
-    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command line. A method
-    holds no state (it is frozen): what survives a round lies in the clients' vectors and memory and in the server's.
+    Fields of a subclass are its hyper-parameters: they are the arguments in YAML and on the command line. Those that
+    are `searched` say where `fl-train tune` looks for their value. A method holds no state (it is frozen): what
+    survives a round lies in the clients' vectors and memory and in the server's.
 
     Raises:
         TypeError: a subclass has a function named nearly as a hook, or as an earlier one: nobody would call it.

@@ -13,6 +13,7 @@ from fl_lightning.core.server import Server
 from fl_lightning.knowledge.clusters import average
 from fl_lightning.methods.clustered import Clustered
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
+from fl_lightning.search import LogRange, Whole, searched
 
 
 @dataclass(frozen=True)
@@ -31,9 +32,9 @@ class CFL(Clustered):
 
     family = "clusters"
 
-    eps1: NonNegativeFloat = 0.4
-    eps2: NonNegativeFloat = 1.6
-    first_round: NonNegativeInt = 21
+    eps1: NonNegativeFloat = searched(0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model")
+    eps2: NonNegativeFloat = searched(1.6, LogRange(0.16, 16), "as eps1")
+    first_round: NonNegativeInt = searched(21, Whole(2, 21), "up to the authors', which short runs do not reach")
 
     def aggregate(self, server: Server) -> None:
         """Split, then the mean of each cluster."""

@@ -17,6 +17,7 @@ from fl_lightning.knowledge.alignment import MeanPull
 from fl_lightning.knowledge.classifiers import NewClassifier, Shifted, is_personal
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, PositiveShare
+from fl_lightning.search import LogRange, Range, searched
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class DBE(Method):
     changes_upload = True
     everyone_first = True
 
-    kappa: NonNegativeFloat = 50.0
-    momentum: PositiveShare = 1.0
+    kappa: NonNegativeFloat = searched(50.0, LogRange(1, 100), "around the authors' script's 50 (their program: 0)")
+    momentum: PositiveShare = searched(1.0, Range(0.1, 1.0), "from the authors' program's to their script's")
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:
         """With the vector m_i."""

@@ -12,6 +12,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class Ditto(Method):
     family = "two models"
     judge = "after"
 
-    lam: NonNegativeFloat = 1.0
+    lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 2), "the authors' 0.1, 1 and 2")
     personal_epochs: NonNegativeFloat | None = None
 
     def slots(self) -> dict[str, Slot]:

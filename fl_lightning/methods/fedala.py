@@ -17,6 +17,7 @@ from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt, PositiveShare
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FedALA(Method):
     judge = "before"
     starts = "both"
 
-    eta: NonNegativeFloat = 1.0
+    eta: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     share: PositiveShare = 0.8
     layers: PositiveInt = 1
     threshold: float = 0.1

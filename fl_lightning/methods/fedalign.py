@@ -18,6 +18,7 @@ from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.lipschitz import check_block, last_block, stretch_gap, watched
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat, PositiveShare
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -35,7 +36,7 @@ class FedAlign(Method):
     """
 
     family = "one global model"
-    mu: NonNegativeFloat = 0.45
+    mu: NonNegativeFloat = searched(0.45, LogRange(0.05, 4), "a decade around the paper's")
     width: PositiveShare = 0.25
     block: str | None = None
 

@@ -12,6 +12,7 @@ from fl_lightning.config import FLOAT32, check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class FedAMP(Method):
     judge = "after"
     starts = "own"
 
-    lam: NonNegativeFloat = 0.05
+    lam: NonNegativeFloat = searched(0.05, LogRange(0.005, 0.5), "a decade around the default")
     alpha: PositiveFloat = 0.05
     sigma: PositiveFloat | None = None
     mixes: Literal["cohort", "known", "heard"] = "known"

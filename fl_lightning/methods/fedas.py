@@ -14,6 +14,7 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.class_means import class_means, distance_by_class
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -38,7 +39,7 @@ class FedAS(Method):
     statistics = True
 
     align_epochs: NonNegativeFloat = 1
-    align_lr: NonNegativeFloat = 0.01
+    align_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     align_batch_size: PositiveInt = 16
     weighting: Literal["fisher", "samples"] = "fisher"
 

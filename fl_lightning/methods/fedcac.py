@@ -15,6 +15,7 @@ from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.critical import alike, critical, overlaps, packed, unpacked
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import PositiveInt, UnitInterval
+from fl_lightning.search import Choice, Range, searched
 
 
 @dataclass(frozen=True)
@@ -37,8 +38,8 @@ class FedCAC(Method):
     statistics = True
     several = False
 
-    tau: UnitInterval = 0.5
-    beta: PositiveInt = 100
+    tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
+    beta: PositiveInt = searched(100, Choice((20, 50, 100, 170)), "the authors' 100 and 170, and less for shorter runs")
 
     def relation(self) -> Relation:
         """Each client receives a model of its own, which no weights of whole tensors describe."""

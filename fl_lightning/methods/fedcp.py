@@ -16,6 +16,7 @@ from fl_lightning.knowledge.classifiers import NewClassifier, Separated, is_pers
 from fl_lightning.knowledge.common import mmd
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class FedCP(Method):
     features = True
     changes_upload = True
 
-    lam: NonNegativeFloat = 5.0
+    lam: NonNegativeFloat = searched(5.0, LogRange(0.5, 50), "a decade around the authors' script's")
     gumbel: bool = False
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:

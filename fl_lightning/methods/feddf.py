@@ -14,6 +14,7 @@ from fl_lightning.knowledge.fusion import distilled, scores_of
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import AdamRate, NonNegativeInt, PositiveInt
 from fl_lightning.rng import generator
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FedDF(Method):
 
     steps: NonNegativeInt = 1000
     samples: PositiveInt | None = None
-    server_lr: AdamRate = 1e-3
+    server_lr: AdamRate = searched(1e-3, LogRange(1e-4, 1e-2), "a decade around the authors'")
     batch_size: PositiveInt = 128
     ensemble: Literal["scores", "probabilities"] = "scores"
     weighting: Literal["samples", "uniform"] = "samples"

@@ -19,6 +19,7 @@ from fl_lightning.core.server import Server
 from fl_lightning.knowledge.candidates import first_order_gains, positive_shares, send_candidates, told_gains, towards
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeInt, UnitInterval
+from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FedFomo(Method):
     several = False
     changes_download = True
 
-    models: NonNegativeInt = 4
+    models: NonNegativeInt = searched(4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8")
     epsilon: UnitInterval = 0.3
     epsilon_decay: UnitInterval = 0.05
 

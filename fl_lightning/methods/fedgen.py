@@ -14,6 +14,7 @@ from fl_lightning.knowledge.generator import Generator, lesson, teach, tell
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt
 from fl_lightning.rng import generator
+from fl_lightning.search import Choice, LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,8 @@ class FedGen(Method):
     statistics = True
     several = False
 
-    alpha: NonNegativeFloat = 1.0
-    beta: NonNegativeFloat = 0.0
+    alpha: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "from a tenth of the paper's to the authors' 10")
+    beta: NonNegativeFloat = searched(0.0, Choice((0.0, 0.1, 1.0, 10.0)), "the paper's 0 to the authors' 10")
     decay: PositiveFloat = 1.0
     ratio: PositiveAdamRate = 1.0
     teacher: Literal["mean", "weighted"] = "mean"

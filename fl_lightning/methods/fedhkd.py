@@ -21,6 +21,7 @@ from fl_lightning.knowledge.class_means import (
 )
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -51,8 +52,8 @@ class FedHKD(ClassMeans):
     names = ("features", "predictions")
     forget = True
 
-    lam: NonNegativeFloat = 0.05
-    gamma: NonNegativeFloat = 0.05
+    lam: NonNegativeFloat = searched(0.05, LogRange(0.005, 0.5), "a decade around the paper's")
+    gamma: NonNegativeFloat = searched(0.05, LogRange(0.005, 0.5), "a decade around the paper's")
     temperature: PositiveFloat = 0.5
     nu: UnitInterval = 0.25
     sigma: NonNegativeFloat = 7.0

@@ -13,6 +13,7 @@ from fl_lightning.core import Client, Payload, Phase, Run, Server
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FedMD(WithoutModels):
     batch_size: PositiveInt = 256
     loss: Literal["mae", "mse", "kl"] = "mae"
     temperature: PositiveFloat = 1.0
-    lam: NonNegativeFloat = 1.0
+    lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
 
     def check(self, run: Run) -> None:
         """Public data are needed."""

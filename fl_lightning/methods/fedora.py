@@ -13,6 +13,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -43,7 +44,7 @@ class FEDORA(Method):
     judge = "after"
     starts = "own"
 
-    alpha: NonNegativeFloat = 1.0
+    alpha: NonNegativeFloat = searched(1.0, LogRange(0.25, 16), "around the paper's 1 and the authors' code's 4")
     directions: PositiveInt = 1
     steps: NonNegativeInt | None = None
     sharpness: PositiveFloat | None = None

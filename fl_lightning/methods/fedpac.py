@@ -17,6 +17,7 @@ from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments, under_mean_body
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class FedPAC(ClassMeans):
     several = False
     server_models = 1
 
-    lam: NonNegativeFloat = 1.0
+    lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the paper's")
     head_epochs: PositiveFloat = 1
     head_lr: PositiveFloat | None = None
     least: ShareBelow1 = 0.0

@@ -18,6 +18,7 @@ from fl_lightning.knowledge.common import wide
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class FedProto(WithoutModels, ClassMeans):
     family = "prototypes and distillation"
     starts = "own"
 
-    lam: NonNegativeFloat = 1.0
+    lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1")
     distance: Literal["means", "norm", "squared"] = "means"
     weighting: Literal["samples", "uniform"] = "samples"
     predict: Literal["classifier", "prototype"] = "prototype"

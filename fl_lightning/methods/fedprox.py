@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class FedProx(Method):
     """
 
     family = "one global model"
-    mu: NonNegativeFloat = 0.01
+    mu: NonNegativeFloat = searched(0.01, LogRange(0.001, 1), "the authors' grid: 0.001, 0.01, 0.1, 0.5, 1")
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Pulled by mu/2 on every parameter."""

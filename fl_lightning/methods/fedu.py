@@ -12,6 +12,7 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core.layout import Block
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class FedU(Method):
     family = "mixing"
     judge = "before"
 
-    gamma: NonNegativeFloat = 0.02
+    gamma: NonNegativeFloat = searched(0.02, LogRange(0.00075, 0.1), "from the code's; beyond, ten clients overshoot")
     graph: Literal["random", "complete"] = "random"
 
     def relation(self) -> Relation:

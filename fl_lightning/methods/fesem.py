@@ -15,7 +15,9 @@ from fl_lightning.core.server import Server
 from fl_lightning.core.vectors import distances
 from fl_lightning.knowledge.clusters import average, centre
 from fl_lightning.methods.clustered import KClusters
+from fl_lightning.ranges import PositiveInt
 from fl_lightning.rng import numpy_rng
+from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)
@@ -35,6 +37,7 @@ class FeSEM(KClusters):
     family = "clusters"
     averages = "known"
 
+    clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
 
     def init_server(self, run: Run) -> dict[str, Tensor]:

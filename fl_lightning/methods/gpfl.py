@@ -19,6 +19,7 @@ from fl_lightning.knowledge.classifiers import Conditioned, NewClassifier, is_pe
 from fl_lightning.knowledge.common import norms
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -42,8 +43,8 @@ class GPFL(Method):
     features = True
     classes = True
 
-    lam: NonNegativeFloat = 0.01
-    mu: NonNegativeFloat = 0.1
+    lam: NonNegativeFloat = searched(0.01, LogRange(1e-4, 0.1), "the authors' scripts: 1e-4 and 0.01")
+    mu: NonNegativeFloat = searched(0.1, LogRange(0.001, 1), "the authors' scripts: 0 and 0.1")
     norm: Literal["sample", "batch"] = "sample"
 
     def build(self, model: nn.Module, num_classes: int) -> nn.Module:

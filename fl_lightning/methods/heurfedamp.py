@@ -10,6 +10,7 @@ from fl_lightning.callbacks.graphs import CosineAttention
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.ranges import PositiveFloat, UnitInterval
+from fl_lightning.search import LogRange, Range, searched
 
 
 @dataclass(frozen=True)
@@ -25,8 +26,8 @@ class HeurFedAMP(FedAMP):
 
     family = "mixing"
 
-    sigma: PositiveFloat = 10.0
-    self_weight: UnitInterval = 0.5
+    sigma: PositiveFloat = searched(10.0, LogRange(1, 100), "a decade around the default")
+    self_weight: UnitInterval = searched(0.5, Range(0.1, 0.9), "from nearly the others alone to nearly oneself")
 
     def relation(self) -> Relation:
         """Attention by cosine."""

@@ -11,7 +11,9 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.server import Server
 from fl_lightning.knowledge.clusters import average, name_of
 from fl_lightning.methods.clustered import KClusters
+from fl_lightning.ranges import PositiveInt
 from fl_lightning.rng import key
+from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)
@@ -29,6 +31,8 @@ class IFCA(KClusters):
 
     family = "clusters"
     statistics = True
+
+    clusters: PositiveInt = searched(4, Whole(2, 6), "around the paper's 4")
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """All models."""

@@ -13,6 +13,7 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -44,9 +45,9 @@ class KAPC(Method):
     family = "mixing"
     judge = "after"
 
-    lam: NonNegativeFloat = 1.0
-    beta: NonNegativeFloat = 0.01
-    eta_r: NonNegativeFloat = 0.01
+    lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
+    beta: NonNegativeFloat = searched(0.01, LogRange(0.005, 10), "the papers' ablation: 0.005 to 10")
+    eta_r: NonNegativeFloat = searched(0.01, LogRange(0.01, 1), "the papers', to 100 times, where the relation moves")
     relation_steps: NonNegativeInt = 1
     projection: Literal["simplex", "clamp", "divide", "none"] = "simplex"
     solver: Literal["step", "exact"] = "step"

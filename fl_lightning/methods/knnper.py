@@ -13,6 +13,7 @@ from fl_lightning.knowledge.common import wide
 from fl_lightning.knowledge.neighbours import Kernel, vote
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import PositiveFloat, PositiveInt, UnitInterval
+from fl_lightning.search import LogRange, searched
 
 GRID = torch.linspace(0, 1, 11)
 """What `lam: null` chooses from."""
@@ -43,7 +44,7 @@ class KNNPer(Method):
 
     lam: UnitInterval | None = None
     k: PositiveInt = 7
-    scale: PositiveFloat = 1.0
+    scale: PositiveFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     kernel: Kernel = "gaussian"
 
     def check(self, run: Run) -> None:

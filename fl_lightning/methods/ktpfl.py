@@ -17,6 +17,7 @@ from fl_lightning.core import Run, Server
 from fl_lightning.knowledge.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)
@@ -33,7 +34,7 @@ class KTPFL(FedMD):
     family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    rho: NonNegativeFloat = 0.7
+    rho: NonNegativeFloat = searched(0.7, Range(0.1, 0.7), "the paper's grid: 0.1 to 0.7")
     step: NonNegativeFloat = 0.01
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"

@@ -12,6 +12,7 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -32,7 +33,7 @@ class KTPFLModels(Method):
     family = "mixing"
     judge = "after"
 
-    rho: NonNegativeFloat = 0.7
+    rho: NonNegativeFloat = searched(0.7, LogRange(0.07, 7), "a decade around the default: its unit is not the paper's")
     solver: Literal["exact", "step"] = "exact"
     eta: NonNegativeFloat = 0.01
     lam: NonNegativeFloat = 0.0

@@ -11,6 +11,7 @@ from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.core.layout import Block
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeInt
+from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)
@@ -28,7 +29,7 @@ class LGFedAvg(Method):
     family = "partial sharing"
     judge = "before"
 
-    layers: NonNegativeInt = 2
+    layers: NonNegativeInt = searched(2, Whole(1, 3), "the authors' scripts: 2 and 3; 1 is the classifier alone")
     weighting: Literal["samples", "uniform"] = "samples"
 
     def relation(self) -> Relation:

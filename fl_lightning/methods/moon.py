@@ -14,6 +14,7 @@ from fl_lightning.knowledge.classifiers import NewClassifier, Projected
 from fl_lightning.knowledge.common import contrast
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -34,7 +35,7 @@ class MOON(Method):
     family = "one global model"
     features = True
 
-    mu: NonNegativeFloat = 1.0
+    mu: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "the paper's 1 and 5 lie within")
     tau: PositiveFloat = 0.5
     projection: PositiveInt | None = None
 

@@ -19,6 +19,7 @@ from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.run import Run
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PerFedAvg(Method):
     judge = "before"
     adapts = True
 
-    alpha: NonNegativeFloat = 0.01
+    alpha: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the default (pFedMe: to 0.03)")
     variant: Literal["fo", "hf"] = "fo"
     delta: PositiveFloat = 1e-3
     adapt_steps: NonNegativeInt = 1

@@ -12,6 +12,7 @@ from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
 from fl_lightning.knowledge.gaussians import Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
+from fl_lightning.search import LogRange, searched
 
 NAMES = ("means", "covariance")
 """What is told."""
@@ -40,7 +41,7 @@ class PFedFDA(Method):
     statistics = True
     several = False
 
-    ridge: NonNegativeFloat = 1.0
+    ridge: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up")
     beta: UnitInterval | None = None
 
     def check(self, run: Run) -> None:

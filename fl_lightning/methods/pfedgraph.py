@@ -19,6 +19,7 @@ from fl_lightning.core.server import Server
 from fl_lightning.knowledge.alignment import alignment, mean_directions
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import PositiveFloat, Range
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -40,8 +41,10 @@ class PFedGraph(Method):
     judge = "after"
     several = False
 
-    alpha: PositiveFloat = 0.8
-    lam: Annotated[float, Range(-FLOAT32, FLOAT32)] = 0.01
+    alpha: PositiveFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
+    lam: Annotated[float, Range(-FLOAT32, FLOAT32)] = searched(
+        0.01, LogRange(0.001, 0.1), "a decade around the authors'"
+    )
     near: Annotated[float, Range(-1, 1)] = 1.0
     mixes: Literal["cohort", "known", "heard"] = "heard"
 

@@ -16,6 +16,7 @@ from fl_lightning.knowledge.hypernetwork import Hypernetwork
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
 from fl_lightning.rng import key
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -41,7 +42,7 @@ class PFedHN(Method):
     embedding: PositiveInt | None = None
     hidden: PositiveInt = 100
     hidden_layers: NonNegativeInt = 3
-    hyper_lr: NonNegativeFloat = 0.01
+    hyper_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     hyper_momentum: ShareBelow1 = 0.9
     hyper_decay: NonNegativeFloat = 0.001
     clip: PositiveFloat = 50.0

@@ -11,6 +11,7 @@ from fl_lightning.core.vectors import last_received, products
 from fl_lightning.knowledge.layer_rows import LayerRows
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -36,7 +37,7 @@ class PFedLA(Method):
 
     embedding: PositiveInt = 100
     hidden: PositiveInt = 100
-    hyper_lr: NonNegativeFloat = 0.005
+    hyper_lr: NonNegativeFloat = searched(0.005, LogRange(0.0005, 0.05), "a decade around the default")
     local_layers: NonNegativeInt = 0
 
     def relation(self) -> LayerRows:

@@ -15,6 +15,7 @@ from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, check_plain_steps, move_on
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.search import Choice, LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -35,10 +36,10 @@ class PFedMe(Method):
     family = "two models"
     judge = "after"
 
-    lam: NonNegativeFloat = 15.0
+    lam: NonNegativeFloat = searched(15.0, LogRange(1, 20), "around the authors' 15; the steps on theta converge")
     inner_steps: PositiveInt = 5
-    personal_lr: NonNegativeFloat = 0.09
-    beta: NonNegativeFloat = 1.0
+    personal_lr: NonNegativeFloat = searched(0.09, LogRange(0.005, 0.09), "to the authors', where large lam diverges")
+    beta: NonNegativeFloat = searched(1.0, Choice((1.0, 2.0)), "the authors' readme: 1, and 2 where tuned")
 
     def check(self, run: Run) -> None:
         """Its steps are its own."""

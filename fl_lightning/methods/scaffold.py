@@ -20,6 +20,7 @@ from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, move_on
 from fl_lightning.ranges import PositiveFloat
+from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,7 @@ class SCAFFOLD(Method):
     family = "one global model"
     several = False
 
-    server_lr: PositiveFloat = 1.0
+    server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
     def check(self, run: Run) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""

@@ -13,6 +13,7 @@ from fl_lightning.core import Server
 from fl_lightning.knowledge.predictions import cosines, nearest
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.ranges import PositiveInt
+from fl_lightning.search import Whole, searched
 
 
 @dataclass(frozen=True)
@@ -26,7 +27,7 @@ class TopKPFD(FedMD):
     family = "prototypes and distillation"
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
-    k: PositiveInt = 5
+    k: PositiveInt = searched(5, Whole(2, 10), "around the paper's 5; its code: half of all clients, of 20")
 
     def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:
         """Who did not tell has the mean of all as its teacher; equally alike clients go by number."""

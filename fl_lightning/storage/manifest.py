@@ -181,7 +181,12 @@ def best(manifests: Iterable[Manifest]) -> int | None:
 
 def files_of(manifest: Manifest) -> list[str]:
     """All files of a checkpoint, its manifest too."""
-    return [*(entry["file"] for entry in _entries(manifest)), _file(Path(), manifest["round"]).name]
+    return [*tensor_files(manifest), _file(Path(), manifest["round"]).name]
+
+
+def tensor_files(manifest: Manifest) -> list[str]:
+    """The files of tensors of a checkpoint."""
+    return [entry["file"] for entry in _entries(manifest)]
 
 
 def _entries(manifest: Manifest) -> list[dict[str, Any]]:

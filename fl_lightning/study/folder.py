@@ -11,11 +11,13 @@ import errno
 import json
 import sys
 from collections.abc import Iterator, Mapping
+from dataclasses import MISSING
 from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, atomic_write, make_folder, take
 from fl_lightning.study.grid import Entry, Run, Study
@@ -23,6 +25,10 @@ from fl_lightning.study.grid import Entry, Run, Study
 VERSION = 1
 PLACE = ("data.root", "data.public_root", "data.download", "data.resident", "fabric.timeout")
 """Keys of the base that may change later: where a study runs, not what it computes."""
+
+
+class Busy(BadInput):
+    """Another process is at work in the folder."""
 
 
 class StudyFolder:
@@ -101,7 +107,7 @@ class StudyFolder:
         before = self.asked()
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
-            if old.get(key) != new.get(key) and key not in PLACE:
+            if old.get(key, default(key)) != new.get(key) and key not in PLACE:
                 allowed = (
                     f"the study in {self.path} has {old.get(key)!r}: another base is another study, with an own --out"
                 )
@@ -115,14 +121,14 @@ class StudyFolder:
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
-        """Keep other studies out of the folder, which is made. Raises `BadInput` if one is in it, or it refuses."""
+        """Keep other studies out of the folder, which is made. `Busy` if one is in it, `BadInput` if it refuses."""
         file = self.path / "lock"
         try:
             make_folder(self.path)
             held = take(file)
         except Taken as error:
             allowed = f"a study is going on in it ({error}); wait for it, or end it"
-            raise BadInput("out", str(self.path), allowed) from None
+            raise Busy("out", str(self.path), allowed) from None
         except OSError as error:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise BadInput("out", str(self.path), f"it cannot be written ({error.strerror})") from None
@@ -148,6 +154,14 @@ def _check_labels(before: list[Entry], now: list[Entry]) -> None:
 def _meaning(entry: Entry) -> dict[str, Any]:
     when = {"when": dict(entry.when)} if entry.when else {}
     return {"name": entry.name, **entry.arguments, **entry.settings, **when}
+
+
+def default(key: str) -> Any:
+    """What a run has that does not say: a study of an earlier version lacks the keys that have come since."""
+    group, _, name = key.partition(".")
+    made = Config.__dataclass_fields__[group].default_factory if group in Config.__dataclass_fields__ else MISSING
+    found = None if made is MISSING else getattr(made(), name, None)
+    return list(found) if isinstance(found, tuple) else found
 
 
 def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import ast
+import dataclasses
 import subprocess
 import sys
 from pathlib import Path
@@ -12,7 +13,8 @@ import torch
 
 from fl_lightning import names
 from fl_lightning.config import DataConfig
-from fl_lightning.data import FederatedData, normalisation, prepare
+from fl_lightning.data import FederatedData, digits, normalisation, prepare
+from fl_lightning.data.source import Pool, Source
 from fl_lightning.errors import BadInput
 
 
@@ -208,3 +210,44 @@ def test_importing_the_package_loads_no_slow_library() -> None:
         "sys.exit(any(name in sys.modules for name in ('torchvision', 'sklearn', 'lightning')))"
     )
     assert subprocess.run([sys.executable, "-c", script], check=False).returncode == 0
+
+
+@pytest.mark.parametrize(
+    "changes",
+    [
+        {}, {"partition": "hsu"}, {"partition": "pathological", "classes_per_client": 5}, {"partition": "lognormal"},
+        {"partition": "iid"}, {"partition": "rotated"}, {"planted": "labels"}, {"fraction": 0.9, "test_fraction": 0.5},
+        {"client_test": 0.25}, {"client_test": 0.25, "global_test": True}, {"global_test": True},
+        {"public": "held_back"}, {"samples_per_client": 60},
+    ],
+)  # fmt: skip
+def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_read(
+    changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    usual = prepare(DataConfig(validation=0.2, **changes), 5, 0)
+    real, held_out = digits.load(), len(everything(usual, "test")[1])
+    read: list[int] = []
+
+    def watched(pool: Pool, refused: bool) -> Pool:
+        def samples(index: np.ndarray) -> np.ndarray:
+            assert not refused or not len(index)
+            read.append(len(index))
+            return pool.read(index)
+
+        return dataclasses.replace(pool, read=samples)
+
+    config = DataConfig(validation=0.2, score_on="validation", **changes)
+    seen = Source(watched(real.train, False), watched(real.test, not config.pooled), real.class_names)
+    monkeypatch.setattr(digits, "load", lambda: seen)
+    data = prepare(config, 5, 0)
+    for part, theirs in (("train", "train"), ("validation", "validation"), ("test", "validation")):
+        assert all(torch.equal(a, b) for a, b in zip(everything(data, part), everything(usual, theirs), strict=True))
+    assert data.global_test(torch.device("cpu"), torch.float32) is None
+    assert data.train_sizes == usual.train_sizes and len(everything(data)[1]) > 0
+    if config.pooled:  # the clients' own test parts are of both pools, and are left alone
+        assert sum(read) == len(real.train.labels) + len(real.test.labels) - held_out
+
+
+def test_scored_on_validation_data_there_must_be_some() -> None:
+    with pytest.raises(BadInput, match=r"data\.score_on: 'validation' .* needs data\.validation above 0"):
+        DataConfig(score_on="validation").validate()

@@ -181,6 +181,11 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
         assert code == 2
         assert said in err and err.count("\n") == 1
         assert kept == {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
+    # A study that began before there was some key goes on where that has its default.
+    file = tmp_path / "s/study.yaml"
+    file.write_text(file.read_text().replace("    score_on: test\n", ""))
+    assert len(file.read_text()) < len(kept[file]) and ask(methods=["local"])[0] == 0
+    assert file.read_bytes() == kept[file]
     # What is the same said otherwise is the same, and so is the study's own file.
     assert ask(base=str(tmp_path / "s/study.yaml"), methods=["local"])[0] == 2
     whole = yaml.safe_load((tmp_path / "s/study.yaml").read_text())

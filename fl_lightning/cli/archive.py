@@ -1,0 +1,99 @@
+"""`fl-train archive`: a study as one file, and any cell of it run again and held against what it came to."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+import zipfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from fl_lightning import catalogue
+from fl_lightning.cli import folder as runs
+from fl_lightning.cli.parser import archive_parser, keys, typed
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import Layer, Settings, apart, read_flags
+from fl_lightning.cli.study import train
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.study import archive as archives
+from fl_lightning.study.folder import StudyFolder
+
+SUFFIX = ".zip"
+OWN = {"out", "rerun"}
+
+
+def archive(argv: list[str]) -> None:
+    """Pack a study's folder; or say what an archive holds, or run a cell of it again."""
+    parser = archive_parser()
+    words, flags = apart(argv)
+    layers = read_flags(flags, keys(parser))
+    values = typed(parser, Settings.merged(layers).plain)
+    if len(words) != 1:
+        raise BadInput("archive", " ".join(words) or None, "one study's folder, or one archive: fl-train archive STUDY")
+    place = Path(words[0])
+    if place.is_dir():
+        check("rerun", values.rerun, values.rerun is None, "a cell of an archive is run again: pack the study first")
+        _pack(StudyFolder(place), Path(values.out or f"{place.resolve()}{SUFFIX}"))
+    elif values.rerun is not None:
+        _run_again(place, values.rerun, values.out, [layer for layer in layers if not OWN & layer.keys()])
+    else:
+        check("out", values.out, values.out is None, "an archive is read here; give the study's folder to write one")
+        _say(archives.read_index(place), place)
+
+
+def _pack(folder: StudyFolder, out: Path) -> None:
+    check("archive", str(folder.path), bool(folder), "it is no study: it holds no study.json")
+    check("out", str(out), out.suffix == SUFFIX, f"it must end with {SUFFIX}")
+    check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
+    ours = not out.exists() or (zipfile.is_zipfile(out) and archives.INDEX in zipfile.ZipFile(out).namelist())
+    check("out", str(out), ours, "it exists and is no archive of a study, and is not written over")
+    check("archive", str(folder.path), any(folder.finished(c["folder"]) for c in folder.cells()), "no run has ended")
+    _say(archives.pack(folder, out), out)
+
+
+def _say(index: dict[str, Any], file: Path) -> None:
+    held = index["weights"]
+    without = sum(digest is None for digest in held.values())
+    bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
+    print(f"archive: {len(held)} runs{bare}, {len(index['files'])} files, archived {_where(index)}")
+    print(f"the table: fl-train compare {file}; a cell again: fl-train archive {file} --rerun {next(iter(held))}")
+
+
+def _where(index: dict[str, Any]) -> str:
+    machine, versions = index["machine"], index["versions"]
+    return f"with torch {versions['torch']} on {machine['processor'] or machine['architecture']} ({machine['cpu']})"
+
+
+def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> None:
+    """Run `cell` as the archive has it.
+
+    Raises:
+        RunFailed: it came to something else.
+        BadInput: no such archive, or no such cell.
+    """
+    index = archives.read_index(file)
+    names = list(index["weights"])
+    near = catalogue.did_you_mean(cell, names)
+    check("rerun", cell, cell in names, f"no such run{near}; it has {', '.join(names[:5])}{', ...' * (len(names) > 5)}")
+    with archives.unpacked(file) as folder, _place(out, cell) as place:
+        saved = runs.saved_layer(folder / cell)
+        assert saved is not None, "every run that was packed has one"
+        train(complete(plan([saved, {"loggers": None}, *layers])), place)
+        differ = archives.differences(place, folder / cell, index["weights"][cell])
+    if differ:
+        was, now = _where(index), _where(archives.here())
+        raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was archived {was}, and run again {now}")
+    print(f"{cell}: the same bits (tables, weights {index['weights'][cell] or 'not archived'})")
+
+
+@contextlib.contextmanager
+def _place(out: str | None, cell: str) -> Iterator[Path]:
+    """Where the run goes: a new folder `out`, or one that is gone afterwards."""
+    if out is not None:
+        check("out", out, not Path(out).exists(), "it exists; name a new folder")
+        yield Path(out)
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        yield Path(folder) / Path(cell).name

@@ -1,0 +1,286 @@
+"""`fl-train tune`: the same search for every method on validation data, then the choices on fresh seeds."""
+
+from __future__ import annotations
+
+import dataclasses
+import importlib.util
+import shlex
+import shutil
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from fl_lightning.cli import study as studies
+from fl_lightning.cli import studyfile
+from fl_lightning.cli.parser import fit_parser, keys, tune_parser
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import Layer, layer_of
+from fl_lightning.config import Config, check
+from fl_lightning.errors import BadInput, MachineFailed, RunFailed
+from fl_lightning.files import aside_of, atomic_write
+from fl_lightning.metric import BY_TASK, Metric
+from fl_lightning.study.folder import PLACE, Busy
+from fl_lightning.study.grid import Entry, Run, Study, safe
+from fl_lightning.study.sheet import WIDTH
+
+if TYPE_CHECKING:
+    from fl_lightning.study.space import Dimension
+    from fl_lightning.study.trials import Claim, Ended, Trials
+    from fl_lightning.study.tuned import Tuned
+
+BENEATH: Layer = {"data": {"validation": 0.2}}
+"""Unless the base says otherwise. FedFomo's and PFLlib's share: with less, small clients would have but a few samples
+to be judged by."""
+TOLD = 2.0
+"""Seconds between looks at the journal for trials that have ended."""
+
+
+@dataclass(frozen=True)
+class Search:
+    """The search for one method, as a worker is given it."""
+
+    entry: Entry
+    dimensions: list[Dimension]
+    folder: Path
+    """Of all searches."""
+    number: int
+    """Trials."""
+    seed: int
+    """Of the trials' runs, and of what they try."""
+    settled: Layer
+    """The base."""
+    settings: list[dict[str, Any]]
+    """Points of the grid: a trial is a run in each, and its score their mean."""
+
+    @property
+    def metric(self) -> Metric:
+        """What runs are judged by."""
+        return BY_TASK[self.settled["data"]["task"]]
+
+    def record(self) -> str:
+        """What decides its trials, but for what all searches have in common."""
+        tried = [f"{d.key}: {d.space} from {d.start!r}" for d in self.dimensions]
+        when = [f"when {dict(self.entry.when)}"] if self.entry.when else []
+        return "; ".join([f"{self.entry.name} {self.entry.arguments | self.entry.settings}", *when, *tried])
+
+    def trials(self) -> Trials:
+        """As the journal has them."""
+        from fl_lightning.study.trials import Trials
+
+        return Trials(self.folder, self.entry.label, self.dimensions, self.number, self.seed)
+
+    def config(self, values: dict[str, Any], setting: dict[str, Any]) -> Config:
+        """Of a trial's run in one setting; test data are not read. `BadInput` where the method refuses the values."""
+        from fl_lightning.study.tuned import split_values
+
+        arguments, own = split_values(values)
+        entry = dataclasses.replace(
+            self.entry, arguments=self.entry.arguments | arguments, settings=self.entry.settings | own
+        )
+        alone = layer_of("tune", {"data.score_on": "validation"}, keys(fit_parser()))
+        config = complete(plan([*studies.layers_of(self.settled, Run(setting, entry, self.seed)), alone]))
+        return dataclasses.replace(config, seed=self.seed)
+
+
+def tune(argv: list[str]) -> None:
+    """Search for each method's arguments, write what was found, and run the study of the choices."""
+    name, values, over = studies.values_of(argv, tune_parser())
+    for key, least in (("trials", 1), ("workers", 1), ("seed", 0)):
+        value = getattr(values, key)
+        check(key, value, value is None or value >= least, f"it must be at least {least}")
+    if importlib.util.find_spec("optuna") is None:
+        raise BadInput("tune", "optuna", "it is not installed, and tune needs it: pip install 'fl_lightning[tune]'")
+    asked = Study.of(studyfile.read(name))
+    check("seed", values.seed, values.seed not in asked.seeds, "the study has it, and is to judge on seeds unseen")
+    base, _, configs = studies.resolve(asked, over=over, beneath=[BENEATH])
+    share = configs[0].data.validation
+    check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
+    out = Path(values.out)
+    searches = _searches(asked, base, values, out / "trials")
+    _check_same(out, yaml.safe_load(base), asked, values, searches)
+    line = ["fl-train", "tune", *argv]
+    studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
+    _search(searches, out, studies.worker_count(values.workers, configs[0]), shlex.join(line))
+    ended = [(search, search.trials().ended()) for search in searches]
+    left = sum(search.number - len(trials) for search, trials in ended)
+    if left:
+        print(f"tune: {left} trials are at work in other processes; the last of them goes on, or: {shlex.join(line)}")
+        return
+    _choose(out, base, asked, [_tuned(search, trials) for search, trials in ended], values)
+    if values.study:
+        _judge(out, values, line)
+
+
+# ---------------------------------------------------------------- what was asked for
+
+
+def _searches(asked: Study, base: str, values: Any, folder: Path) -> list[Search]:
+    """One for each method, forced rows among them: each has its own judge, and so its own search."""
+    from fl_lightning.study.space import space
+
+    settled, settings = studies.settled_base(base), asked.settings()
+    found = []
+    for entry in asked.entries(everyone=False):
+        search = Search(entry, [], folder, values.trials, values.seed, settled, settings)
+        own = entry.arguments.keys() | {name for some in entry.when.values() for name in some}
+        fixed = {f"method.{name}" for name in own} | entry.settings.keys() | asked.varied()
+        found.append(dataclasses.replace(search, dimensions=space(search.config({}, settings[0]), fixed)))
+    return found
+
+
+def _check_same(out: Path, base: dict[str, Any], asked: Study, values: Any, searches: list[Search]) -> None:
+    """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and (fresh) seeds."""
+    for group, _, name in (key.partition(".") for key in PLACE):
+        base[group].pop(name)
+    methods = {s.entry.label: s.record() for s in searches}
+    now = {"trials": values.trials, "seed": values.seed, "base": base, "grid": asked.grid, "methods": methods}
+    file = out / "tune.yaml"
+    if not file.is_file():
+        names = {path.name for path in out.iterdir()} if out.is_dir() else set()
+        fine = not out.exists() or (out.is_dir() and names <= {file.name, aside_of(file).name})
+        check("out", str(out), fine, "it is a folder of something else: it holds no tune.yaml")
+    else:
+        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        for key in ("trials", "seed", "base", "grid"):
+            same = before[key] == now[key]
+            check(key, "another one", same, f"the search in {out} began otherwise: give this one an --out of its own")
+        for label, was in before["methods"].items():
+            same = methods.setdefault(label, was) == was
+            check("methods", label, same, f"the search in {out} has it otherwise: give this one a `label` of its own")
+    with atomic_write(file) as aside:
+        aside.write_text(yaml.safe_dump(now, sort_keys=False, allow_unicode=True), encoding="utf-8")
+
+
+# ---------------------------------------------------------------- searching
+
+
+def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
+    """Run all trials that are missing, in `count` workers.
+
+    A worker has a method to itself until its trials are done, so that what they try does not depend on how many
+    workers there are; where there are more workers than methods, several share one.
+    """
+    import fl_lightning.run
+    import fl_lightning.study.trials  # noqa: F401  before the workers are forked: they need not import it again
+    from fl_lightning.study.workers import run_all
+
+    jobs = searches * -(-count // len(searches))
+    teller, failures = _Teller(searches), {}
+    try:
+        for ended in run_all(run_trials, jobs, count, out / "logs", lambda running: teller.tell()):
+            if ended.error is not None:
+                failures[jobs[ended.job].entry.label] = ended.error
+        teller.tell(last=True)
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+            print(f"tune: stopped; it goes on with: {line}", file=sys.stderr)
+        raise
+    if failures:
+        label, said = next(iter(failures.items()))
+        more = f" ({len(failures)} methods failed)" if len(failures) > 1 else ""
+        raise RunFailed(f"{label}: {said}{more}; the same command tries it again")
+
+
+class _Teller:
+    """Says of each trial of this call that it has ended: a line each."""
+
+    def __init__(self, searches: list[Search]) -> None:
+        self._searches = [(search, search.trials()) for search in searches]
+        self._told = {search.entry.label: len(trials.ended()) for search, trials in self._searches}
+        self._last = time.monotonic()
+
+    def tell(self, last: bool = False) -> None:
+        """Look, where the last look is long enough ago."""
+        if time.monotonic() - self._last < TOLD and not last:
+            return
+        self._last = time.monotonic()
+        for search, trials in self._searches:
+            ended = trials.ended()
+            for number, trial in list(enumerate(ended, 1))[self._told[search.entry.label] :]:
+                print(f"[{number}/{search.number}] {_line(search, trial)}", file=sys.stderr, flush=True)
+            self._told[search.entry.label] = len(ended)
+
+
+def _line(search: Search, trial: Ended) -> str:
+    metric = search.metric
+    said = f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
+    values = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in trial.values.items())
+    return f"{search.entry.label}, trial {trial.number} ({values}): {said}"
+
+
+def run_trials(search: Search) -> str | None:
+    """A worker's job: trials of one method until none is left; None, or one line that says why it failed."""
+    return studies.told(lambda: _run_trials(search))
+
+
+def _run_trials(search: Search) -> None:
+    trials = search.trials()
+    while (claim := trials.claim()) is not None:
+        try:
+            _run_trial(search, claim)
+        finally:
+            claim.let_go()
+
+
+def _run_trial(search: Search, claim: Claim) -> None:
+    """The runs of a trial, and their mean score. Values with which they fail are refused; where the first trial's fail,
+    which are the base's own, or the machine is at fault, the method is not tuned."""
+    from fl_lightning.runfolder import RunFolder
+
+    scores = []
+    try:
+        for setting in search.settings:
+            place = claim.folder / safe(",".join(f"{key}={value}" for key, value in setting.items()) or "run")
+            config = search.config(claim.values, setting)
+            if not (place / "summary.json").is_file():
+                studies.train(config, place)
+            summary = RunFolder(place).read_summary()
+            scores.append(search.metric.merit(float(summary[search.metric.of("final_mean")])))
+    except (BadInput, RunFailed) as error:
+        if claim.number == 0 or isinstance(error, MachineFailed) or getattr(error, "key", "") in ("out", "name"):
+            raise
+        claim.refuse(" ".join(str(error).split()))
+    else:
+        claim.tell(sum(scores) / len(scores))
+    for kept in claim.folder.glob("*/checkpoints"):
+        shutil.rmtree(kept)  # nobody asks for the models of a trial
+
+
+# ---------------------------------------------------------------- choosing
+
+
+def _tuned(search: Search, ended: list[Ended]) -> Tuned:
+    from fl_lightning.study.tuned import Tuned
+
+    return Tuned(search.entry, ended, search.metric)
+
+
+def _choose(out: Path, base: str, asked: Study, found: list[Tuned], values: Any) -> None:
+    """Write and print what was found."""
+    from rich.console import Console
+
+    from fl_lightning.study import tuned
+
+    texts = {
+        "tuned.csv": tuned.as_csv([one.row() for one in found]),
+        "trials.csv": tuned.as_csv(tuned.trial_rows(found)),
+        "tuned.yaml": tuned.study_file(base, found, asked.seeds, asked.grid, values.untuned),
+    }
+    for name, text in texts.items():
+        with atomic_write(out / name) as aside:
+            aside.write_text(text, encoding="utf-8")
+    screen = Console(highlight=False)
+    Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(tuned.table(found))
+
+
+def _judge(out: Path, values: Any, line: list[str]) -> None:
+    """Run the study of the choices, an ordinary study folder."""
+    values.out, values.slurm = str(out / "study"), False
+    try:
+        studies.start(Study.of(studyfile.read(str(out / "tuned.yaml"))), [], values, line)
+    except Busy:
+        print(f"tune: another process runs the study in {values.out}")

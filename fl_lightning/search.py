@@ -1,0 +1,66 @@
+"""Where `fl-train tune` looks for the value of an argument: stated beside the argument, with the reason.
+
+    lam: float = searched(1.0, LogRange(0.1, 2), "the authors' grid: 0.1, 1 and 2")
+
+Not searched is whatever changes how much a client trains (epochs, steps): all methods are tuned with the same budget.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any, TypeVar
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class LogRange:
+    """Numbers from `low` to `high`, evenly over their logarithms."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Range:
+    """Numbers from `low` to `high`."""
+
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Whole:
+    """Whole numbers from `low` to `high`, both among them."""
+
+    low: int
+    high: int
+
+
+@dataclass(frozen=True)
+class Choice:
+    """One of some values."""
+
+    values: tuple[Any, ...]
+
+
+Space = LogRange | Range | Whole | Choice
+
+
+def searched(default: T, space: Space, why: str) -> T:
+    """A dataclass field with this default, searched in `space`; `why` says where that comes from."""
+    found: T = field(default=default, metadata={"search": space, "why": why})
+    return found
+
+
+def widened(space: Space, value: Any) -> Space | None:
+    """`space`, widened to hold `value`; None where it cannot: a word or null in a range, 0 in one of logarithms."""
+    if isinstance(space, Choice):
+        return space if value in space.values else Choice((*space.values, value))
+    kinds = int if isinstance(space, Whole) else (int, float)
+    if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
+        return None
+    if isinstance(space, LogRange) and value <= 0:
+        return None
+    return type(space)(min(space.low, value), max(space.high, value))  # type: ignore[arg-type]

@@ -1,0 +1,153 @@
+"""A study as one file: what its table is made from, and what each cell is to come to when it is run again.
+
+A zip of configurations, tables, relations and summaries, with `archive.json`: versions, the kind of machine, the
+checksum of every file, and of every run's final weights. Equal studies give equal files, bit for bit.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import csv
+import hashlib
+import importlib.metadata
+import json
+import platform
+import tempfile
+import zipfile
+import zlib
+from collections.abc import Iterator
+from pathlib import Path, PurePosixPath
+from typing import Any
+
+from fl_lightning.errors import BadInput
+from fl_lightning.files import atomic_write
+from fl_lightning.storage import manifest
+from fl_lightning.study.folder import StudyFolder
+
+INDEX = "archive.json"
+VERSION = 1
+TABLES = ("metrics.csv", "clients.csv", "final.csv")
+"""Of a run; a run that is run again must come to the same but for seconds and memory."""
+KEPT = ("config.yaml", "summary.json", "failures.csv", *TABLES, "relation/*.npz")
+STUDY = ("study.yaml", "study.json", "tuned.csv", "trials.csv")
+PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
+STAMP = (1980, 1, 1, 0, 0, 0)
+"""The earliest time that a zip can say: an archive does not depend on when it was made."""
+_UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, LookupError, TypeError, NotImplementedError)
+
+
+def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
+    """Write the finished runs of a study to `out`; returns what `archive.json` holds."""
+    runs = sorted({cell["folder"] for cell in folder.cells() if folder.finished(cell["folder"])})
+    found = [folder.path / name for name in STUDY]
+    found += [path for run in runs for kept in KEPT for path in (folder.path / run).glob(kept)]
+    names = sorted(path.relative_to(folder.path).as_posix() for path in found if path.is_file())
+    index = {
+        "version": VERSION,
+        **here(),
+        "weights": {run: weights(folder.path / run) for run in runs},
+        "files": {name: _digest((folder.path / name).read_bytes()) for name in names},
+    }
+    text = json.dumps(index, indent=1).encode()
+    with atomic_write(out) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as held:
+        held.comment = _digest(text).encode()
+        for name in (INDEX, *names):
+            entry = zipfile.ZipInfo(name, STAMP)
+            entry.compress_type, entry.external_attr, entry.create_system = zipfile.ZIP_DEFLATED, 0o644 << 16, 3
+            held.writestr(entry, text if name == INDEX else (folder.path / name).read_bytes())
+    return index
+
+
+def read_index(file: Path) -> dict[str, Any]:
+    """What `archive.json` of an archive holds, after all of the archive has been looked at.
+
+    Raises:
+        BadInput: it is no archive, is of another version, or has been changed since it was made.
+    """
+    try:
+        with zipfile.ZipFile(file) as held:
+            names = held.namelist()
+            if INDEX not in names:
+                raise BadInput("archive", str(file), f"it is no archive of a study: it has no {INDEX}")
+            text = held.read(INDEX)
+            index: dict[str, Any] = json.loads(text)
+            if index["version"] != VERSION:
+                raise BadInput("archive", str(file), f"it is of version {index['version']}, not {VERSION}")
+            changed = [INDEX] if held.comment.decode() != _digest(text) else []
+            changed += sorted({INDEX, *index["files"]} ^ set(names))
+            changed += [] if len(names) == len(set(names)) else ["a file that is there twice"]
+            changed += [name for name in names if not _inside(name)]
+            changed = changed or [n for n, digest in index["files"].items() if _digest(held.read(n)) != digest]
+    except _UNREADABLE as error:
+        raise BadInput("archive", str(file), f"it cannot be read as an archive ({error})") from None
+    if changed:
+        raise BadInput("archive", str(file), f"it has been changed since it was made: {changed[0]}")
+    return index
+
+
+@contextlib.contextmanager
+def unpacked(file: Path) -> Iterator[Path]:
+    """The study folder in an archive, as long as the block lasts; `BadInput` as `read_index`."""
+    read_index(file)
+    with tempfile.TemporaryDirectory() as folder:
+        with zipfile.ZipFile(file) as held:
+            held.extractall(folder)
+        yield Path(folder)
+
+
+def weights(run: Path) -> str | None:
+    """The checksum of a run's final models and of all else in its last checkpoint; None without an intact one."""
+    folder = run / "checkpoints"
+    newest = next((m for m in (manifest.intact(folder, t) for t in manifest.rounds(folder)) if m is not None), None)
+    if newest is None:
+        return None
+    found = hashlib.sha256()
+    for name in sorted(manifest.tensor_files(newest)):
+        found.update(f"{name}\n".encode())
+        found.update((folder / name).read_bytes())
+    return found.hexdigest()
+
+
+def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
+    """In what a run differs from the archived one: `weights`, or the names of tables; seconds and memory apart."""
+    found = ["weights"] if digest is not None and weights(ours) != digest else []
+    return found + [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
+
+
+def here() -> dict[str, dict[str, str]]:
+    """Versions of what computes, and the kind of this machine."""
+    import torch
+
+    versions = {"python": platform.python_version()}
+    versions |= {name: importlib.metadata.version(name) for name in PACKAGES}
+    machine = {
+        "system": platform.system(),
+        "architecture": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "processor": _processor(),
+        "cuda": torch.version.cuda or "none",
+    }
+    return {"versions": versions, "machine": machine}
+
+
+def _processor() -> str:
+    with contextlib.suppress(OSError):
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
+    return platform.processor()
+
+
+def _rows(table: Path) -> list[dict[str, str]]:
+    with table.open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
+
+
+def _inside(name: str) -> bool:
+    """Whether a file of this name would lie in the folder that it is unpacked to."""
+    path = PurePosixPath(name)
+    return not path.is_absolute() and ".." not in path.parts and "\\" not in name and not name.endswith("/")
+
+
+def _digest(content: bytes) -> str:
+    return hashlib.sha256(content).hexdigest()

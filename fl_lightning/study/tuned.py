@@ -1,0 +1,133 @@
+"""What a search came to: the choice of each method, the spread over its trials, and the study file of the choices."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from statistics import median
+from typing import Any
+
+import yaml
+from rich.markup import escape
+from rich.table import Table
+
+from fl_lightning.errors import RunFailed
+from fl_lightning.metric import Metric
+from fl_lightning.study.grid import Entry
+from fl_lightning.study.trials import Ended, best
+
+DEFAULT = "untuned"
+"""Behind the label of a row with the settings that its tuned twin began from."""
+
+
+@dataclass(frozen=True)
+class Tuned:
+    """One method's trials, of which one at least ended well."""
+
+    entry: Entry
+    ended: list[Ended]
+    metric: Metric
+
+    @property
+    def best(self) -> Ended:
+        """The choice."""
+        found = best(self.ended)
+        if found is None:
+            raise RunFailed(f"{self.entry.label}: none of its {len(self.ended)} trials ended well: {self.ended[0].why}")
+        return found
+
+    def row(self) -> dict[str, Any]:
+        """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the first."""
+        scores = [trial.score for trial in self.ended if trial.score is not None]
+        first, last = self.metric.merit(self.ended[0].score or 0.0), self.metric.merit(max(scores))
+        return {
+            "method": self.entry.label,
+            "trials": len(self.ended),
+            "refused": len(self.ended) - len(scores),
+            "metric": self.metric.name,
+            "start": first,
+            "min": min(map(self.metric.merit, scores)),
+            "median": median(map(self.metric.merit, scores)),
+            "max": max(map(self.metric.merit, scores)),
+            "best": last,
+            "gain": self.metric.merit(last - first),
+            "trial": self.best.number,
+            "values": json.dumps(self.best.values),
+        }
+
+    def method(self) -> dict[str, Any]:
+        """The choice as a study file lists it."""
+        return _listed(self.entry, self.best.values, self.entry.label)
+
+    def untuned(self) -> dict[str, Any]:
+        """The first trial's settings, as a study file lists them."""
+        return _listed(self.entry, self.ended[0].values, f"{self.entry.label} {DEFAULT}")
+
+
+def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:
+    """What a method is given as arguments, and what as keys of its own, of the `values` of a trial."""
+    arguments = {key.removeprefix("method."): v for key, v in values.items() if key.startswith("method.")}
+    return arguments, {key: v for key, v in values.items() if not key.startswith("method.")}
+
+
+def _listed(entry: Entry, values: dict[str, Any], label: str) -> dict[str, Any]:
+    arguments, settings = split_values(values)
+    found: dict[str, Any] = {"name": entry.name, "label": label, **entry.settings, **settings}
+    found |= {"when": dict(entry.when)} if entry.when else {}
+    return found | {"init_args": {**entry.arguments, **arguments}}
+
+
+def study_file(base: str, found: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool) -> str:
+    """The study of the choices, as YAML: fresh seeds, no forced rows beside those that were tuned.
+
+    Args:
+        base: the resolved base, as YAML.
+        untuned: list each method with the settings of its first trial, too, where the choice is another.
+    """
+    methods = [one.method() for one in found]
+    methods += [one.untuned() for one in found if untuned and one.best.values != one.ended[0].values]
+    rest = {"methods": methods, "seeds": seeds, "forced": False, **({"grid": grid} if grid else {})}
+    inner = "".join(f"  {line}\n" for line in base.splitlines())
+    return f"base:\n{inner}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
+
+
+def as_csv(rows: Sequence[dict[str, Any]]) -> str:
+    """A line for each row, every digit."""
+    held = io.StringIO()
+    writer = csv.DictWriter(held, list(rows[0]), lineterminator="\n")
+    writer.writeheader()
+    writer.writerows(rows)
+    return held.getvalue()
+
+
+def trial_rows(found: Sequence[Tuned]) -> list[dict[str, Any]]:
+    """A row of `trials.csv` for each trial; an empty score: refused, and why."""
+    return [
+        {
+            "method": one.entry.label,
+            "trial": trial.number,
+            "score": None if trial.score is None else one.metric.merit(trial.score),
+            "why": trial.why,
+            "values": json.dumps(trial.values),
+        }
+        for one in found
+        for trial in one.ended
+    ]
+
+
+def table(found: Sequence[Tuned]) -> Table:
+    """For the terminal."""
+    shown = Table(title="chosen on validation data", title_justify="left")
+    for name in ("method", "trials", "start", "min", "median", "max", "gain"):
+        shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
+    shown.add_column("choice")
+    for one in found:
+        row, say = one.row(), one.metric.shown
+        trials = f"{row['trials']}" + (f" ({row['refused']} refused)" if row["refused"] else "")
+        choice = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in one.best.values.items())
+        scores = [say(row[name]) for name in ("start", "min", "median", "max")]
+        shown.add_row(escape(one.entry.label), trials, *scores, say(row["gain"]), escape(choice))
+    return shown

@@ -1,0 +1,147 @@
+"""`fl-train archive`: what is packed gives the same table, and the same bits when a cell is run again."""
+
+from __future__ import annotations
+
+import os
+import shlex
+import shutil
+import zipfile
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import yaml
+
+from fl_lightning.cli import main
+from fl_lightning.study import archive
+from fl_lightning.study.folder import StudyFolder
+
+MakeStudy = Callable[..., Path]
+OURS, LOCAL = [0.9, 0.8, 0.7, 0.6], [0.8, 0.9, 0.5, 0.4]
+
+
+@pytest.fixture
+def study(make_study: MakeStudy) -> Path:
+    """Two methods, two seeds, one setting; one run has not ended."""
+    cells = [("kapc", {"data.alpha": 0.1}, seed, [a - 0.01 * seed for a in OURS], {}) for seed in (0, 1)]
+    cells += [("local", {"data.alpha": 0.1}, 0, LOCAL, {}), ("local", {"data.alpha": 0.1}, 1, None, {})]
+    return make_study(cells)
+
+
+def said(capfd: pytest.CaptureFixture[str], line: str) -> tuple[int, str, str]:
+    capfd.readouterr()
+    code = main(shlex.split(line))
+    return code, *capfd.readouterr()
+
+
+def changed(file: Path, name: str, content: bytes | None) -> None:
+    """Write `file` anew with another content of the member `name`; None: without it."""
+    with zipfile.ZipFile(file) as held:
+        members, comment = {n: held.read(n) for n in held.namelist()}, held.comment
+    members |= {name: content or b""}
+    with zipfile.ZipFile(file, "w") as held:
+        held.comment = comment
+        for n, text in members.items():
+            if n != name or content is not None:
+                held.writestr(n, text)
+
+
+@pytest.mark.parametrize("form", ["table", "csv", "latex", "json"])
+def test_an_archive_gives_the_studys_table(form: str, study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = said(capfd, f"archive {study}")
+    assert code == 0 and "archive: 3 runs, 3 of them without a checkpoint" in out
+    ours = said(capfd, f"compare {study} --format {form} --baseline local")
+    assert ours == said(capfd, f"compare {study}.zip --format {form} --baseline local")
+    assert ours[0] == 0 and "kapc" in ours[1]
+
+
+def test_equal_studies_give_equal_archives(study: Path, tmp_path: Path) -> None:
+    (study / "runs").rename(study / "moved")
+    shutil.copytree(study / "moved", study / "runs")  # other times, another order on the disk
+    shutil.copytree(study, tmp_path / "other")
+    for path in (tmp_path / "other").rglob("*"):
+        os.utime(path, (1e9, 1e9))
+    for name in ("study", "other"):
+        assert main(["archive", str(tmp_path / name), "--out", str(tmp_path / f"{name}.zip")]) == 0
+    assert (tmp_path / "study.zip").read_bytes() == (tmp_path / "other.zip").read_bytes()
+    names = zipfile.ZipFile(tmp_path / "study.zip").namelist()
+    assert names[0] == "archive.json" and not any("moved" in name or "lock" in name for name in names)
+
+
+@pytest.mark.parametrize(
+    "how", ["member", "index", "gone", "more", "cut", "zip", "text", "version"]
+)  # fmt: skip
+def test_what_was_changed_is_refused_in_one_line(
+    how: str, study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.zip"
+    index = archive.pack(StudyFolder(study), file)
+    run = next(iter(index["weights"]))
+    if how == "member":
+        changed(file, f"{run}/final.csv", b"client,accuracy\n0,1.0\n")
+    elif how == "index":
+        changed(file, "archive.json", zipfile.ZipFile(file).read("archive.json").replace(b"Linux", b"Minix"))
+    elif how == "gone":
+        changed(file, f"{run}/final.csv", None)
+    elif how == "more":
+        changed(file, "../out.csv", b"1")
+    elif how == "cut":
+        file.write_bytes(file.read_bytes()[:-40])
+    elif how == "zip":
+        with zipfile.ZipFile(file, "w") as held:
+            held.writestr("thesis.tex", "")
+    elif how == "text":
+        file.write_text("thesis")
+    else:
+        changed(file, "archive.json", b'{"version": 9}')
+    for line in (f"compare {file}", f"archive {file}", f"archive {file} --rerun {run}"):
+        code, out, err = said(capfd, line)
+        assert (code, out, err.count("\n")) == (2, "", 1), err
+        assert str(file) in err and "Traceback" not in err
+    assert not (tmp_path / "out.csv").exists()
+
+
+@pytest.mark.parametrize(
+    ("line", "wanted"),
+    [
+        ("archive", "archive: None"), ("archive a b", "archive: 'a b'"), ("archive nowhere", "nowhere"),
+        ("archive study --rerun x", "rerun: 'x'"), ("archive study --out a.tar", "it must end with .zip"),
+        ("archive study --out thesis.zip", "is not written over"), ("archive empty", "it holds no study.json"),
+        ("archive a.zip --rerun runs/kapc/seed-9", "no such run"), ("archive a.zip --out b.zip", "out: 'b.zip'"),
+    ],
+)  # fmt: skip
+def test_bad_words(
+    line: str, wanted: str, study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "thesis.zip").write_text("my life's work")
+    archive.pack(StudyFolder(study), tmp_path / "a.zip")
+    code, out, err = said(capfd, line)
+    assert (code, out, err.count("\n")) == (2, "", 1), err
+    assert wanted in err
+    assert (tmp_path / "thesis.zip").read_text() == "my life's work"
+
+
+def test_a_cell_comes_to_the_same_bits_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {"fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
+             "federation.local_epochs": 1, "federation.rounds": 2}  # fmt: skip
+    asked = {"base": ["kapc_digits", small], "methods": ["kapc"], "seeds": [3], "forced": False}
+    Path("study.yaml").write_text(yaml.safe_dump(asked))
+    assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
+    assert main(["archive", "s"]) == 0
+    code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3 --out again")
+    assert code == 0, err
+    digest = archive.weights(tmp_path / "s/runs/kapc/seed-3")
+    assert digest is not None and f"the same bits (tables, weights {digest})" in out
+    assert archive.weights(tmp_path / "again") == digest
+    # What the archive says of the weights is what is held against: here it says another run's.
+    config = Path("s/runs/kapc/seed-3/config.yaml")
+    config.write_text(config.read_text().replace("seed: 3", "seed: 4"))
+    assert main(["archive", "s"]) == 0
+    code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3")
+    assert (code, out) == (1, "")
+    assert "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv; " in err.splitlines()[-1]

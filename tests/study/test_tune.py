@@ -1,0 +1,352 @@
+"""`fl-train tune` in this process (its workers are forked from it), on a few digits; and what its parts promise."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import importlib.util
+import json
+import math
+import shlex
+import signal
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fl_lightning import catalogue
+from fl_lightning.cli import main
+from fl_lightning.cli.resolve import _import, complete, plan
+from fl_lightning.data import digits
+from fl_lightning.ranges import Range as Bounds
+from fl_lightning.ranges import allowed
+from fl_lightning.search import Choice, LogRange, Range, Whole, widened
+from fl_lightning.study.space import Dimension, space
+from fl_lightning.study.trials import Trials, best
+
+sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
+from forked import forked
+
+ROOT = Path(__file__).resolve().parents[2]
+SMALL = {
+    "fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
+    "federation.local_epochs": 1, "federation.rounds": 2,
+}  # fmt: skip
+TINY = {"base": ["kapc_digits", SMALL], "methods": [{"name": "fedprox", "mu": 0.5}], "seeds": [0], "forced": False}
+LENGTHS = {"epochs", "personal_epochs", "head_epochs", "align_epochs", "steps", "inner_steps", "components"}
+"""Arguments that change how much a client, or the server, trains."""
+PICKY = '''
+from dataclasses import dataclass
+from fl_lightning.config import check
+from fl_lightning.methods import Method, Range, searched
+
+@dataclass(frozen=True)
+class Picky(Method):
+    """FedAvg that refuses most of what it says it takes."""
+
+    size: float = searched(0.0, Range(0.0, 1.0), "a test")
+
+    def __post_init__(self) -> None:
+        check("method.size", self.size, self.size == 0, "it must be 0")
+'''
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Callable[..., Any]:
+    """Writes a study file, TINY with changes, and tunes it; gives exit code, stdout and stderr."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+
+    def run(words: str = "--out t --trials 2 --workers 1", **changes: Any) -> tuple[int, str, str]:
+        Path("study.yaml").write_text(yaml.safe_dump({**TINY, **changes}))
+        capfd.readouterr()
+        code = main(["tune", "study.yaml", *shlex.split(words)])
+        return code, *capfd.readouterr()
+
+    return run
+
+
+def rows(file: Path) -> list[dict[str, str]]:
+    with file.open(newline="") as opened:
+        return list(csv.DictReader(opened))
+
+
+def stamps(folder: Path) -> dict[Path, int]:
+    """When each run ended."""
+    return {file: file.stat().st_mtime_ns for file in folder.glob("**/summary.json")}
+
+
+# ---------------------------------------------------------------- what it does
+
+
+def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask: Callable[..., Any], tmp_path: Path) -> None:
+    code, out, err = ask("--out t --trials 2 --workers 1 --untuned", grid={"data.alpha": [0.1, 1.0]})
+    assert code == 0, err
+    assert "4 of 4 runs finished" in out and "fedprox mu=0.5" in out
+    trials = rows(tmp_path / "t/trials.csv")
+    assert [row["trial"] for row in trials] == ["0", "1"]
+    assert json.loads(trials[0]["values"]) == {"optimizer.lr": 0.05}  # as in the base; mu is the file's, and fixed
+    for row in trials:  # the mean over settings of the final models' score on validation data
+        places = sorted(tmp_path.glob(f"t/trials/fedprox,mu=0.5/trial-00{row['trial']}/*/summary.json"))
+        assert [place.parent.name for place in places] == ["data.alpha=0.1", "data.alpha=1.0"]
+        found = [json.loads(place.read_text())["final_mean_accuracy"] for place in places]
+        assert float(row["score"]) == sum(found) / 2
+        config = yaml.safe_load((places[0].parent / "config.yaml").read_text())
+        assert (config["seed"], config["data"]["score_on"], config["data"]["validation"]) == (1000, "validation", 0.2)
+        assert config["optimizer"]["lr"] == json.loads(row["values"])["optimizer.lr"]
+    (tuned,) = rows(tmp_path / "t/tuned.csv")
+    scores = [float(row["score"]) for row in trials]
+    assert [float(tuned[name]) for name in ("start", "min", "max")] == [scores[0], *sorted(scores)]
+    assert float(tuned["gain"]) == max(scores) - scores[0]
+    study = yaml.safe_load((tmp_path / "t/tuned.yaml").read_text())
+    choice = json.loads(tuned["values"])["optimizer.lr"]
+    assert choice == json.loads(trials[scores.index(max(scores))]["values"])["optimizer.lr"]
+    mine = {"name": "fedprox", "init_args": {"mu": 0.5}}
+    untuned = {"label": "fedprox mu=0.5 untuned", "optimizer.lr": 0.05, **mine}
+    assert study["methods"] == [{"label": "fedprox mu=0.5", "optimizer.lr": choice, **mine}, untuned]
+    assert not study["forced"] and study["seeds"] == [0]
+    config = yaml.safe_load(next((tmp_path / "t/study/runs").glob("**/config.yaml")).read_text())
+    assert (config["data"]["score_on"], config["seed"]) == ("test", 0)
+    assert main(["compare", "t/study"]) == 0
+    # Nothing is run twice, and another search is another folder's.
+    before, kept = stamps(tmp_path / "t"), (tmp_path / "t/tuned.csv").read_bytes()
+    code, out, err = ask("--out t --trials 2 --workers 1 --untuned", grid={"data.alpha": [0.1, 1.0]})
+    assert code == 0, err
+    assert "4 of 4 runs finished (4 stood before)" in out
+    assert before == stamps(tmp_path / "t") and kept == (tmp_path / "t/tuned.csv").read_bytes()
+    code, _, err = ask("--out t --trials 4 --workers 1", grid={"data.alpha": [0.1, 1.0]})
+    assert (code, err.count("\n")) == (2, 1) and "trials: " in err and "--out of its own" in err
+
+
+def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "my_picky.py").write_text(PICKY)
+    code, _, err = ask("--out t --trials 3 --workers 1 --study false", methods=["my_picky.Picky"])
+    assert code == 0, err
+    (tuned,) = rows(tmp_path / "t/tuned.csv")
+    assert (tuned["trials"], tuned["refused"], tuned["trial"]) == ("3", "2", "0")
+    assert all("it must be 0" in row["why"] for row in rows(tmp_path / "t/trials.csv")[1:])
+    assert not (tmp_path / "t/study").exists()
+
+
+def poisoned(file: Path, by: float) -> None:
+    """The digits as arrays, with the test part as it is (0), or with one that nothing accepts that reads it."""
+    source = digits.load()
+    x, y, x_test, y_test = (source.train.read_all(), source.train.labels, source.test.read_all(), source.test.labels)
+    x_test = x_test[:, 0].astype(np.float32) if not by else np.full((7, 3, 2), by, np.float32)
+    np.savez(file, x_train=x[:, 0].astype(np.float32), y_train=y, x_test=x_test, y_test=y_test if not by else -y_test)
+
+
+def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path) -> None:
+    own = {"data.source": "arrays", "data.root": str(tmp_path / "a.npz"), "data.partition": "hsu"}
+    base = [*TINY["base"], {**own, "federation.rounds": 1}]
+    for name, by in (("clean", 0.0), ("poisoned", float("nan"))):
+        poisoned(tmp_path / "a.npz", by)
+        code, _, err = ask(f"--out {name} --trials 1 --workers 1 --study false", base=base, methods=["kapc"])
+        assert code == 0, err
+    for file in ("trials.csv", "tuned.csv", "tuned.yaml"):
+        assert (tmp_path / "clean" / file).read_bytes() == (tmp_path / "poisoned" / file).read_bytes()
+    for file in (tmp_path / "clean").glob("trials/**/clients.csv"):
+        assert file.read_bytes() == (tmp_path / "poisoned" / file.relative_to(tmp_path / "clean")).read_bytes()
+
+
+@pytest.mark.slow
+def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask: Callable[..., Any], tmp_path: Path) -> None:
+    methods = ["fedprox", "kapc", "ditto"]
+    words = "--trials 12 --study false"
+    changes = {"methods": methods, "base": ["kapc_digits", SMALL, {"federation.rounds": 6}]}
+    assert ask(f"--out one --workers 1 {words}", **changes)[0] == 0
+    assert ask(f"--out two --workers 2 {words}", **changes)[0] == 0
+    argv = ["tune", "study.yaml", "--out", "killed", "--workers", "2", *words.split()]
+    stood, ended = {}, 0
+    for kill in range(11):
+        attempt = forked(argv, tmp_path / "said")
+        while kill < 10 and len(stamps(tmp_path / "killed")) < ended + 1 + kill % 3:
+            assert not attempt.ended(), attempt.err
+            time.sleep(0.002)
+        if kill < 10:
+            attempt.send(signal.SIGKILL)
+        assert attempt.wait() == (-9 if kill < 10 else 0), attempt.err
+        now = stamps(tmp_path / "killed")
+        assert stood.items() <= now.items()  # no run that has ended is run again
+        stood, ended = now, len(now)
+    for file in ("trials.csv", "tuned.csv", "tuned.yaml"):
+        assert len({(tmp_path / name / file).read_bytes() for name in ("one", "two", "killed")}) == 1
+    assert len(rows(tmp_path / "one/trials.csv")) == 36
+
+
+@pytest.mark.slow
+def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> None:
+    changes = {"methods": ["fedprox", "kapc"], "base": ["kapc_digits", SMALL, {"federation.rounds": 6}]}
+    assert ask("--out none --trials 0", **changes)[0] == 2  # writes the study file
+    argv = ["tune", "study.yaml", "--out", "t", "--trials", "6", "--workers", "1"]
+    both = [forked(argv, tmp_path / f"said-{k}") for k in range(2)]
+    for attempt in both:
+        assert attempt.wait() == 0, attempt.err
+    found = rows(tmp_path / "t/trials.csv")
+    assert sorted((row["method"], int(row["trial"])) for row in found) == [
+        (m, k) for m in ("fedprox", "kapc") for k in range(6)
+    ]
+    begun = [line for line in (tmp_path / "t/logs/worker-1.log").read_text().splitlines() if line.startswith("---- ")]
+    assert len(begun) == len(set(begun)) == 12 + 2  # trials, and the study's runs
+    assert len(stamps(tmp_path / "t/study")) == 2
+
+
+@pytest.mark.parametrize(
+    ("words", "changes", "said"),
+    [
+        ("--trials 2", {}, "out: None"),
+        ("--out t --trials 0", {}, "trials: 0"),
+        ("--out t --seed 0", {}, "seed: 0"),
+        ("--out t --trails 3", {}, "did you mean trials"),
+        ("--out t", {"base": ["kapc_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
+        ("--out t", {"methods": ["nobody"]}, "nobody"),
+        ("--out full", {}, "something else"),
+    ],
+)
+def test_bad_words(words: str, changes: dict[str, Any], said: str, ask: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "full").mkdir()
+    (tmp_path / "full" / "thesis.tex").touch()
+    code, out, err = ask(words, **changes)
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert said in err
+    assert not (tmp_path / "t").exists()
+
+
+def test_without_optuna_one_line_says_what_to_install(ask: Callable[..., Any], monkeypatch: pytest.MonkeyPatch) -> None:
+    found = importlib.util.find_spec
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name, *rest: None if name == "optuna" else found(name))
+    code, _, err = ask()
+    assert (code, err.count("\n")) == (2, 1)
+    assert "pip install 'fl_lightning[tune]'" in err
+
+
+# ---------------------------------------------------------------- trials
+
+TWO = [Dimension("a", LogRange(0.1, 10), 1.0, ""), Dimension("b", Choice((1, 2, None)), None, "")]
+
+
+def score(values: dict[str, Any]) -> float:
+    return -abs(values["a"] - 3) - (values["b"] or 5)
+
+
+def carry_on(folder: Path, kills: set[int]) -> list[Any]:
+    """Eight trials, of which those of `kills` are begun by a process that is gone before it tells."""
+    number = 0
+    while True:
+        trials = Trials(folder, "mine", TWO, 8, seed=3)
+        claim = trials.claim()
+        if claim is None:
+            return trials.ended()
+        if number not in kills:
+            claim.tell(score(claim.values)) if claim.number != 5 else claim.refuse("it is five")
+        claim.let_go()
+        number += 1
+
+
+def test_trials_go_on_where_they_were(tmp_path: Path) -> None:
+    whole = carry_on(tmp_path / "whole", set())
+    assert carry_on(tmp_path / "killed", {0, 3, 7}) == whole
+    assert [trial.number for trial in whole] == list(range(8))
+    assert whole[0].values == {"a": 1.0, "b": None}
+    assert len({str(trial.values) for trial in whole}) == 8
+    assert [trial.number for trial in whole if trial.score is None] == [5] and whole[5].why == "it is five"
+    chosen = best(whole)
+    assert chosen is not None and chosen.score == max(trial.score for trial in whole if trial.score is not None)
+    assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [trial.values for trial in whole]
+
+
+def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
+    ours, theirs = (Trials(tmp_path, "mine", TWO, 3, seed=0) for _ in range(2))
+    claims = [ours.claim(), theirs.claim(), ours.claim(), theirs.claim()]
+    assert [claim.number if claim else None for claim in claims] == [0, 1, 2, None]
+    first, second, third, _ = claims
+    assert first is not None and second is not None and third is not None
+    first.tell(0.5)
+    first.let_go()
+    assert theirs.claim() is None  # the others are at work
+    with (tmp_path / "journal.log").open("ab") as file:
+        file.write(b'{"op_code": 6, "wor')  # a process was killed over a line
+    second.let_go()
+    again = theirs.claim()
+    assert again is not None and (again.number, again.values) == (1, second.values)
+    for claim, score in ((again, 0.25), (third, 0.75)):
+        claim.tell(score)
+        claim.let_go()
+    assert [trial.score for trial in Trials(tmp_path, "mine", TWO, 3, seed=0).ended()] == [0.5, 0.25, 0.75]
+
+
+# ---------------------------------------------------------------- spaces
+
+
+def spaces() -> dict[str, list[dataclasses.Field[Any]]]:
+    """Of every method, the arguments that are searched."""
+    return {
+        name: [field for field in dataclasses.fields(method(name)) if "search" in field.metadata]
+        for name in catalogue.table("methods")
+    }
+
+
+def method(name: str) -> Any:
+    return _import("methods", "method", catalogue.table("methods")[name].class_path)
+
+
+def test_spaces_hold_their_defaults_and_say_why_and_change_no_budget() -> None:
+    found = spaces()
+    assert len(found) >= 48 and sum(map(bool, found.values())) >= 40
+    for name, fields in found.items():
+        for field in fields:
+            assert widened(field.metadata["search"], field.default) == field.metadata["search"], (name, field.name)
+            assert len(field.metadata["why"]) > 5, (name, field.name)
+            assert field.name not in LENGTHS, (name, field.name)
+
+
+def test_spaces_lie_within_what_their_arguments_may_be() -> None:
+    for name, fields in spaces().items():
+        for field in fields:
+            space, (values, _) = field.metadata["search"], allowed(method(name)).get(field.name, (Bounds(-math.inf), 0))
+            ends = space.values if isinstance(space, Choice) else (space.low, space.high)
+            assert all(value in values for value in ends), (name, field.name)
+
+
+def test_every_methods_space_stands_in_the_docs() -> None:
+    text = (ROOT / "docs" / "tune.md").read_text().partition("| method | searched")[2]
+    table = dict(line.strip("| ").split(" | ", 1) for line in text.splitlines() if line.startswith("| `"))
+    found = spaces()
+    assert {name.strip("`") for name in table} == found.keys()
+    for name, fields in found.items():
+        for field in fields:
+            shown = f"`{field.name}` {words(field.metadata['search'])}: {field.metadata['why']}"
+            assert shown in table[f"`{name}`"], shown
+        assert fields or len(table[f"`{name}`"]) > 10  # says why there is nothing
+
+
+def words(space: Any) -> str:
+    if isinstance(space, Choice):
+        return ", ".join(f"{value:g}" for value in space.values)
+    return f"{space.low:g} to {space.high:g}" + (" (log)" if isinstance(space, LogRange) else "")
+
+
+def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() -> None:
+    def keys(fixed: set[str] = frozenset(), **more: Any) -> dict[str, Any]:  # type: ignore[assignment]
+        config = complete(plan([{"method": {"name": "pfedme", "init_args": more.pop("method", {})}, **more}]))
+        return {d.key: (d.start, d.space) for d in space(config, fixed)}
+
+    assert keys()["method.lam"] == (15.0, LogRange(1, 20))
+    assert keys(method={"lam": 100.0})["method.lam"] == (100.0, LogRange(1, 100.0))
+    assert "method.lam" not in keys(method={"lam": 0.0})  # no logarithm holds it
+    assert keys({"method.lam", "optimizer.lr"}).keys() == {"method.personal_lr", "method.beta"}
+    assert keys(optimizer={"name": "adam", "lr": 0.001})["optimizer.lr"] == (0.001, LogRange(1e-4, 1e-2))
+    assert "optimizer.lr" not in keys(optimizer={"name": "module"})
+
+
+def test_spaces_are_widened() -> None:
+    assert widened(Range(0, 1), 2) == Range(0, 2)
+    assert widened(Whole(2, 4), 7) == Whole(2, 7)
+    assert widened(Whole(2, 4), 2.5) is None
+    assert widened(LogRange(1, 2), None) is None
+    assert widened(Choice((1, 2)), None) == Choice((1, 2, None))
