@@ -156,6 +156,7 @@ def suite(mark: str) -> None:
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
 
 
+@pytest.mark.slow
 def test_some_of_the_suite_passes_on_a_pretended_device() -> None:
     suite("not slow")
 

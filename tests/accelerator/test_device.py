@@ -43,7 +43,7 @@ def close(here: Numbers, there: Numbers, tolerance: float) -> list[str]:
     ]
 
 
-@pytest.mark.sampled("[kapc-kept]", "[fedavg-skip]", "[scaffold-host]")
+@pytest.mark.sampled("[scaffold-host]")
 @pytest.mark.parametrize("name", GOLDEN)
 def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(name: str, device: str) -> None:
     """The golden runs, among them those that are interrupted and taken up again, and those whose clients fail."""
@@ -58,6 +58,7 @@ def test_every_method_executor_bank_and_callback_gives_the_numbers_of_the_cpu(na
     assert close(*found, 0.0 if bits else 1e-3 if single else 1e-8) == []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("to_device", [True, False])
 def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_device: bool) -> None:
     first, second = ("cpu", device) if to_device else (device, "cpu")
@@ -149,7 +150,7 @@ def lasting(folder: Path) -> list[dict[str, float]]:
     return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
 
 
-@pytest.mark.sampled("[host-plain]")
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "flags",
     ["", "--fabric.executor vmap", "--callbacks quantize --optimizer.keep_state true", "--optimizer.momentum 0"],
@@ -181,7 +182,7 @@ def test_models_away_take_no_memory_of_the_device(fit: Fit, device: str) -> None
     assert held["memory"] - held["host"] > 100, held
 
 
-@pytest.mark.sampled("[16-mixed]")
+@pytest.mark.slow
 @pytest.mark.parametrize("precision", ["32-true", "bf16-mixed", "16-mixed", "bf16-true", "64-true"])
 def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> None:
     """Channels change rounding only, and 16 bits come near 32."""
@@ -217,6 +218,7 @@ def test_dropout_is_drawn_from_the_devices_own_generator_and_repeats_itself(fit:
     assert lasting(fit("parts", flags, "3 --resume")) == lasting(whole)
 
 
+@pytest.mark.slow
 def test_a_deterministic_run_repeats_its_own_bits(fit: Fit, device: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """And torch is told so while it lasts."""
     seen = []

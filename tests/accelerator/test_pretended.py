@@ -89,6 +89,7 @@ def test_the_detector_sees_what_is_left_out(fault: str) -> None:
     assert planted(fault) != []
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("fault", ["wait_stream", "wait", "synchronize"])
 def test_the_bank_would_race_without_each_of_its_waits(fault: str, fit: Fit, monkeypatch: pytest.MonkeyPatch) -> None:
     if fault == "wait_stream":
@@ -132,6 +133,7 @@ def test_a_graph_cannot_be_recorded_over_a_wait(wrong: Callable[[Tensor], Any], 
 # ---------------------------------------------------------------- models that cannot be recorded
 
 
+@pytest.mark.sampled("[Reads-graph")
 @pytest.mark.parametrize(
     ("model", "executor", "said"),
     [
@@ -156,6 +158,7 @@ def test_what_no_graph_can_hold_trains_in_the_loop_and_one_line_says_why(
 # ---------------------------------------------------------------- a device that fails
 
 
+@pytest.mark.sampled("[skip]")
 @pytest.mark.parametrize("policy", ["stop", "skip"])
 def test_a_device_that_is_lost_ends_the_run_and_no_client_is_blamed(
     policy: str, device: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -175,6 +178,7 @@ def lose(self: nn.Module, x: Tensor) -> Tensor:
     return x
 
 
+@pytest.mark.slow
 def test_clients_that_do_not_fit_at_once_train_one_by_one(fit: Fit, device: str, monkeypatch: Any) -> None:
     """As many as they are, `vmap` would take the same room for one of them."""
     from fl_lightning.training.executors.vmap import Vmap
@@ -216,7 +220,7 @@ def waits(fit: Fit, name: str, flags: str) -> int:
     ],
     ids=["fedavg", "kapc", "kept", "selected", "vmap", "graph"],
 )
-@pytest.mark.sampled("[kapc]")
+@pytest.mark.sampled("[fedavg]")
 def test_a_round_waits_as_often_whatever_the_number_of_clients_and_steps(fit: Fit, flags: str) -> None:
     small = f"{flags} --federation.clients 2 --data.fraction 0.1 --data.min_samples 4"
     few = waits(fit, "few", small)
