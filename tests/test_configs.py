@@ -73,7 +73,7 @@ def test_it_runs_without_data_and_without_a_network(
 
 def test_the_study_of_switches_is_about_each_one_alone() -> None:
     """Every row resolves; each method is there as it is, and every other row of it is another run."""
-    file = FOLDER / "studies" / "switches_digits.yaml"
+    file = FOLDER / "studies" / "digits" / "switches.yaml"
     asked = Study.of(yaml.safe_load(file.read_text()))
     assert asked.seeds == [0, 1, 2, 3, 4]
     _, runs, configs = resolve(replace(asked, seeds=[0]), file.parent)
