@@ -25,7 +25,7 @@ from fl_lightning.ranges import (
 )
 
 if TYPE_CHECKING:
-    from nowhere import Thing
+    from decimal import Decimal
 
 
 @dataclass(frozen=True)
@@ -74,7 +74,7 @@ def test_a_type_that_only_checkers_know_hides_no_range_of_the_base() -> None:
 
     @dataclass(frozen=True)
     class Mine(Bounded):
-        own: Thing | None = None
+        own: Decimal | None = None
 
     with pytest.raises(BadInput):
         Mine(a=-1.0)

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from fl_lightning.search import LogRange, searched
 
 
@@ -24,6 +24,7 @@ class FEDORA(Method):
 
     Args:
         alpha: weight of propagation; kappa = alpha / (1 + alpha). 1: paper (the authors' code has 4).
+            Beyond 1e15 kappa is rounded to 1, and nothing of one's own model is left.
         directions: singular vectors of a client's data that stand for it, p. 1: paper.
         steps: of the iterative propagation; null: its fixed point, in closed form (paper).
         sharpness: null: similarities as they are (paper); 10: exp(10 similarity) of the closest others (authors' code).
@@ -44,7 +45,7 @@ class FEDORA(Method):
     judge = "after"
     starts = "own"
 
-    alpha: NonNegativeFloat = searched(1.0, LogRange(0.25, 16), "around the paper's 1 and the authors' code's 4")
+    alpha: Annotated[float, Range(0, 1e15)] = searched(1.0, LogRange(0.25, 16), "around the paper's 1 and the code's 4")
     directions: PositiveInt = 1
     steps: NonNegativeInt | None = None
     sharpness: PositiveFloat | None = None
@@ -59,8 +60,6 @@ class FEDORA(Method):
         super().__post_init__()
         fixed = self.selection == "constant" or self.lam == 1.0
         check("method.lam", self.lam, fixed, "it belongs to method.selection constant")
-        fits = self.alpha / (1 + self.alpha) < 1  # else rounded, and nothing of one's own model is left
-        check("method.alpha", self.alpha, fits, "alpha / (1 + alpha) must be below 1 in 64 bits")
 
     def relation(self) -> Relation:
         """Propagation over like data."""

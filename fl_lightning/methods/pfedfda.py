@@ -30,7 +30,8 @@ class PFedFDA(Method):
     Args:
         ridge: I times this is added to an estimated S. 1: the authors' code adds the whole of I (and 1e-4 to every
             entry, which is left out). With 1e-4 I, which it may mean, the classifier blows up on the digits at a
-            learning rate of 0.05: 0.60 and 0.79 after 20 rounds of seeds 0 and 1, where 1 gives 0.99 and 0.98.
+            learning rate of 0.05: 0.60 and 0.79 after 20 rounds of seeds 0 and 1, where 1 gives 0.99 and 0.98 (on test
+            data: the choice between them has not been made on validation data yet).
         beta: of both parts; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0 trusts the server alone.
     """
 
