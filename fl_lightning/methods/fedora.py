@@ -57,17 +57,15 @@ class FEDORA(Method):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        fixed = self.selection == "constant" or self.lam == 1.0
-        check("method.lam", self.lam, fixed, "it belongs to method.selection constant")
-        fits = self.alpha / (1 + self.alpha) < 1  # else rounded, and nothing of one's own model is left
-        check("method.alpha", self.alpha, fits, "alpha / (1 + alpha) must be below 1 in 64 bits")
+        mine, lam = self.alpha / (1 + self.alpha) < 1, self.lam  # else rounded: nothing of one's own model is left
+        check("method.alpha", self.alpha, mine, "alpha / (1 + alpha) must be below 1 in 64 bits")
+        check("method.lam", lam, self.selection == "constant" or lam == 1.0, "it belongs to method.selection constant")
 
     def relation(self) -> Relation:
         """Propagation over like data."""
-        return Propagation(
-            self.alpha, self.directions, self.sharpness, self.neighbours, self.steps,
-            self.selection in ("paper", "code"), self.similarity, self.mixes,
-        )  # fmt: skip
+        chosen = self.selection in ("paper", "code")
+        graph = (self.neighbours, self.steps, chosen, self.similarity, self.mixes)
+        return Propagation(self.alpha, self.directions, self.sharpness, *graph)
 
     def scope(self, block: Block) -> Scope:
         """All parameters; running statistics are the client's own."""
