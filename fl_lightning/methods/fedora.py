@@ -63,10 +63,9 @@ class FEDORA(Method):
 
     def relation(self) -> Relation:
         """Propagation over like data."""
-        return Propagation(
-            self.alpha, self.directions, self.sharpness, self.neighbours, self.steps,
-            self.selection in ("paper", "code"), self.similarity, self.mixes,
-        )  # fmt: skip
+        chosen = self.selection in ("paper", "code")
+        graph = (self.neighbours, self.steps, chosen, self.similarity, self.mixes)
+        return Propagation(self.alpha, self.directions, self.sharpness, *graph)
 
     def scope(self, block: Block) -> Scope:
         """All parameters; running statistics are the client's own."""

@@ -17,6 +17,7 @@ from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
@@ -112,8 +113,15 @@ def _stop(workers: list[Worker]) -> None:
 
 def _serve(pipe: Connection, parents: Connection, work: Callable[[Any], str | None], log: Path, parent: int) -> None:
     """One worker: jobs in, answers out, until this process is told to end."""
+    ended = False
+
+    def end(signum: int, frame: FrameType | None) -> None:
+        nonlocal ended
+        ended = True  # where nobody sees the exception: what a destructor raises is dropped
+        raise KeyboardInterrupt
+
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C reaches all processes of a terminal; the parent tells us
-    signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind: close what is open
+    signal.signal(signal.SIGTERM, end)  # unwind: close what is open
     _prctl_pr_set_pdeathsig(signal.SIGKILL)  # an orphan would hold its run against the study that goes on with it
     parents.close()
     log.parent.mkdir(exist_ok=True)
@@ -123,7 +131,7 @@ def _serve(pipe: Connection, parents: Connection, work: Callable[[Any], str | No
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     gc.freeze()  # what has been imported is not looked through again and again
     try:
-        while os.getppid() == parent:
+        while os.getppid() == parent and not ended:
             if pipe.poll(1.0):
                 pipe.send(work(pipe.recv()))
                 gc.collect()  # a run's models are in circles, and another's come on top
