@@ -121,7 +121,7 @@ def join(argv: list[str]) -> None:
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
-    if values.rounds < 0:
+    if values.rounds is not None and values.rounds < 0:
         raise BadInput("rounds", values.rounds, "it must be 0 or more")
     from fl_lightning.run import join as engine
 
@@ -129,7 +129,7 @@ def join(argv: list[str]) -> None:
     text = _snippet(config, folder, "a new client", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
-    for name in ("labelled", "accuracy_heard", "accuracy", "mae_heard", "mae"):
+    for name in ("labelled", "rule", "accuracy_heard", "accuracy", "mae_heard", "mae", "loss"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
 

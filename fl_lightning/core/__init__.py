@@ -3,6 +3,7 @@
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block, Layout
 from fl_lightning.core.mixing import Gram
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Fit, Phase, Slot
@@ -25,6 +26,7 @@ __all__ = [
     "RelationInputs",
     "RelationView",
     "RoundRecord",
+    "Rule",
     "Run",
     "Server",
     "Slot",

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
@@ -63,13 +63,14 @@ def federation(
     """
     dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
-    members = members_of([m.count for m in config.models], config.federation.clients)
-    groups = [
-        make_group(k, fabric.device, config, net, who, method, dtype)
-        for k, (net, who) in enumerate(zip(nets, members, strict=True))
-    ]
-    for group, model in zip(groups, models, strict=True):
-        group.name = type(model).__name__.lower()  # not that of what the method has built of it
+    dealt = members_of([m.count for m in config.models], config.federation.clients)
+    groups = []
+    for k, (net, model, who) in enumerate(zip(nets, models, dealt, strict=True)):
+        groups.append(make_group(k, fabric.device, config, net, data.taking_part(who), method, dtype))
+        groups[k].name = type(model).__name__.lower()  # not that of what the method has built of it
+        groups[k].held_out = [place for place, client in enumerate(data.held_out) if client.number in who]
+        allowed = f"all clients of {groups[k].name} are held out"
+        check("data.held_out_clients", config.data.held_out_clients, bool(groups[k].members), allowed)
     relation = method.relation()
     if len(groups) > 1 and not (relation.several and method.several):
         allowed = f"one architecture: {type(method).__name__.lower()} mixes the models of all clients"

@@ -3,9 +3,14 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+
+from fl_lightning.core.client import Client
+from fl_lightning.core.phase import Phase
+from fl_lightning.core.run import Run
 
 
 class Hypernetwork(nn.Sequential):
@@ -72,3 +77,26 @@ class Hypernetwork(nn.Sequential):
         made.backward(gradient.to(made))
         nn.utils.clip_grad_norm_(self.parameters(), clip)
         optimizer.step()
+
+
+def width_of(run: Run, asked: int | None) -> int:
+    """Numbers of an embedding: as many as there are, or as `asked`; None: int(1 + N / 4) (the authors' code)."""
+    known = run.server.memory.get("hypernetwork.0.weight")
+    return known.shape[1] if known is not None else asked or int(1 + run.clients / 4)
+
+
+def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Iterator[Phase]:
+    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all else stands still.
+
+    Its model is then what is made of it.
+    """
+    network = Hypernetwork.of(client.run.server.memory).requires_grad_(False)
+    embeddings = network.get_parameter("0.weight").requires_grad_()
+    optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
+    model, columns = client["model"], client.layout.parameters
+    for _ in range(client.run.server.round):
+        made = network(torch.tensor(client.id))
+        model[columns] = made.detach().to(model)
+        yield Phase()
+        network.descend(made, made.detach() - model[columns].to(made), optimizer, clip)
+    network.write(client.id, model)

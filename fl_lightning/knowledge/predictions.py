@@ -115,6 +115,12 @@ def teach(memory: Mapping[str, Tensor], sent: Mapping[int, Payload]) -> None:
         payload.extra["teacher"] = (row @ P.flatten(1)).view(P.shape[1:])
 
 
+def teach_one_more(memory: dict[str, Tensor]) -> None:
+    """One client more, whose teacher is the mean of all."""
+    rows = memory["public.rows"]
+    memory["public.rows"] = torch.cat([rows, rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))])
+
+
 def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationView:
     """Whose predictions the teachers of `cohort` are made of; before anybody has told any, everybody is alone."""
     told = memory["public.told"].tolist()

@@ -10,10 +10,12 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import check
+from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.clusters import average, model_of, own_cluster
+from fl_lightning.knowledge.clusters import average, model_of, own_cluster, settle
 from fl_lightning.methods.base import Method
 
 
@@ -33,6 +35,7 @@ class CFL(Method):
 
     family = "clusters"
     several = False
+    newcomers = Rule("cluster of least loss on its samples (without any: the largest), then local training")
 
     eps1: float = 0.4
     eps2: float = 1.6
@@ -67,6 +70,10 @@ class CFL(Method):
         if shares @ G @ shares >= self.eps1**2 or G.diagonal().max() <= self.eps2**2:
             return []
         return [c for c, half in zip(who, halves(G), strict=True) if half]
+
+    def admit(self, server: Server, client: Client) -> None:
+        """Choose its cluster."""
+        settle(server, client)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """The cluster's."""

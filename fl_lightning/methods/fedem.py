@@ -12,9 +12,9 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.config import check
-from fl_lightning.core import Client, Objective, Payload, Phase, Run
+from fl_lightning.core import Client, Objective, Payload, Phase, Rule, Run
 from fl_lightning.knowledge.common import check_classes
-from fl_lightning.knowledge.mixture import Mixture, mixed, responsibilities
+from fl_lightning.knowledge.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.methods.base import Method
 
 
@@ -35,6 +35,7 @@ class FedEM(Method):
     judge = "before"
     adapts = True
     client_memory = True
+    newcomers = Rule("own weights of the global components, which stay")
 
     components: int = 3
 
@@ -58,6 +59,11 @@ class FedEM(Method):
         q, right = responsibilities(client, client.memory["pi"])
         client.memory["pi"] = q.double().mean(0).cpu()
         return [Phase(objective=Objective(loss=self.loss), targets=q[:, :, None] * right[:, None])]
+
+    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """E-steps alone."""
+        client.memory["pi"] = fitted_weights(client)
+        return []
 
     def loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches another."""

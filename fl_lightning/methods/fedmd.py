@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.config import check
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Server
+from fl_lightning.core import Block, Client, Objective, Payload, Phase, Rule, Run, Server
 from fl_lightning.data import ResidentPart
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.knowledge.common import check_classes
@@ -38,6 +38,7 @@ class FedMD(Method):
     judge = "after"
     starts = "own"
     statistics = True
+    newcomers = Rule("own training, after distilling all predictions on public data", gives=False, unlabelled=True)
 
     samples: int = 5000
     epochs: int = 1
@@ -73,6 +74,10 @@ class FedMD(Method):
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """What was told last, and how it is weighed."""
         return public.no_predictions(run)
+
+    def admit(self, server: Server, client: Client) -> None:
+        """Its teacher is the mean of all."""
+        public.teach_one_more(server.memory)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """Every client its teacher."""

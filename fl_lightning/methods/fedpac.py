@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.config import check
-from fl_lightning.core import Client, Payload, Phase, RelationView, Run, Server
+from fl_lightning.core import Client, Payload, Phase, RelationView, Rule, Run, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments
@@ -38,6 +38,7 @@ class FedPAC(ClassMeans):
 
     family = "partial sharing"
     several = False
+    newcomers = Rule("global body under its own mix of classifiers, then local training", remembers=True)
     client_memory = True
     server_models = 1
 

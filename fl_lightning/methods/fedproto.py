@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.config import check
-from fl_lightning.core import Block, Client
+from fl_lightning.core import Block, Client, Rule
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.common import wide
 from fl_lightning.methods.base import Scope
@@ -33,6 +33,7 @@ class FedProto(ClassMeans):
 
     family = "prototypes and distillation"
     starts = "own"
+    newcomers = Rule("own training, towards the class means of all", gives=False)
 
     lam: float = 1.0
     distance: Literal["squared", "norm"] = "squared"

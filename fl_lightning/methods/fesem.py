@@ -12,11 +12,13 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.config import check
+from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.core.vectors import distances
-from fl_lightning.knowledge.clusters import average, centre, model_of, own_cluster
+from fl_lightning.knowledge.clusters import average, centre, model_of, own_cluster, settle
 from fl_lightning.methods.base import Method
 from fl_lightning.rng import numpy_rng
 
@@ -37,6 +39,9 @@ class FeSEM(Method):
 
     family = "clusters"
     several = False
+    newcomers = Rule(
+        "cluster nearest to the model it trains (without labels: the largest), then local training", remembers=True
+    )
 
     clusters: int = 4
     distance: Literal["model", "head"] = "model"
@@ -72,6 +77,10 @@ class FeSEM(Method):
             centres = [centre(group, k) for k in range(self.clusters)]
             cluster[who] = distances(group, who, centres, blocks).argmin(1)
         average(server, cluster, server.run.relation, who)
+
+    def admit(self, server: Server, client: Client) -> None:
+        """It begins between the centres, where it can train."""
+        settle(server, client, self.clusters if len(client.data.train) else None)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """The client's centre."""

@@ -11,10 +11,11 @@ from torch import Tensor
 from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.config import check
 from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.clusters import average, model_of, name_of
+from fl_lightning.knowledge.clusters import average, model_of, name_of, settle
 from fl_lightning.methods.base import Method
 from fl_lightning.rng import key
 
@@ -35,6 +36,7 @@ class IFCA(Method):
     family = "clusters"
     statistics = True
     several = False
+    newcomers = Rule("cluster of least loss on its samples (without any: the largest), then local training")
 
     clusters: int = 4
     weighting: Literal["samples", "uniform"] = "uniform"
@@ -69,7 +71,8 @@ class IFCA(Method):
         """Take the best."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         losses = [client.loss(client.data.train, model) for model in models] if len(models) > 1 else [0.0]
-        client.noted["cluster"] = losses.index(min(losses))
+        known = int(client.run.server.memory["cluster"][client.id])
+        client.noted["cluster"] = losses.index(min(losses)) if len(client.data.train) else known
         client["model"].copy_(models[client.noted["cluster"]])
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -84,6 +87,10 @@ class IFCA(Method):
         for c, told in server.statistics.items():
             cluster[c] = told["cluster"]
         average(server, cluster, server.run.relation, server.answered)
+
+    def admit(self, server: Server, client: Client) -> None:
+        """Choose its cluster."""
+        settle(server, client)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """The one that the client took last."""

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core import Client, Run
+from fl_lightning.core import Client, Rule, Run
 from fl_lightning.knowledge.common import check_classes, wide
 from fl_lightning.knowledge.neighbours import Kernel, vote
 from fl_lightning.methods.base import Method
@@ -38,6 +38,7 @@ class KNNPer(Method):
     judge = "before"
     adapts = True
     features = True
+    newcomers = Rule("global model, and the vote of its own samples", "nothing")
 
     lam: float | None = 0.5
     k: int = 7

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
+from fl_lightning.core import Block, Client, Payload, Phase, Rule, Run, Server
 from fl_lightning.knowledge.gaussians import Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.methods.base import Method, Scope
 
@@ -39,6 +39,7 @@ class PFedFDA(Method):
     features = True
     statistics = True
     several = False
+    newcomers = Rule("global body under a classifier of Gaussians, adapted to its own", "nothing")
 
     ridge: float = 1.0
     beta: float | None = None

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
@@ -9,11 +10,14 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.config import check
+from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
+from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.hypernetwork import Hypernetwork
+from fl_lightning.knowledge.hypernetwork import Hypernetwork, fit_embedding, width_of
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.rng import key
 
@@ -37,6 +41,7 @@ class PFedHN(Method):
 
     family = "hypernetwork"
     several = False
+    newcomers = Rule("model made of an own embedding, which is fitted under the fixed hypernetwork")
 
     embedding: int | None = None
     hidden: int = 100
@@ -64,7 +69,7 @@ class PFedHN(Method):
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
         [group] = run.groups
-        sizes = (run.clients, group.layout.parameters.stop, self.embedding or int(1 + run.clients / 4), self.hidden)
+        sizes = (run.clients, group.layout.parameters.stop, width_of(run, self.embedding), self.hidden)
         with torch.random.fork_rng(devices=[]):
             torch.manual_seed(key(run.config.seed, "hypernetwork"))
             network = Hypernetwork(*sizes, self.hidden_layers)
@@ -82,6 +87,15 @@ class PFedHN(Method):
             change = server.only.vector(client, since="sent")[columns]
             network.descend(network(torch.tensor(client)), -change, optimizer, self.clip)
         server.flops += 2 * network.products * (len(server.cohort) + 3 * len(server.answered))
+
+    def admit(self, server: Server, client: Client) -> None:
+        """Its embedding begins as the mean of all."""
+        known = server.memory["hypernetwork.0.weight"]
+        known[client.id] = known[: client.id].mean(0)
+
+    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """The embedding alone steps, as often as there were rounds."""
+        return fit_embedding(client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """What the server makes for the client now, with the client's running statistics (home rank)."""

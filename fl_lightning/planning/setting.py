@@ -59,9 +59,10 @@ def sizes_of(config: Config, samples: int) -> DataSizes:
     Raises:
         BadInput: data that are there cannot be dealt out like this.
     """
-    clients = config.federation.clients
+    clients = config.clients
     try:
-        data = prepare(replace(config.data, download=False), clients, config.seed, config.smoke)
+        dealt = config.federation.clients
+        data = prepare(replace(config.data, download=False), dealt, config.seed, config.smoke)
     except Absent:
         from fl_lightning.data.vision import RECIPES
 
@@ -93,7 +94,7 @@ def made_up(sizes: DataSizes) -> FederatedData:
 
 def cohorts(config: Config) -> list[np.ndarray]:
     """The first few cohorts, as `Federation.cohort` draws them."""
-    clients = config.federation.clients
+    clients = config.clients
     size = max(1, round(config.federation.participation * clients))
     if size == clients:
         return [np.arange(clients)]
@@ -103,9 +104,8 @@ def cohorts(config: Config) -> list[np.ndarray]:
 
 def met(config: Config) -> int:
     """Clients that have taken part by the last round (expected)."""
-    federation = config.federation
-    share = 1 - (1 - len(cohorts(config)[0]) / federation.clients) ** federation.rounds
-    return math.ceil(share * federation.clients - 1e-9)
+    share = 1 - (1 - len(cohorts(config)[0]) / config.clients) ** config.federation.rounds
+    return math.ceil(share * config.clients - 1e-9)
 
 
 def mib(size: float) -> str:

@@ -194,7 +194,7 @@ def _run(
     return Run(
         config=config, method=method, relation=relation, data=made_up(one), folder=Path(), processes=Group(fabric),
         device=fabric.device, dtype=dtype, groups=[group], layer_names=layer_axis([group]),
-        store=VectorStore("memory", Path(), fabric.device), policy=policy, home=[0] * config.federation.clients,
+        store=VectorStore("memory", Path(), fabric.device), policy=policy, home=[0] * config.clients,
         judge=method.judge, callbacks=[],
     )  # fmt: skip
 
