@@ -11,6 +11,7 @@ from torch import Tensor, nn
 from fl_lightning.core.client import Client
 from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import Run
+from fl_lightning.rng import key
 
 
 class Hypernetwork(nn.Sequential):
@@ -79,10 +80,20 @@ class Hypernetwork(nn.Sequential):
         optimizer.step()
 
 
-def width_of(run: Run, asked: int | None) -> int:
-    """Numbers of an embedding: as many as there are, or as `asked`; None: int(1 + N / 4) (the authors' code)."""
+def first_hypernetwork(run: Run, embedding: int | None, hidden: int, layers: int) -> dict[str, Tensor]:
+    """The server's first parameters and momenta of one for all clients, drawn from the seed.
+
+    Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a client comes to those
+    that the server has already, its embedding is the mean of theirs.
+    """
     known = run.server.memory.get("hypernetwork.0.weight")
-    return known.shape[1] if known is not None else asked or int(1 + run.clients / 4)
+    width = known.shape[1] if known is not None else embedding or int(1 + run.clients / 4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(run.config.seed, "hypernetwork"))
+        network = Hypernetwork(run.clients, run.groups[0].layout.parameters.stop, width, hidden, layers)
+    if known is not None:
+        network.get_parameter("0.weight").data[len(known) :] = known.mean(0)
+    return network.tensors() | network.momenta()
 
 
 def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Iterator[Phase]:

@@ -75,10 +75,6 @@ class FedMD(Method):
         """What was told last, and how it is weighed."""
         return public.no_predictions(run)
 
-    def admit(self, server: Server, client: Client) -> None:
-        """Its teacher is the mean of all."""
-        public.teach_one_more(server.memory)
-
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """Every client its teacher."""
         sent = super().broadcast(server)

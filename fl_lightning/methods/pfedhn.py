@@ -17,9 +17,8 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.hypernetwork import Hypernetwork, fit_embedding, width_of
+from fl_lightning.knowledge.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 from fl_lightning.methods.base import Method, Scope
-from fl_lightning.rng import key
 
 
 @dataclass(frozen=True)
@@ -68,12 +67,7 @@ class PFedHN(Method):
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
-        [group] = run.groups
-        sizes = (run.clients, group.layout.parameters.stop, width_of(run, self.embedding), self.hidden)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(run.config.seed, "hypernetwork"))
-            network = Hypernetwork(*sizes, self.hidden_layers)
-        return network.tensors() | network.momenta()
+        return first_hypernetwork(run, self.embedding, self.hidden, self.hidden_layers)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """Every client its own model."""
@@ -88,13 +82,8 @@ class PFedHN(Method):
             network.descend(network(torch.tensor(client)), -change, optimizer, self.clip)
         server.flops += 2 * network.products * (len(server.cohort) + 3 * len(server.answered))
 
-    def admit(self, server: Server, client: Client) -> None:
-        """Its embedding begins as the mean of all."""
-        known = server.memory["hypernetwork.0.weight"]
-        known[client.id] = known[: client.id].mean(0)
-
     def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """The embedding alone steps, as often as there were rounds."""
+        """The embedding alone steps, from the mean of all, as often as there were rounds."""
         return fit_embedding(client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
