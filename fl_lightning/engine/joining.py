@@ -245,7 +245,8 @@ class _Newcomer:
 
     def _upload(self, server: Server) -> None:
         """The server has its model, and what is kept of it where the method asks for that."""
-        run, told = self.run, {}
+        run = self.run
+        told: dict[str, Tensor] = {}
         if run.is_main:
             client = self.client
             upload = run.method.upload(client, client.payload)
