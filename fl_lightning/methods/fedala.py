@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
@@ -38,6 +39,7 @@ class FedALA(Method):
     family = "mixing"
     judge = "before"
     starts = "both"
+    newcomers = Rule("global model, mixed number by number with its own; then local training")
 
     eta: NonNegativeFloat = 1.0
     share: PositiveShare = 0.8

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Slot
 from fl_lightning.core.relation import Weights
@@ -41,6 +42,9 @@ class FedFomo(Method):
     starts = "both"
     statistics = True
     several = False
+    newcomers = Rule(
+        "mean of all, towards those that do better on its validation data; then local training", remembers=True
+    )
     changes_download = True
 
     models: NonNegativeInt = 4
