@@ -33,6 +33,7 @@ from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join as join_client
+from fl_lightning.engine.joining import rule_of
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
@@ -137,10 +138,11 @@ def _join(fabric: Fabric, config: Config, folder: Path, data: str, out: Path, ro
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
     new, labelled = from_file(fed.run.data, data, config.data.validation if rounds else 0.0, config.seed, fed.run.dtype)
-    vector, buffers, scores = join_client(fed, new, labelled, rounds)
+    vector, buffers, scores = join_client(fed.worker, new, labelled, rounds)
     return {
         "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
+        "rule": rule_of(fed.run, fed.run.groups[0]).says,
         **scores,
         **_written(fed, 0, vector, buffers, out),  # all run the one architecture
     }

@@ -127,7 +127,7 @@ def test_their_data_never_influence_training(federation: Make, tmp_path: Path, m
     assert equal(kept(clean), kept(poisoned))
     scores = [fed.evaluator.everyone() for fed in (clean, poisoned)]
     assert scores[0] == scores[1] and len(scores[0]["final_accuracies"]) == 3
-    assert newcomers(clean)["newcomers"] != newcomers(poisoned)["newcomers"]
+    assert newcomers(clean.worker)["newcomers"] != newcomers(poisoned.worker)["newcomers"]
     if not isinstance(method, FedMD):  # its public data are cut from the file first
         raw = arrays["x_train"].copy()
         raw[np.concatenate([who.train for who in data.held_out])] = 255
@@ -164,7 +164,7 @@ def test_an_architecture_without_clients_is_refused(federation: Make) -> None:
             federation(FedAvg(), net=counts, data=HELD)
     fed = done(federation, FedMD(samples=24), {"public": "held_back"}, net={"plain": 2, "norm": 2})
     assert [len(group.members) for group in fed.run.groups] == ([1, 2] if held < 2 else [2, 1])
-    assert all("accuracy" in row for row in newcomers(fed)["newcomers"])
+    assert all("accuracy" in row for row in newcomers(fed.worker)["newcomers"])
 
 
 # ---------------------------------------------------------------- few samples
@@ -196,7 +196,7 @@ def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) 
     method = instantiate("method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {})))
     fed = done(federation, method, {"validation": 0.2, "public": "held_back"}, net="norm", clients=5)
     before = kept(fed)
-    found = newcomers(fed)
+    found = newcomers(fed.worker)
     rows = found["newcomers"]
     assert equal(kept(fed), before) and fed.run.clients == 3
     assert [(row["client"], row["samples_per_class"]) for row in rows] == [
@@ -208,39 +208,39 @@ def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) 
         assert ("accuracy" in row) == (not alone)
     losses = {row["samples_per_class"]: row.get("loss") for row in rows[:4]}
     assert len(set(losses.values())) == 4  # each sample tells something
-    assert newcomers(fed) == found
+    assert newcomers(fed.worker) == found
 
 
 def test_local_has_no_model_for_them_and_says_so(federation: Make) -> None:
     fed = done(federation, Local())
-    rows = newcomers(fed)["newcomers"]
+    rows = newcomers(fed.worker)["newcomers"]
     assert {row["rule"] for row in rows} == {"own training only"}
     assert [("accuracy_heard" in row, "accuracy" in row) for row in rows] == [
         (False, row["samples"] > 0) for row in rows
     ]
     new, _ = few(fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype)
     with pytest.raises(BadInput, match="local gives a new client no model"):
-        join(fed, new, False, 2)
+        join(fed.worker, new, False, 2)
 
 
 def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make) -> None:
     fed = done(federation, FedAvg())
     who = fed.run.data.held_out[0]
     new, knows = few(fed.run.data, who, 0, 0.0, 0, fed.run.device, fed.run.dtype)
-    vector, _, scores = join(fed, new, knows, 2)
+    vector, _, scores = join(fed.worker, new, knows, 2)
     model = fed.run.groups[0].vectors["model"]
     assert torch.equal(vector, model)
     client = fed.evaluator.at_rest(0)
     client.bind(model)
     right = fed.evaluator.score("global", client, new.test)
     loss = float(client.module.mean_loss(new.test, 500))
-    row = newcomers(fed)["newcomers"][0]
+    row = newcomers(fed.worker)["newcomers"][0]
     assert row["accuracy"] == row["accuracy_heard"] == scores["accuracy_heard"] == float(right)
     assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
 def test_fedbn_without_normalisation_is_fedavg(federation: Make) -> None:
-    one, other = (newcomers(done(federation, m))["newcomers"] for m in (FedBN(), FedAvg()))
+    one, other = (newcomers(done(federation, m).worker)["newcomers"] for m in (FedBN(), FedAvg()))
     assert one == other
 
 
@@ -256,7 +256,7 @@ def test_join_gives_what_the_row_says(federation: Make, tmp_path: Path, method: 
     """For the same samples, from a file: bit for bit."""
     fed = done(federation, method, {"validation": 0.2})
     data, who = fed.run.data, fed.run.data.held_out[0]
-    rows = {row["samples_per_class"]: row for row in newcomers(fed)["newcomers"]}
+    rows = {row["samples_per_class"]: row for row in newcomers(fed.worker)["newcomers"]}
     raw, y = data._train.raw[who.train].numpy(), data._train.labels[who.train]
     test = {"x_test": data._test.raw[who.test].numpy(), "y_test": data._test.labels[who.test].numpy()}
     for count in (0, 5):
@@ -264,7 +264,7 @@ def test_join_gives_what_the_row_says(federation: Make, tmp_path: Path, method: 
         held = {"x_train": raw[index][:, 0], **(test | {"x_test": test["x_test"][:, 0]})}
         np.savez(tmp_path / "new.npz", **held, **({"y_train": y.numpy()[index]} if count else {}))
         new, knows = from_file(data, str(tmp_path / "new.npz"), 0.2, 0)
-        scores = join(fed, new, knows, 2).scores
+        scores = join(fed.worker, new, knows, 2).scores
         assert scores == {name: rows[count][name] for name in scores} and "loss" in scores
 
 
@@ -299,7 +299,7 @@ def after(fed: Federation, count: int, rounds: int = 2) -> tuple[Any, Any]:
     """What the held-out client with so many samples comes to, and its data."""
     run, apart = fed.run, fed.run.config.data.validation
     new, knows = few(run.data, run.data.held_out[0], count, apart, 0, run.device, run.dtype)
-    return join(fed, new, knows, rounds), new
+    return join(fed.worker, new, knows, rounds), new
 
 
 @pytest.mark.sampled("norm-FedPer")
@@ -336,9 +336,8 @@ def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) ->
     assert (
         largest.scores["accuracy_heard"] > 0.7 or largest.scores["accuracy_heard"] < 0.2
     )  # one group's or the other's
-    found = {
-        row["client"]: row["accuracy_heard"] for row in newcomers(fed)["newcomers"] if row["samples_per_class"] == 5
-    }
+    rows = newcomers(fed.worker)["newcomers"]
+    found = {row["client"]: row["accuracy_heard"] for row in rows if row["samples_per_class"] == 5}
     assert len(found) == 2 and min(found.values()) > 0.7
 
 
@@ -436,7 +435,7 @@ def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> 
     torch.testing.assert_close(start.vector[: len(made)], made)
 
 
-@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.5), KNNPer()], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.5), KNNPer(lam=0.5)], ids=lambda m: type(m).__name__)
 def test_some_train_nothing(federation: Make, method: Method) -> None:
     """The global model stays what it is; own samples tell how it is used."""
     fed = done(federation, method)
@@ -470,7 +469,7 @@ def test_one_sample_and_batchnorm(federation: Make) -> None:
 
     [(x, y)] = new.train.batches(1, only=slice(0, 1))
     lone = ClientData(ResidentPart(x, y, None), new.validation, new.test)
-    assert join(fed, lone, True, 1).vector.isfinite().all()
+    assert join(fed.worker, lone, True, 1).vector.isfinite().all()
 
 
 # ---------------------------------------------------------------- the run folder

@@ -244,9 +244,14 @@ class FederatedData:
         return self._cache[key]
 
     def global_test(self, device: torch.device, dtype: torch.dtype) -> Part | None:
-        """The test set of all, never turned and kept for the next call; None without `data.global_test`."""
+        """The test set of all, never turned and kept for the next call; None without `data.global_test`.
+
+        Of clients that are held out it has no sample.
+        """
         if self._common is not None and (device, dtype) not in self._common_parts:
             everything = np.arange(len(self._common.labels))
+            if self.held_out and self._common is self._test:
+                everything = np.setdiff1d(everything, np.concatenate([who.test for who in self.held_out]))
             self._common_parts[device, dtype] = self._part(_Rows(self._common, everything, 0.0, device, dtype))
         return self._common_parts.get((device, dtype))
 

@@ -32,7 +32,7 @@ class Federation:
             for t in range(run.server.round + 1, run.rounds + 1):
                 self.tell("on_round_end", self.round(t))
             summary = {"wall_seconds": time.perf_counter() - start, **self.evaluator.everyone()}
-            summary |= newcomers(self) | run.method.summary(run)
+            summary |= newcomers(self.worker) | run.method.summary(run)
             self.tell("on_fit_end", summary)
         finally:
             self.tell("on_close")

@@ -6,27 +6,21 @@ import copy
 import math
 from collections.abc import Iterable
 from dataclasses import replace
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, client_memory
-from fl_lightning.core.client import Client
-from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL, Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import ModelGroup, Run
-from fl_lightning.core.server import Server
+from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, Run, Server
+from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData, Part, ResidentPart
 from fl_lightning.data.newcomers import few
 from fl_lightning.engine.phases import job_of
+from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
-
-if TYPE_CHECKING:
-    from fl_lightning.engine.federation import Federation
 
 SAMPLES = (0, 1, 5, 20)
 """Labelled samples of each class, where `evaluation.newcomer_samples` names none."""
@@ -43,11 +37,11 @@ class Joined(NamedTuple):
     training `accuracy`; `loss`: the mean task loss of the last of these, where it is finite."""
 
 
-def join(fed: Federation, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None) -> Joined:
+def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None) -> Joined:
     """A model for a client that has been in no round, by its method's own rule; nobody else's state is touched.
 
     Args:
-        fed: after a round; all ranks call it.
+        worker: after a round; all ranks call it.
         new: the client's data.
         labelled: whether its labels mean anything.
         rounds: that it takes part in, where it has labels.
@@ -56,7 +50,7 @@ def join(fed: Federation, new: ClientData, labelled: bool, rounds: int, group: M
     Raises:
         BadInput: there is no model for such a client, or several architectures.
     """
-    run = fed.run
+    run = worker.run
     if group is None and len(run.groups) > 1:
         names = [g.name for g in run.groups]
         raise BadInput("run", str(run.folder), f"its clients run {', '.join(names)}: whose model to give is open")
@@ -64,14 +58,14 @@ def join(fed: Federation, new: ClientData, labelled: bool, rounds: int, group: M
     if not comes_to_a_model(rule_of(run, group), labelled and rounds > 0):
         allowed = f"{run.method_name} gives a new client no model: it can but train its own, with labels"
         raise BadInput("run", str(run.folder), allowed)
-    return _Newcomer(fed, new, labelled, group).joined(rounds)
+    return _Newcomer(worker, new, labelled, group).joined(rounds)
 
 
-def newcomers(fed: Federation) -> dict[str, Any]:
+def newcomers(worker: Worker) -> dict[str, Any]:
     """How the clients that were held out fare: for the summary their mean scores, and all rows under `newcomers`."""
-    run, name = fed.run, fed.run.data.metric.name
+    run, name = worker.run, worker.run.data.metric.name
     asked = run.config.evaluation.newcomer_samples or SAMPLES
-    mine = [_row(fed, group, place, count) for group in run.groups for place in group.held_out for count in asked]
+    mine = [_row(worker, group, place, count) for group in run.groups for place in group.held_out for count in asked]
     if not mine:
         return {}
     rows = run.processes.gather_objects(sorted(mine, key=lambda row: row["client"]))[0]
@@ -83,16 +77,16 @@ def newcomers(fed: Federation) -> dict[str, Any]:
     return found
 
 
-def _row(fed: Federation, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
+def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
     """How the client at a place of `data.held_out` fares with `count` labelled samples of each class (rank 0)."""
-    run, config, heard = fed.run, fed.run.config, fed.run.data.metric.by("heard")
+    run, config, heard = worker.run, worker.run.config, worker.run.data.metric.by("heard")
     who, rule = run.data.held_out[place], rule_of(run, group)
     new, labelled = few(run.data, who, count, config.data.validation, config.seed, run.device, run.dtype)
     used = (len(new.train) + len(new.validation)) * labelled
     row = {"client": who.number, "samples_per_class": count, "samples": used, "test_samples": len(new.test)}
     scores: dict[str, float] = {}
     if comes_to_a_model(rule, labelled):
-        scores = join(fed, new, labelled, config.evaluation.newcomer_rounds, group).scores
+        scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
     if heard in scores:
         scores = {heard: scores[heard], run.data.metric.name: scores[heard]} | scores  # who trains nothing keeps that
     return row | {"rule": rule.says} | scores
@@ -120,9 +114,9 @@ class _Newcomer:
     Args: as `join`.
     """
 
-    def __init__(self, fed: Federation, new: ClientData, labelled: bool, group: ModelGroup) -> None:
-        run = fed.run
-        self.fed, self.old, self.labelled, self.rule = fed, run, labelled, rule_of(run, group)
+    def __init__(self, worker: Worker, new: ClientData, labelled: bool, group: ModelGroup) -> None:
+        run = worker.run
+        self.worker, self.old, self.labelled, self.rule = worker, run, labelled, rule_of(run, group)
         self.id, self.stage = run.clients, "newcomer"
         weights = run.relation.newcomer(run, new.train, labelled)
         first = self._first(group, weights)
@@ -154,7 +148,7 @@ class _Newcomer:
                 scores |= self._scores("before", self.old.data.metric.by("heard"))
             if trains:
                 if self.run.is_main:
-                    with self.fed.worker.guard.naming(self.client.round, self.id, self):
+                    with self.worker.guard.naming(self.client.round, self.id, self):
                         self._train(self.run.method.newcomer_phases(self.client, self.client.payload), k)
                 if self.again and k + 1 < rounds:
                     self._upload(server)
@@ -217,16 +211,15 @@ class _Newcomer:
         server.sent = self.sent or method.broadcast(server)
         if self.run.is_main:
             self.client.payload = server.sent[self.id]
-            with self.fed.worker.guard.naming(server.round, self.id, self):
+            with self.worker.guard.naming(server.round, self.id, self):
                 self._train(method.receive(self.client, self.client.payload), k)
 
     def _handle(self, t: int) -> Client:
-        module = self.fed.worker.trainers[self.group.index].module
-        return Client(self.run, self.group, self.id, t, self.run.states[self.id], module)
+        return Client(self.run, self.group, self.id, t, self.run.states[self.id])
 
     def _train(self, phases: Iterable[Phase] | None, k: int) -> None:
         """One phase after the other, but for those without data, or on a part that stays as it is."""
-        client, loop = self.client, self.fed.worker.trainers[self.group.index].loop
+        client, loop = self.client, self.worker.trainers[self.group.index].loop
         personal = self.rule.trains == "personal"
         own = ~self.group.down_mask
         for phase in phases or ():
@@ -276,7 +269,7 @@ class _Newcomer:
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
-        evaluator = self.fed.evaluator
+        evaluator = self.worker.evaluator
         found = {name: float(evaluator.score(kind, client, test)), "loss": self._loss(kind)}
         return {name: value for name, value in found.items() if math.isfinite(value)}
 

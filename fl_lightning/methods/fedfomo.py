@@ -42,9 +42,7 @@ class FedFomo(Method):
     starts = "both"
     statistics = True
     several = False
-    newcomers = Rule(
-        "mean of all, towards those that do better on its validation data; then local training", remembers=True
-    )
+    newcomers = Rule("mean of all, towards who does better on its validation data; then local training", remembers=True)
     changes_download = True
 
     models: NonNegativeInt = 4

@@ -5,14 +5,14 @@ from __future__ import annotations
 import math
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 
 
 @dataclass(frozen=True)
@@ -43,7 +43,7 @@ class FEDORA(Method):
     judge = "after"
     starts = "own"
 
-    alpha: NonNegativeFloat = 1.0
+    alpha: Annotated[float, Range(0, 1e15)] = 1.0  # beyond, kappa is 1 in 64 bits
     directions: PositiveInt = 1
     steps: NonNegativeInt | None = None
     sharpness: PositiveFloat | None = None
@@ -58,8 +58,6 @@ class FEDORA(Method):
         super().__post_init__()
         fixed = self.selection == "constant" or self.lam == 1.0
         check("method.lam", self.lam, fixed, "it belongs to method.selection constant")
-        fits = self.alpha / (1 + self.alpha) < 1  # else rounded, and nothing of one's own model is left
-        check("method.alpha", self.alpha, fits, "alpha / (1 + alpha) must be below 1 in 64 bits")
 
     def relation(self) -> Relation:
         """Propagation over like data."""
@@ -81,9 +79,8 @@ class FEDORA(Method):
         if self.selection in ("always", "constant"):
             return self.lam
         gain = client.loss(client.data.validation) - client.loss(client.data.validation, client.composed(payload))
-        if self.selection == "paper":
-            return max(self.epsilon, gain)
-        return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
+        code = 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
+        return max(self.epsilon, gain) if self.selection == "paper" else code
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """A client tells the basis of its data once, with its first upload."""

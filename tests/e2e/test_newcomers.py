@@ -7,9 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from test_contract import NEEDS
 
 from fl_lightning import catalogue
+
+from .test_contract import NEEDS
 
 HELD = "--data.held_out_clients 0.2 --evaluation.newcomer_samples [0,5]"
 

@@ -227,7 +227,7 @@ def test_random_similarity_is_table_4s(make: Make) -> None:
     assert not record.traffic[:, 1, -1].any()
     np.testing.assert_allclose(record.relation.rows[:, 0], own.numpy(), rtol=1e-6)
     assert fed.run.relation.newcomer(fed.run, fed.run.data.client(0).train, labelled=True) is None
-    assert join(fed, fed.run.data.client(0), True, 1).vector.isfinite().all()  # its similarities are drawn, too
+    assert join(fed.worker, fed.run.data.client(0), True, 1).vector.isfinite().all()  # its similarities are drawn, too
     with pytest.raises(BadInput, match=r"method\.similarity.*one of subspace, random"):
         FEDORA(similarity="gradient")  # type: ignore[arg-type]
 
@@ -342,15 +342,15 @@ def test_a_newcomer_asks_anew_how_strongly_it_is_pulled(federation: Make, monkey
 
     monkeypatch.setattr(FEDORA, "coefficient", watched)
     new = fed.run.data.client(0)
-    model, *_ = join(fed, new, True, 3)
+    model, *_ = join(fed.worker, new, True, 3)
     assert [round(s, 8) for s, _ in asked[:1]] == [1e-8]
     assert len(asked) == 3 and len({float(model.norm()) for _, model in asked}) == 3
     pulled = float((model - asked[0][1]).norm())
     monkeypatch.setattr(FEDORA, "coefficient", lambda *_: 0.0)
-    free, *_ = join(fed, new, True, 3)
+    free, *_ = join(fed.worker, new, True, 3)
     assert pulled < 0.5 * float((free - asked[0][1]).norm())  # the third round's strength came in
     monkeypatch.setattr(FEDORA, "coefficient", strength)
-    once, *_ = join(fed, new, True, 1)
+    once, *_ = join(fed.worker, new, True, 1)
     assert torch.equal(once, asked[1][1])
 
 

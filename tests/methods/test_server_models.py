@@ -80,15 +80,15 @@ def test_a_new_client_gets_the_only_model_or_the_one_that_suits_its_samples(fede
     fed = federation(CFL(**EAGER | {"first_round": 2}), clients=6, data=PLANTED)
     fed.round(1)
     new = fed.run.data.client(0)
-    model, *_ = join(fed, new, False, 0)
+    model, *_ = join(fed.worker, new, False, 0)
     assert torch.equal(model, global_model(fed))
     fed.round(2)
     client = fed.evaluator.at_rest(0)
     suits = min((fed.evaluator.global_model(c) for c in range(6)), key=lambda v: client.loss(new.train, v))
-    assert torch.equal(join(fed, new, True, 0).vector, suits)
+    assert torch.equal(join(fed.worker, new, True, 0).vector, suits)
     of = torch.tensor(cluster(fed)).bincount(weights=torch.tensor(fed.run.data.train_sizes).double())
     largest = fed.evaluator.global_model(cluster(fed).index(int(of.argmax())))
-    assert torch.equal(join(fed, new, False, 0).vector, largest)
+    assert torch.equal(join(fed.worker, new, False, 0).vector, largest)
 
 
 def test_each_cluster_has_the_mean_of_its_clients(federation: Make) -> None:
