@@ -16,14 +16,14 @@ HELD = "--data.held_out_clients 0.2 --evaluation.newcomer_samples [0,5]"
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("name", catalogue.table("methods"))
 def test_unseen_clients_on_two_processes_and_after_a_break(
-    fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any
+    fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any, name: str
 ) -> None:
-    cases = {name: f"--method {name} {NEEDS.get(name, '')} {HELD}" for name in catalogue.table("methods")}
-    on_ranks(2, *(small(f"{name}-two", flags) for name, flags in cases.items()))
-    for name, flags in cases.items():
-        one = record(fit(name, flags))
-        assert len(one.newcomers) == 2, name
-        assert record(Path("runs") / f"{name}-two") == one, f"{name}: two processes"
-        fit(f"{name}-parts", flags, "--federation.rounds 2")
-        assert record(fit(f"{name}-parts", flags, "--resume")) == one, f"{name}: resumed"
+    flags = f"--method {name} {NEEDS.get(name, '')} {HELD}"
+    on_ranks(2, small("two", flags))
+    one = record(fit("one", flags))
+    assert len(one.newcomers) == 2
+    assert record(Path("runs/two")) == one, "two processes"
+    fit("parts", flags, "--federation.rounds 2")
+    assert record(fit("parts", flags, "--resume")) == one, "resumed"
