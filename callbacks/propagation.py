@@ -151,10 +151,13 @@ class Propagation(Relation):
             rows = rows / rows.sum(1, keepdim=True)
         return rows[None]
 
-    def newcomer(self, run: Run, part: Part, labelled: bool) -> Tensor:
-        """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model yet."""
+    def newcomer(self, run: Run, part: Part, labelled: bool) -> Tensor | None:
+        """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model yet.
+
+        A client whose similarities are drawn at random has them drawn, too.
+        """
         if self.similarity == "random":
-            return super().newcomer(run, part, labelled)
+            return None
         name, classes = ("fedora.bases", run.data.num_classes) if labelled else ("fedora.feature_bases", 0)
         known = run.server.memory[name]
         S = similarity(basis(part, self.directions, classes)[None], known)[0]

@@ -51,13 +51,12 @@ class Relation(Callback):
         """
         return {}
 
-    def newcomer(self, run: Run, part: Part, labelled: bool) -> Tensor:
+    def newcomer(self, run: Run, part: Part, labelled: bool) -> Tensor | None:
         """Weights (N,) of all clients' models in what a new client with the training data `part` receives.
 
-        Raises:
-            BadInput: the relation says nothing about clients that have taken part in no round.
+        None: it receives what `weights` says of a client more, who first has the mean of all as its model.
         """
-        raise BadInput("run", str(run.folder), f"{run.method_name} cannot place a new client")
+        return None
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Floating-point operations of `weights`, Gram matrices left aside."""

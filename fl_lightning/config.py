@@ -34,6 +34,12 @@ def check_finite(key: str, value: Any) -> None:
     check(key, value, fine, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
 
 
+def held_out(share: float, clients: int, smoke: bool = False) -> int:
+    """How many of `clients` are held out; in a smoke run, which has few, one at least where any are asked for."""
+    count = round(share * clients)
+    return min(max(count, 1), clients - 1) if smoke and share else count
+
+
 @dataclass
 class Component:
     """A class by its import path, and the arguments it is built with."""
@@ -188,6 +194,9 @@ class DataConfig:
     """Which of their data clients' models are scored on; validation: test data are not even read (fl-train tune)."""
     min_samples: int = 10
     """Training samples every client has at least (and one test sample)."""
+    held_out_clients: float = 0.0
+    """Share of the clients, drawn from the seed, that stay out of training, aggregation and judging. After the last
+    round each is given a model as its method does with a client that it has never seen (`newcomers.csv`). 0: nobody."""
     public: str | None = None
     """Public samples without labels, for methods that distil: `held_back` (training data that no client gets), a data
     source, or an `.npz` file with `x_public` or `x_train`."""
@@ -250,6 +259,8 @@ class DataConfig:
             value = getattr(self, key)
             check(f"data.{key}", value, value is None or self.public is not None, "it needs data.public")
         check("data.min_samples", self.min_samples, self.min_samples >= 1, "it must be at least 1")
+        share = self.held_out_clients
+        check("data.held_out_clients", share, 0 <= share < 1, "it must lie in [0, 1)")
 
 
 @dataclass
@@ -269,12 +280,22 @@ class EvaluationConfig:
     """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
     batch_size: int = 500
     """Samples in one forward pass of evaluation; it bounds memory and changes no number that matters."""
+    newcomer_samples: list[int] | None = None
+    """Labelled samples of each class (of a regression: in all) that a held-out client is given a model from, at most;
+    None: 0, 1, 5 and 20."""
+    newcomer_rounds: int = 2
+    """Rounds that a new client takes part in, alone, while the federation stands still. 2: ours, in the first it makes
+    itself known, in the second it receives what the server mixes for it."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check("evaluation.every", self.every, self.every >= 1, "it must be at least 1")
         check("evaluation.finetune_epochs", self.finetune_epochs, self.finetune_epochs >= 0, "it must be 0 or more")
         check("evaluation.batch_size", self.batch_size, self.batch_size >= 1, "it must be at least 1")
+        asked = self.newcomer_samples
+        fine = asked is None or (bool(asked) and min(asked) >= 0 and len(set(asked)) == len(asked))
+        check("evaluation.newcomer_samples", asked, fine, "numbers of 0 or more, each once; or null")
+        check("evaluation.newcomer_rounds", self.newcomer_rounds, self.newcomer_rounds >= 1, "it must be at least 1")
 
 
 @dataclass
@@ -335,6 +356,16 @@ class Config:
     loggers: dict[str, Component] = field(default_factory=dict)
     smoke: bool = False
 
+    @property
+    def held_out(self) -> int:
+        """Clients that are held out."""
+        return held_out(self.data.held_out_clients, self.federation.clients, self.smoke)
+
+    @property
+    def clients(self) -> int:
+        """Clients that take part: those of the federation but for the ones that are held out."""
+        return self.federation.clients - self.held_out
+
     def validate(self) -> None:
         """Raise `BadInput` for the first value that cannot work."""
         check("seed", self.seed, 0 <= self.seed < 2**63, "it must lie in [0, 2**63)")
@@ -348,6 +379,9 @@ class Config:
         check("evaluation.metrics", asked, fine, "a regression (data.task) has no classes: it must be null")
         fine = CLASS_SHARE.name not in asked or self.data.global_test
         check("evaluation.metrics", asked, fine, f"{CLASS_SHARE.name} needs data.global_test true")
+        share, held = self.data.held_out_clients, self.held_out
+        allowed = f"of {self.federation.clients} clients that is {held}: there must be some on either side"
+        check("data.held_out_clients", share, not share or 0 < held < self.federation.clients, allowed)
         counts = [m.count for m in self.models]
         if any(c is not None for c in counts):
             total = sum(c or 0 for c in counts)

@@ -29,9 +29,11 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join as join_client
+from fl_lightning.engine.joining import rule_of
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
@@ -62,13 +64,13 @@ def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[s
 
 def export(config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     """Write one client's model as safetensors to `out`; returns its kind, round and the model's arguments."""
-    if not 0 <= client < config.federation.clients:
-        raise BadInput("client", client, f"it must lie in [0, {config.federation.clients - 1}]")
+    if not 0 <= client < config.clients:
+        raise BadInput("client", client, f"it must lie in [0, {config.clients - 1}]")
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
     return _launch(single, _export, folder, client, out, which)
 
 
-def join(config: Config, folder: Path, data: str, out: Path, rounds: int) -> dict[str, Any]:
+def join(config: Config, folder: Path, data: str, out: Path, rounds: int | None) -> dict[str, Any]:
     """Write a model for a client that was not in the run of `folder`, whose data are in the npz file `data`.
 
     Nothing in the run folder is written to. Returns what `export` returns, whether the data are `labelled`, and the
@@ -102,8 +104,10 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
     scores, models, further = (summary.pop(f"final_{name}") for name in ("accuracies", "models", "further"))
+    newcomers = summary.pop("newcomers", [])
     if fed.run.is_main:  # last of all, so that loggers have had their say
         keeper.folder.write_final(scores, fed.run.data.metric.name, models, further)
+        keeper.folder.write_newcomers(newcomers)
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
         keeper.folder.write_summary(summary)
@@ -129,16 +133,18 @@ def _export(
     return {"kind": kind, **_written(fed, client, vector, buffers, out)}
 
 
-def _join(fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int) -> dict[str, Any]:
+def _join(fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int | None) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
     restore(fed.run, folder / "checkpoints")
-    new, labelled = fed.run.data.newcomer(data, config.data.validation if rounds else 0.0, config.seed)
-    vector, buffers, scores = join_client(fed, new, labelled, rounds)
+    rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
+    new, labelled = from_file(fed.run.data, data, config.data.validation if rounds else 0.0, config.seed, fed.run.dtype)
+    vector, buffers, scores = join_client(fed.worker, new, labelled, rounds)
     return {
         "kind": "after" if labelled and rounds else "before",
         "labelled": labelled,
+        "rule": rule_of(fed.run, fed.run.groups[0]).says,
         **scores,
-        **_written(fed, config.federation.clients, vector, buffers, out),
+        **_written(fed, 0, vector, buffers, out),  # all run the one architecture
     }
 
 
@@ -248,7 +254,7 @@ class _Keeper(Observer):
 def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's answer."""
     outside = launched_from_outside()
-    clients = config.federation.clients
+    clients = config.clients
     kind = device.resolved(config.fabric.accelerator)
     there = device.count() if kind == device.here() else None
     devices: int | str = config.fabric.devices

@@ -163,6 +163,15 @@ class RunFolder:
         """The rows of `final.csv`: `client`, `accuracy` or `mae` (not `model`); none before the run has ended."""
         return _Table(self.path / "final.csv").read(words={"model"})
 
+    def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
+        """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file without any."""
+        if rows:
+            _Table(self.path / "newcomers.csv").write(rows)
+
+    def read_newcomers(self) -> list[Row]:
+        """The rows of `newcomers.csv`, without `rule`; none where no client was held out, or the run goes on."""
+        return _Table(self.path / "newcomers.csv").read(words={"rule"})
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
         _replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

@@ -134,6 +134,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         fabric = Fabric(accelerator="cpu", devices=1, precision=precision, strategy=ClientParallelStrategy())
         fabric.launch()
         loaded = data if isinstance(data, FederatedData) else prepare(config.data, clients, config.seed)
+        config.data.held_out_clients = len(loaded.held_out) / clients
         models = []
         for name in nets:
             torch.manual_seed(0)

@@ -56,9 +56,9 @@ def test_models_of_clusters_are_not_called_the_global_model(federation: Make, me
 def test_who_joins_begins_with_what_is_received_in_every_vector(federation: Make, method: Method) -> None:
     fed = federation(method)
     last(fed)
-    model, _, scores = join(fed, fed.run.data.client(0, fed.run.device, fed.run.dtype), False, 0)
+    model, _, scores = join(fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), False, 0)
     assert torch.equal(model, fed.run.groups[0].vectors["model"])
-    assert set(scores) == {"accuracy_heard"}
+    assert set(scores) == {"accuracy_heard", "loss"}
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedRoD(), Ditto()], ids=lambda m: type(m).__name__)
@@ -66,7 +66,7 @@ def test_who_joins_trains_as_the_method_says(federation: Make, method: Method) -
     fed = federation(method)
     last(fed)
     before = [state.vectors["model"].clone() for state in fed.run.states.values()]
-    model, *_ = join(fed, fed.run.data.client(0, fed.run.device, fed.run.dtype), True, 1)
+    model, *_ = join(fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), True, 1)
     assert model.isfinite().all() and not torch.equal(model, fed.run.groups[0].vectors["model"])
     assert all(torch.equal(a, s.vectors["model"]) for a, s in zip(before, fed.run.states.values(), strict=True))
 

@@ -274,6 +274,7 @@ def test_the_page_on_methods_is_whole() -> None:
 
 def test_every_column_and_file_stands_in_the_reference(reference: str, folder: Path) -> None:
     shown = shlex.split("--loggers tensorboard --callbacks heatmaps,ledger,wireless --data.validation 0.1")
+    shown += shlex.split("--data.held_out_clients 0.34")
     flags = shlex.split("--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a")
     assert main(["fit", *QUICK, *flags, *shown]) == 0
     run = folder / "runs" / "a"

@@ -114,14 +114,14 @@ def join(argv: list[str]) -> None:
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
-    check("rounds", values.rounds, values.rounds >= 0, "it must be 0 or more")
+    check("rounds", values.rounds, values.rounds is None or values.rounds >= 0, "it must be 0 or more")
     from fl_lightning.run import join as engine
 
     facts = engine(config, folder, values.data, out, values.rounds)
     text = _snippet(config, folder, "a new client", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
-    for name in ("labelled", "accuracy_heard", "accuracy", "mae_heard", "mae"):
+    for name in ("labelled", "rule", "accuracy_heard", "accuracy", "mae_heard", "mae", "loss"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
 

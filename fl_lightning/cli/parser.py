@@ -108,7 +108,8 @@ def join_parser() -> ArgumentParser:
         "to be judged, x_test, y_test.",
     )  # fmt: skip
     parser.add_argument("--out", type=str, required=True, metavar="FILE.safetensors", help="The file to write.")
-    parser.add_argument("--rounds", type=int, default=1, help="How many times local_epochs a labelled client trains.")
+    text = "How many times local_epochs a labelled client trains; null: the run's evaluation.newcomer_rounds."
+    parser.add_argument("--rounds", type=int | None, default=None, help=text)
     return parser
 
 

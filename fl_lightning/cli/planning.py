@@ -72,9 +72,9 @@ def _hardware(values: Any, config: Config) -> Hardware:
     nodes = values.nodes if values.nodes > 1 else config.fabric.num_nodes
     devices = values.gpus_per_node or values.devices
     if not devices:
-        auto = min(max(here, 1), config.federation.clients) if on_gpus else 1
+        auto = min(max(here, 1), config.clients) if on_gpus else 1
         devices = auto if config.fabric.devices == "auto" else int(config.fabric.devices)
-    ranks, clients = nodes * devices, config.federation.clients
+    ranks, clients = nodes * devices, config.clients
     if ranks > clients:
         key = "gpus_per_node" if values.gpus_per_node else "nodes" if nodes > 1 else "devices"
         value = values.gpus_per_node or (nodes if nodes > 1 else devices)
@@ -121,7 +121,7 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     models = ", ".join(f"{p.model} ({p.numbers / 1e6:.3g} million numbers)" for p in profiles)
     method = config.method.class_path.rpartition(".")[2]
     what = f"{hardware.nodes} x {hardware.devices} {'processes' if hardware.accelerator == 'cpu' else 'GPUs'}"
-    console.print(f"{method}, {models}, {config.federation.clients:,} clients; {what}, {config.fabric.precision}")
+    console.print(f"{method}, {models}, {config.clients:,} clients; {what}, {config.fabric.precision}")
     if sizes.data is None:
         print(f"the data are not here: {sizes.train[0]:,} training samples a client are assumed (--samples)")
     table = Table(title="memory of the rank that holds the most", title_justify="left")

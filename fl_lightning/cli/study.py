@@ -315,7 +315,7 @@ def _hand_over(folder: StudyFolder, asked: tuple[Study, str, list[Run]], configs
     """Write the config of each missing run into its folder, and submit arrays of jobs that resume them."""
     check_job(values)
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
-    fewest = min(config.federation.clients for config in configs)
+    fewest = min(config.clients for config in configs)
     check("nodes", values.nodes, ranks <= fewest, f"{ranks} processes: at most one for each of {fewest} clients")
     todo = [(r, c) for r, c in zip(asked[2], configs, strict=True) if not folder.finished(r.folder)]
     places = [(folder.path / run.folder).resolve() for run, _ in todo]

@@ -167,7 +167,7 @@ def _try_out(line: list[str], ranks: int, values: Any) -> None:
     )
     config = plan(layers)
     key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
-    clients = config.federation.clients
+    clients = config.clients
     check(key, getattr(values, key), ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
     complete(config)
 

@@ -4,6 +4,7 @@ from fl_lightning.core.client import Client as Client
 from fl_lightning.core.layout import Block as Block
 from fl_lightning.core.layout import Layout as Layout
 from fl_lightning.core.mixing import Gram as Gram
+from fl_lightning.core.newcomer import Rule as Rule
 from fl_lightning.core.objective import Objective as Objective
 from fl_lightning.core.payload import Payload as Payload
 from fl_lightning.core.phase import PLAIN as PLAIN

@@ -56,6 +56,8 @@ class ModelGroup:
     """Where its layers stand among those of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
     """Vectors that mixes are written into, used again every round."""
+    held_out: list[int] = field(default_factory=list)
+    """Places in `FederatedData.held_out` of those who would run it, and take no part."""
     spare: list[Tensor] = field(default_factory=list)
     """Vectors of clients that were not kept: fresh memory costs more than a copy."""
 
@@ -128,8 +130,8 @@ class Run:
 
     @property
     def clients(self) -> int:
-        """N."""
-        return self.config.federation.clients
+        """N, those that take part."""
+        return len(self.home)
 
     @property
     def cohort_size(self) -> int:
@@ -171,10 +173,11 @@ class Run:
         return [c for c in clients if self.home[c] == self.rank]
 
     def group_of(self, client: int) -> ModelGroup:
-        """The group of `client` (a new client's: the first)."""
+        """The group of `client`."""
         if len(self.groups) == 1:
             return self.groups[0]
-        return next((g for g in self.groups if g.members[0] <= client <= g.members[-1]), self.groups[0])
+        # From the last on: a newcomer, whose number is the last of all, may be the last member of any.
+        return next(g for g in reversed(self.groups) if g.members[0] <= client <= g.members[-1])
 
     def learning_rate(self, t: int) -> float:
         """Of round `t`."""
@@ -184,7 +187,7 @@ class Run:
 
 def cohort_of(config: Config, t: int) -> list[int]:
     """The clients that are drawn for round `t`, max(1, round(participation N)) of them, ascending."""
-    clients = config.federation.clients
+    clients = config.clients
     size = max(1, round(config.federation.participation * clients))
     if size == clients:
         return list(range(clients))

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fl_lightning.config import DataConfig
-from fl_lightning.data import partition, planted, public
+from fl_lightning.config import DataConfig, held_out
+from fl_lightning.data import newcomers, partition, planted, public
 from fl_lightning.data.federated import ClientData, FederatedData, Part, ResidentPart, Samples
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.sampling import stratified
@@ -47,7 +47,9 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         for shares in (trains, held):
             labels_train = planted.relabelled(labels_train, shares, groups, classes)
         labels_test = planted.relabelled(labels_test, tests, groups, classes)
-    mean, std = normalisation(raw_train)
+    here, away = newcomers.apart(dealt.shares, angles, held_out(data.held_out_clients, clients, smoke), seed)
+    unseen = [index for who in away for index in (who.train, who.validation)]
+    mean, std = normalisation(np.delete(raw_train, np.concatenate(unseen), 0) if away else raw_train)
     known = None
     if dealt.held_back is not None:
         known = dealt.held_back.read_all()
@@ -61,19 +63,21 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     common = test if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
         common = samples(dealt.common.read_all(), dealt.common.labels)
+    absent = {who.number for who in away}
     return FederatedData(
         samples(raw_train, labels_train),
         test,
-        dealt.shares,
+        here,
         source.class_names,
-        angles,
+        [angle for c, angle in enumerate(angles) if c not in absent],
         data.augment,
         data.resident,
         made_up,
         data.task,
         None if known is None else samples(known, np.zeros(0, np.int64)),
         common,
-        groups,
+        [group for c, group in enumerate(groups) if c not in absent],
+        away,
     )
 
 

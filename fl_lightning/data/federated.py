@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import copy
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -16,7 +17,6 @@ from fl_lightning.data.augment import Augmentation
 from fl_lightning.device import free_bytes, sent
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import BY_TASK, Task
-from fl_lightning.rng import generator
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Relabelling = Callable[[Tensor], Tensor]
@@ -151,6 +151,20 @@ class TargetPart(Part):
         return zip(inputs, targets.split(sizes), strict=True)
 
 
+@dataclass(frozen=True)
+class HeldOut:
+    """A client that takes no part."""
+
+    number: int
+    """Among all that the data were dealt to."""
+    train: np.ndarray
+    """Indices into the training samples, as `validation`."""
+    validation: np.ndarray
+    test: np.ndarray
+    """Indices into the test samples."""
+    angle: float
+
+
 class FederatedData:
     """Every client's samples, materialised when first asked for."""
 
@@ -168,10 +182,11 @@ class FederatedData:
         public: Samples | None = None,
         common: Samples | None = None,
         groups: list[int] | None = None,
+        held_out: Sequence[HeldOut] = (),
     ) -> None:
         """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`).
 
-        `common`: what `global_test` gives; it may be `test`.
+        `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part, beside these.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.class_names = class_names
@@ -181,6 +196,11 @@ class FederatedData:
         self.num_classes = 1 if task == "regression" else len(class_names)
         """Outputs of a model."""
         self.clients = len(angles)
+        self.held_out = list(held_out)
+        """Clients that take no part."""
+        away = {who.number for who in held_out}
+        self.numbers = [c for c in range(self.clients + len(away)) if c not in away]
+        """Of every client, its number among all that the data were dealt to."""
         self.groups = groups or [0] * self.clients
         """The true group of every client (`data.planted`); all 0 where none are planted."""
         self.made_up = made_up
@@ -203,10 +223,13 @@ class FederatedData:
         self._cache: dict[tuple[int, torch.device, torch.dtype], ClientData] = {}
         self._fitting: dict[torch.device, bool] = {}
         self._relabelled: dict[int, Relabelling] = {}
+        self._newcomer: ClientData | None = None
 
     def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> ClientData:
         """Client `i`'s parts on `device`, kept for the next call."""
         device = torch.device(device)
+        if self._newcomer is not None and i == self.clients - 1:
+            return self._newcomer
         key = (i, device, dtype)
         if key not in self._cache:
             train, validation, test = (share[i] for share in self._shares)
@@ -221,9 +244,14 @@ class FederatedData:
         return self._cache[key]
 
     def global_test(self, device: torch.device, dtype: torch.dtype) -> Part | None:
-        """The test set of all, never turned and kept for the next call; None without `data.global_test`."""
+        """The test set of all, never turned and kept for the next call; None without `data.global_test`.
+
+        Of clients that are held out it has no sample.
+        """
         if self._common is not None and (device, dtype) not in self._common_parts:
             everything = np.arange(len(self._common.labels))
+            if self.held_out and self._common is self._test:
+                everything = np.setdiff1d(everything, np.concatenate([who.test for who in self.held_out]))
             self._common_parts[device, dtype] = self._part(_Rows(self._common, everything, 0.0, device, dtype))
         return self._common_parts.get((device, dtype))
 
@@ -245,41 +273,30 @@ class FederatedData:
         index = torch.arange(self.public_size) if index is None else index.cpu()
         return self._public.inputs(index, 0.0, torch.device(device), dtype)
 
-    def newcomer(self, file: str, validation: float, seed: int) -> tuple[ClientData, bool]:
-        """A new client's parts from an npz file, prepared as everybody's; and whether it has labels.
+    def taking_part(self, dealt: Sequence[int]) -> list[int]:
+        """The clients of the run among those that the data were `dealt` to, numbered as the run does."""
+        return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
 
-        Raises:
-            BadInput: the file cannot be read, or its samples are of another shape or class.
-        """
-        from fl_lightning.data import arrays
+    def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
+        """Samples of a client that is new, as everybody's are prepared."""
+        samples = Samples(raw, torch.empty(0), self._train.mean, self._train.std)
+        return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 
-        pools = arrays.newcomer(file, self.task)
-        parts = []
-        for name in ("train", "test"):
-            raw, labels = pools.get(name, (np.zeros((0, *self.input_shape), np.uint8), np.zeros(0, np.int64)))
-            if raw.shape[1:] != self.input_shape:
-                raise BadInput("data", file, f"samples of shape {raw.shape[1:]}, but the run has {self.input_shape}")
-            if self.task == "classification" and labels is not None and labels.max(initial=0) >= self.num_classes:
-                raise BadInput("data", file, f"label {labels.max()}, but the run has {self.num_classes} classes")
-            known = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
-            known = known.float() if self.task == "regression" else known
-            samples = Samples(torch.from_numpy(raw), known, self._train.mean, self._train.std)
-            x = samples.inputs(torch.arange(len(raw)), 0.0, torch.device("cpu"), torch.float32)
-            parts.append((x, known))
-        labelled = pools["train"][1] is not None
-        (x, y), test = parts
-        order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation"))
-        held, kept = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
-        train, validation_part = (ResidentPart(x[i], y[i], None) for i in (kept.sort().values, held.sort().values))
-        return ClientData(train, validation_part, ResidentPart(*test, None)), labelled
+    def of_held_out(self, who: HeldOut, device: torch.device, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
+        """Inputs and labels of all training and of all test samples of a client that is held out."""
+        parts = ((self._train, torch.from_numpy(who.train)), (self._test, torch.from_numpy(who.test)))
+        return [(s.inputs(index, who.angle, device, dtype), s.labels[index].to(device)) for s, index in parts]
 
-    def admit(self, client: int, parts: ClientData) -> None:
-        """Make `parts` the data of `client` (a number beyond the federation's), on the CPU in 32 bits."""
-        self._cache[client, torch.device("cpu"), torch.float32] = parts
+    def with_newcomer(self, parts: ClientData) -> FederatedData:
+        """The same with one client more, who has these parts; it counts as one sample at least. Not a copy."""
+        found, labels = copy.copy(self), [y.cpu().numpy() for _, y in parts.train.batches(4096)]
+        found._newcomer, found.clients, found.groups = parts, self.clients + 1, [*self.groups, 0]
+        found.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
+        found.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
-            labels = [y.numpy() for _, y in parts.train.batches(4096)]
             counts = np.bincount(np.concatenate(labels) if labels else [], minlength=self.num_classes)
-            self.class_counts = np.vstack([self.class_counts[:client], counts[None]]).astype(self.class_counts.dtype)
+            found.class_counts = np.vstack([self.class_counts, counts[None]]).astype(self.class_counts.dtype)
+        return found
 
     def relabel(self, i: int, change: Relabelling) -> None:
         """From now on client `i` trains on changed labels (`class_counts` stay those of the true ones)."""

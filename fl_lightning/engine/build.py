@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
@@ -62,18 +62,19 @@ def federation(
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
-    members = members_of([m.count for m in config.models], config.federation.clients)
-    groups = [
-        make_group(k, fabric.device, config, net, who, method)
-        for k, (net, who) in enumerate(zip(nets, members, strict=True))
-    ]
-    for group, model in zip(groups, models, strict=True):
+    dealt = members_of([m.count for m in config.models], config.federation.clients)
+    groups = []
+    for k, (net, model, who) in enumerate(zip(nets, models, dealt, strict=True)):
+        group = make_group(k, fabric.device, config, net, data.taking_part(who), method)
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
-    for group in groups:
+        group.held_out = [place for place, client in enumerate(data.held_out) if client.number in who]
+        allowed = f"all clients of {group.name} are held out"
+        check("data.held_out_clients", config.data.held_out_clients, bool(group.members), allowed)
         alone = next((c for c in group.members if group.whole_last and data.train_sizes[c] == 1), None)
         if alone is not None and config.federation.on_bad_client == "stop":
             allowed = f"BatchNorm cannot train on the single sample of client {alone}: at least 2"
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
+        groups.append(group)
     run = run_of(fabric, config, data, method, callbacks, groups, folder)
     if len(groups) > 1 and not (run.relation.several and method.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"

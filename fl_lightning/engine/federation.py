@@ -10,6 +10,7 @@ from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.core import RoundRecord, Run, Server
 from fl_lightning.core.run import cohort_of
 from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.joining import newcomers
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs
@@ -31,7 +32,7 @@ class Federation:
             for t in range(run.server.round + 1, run.rounds + 1):
                 self.tell("on_round_end", self.round(t))
             summary = {"wall_seconds": time.perf_counter() - start, **self.evaluator.everyone()}
-            summary |= run.method.summary(run)
+            summary |= newcomers(self.worker) | run.method.summary(run)
             self.tell("on_fit_end", summary)
         finally:
             self.tell("on_close")

@@ -1,82 +1,302 @@
-"""A new client of a finished run: `fl-train join`."""
+"""Clients that come after the last round: those held out (`newcomers.csv`), and one more (`fl-train join`)."""
 
 from __future__ import annotations
 
+import copy
+import math
+from collections.abc import Iterable
 from dataclasses import replace
+from typing import Any, NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import client_memory
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.server import Server
+from fl_lightning.callbacks.base import Aggregator, client_memory
+from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, Run, Server
+from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData, Part, ResidentPart
-from fl_lightning.engine.federation import Federation
+from fl_lightning.data.newcomers import few
 from fl_lightning.engine.phases import job_of
+from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
-from fl_lightning.storage.state import MODEL, ClientState
+from fl_lightning.storage.state import MODEL, ClientState, ServerState
+
+SAMPLES = (0, 1, 5, 20)
+"""Labelled samples of each class, where `evaluation.newcomer_samples` names none."""
 
 
-def join(
-    fed: Federation, new: ClientData, labelled: bool, rounds: int
-) -> tuple[Tensor, list[Tensor], dict[str, float]]:
-    """A model for a client that has taken part in no round; nobody else's state is touched. One process only.
+class Joined(NamedTuple):
+    """What a newcomer came to. On other ranks than 0 it is empty."""
 
-    It receives the mix of all clients' models that the relation finds for its data (or the global model), and with
-    labels trains from there for `rounds` rounds as its method says (FEDORA's lambda is the gain of what was received:
-    before the first round there is none).
+    vector: Tensor
+    """Its model (D,)."""
+    buffers: list[Tensor]
+    scores: dict[str, float]
+    """On its test data, where it has any: `accuracy_heard` as it begins, where there is a model for it then, and after
+    training `accuracy`; `loss`: the mean task loss of the last of these, where it is finite."""
 
-    Returns:
-        Its model and buffers, and its accuracies on test data, where it has any: as received, and after training.
+
+def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None) -> Joined:
+    """A model for a client that has been in no round, by its method's own rule; nobody else's state is touched.
+
+    Args:
+        worker: after a round; all ranks call it.
+        new: the client's data.
+        labelled: whether its labels mean anything.
+        rounds: that it takes part in, where it has labels.
+        group: the clients of its architecture; None: the only one.
+
+    Raises:
+        BadInput: there is no model for such a client, or several architectures.
     """
-    run = fed.run
-    if len(run.groups) > 1:
+    run = worker.run
+    if group is None and len(run.groups) > 1:
         names = [g.name for g in run.groups]
         raise BadInput("run", str(run.folder), f"its clients run {', '.join(names)}: whose model to give is open")
-    number, group = run.clients, run.groups[0]
-    received = _received(fed, new, labelled)
-    new = new if labelled else replace(new, train=_nothing(new.train))  # nobody may adapt to labels that mean nothing
-    run.data.admit(number, new)
-    vectors = {MODEL: received.clone()}
-    vectors |= {name: slot.first(received).clone() for name, slot in run.method.slots().items()}
-    buffers = [b.clone() for b in group.initial_buffers]
-    state = ClientState(number, vectors, buffers, {MODEL: received}, 0, client_memory(run))
-    client = fed.evaluator.client(number, state)
-    further = {name: group.vectors[name] for name in run.method.slots() if name in group.vectors}
-    client.payload = Payload(group.layout, received, group.down_mask.copy(), vectors=further)
-    metric, method = run.data.metric, run.method
-    scores: dict[str, Tensor] = {}
-    if len(new.test):
-        client.ready("before", method.personal(client))
-        scores[metric.by("heard")] = fed.evaluator.score("before", client, new.test)
-    if labelled and rounds:
-        trainer = fed.worker.trainers[0]
-        for k in range(rounds):
-            for phase in method.phases(client, client.payload):
-                job = job_of(client, phase, k, purpose="join" if phase.purpose == "train" else f"join {phase.purpose}")
-                job.keep = False
-                client.fits += trainer.loop.train([job])
-        if len(new.test):
-            client.ready("after", method.personal(client))
-            scores[metric.name] = fed.evaluator.score("after", client, new.test)
-    return method.personal(client), state.buffers, {k: float(v) for k, v in scores.items()}
+    group = group or run.groups[0]
+    if not comes_to_a_model(rule_of(run, group), labelled and rounds > 0):
+        allowed = f"{run.method_name} gives a new client no model: it can but train its own, with labels"
+        raise BadInput("run", str(run.folder), allowed)
+    return _Newcomer(worker, new, labelled, group).joined(rounds)
+
+
+def newcomers(worker: Worker) -> dict[str, Any]:
+    """How the clients that were held out fare: for the summary their mean scores, and all rows under `newcomers`."""
+    run, name = worker.run, worker.run.data.metric.name
+    asked = run.config.evaluation.newcomer_samples or SAMPLES
+    mine = [_row(worker, group, place, count) for group in run.groups for place in group.held_out for count in asked]
+    if not mine:
+        return {}
+    rows = run.processes.gather_objects(sorted(mine, key=lambda row: row["client"]))[0]
+    found: dict[str, Any] = {"held_out_clients": [who.number for who in run.data.held_out], "newcomers": rows}
+    found["newcomer_rule"] = "; ".join(dict.fromkeys(row["rule"] for row in rows))
+    for count in asked:
+        scores = [row[name] for row in rows if row["samples_per_class"] == count and name in row]
+        found |= {f"newcomer_{run.data.metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
+    return found
+
+
+def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
+    """How the client at a place of `data.held_out` fares with `count` labelled samples of each class (rank 0)."""
+    run, config, heard = worker.run, worker.run.config, worker.run.data.metric.by("heard")
+    who, rule = run.data.held_out[place], rule_of(run, group)
+    new, labelled = few(run.data, who, count, config.data.validation, config.seed, run.device, run.dtype)
+    used = (len(new.train) + len(new.validation)) * labelled
+    row = {"client": who.number, "samples_per_class": count, "samples": used, "test_samples": len(new.test)}
+    scores: dict[str, float] = {}
+    if comes_to_a_model(rule, labelled):
+        scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
+    if heard in scores:
+        scores = {heard: scores[heard], run.data.metric.name: scores[heard]} | scores  # who trains nothing keeps that
+    return row | {"rule": rule.says} | scores
+
+
+def rule_of(run: Run, group: ModelGroup) -> Rule:
+    """The method's own, or what follows from what travels and who receives whose model."""
+    rule: Rule | None = run.method.newcomers
+    if rule is not None:
+        return rule
+    shared = group.down_mask[group.layout.is_parameter]
+    if not shared.any():
+        return ALONE
+    return MIX if not run.relation.is_global else GLOBAL if shared.all() else PERSONAL
+
+
+def comes_to_a_model(rule: Rule, labelled: bool) -> bool:
+    """Whether a newcomer has a model in the end."""
+    return rule.gives or rule.unlabelled or labelled
+
+
+class _Newcomer:
+    """One client more, in a copy of the federation that otherwise stands still. Its home is rank 0.
+
+    Args: as `join`.
+    """
+
+    def __init__(self, worker: Worker, new: ClientData, labelled: bool, group: ModelGroup) -> None:
+        run = worker.run
+        self.worker, self.old, self.labelled, self.rule = worker, run, labelled, rule_of(run, group)
+        self.id, self.stage = run.clients, "newcomer"
+        weights = run.relation.newcomer(run, new.train, labelled)
+        first = self._first(group, weights)
+        self.run = self._with(self._usable(new, group), group, grows=weights is None)
+        self.group = self.run.groups[group.index]
+        slots = run.method.slots()
+        vectors = {MODEL: first.clone()} | {name: slot.first(first).clone() for name, slot in slots.items()}
+        received = {MODEL: first.clone()}
+        received |= {name: vectors[name].clone() for name, slot in slots.items() if slot.exchanged}
+        buffers = [b.clone() for b in group.initial_buffers]
+        memory = client_memory(self.run)
+        self.run.states[self.id] = ClientState(self.id, vectors, buffers, received, 0, memory)
+        self.sent = {} if weights is None else {self.id: Payload(group.layout, first, group.down_mask.copy())}
+        """What it is sent in each round, where that is known already."""
+        changes = self.rule.remembers or not (run.relation.is_global and run.policy.starts_from_server)
+        self.again = weights is None and changes
+        """Whether it receives anew in each round; else it goes on from what it has."""
+        self.client: Client
+
+    def joined(self, rounds: int) -> Joined:
+        """After so many rounds."""
+        scores: dict[str, float] = {}
+        trains = rounds > 0 and (self.labelled or self.rule.unlabelled) and self.rule.trains != "nothing"
+        for k in range(rounds if trains else 1):
+            server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
+            if k == 0 or self.again:
+                self._receive(server, k)
+            if self.run.is_main and (k == 0 and self.rule.gives):
+                scores |= self._scores("before", self.old.data.metric.by("heard"))
+            if trains:
+                if self.run.is_main:
+                    with self.worker.guard.naming(self.client.round, self.id, self):
+                        self._train(self.run.method.newcomer_phases(self.client, self.client.payload), k)
+                if self.again and k + 1 < rounds:
+                    self._upload(server)
+        if not self.run.is_main:
+            return Joined(self.group.initial, [], {})
+        if trains:
+            scores |= self._scores("after", self.old.data.metric.name)
+        return Joined(self.run.method.personal(self.client), self.client.state.buffers, scores)
+
+    # ---------------------------------------------------------------- a federation with one client more
+
+    def _first(self, group: ModelGroup, weights: Tensor | None) -> Tensor:
+        """The model (D,) that it comes with: the global one, or else the mean of all that have uploaded."""
+        run = self.old
+        if run.relation.is_global:
+            return group.vectors[MODEL]
+        who = [c for c in group.members if c in run.server.uploaded] if weights is None else list(range(run.clients))
+        if not who or not group.down_mask.any():
+            return group.initial
+        server = Server(run, run.server.round, [], Aggregator())
+        shares = server.shares(who) if weights is None else weights.to(torch.float64)
+        return server.groups[group.index].mean(shares, who, like=group.vectors[MODEL])
+
+    def _usable(self, new: ClientData, group: ModelGroup) -> ClientData:
+        """Its data, without labels that mean nothing: nobody may adapt to them."""
+        if not self.labelled:
+            return replace(new, train=_nothing(new.train), validation=_nothing(new.validation))
+        if group.whole_last and len(new.train) == 1:  # BatchNorm cannot train on one sample: it counts twice
+            [(x, y)] = new.train.batches(1)
+            return replace(new, train=ResidentPart(torch.cat([x, x]), torch.cat([y, y]), None))
+        return new
+
+    def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> Run:
+        """The run with a client more, whose data are `new`. What the server keeps is copied, with room for it."""
+        run, relation = self.old, copy.copy(self.old.relation)
+        if not relation.is_global and relation.mixes == "cohort":
+            relation.mixes = "known"  # it is the cohort
+        groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]
+        groups[group.index].members = [*group.members, self.id]
+        memory = {name: tensor.clone() for name, tensor in run.server.memory.items()}
+        found = replace(
+            run, data=run.data.with_newcomer(new), relation=relation, groups=groups, home=[*run.home, 0],
+            server=ServerState(run.server.round, set(run.server.uploaded), memory), states=dict(run.states),
+            said={"unheard"},
+        )  # fmt: skip
+        if grows:
+            for name, tensor in (relation.init_server(found) | run.method.init_server(found)).items():
+                if name not in memory or grew(tensor, memory[name]):
+                    memory[name] = with_old(tensor.clone(), memory.get(name))
+        return found
+
+    # ---------------------------------------------------------------- a round
+
+    def _receive(self, server: Server, k: int) -> None:
+        """What it is sent, and what it makes of it."""
+        method = self.run.method
+        self.client = self._handle(server.round)
+        if k == 0:
+            method.admit(server, self.client)
+        server.sent = self.sent or method.broadcast(server)
+        if self.run.is_main:
+            self.client.payload = server.sent[self.id]
+            with self.worker.guard.naming(server.round, self.id, self):
+                self._train(method.receive(self.client, self.client.payload), k)
+
+    def _handle(self, t: int) -> Client:
+        return Client(self.run, self.group, self.id, t, self.run.states[self.id])
+
+    def _train(self, phases: Iterable[Phase] | None, k: int) -> None:
+        """One phase after the other, but for those without data, or on a part that stays as it is."""
+        client, loop = self.client, self.worker.trainers[self.group.index].loop
+        personal = self.rule.trains == "personal"
+        own = ~self.group.down_mask
+        for phase in phases or ():
+            trains = phase.trains
+            if personal:
+                trains = own if trains is None else own & trains
+            part = client.data.train if phase.part is None else phase.part
+            if not len(part) or (trains is not None and not (trains & self.group.layout.is_parameter).any()):
+                continue
+            purpose = "join" if phase.purpose == "train" else f"join {phase.purpose}"
+            job = job_of(client, replace(phase, trains=trains), k, purpose=purpose)
+            job.keep = False
+            client.fits += loop.train([job])
+            if personal:  # running statistics move whatever trains
+                client.overwrite(client.payload)
+
+    def _upload(self, server: Server) -> None:
+        """The server has its model, and what is kept of it where the method asks for that."""
+        run = self.run
+        told: dict[str, Tensor] = {}
+        if run.is_main:
+            client = self.client
+            upload = run.method.upload(client, client.payload)
+            client.state.received[MODEL] = upload.vector.clone()
+            client.state.received |= {slot: vector.clone() for slot, vector in upload.vectors.items()}
+            client.state.rounds += 1
+            told = {name: tensor.cpu() for name, tensor in (upload.statistics | upload.extra).items()}
+        run.server.uploaded.add(self.id)
+        if self.rule.remembers:
+            server.collect([self.id], {self.id: run.processes.gather_objects(told)[0]})
+            run.method.aggregate(server)
+            self._stand_still()
+
+    def _stand_still(self) -> None:
+        """All that the server keeps is as it was, but for what it keeps of the newcomer."""
+        memory, old = self.run.server.memory, self.old.server.memory
+        for name, tensor in old.items():
+            memory[name] = with_old(memory[name], tensor) if grew(memory[name], tensor) else tensor.clone()
+        for group, before in zip(self.run.groups, self.old.groups, strict=True):
+            group.vectors |= before.vectors
+
+    # ---------------------------------------------------------------- scores
+
+    def _scores(self, kind: str, name: str) -> dict[str, float]:
+        """Of its model, bound as `kind`: the metric as `name`, and the loss."""
+        client, test = self.client, self.client.data.test
+        client.ready(kind, self.run.method.personal(client))
+        if not len(test):
+            return {}
+        evaluator = self.worker.evaluator
+        found = {name: float(evaluator.score(kind, client, test)), "loss": self._loss(kind)}
+        return {name: value for name, value in found.items() if math.isfinite(value)}
+
+    @torch.no_grad()
+    def _loss(self, kind: str) -> float:
+        client, total = self.client, 0.0
+        module, test, method = client.module, client.data.test, self.run.method
+        for x, y in test.batches(self.run.config.evaluation.batch_size):
+            with module.cast():
+                total += float(module.metric.loss(method.outputs(client, x, kind).float(), y, "sum"))
+        return total / len(test)
+
+
+def grew(tensor: Tensor, old: Tensor) -> bool:
+    """Whether `tensor` has room for more than `old` in some dimension, and for no less in any."""
+    sizes = list(zip(tensor.shape, old.shape, strict=False))
+    return tensor.ndim == old.ndim and tensor.shape != old.shape and all(new >= had for new, had in sizes)
+
+
+def with_old(tensor: Tensor, old: Tensor | None) -> Tensor:
+    """`tensor` with `old` at the beginning of every dimension, in place."""
+    if old is not None:
+        tensor[tuple(slice(size) for size in old.shape)] = old
+    return tensor
 
 
 def _nothing(part: Part) -> Part:
     """A part like `part` without a sample."""
     some = next(iter(part.batches(1)), None)
     return part if some is None else ResidentPart(some[0][:0], some[1][:0], None)
-
-
-def _received(fed: Federation, new: ClientData, labelled: bool) -> Tensor:
-    """What the new client begins with, (D,)."""
-    run, group = fed.run, fed.run.groups[0]
-    if run.relation.is_global:
-        models = {id(v): v for c in range(run.clients) if (v := fed.evaluator.global_model(c)) is not None}
-        if len(models) > 1:
-            raise BadInput("run", str(run.folder), f"its server has {len(models)} models: which one to give is open")
-        return next(iter(models.values()), group.vectors[MODEL]).clone()
-    weights = run.relation.newcomer(run, new.train, labelled)
-    server = Server(run, run.server.round, [], fed.reducer)
-    everyone = list(range(run.clients))
-    return server.only.mean(weights.to(torch.float64), everyone, like=group.vectors[MODEL])

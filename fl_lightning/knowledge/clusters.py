@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import Weights
 from fl_lightning.core.server import GroupServer, Server
@@ -56,3 +57,18 @@ def average(server: Server, cluster: Tensor, relation: Any, who: Sequence[int]) 
     server.memory["cluster"] = cluster
     receivers = [k for k, c in enumerate(who) if c in server.answered]
     group.weighed = Weights(group.group, rows[:, receivers], [who[k] for k in receivers], list(who))
+
+
+def settle(server: Server, client: Client, own: int | None = None) -> None:
+    """Put a newcomer into the cluster whose model has the least loss on its training samples; without any, into that of
+    the most samples. `own`: into this one, of its own, at the mean of all, weighted by samples.
+    """
+    group, cluster, heard = server.only, server.memory["cluster"], sorted(server.run.server.uploaded)
+    sizes, part = cluster[heard].bincount(weights=server.samples(heard)), client.data.train
+    known = sizes.nonzero()[:, 0].tolist()
+    if own is not None:
+        group[name_of(own)] = sum((float(sizes[k] / sizes.sum()) * centre(group, k) for k in known), 0 * group.initial)
+        cluster[client.id] = own
+        return
+    losses = [client.loss(part, centre(group, k)) if len(part) else -float(sizes[k]) for k in known]
+    cluster[client.id] = known[losses.index(min(losses))]

@@ -3,9 +3,15 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import torch
 from torch import Tensor, nn
+
+from fl_lightning.core.client import Client
+from fl_lightning.core.phase import Phase
+from fl_lightning.core.run import Run
+from fl_lightning.rng import key
 
 
 class Hypernetwork(nn.Sequential):
@@ -72,3 +78,36 @@ class Hypernetwork(nn.Sequential):
         made.backward(gradient.to(made))
         nn.utils.clip_grad_norm_(self.parameters(), clip)
         optimizer.step()
+
+
+def first_hypernetwork(run: Run, embedding: int | None, hidden: int, layers: int) -> dict[str, Tensor]:
+    """The server's first parameters and momenta of one for all clients, drawn from the seed.
+
+    Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a client comes to those
+    that the server has already, its embedding is the mean of theirs.
+    """
+    known = run.server.memory.get("hypernetwork.0.weight")
+    width = known.shape[1] if known is not None else embedding or int(1 + run.clients / 4)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(key(run.config.seed, "hypernetwork"))
+        network = Hypernetwork(run.clients, run.groups[0].layout.parameters.stop, width, hidden, layers)
+    if known is not None:
+        network.get_parameter("0.weight").data[len(known) :] = known.mean(0)
+    return network.tensors() | network.momenta()
+
+
+def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Iterator[Phase]:
+    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all else stands still.
+
+    Its model is then what is made of it.
+    """
+    network = Hypernetwork.of(client.run.server.memory).requires_grad_(False)
+    embeddings = network.get_parameter("0.weight").requires_grad_()
+    optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
+    model, columns = client["model"], client.layout.parameters
+    for _ in range(client.run.server.round):
+        made = network(torch.tensor(client.id))
+        model[columns] = made.detach().to(model)
+        yield Phase()
+        network.descend(made, made.detach() - model[columns].to(made), optimizer, clip)
+    network.write(client.id, model)

@@ -59,3 +59,16 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
         likelihood = each[torch.arange(len(y), device=y.device), :, y] + weights.to(each).log()
         found.append((likelihood.softmax(1), right))
     return torch.cat([q for q, _ in found]), torch.cat([right for _, right in found])
+
+
+def fitted_weights(client: Client, steps: int = 100) -> Tensor:
+    """Weights (K,), float64, of components that stay as they are: so many steps of expectation-maximisation from equal
+    ones, on the client's training samples. 100: ours, they come to rest long before.
+    """
+    count = len(client.memory["pi"])
+    weights = torch.full((count,), 1 / count, dtype=torch.float64)
+    likelihood = responsibilities(client, weights)[0].double().cpu()
+    for _ in range(steps):
+        shares = likelihood * weights
+        weights = (shares / shares.sum(1, keepdim=True)).mean(0)
+    return weights

@@ -144,10 +144,16 @@ def teach(server: Server, sent: Mapping[int, Payload]) -> None:
     """Put into what is `sent` to each client its teacher (|D_r|, C), once somebody has told predictions."""
     memory, P = server.memory, server.memory["public.predictions"]
     for client, payload in sent.items() if len(P) else ():
-        row = memory["public.rows"][client].to(P.dtype)
+        row = rows_of(memory, [client])[0].to(P.dtype)
         payload.extra["teacher"] = (row @ P.flatten(1)).view(P.shape[1:])
     server.flops += 2 * len(server.cohort) * P.numel()
     server.view = teachers_view(memory, server.cohort)
+
+
+def rows_of(memory: Mapping[str, Tensor], clients: list[int]) -> Tensor:
+    """The rows of `clients` (n, m); to a client more than there are the mean of all is the teacher."""
+    rows = memory["public.rows"]
+    return torch.cat([rows, rows.new_full((1, rows.shape[1]), 1 / max(rows.shape[1], 1))])[clients]
 
 
 def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationView:
@@ -155,7 +161,7 @@ def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationVi
     told = memory["public.told"].tolist()
     if not told:
         return RelationView(np.eye(len(cohort), dtype=np.float32)[:, None], cohort, [LAYER], cohort)
-    rows = memory["public.rows"][cohort].to(torch.float32).numpy()
+    rows = rows_of(memory, cohort).to(torch.float32).numpy()
     return RelationView(rows[:, None], cohort, [LAYER], told)
 
 

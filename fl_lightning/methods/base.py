@@ -15,6 +15,7 @@ from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts
 from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
@@ -81,6 +82,8 @@ class Method:
     everyone_first: ClassVar[bool] = False
     """Whether all clients take part in the first round, whatever the participation: a method that begins with what it
     must know of everybody."""
+    newcomers: ClassVar[Rule | None] = None
+    """What a client is given that has been in no round; None: as `scope` and the relation let it (`engine.joining`)."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -167,6 +170,16 @@ class Method:
     def upload(self, client: Client, payload: Payload) -> Payload:
         """What goes to the server."""
         return Payload(client.layout, client["model"], client.group.up_mask.copy())
+
+    # ---------------------------------------------------------------- a client that has been in no round
+
+    def admit(self, server: Server, client: Client) -> None:
+        """A newcomer is about to take part: what the server sets for it (every rank). Its model begins as the global
+        one, or as the mean of all; the tensors of `init_server` have room for one client more."""
+
+    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """A newcomer's local training."""
+        return self.phases(client, payload)
 
     # ---------------------------------------------------------------- scores
 

@@ -10,10 +10,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.clusters import model_of, own_cluster
+from fl_lightning.core import Client, GroupServer, Payload, Rule, Run, Server
+from fl_lightning.knowledge.clusters import model_of, own_cluster, settle
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import PositiveInt
 
@@ -23,6 +21,7 @@ class Clustered(Method, ABC):
     """Base: a client is sent, and scored with, the model of its cluster. In the beginning there is one cluster."""
 
     several = False
+    newcomers = Rule("cluster of least loss on its samples (without any: the largest), then local training")
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """`cluster` (N,): of every client."""
@@ -31,6 +30,10 @@ class Clustered(Method, ABC):
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The model of the client's cluster."""
         return own_cluster(server)
+
+    def admit(self, server: Server, client: Client) -> None:
+        """Choose its cluster."""
+        settle(server, client)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """That of the client's cluster."""

@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
 from fl_lightning.core.run import Run
@@ -39,6 +40,7 @@ class FedALA(Method):
     family = "mixing"
     judge = "before"
     starts = "both"
+    newcomers = Rule("global model, mixed number by number with its own; then local training")
 
     eta: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     share: PositiveShare = 0.8

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, GroupServer, Payload, Phase
+from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, Rule
 from fl_lightning.methods.base import Method, Scope
 
 
@@ -21,6 +21,7 @@ class FedBABU(Method):
 
     family = "partial sharing"
     judge = "finetuned"
+    newcomers = Rule("global body and first classifier, fine-tuned as a whole")
 
     def scope(self, block: Block) -> Scope:
         """The classifier is never sent: everybody has it."""
@@ -29,6 +30,10 @@ class FedBABU(Method):
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """The body; the classifier is left out of the optimiser, whose decay or momentum would move it."""
         return [Phase(trains=client.mask(lambda b: not b.head))]
+
+    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """The whole model."""
+        return [Phase(purpose="finetune")]
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """The body, and the classifier that all began with: it is whole without being sent."""

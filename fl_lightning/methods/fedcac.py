@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import Client, Payload, Run, Server
+from fl_lightning.core import Client, Payload, Rule, Run, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.critical import alike, critical, overlaps, packed, unpacked
 from fl_lightning.methods.base import Method
@@ -37,6 +37,7 @@ class FedCAC(Method):
     judge = "after"
     statistics = True
     several = False
+    newcomers = Rule("global model; its critical numbers from clients like it; then local training", remembers=True)
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
     beta: PositiveInt = searched(100, Choice((20, 50, 100, 170)), "the authors' 100 and 170, and less for shorter runs")

@@ -11,8 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Run
-from fl_lightning.knowledge.mixture import Mixture, mixed, responsibilities
+from fl_lightning.core import Client, Objective, Payload, Phase, Rule, Run
+from fl_lightning.knowledge.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import PositiveInt
 
@@ -35,6 +35,7 @@ class FedEM(Method):
     adapts = True
     classes = True
     client_memory = True
+    newcomers = Rule("own weights of the global components, which stay")
 
     components: PositiveInt = 3
 
@@ -51,6 +52,11 @@ class FedEM(Method):
         q, right = responsibilities(client, client.memory["pi"])
         client.memory["pi"] = q.cpu().double().mean(0)
         return [Phase(objective=Objective(loss=self.loss), targets=q[:, :, None] * right[:, None])]
+
+    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """E-steps alone."""
+        client.memory["pi"] = fitted_weights(client)
+        return []
 
     def loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
         """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches another."""

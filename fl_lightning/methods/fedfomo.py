@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
 from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Slot
 from fl_lightning.core.relation import Weights
@@ -42,6 +43,7 @@ class FedFomo(Method):
     starts = "both"
     statistics = True
     several = False
+    newcomers = Rule("mean of all, towards who does better on its validation data; then local training", remembers=True)
     changes_download = True
 
     models: NonNegativeInt = searched(4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8")

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Payload, Phase, Run, Server
+from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
@@ -38,6 +38,7 @@ class FedMD(WithoutModels):
     starts = "own"
     statistics = True
     classes = True
+    newcomers = Rule("own training, after distilling all predictions on public data", gives=False, unlabelled=True)
 
     samples: PositiveInt = 5000
     epochs: NonNegativeInt = 1

@@ -80,9 +80,8 @@ class FEDORA(Method):
         if self.selection in ("always", "constant"):
             return self.lam
         gain = client.loss(client.data.validation) - client.loss(client.data.validation, client.composed(payload))
-        if self.selection == "paper":
-            return max(self.epsilon, gain)
-        return 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
+        code = 0.0 if gain < 0 else 0.5 * math.exp(min(gain / 2, 50.0))
+        return max(self.epsilon, gain) if self.selection == "paper" else code
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """A client tells the basis of its data once, with its first upload."""

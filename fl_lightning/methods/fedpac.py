@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.core import Client, Payload, Phase, Run, Server
+from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments, under_mean_body
@@ -38,6 +38,7 @@ class FedPAC(ClassMeans):
 
     family = "partial sharing"
     several = False
+    newcomers = Rule("global body under its own mix of classifiers, then local training", remembers=True)
     server_models = 1
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the paper's")

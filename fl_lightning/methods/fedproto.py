@@ -11,7 +11,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client
+from fl_lightning.core import Client, Rule
 from fl_lightning.core.phase import Batch
 from fl_lightning.knowledge.class_means import distance_to_means
 from fl_lightning.knowledge.common import wide
@@ -37,6 +37,7 @@ class FedProto(WithoutModels, ClassMeans):
 
     family = "prototypes and distillation"
     starts = "own"
+    newcomers = Rule("own training, towards the class means of all", gives=False)
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1")
     distance: Literal["means", "norm", "squared"] = "squared"

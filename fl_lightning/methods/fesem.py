@@ -10,10 +10,9 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core.run import Run
-from fl_lightning.core.server import Server
+from fl_lightning.core import Client, Rule, Run, Server
 from fl_lightning.core.vectors import distances
-from fl_lightning.knowledge.clusters import average, centre
+from fl_lightning.knowledge.clusters import average, centre, settle
 from fl_lightning.methods.clustered import KClusters
 from fl_lightning.ranges import PositiveInt
 from fl_lightning.rng import numpy_rng
@@ -36,6 +35,9 @@ class FeSEM(KClusters):
 
     family = "clusters"
     averages = "known"
+    newcomers = Rule(
+        "cluster nearest to the model it trains (without labels: the largest), then local training", remembers=True
+    )
 
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
@@ -54,3 +56,7 @@ class FeSEM(KClusters):
             centres = [centre(group, k) for k in range(self.clusters)]
             cluster[who] = distances(group, who, centres, blocks).argmin(1)
         average(server, cluster, server.run.relation, who)
+
+    def admit(self, server: Server, client: Client) -> None:
+        """It begins between the centres, where it can train."""
+        settle(server, client, self.clusters if len(client.data.train) else None)

@@ -49,7 +49,8 @@ class IFCA(KClusters):
         """Take the best."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         losses = [client.loss(client.data.train, model) for model in models] if len(models) > 1 else [0.0]
-        client.noted["cluster"] = losses.index(min(losses))
+        known = int(client.run.server.memory["cluster"][client.id])
+        client.noted["cluster"] = losses.index(min(losses)) if len(client.data.train) else known
         client["model"].copy_(models[client.noted["cluster"]])
 
     def upload(self, client: Client, payload: Payload) -> Payload:

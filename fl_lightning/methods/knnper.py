@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core import Client, Run
+from fl_lightning.core import Client, Rule, Run
 from fl_lightning.knowledge.common import wide
 from fl_lightning.knowledge.neighbours import Kernel, vote
 from fl_lightning.methods.base import Method
@@ -41,6 +41,7 @@ class KNNPer(Method):
     adapts = True
     features = True
     classes = True
+    newcomers = Rule("global model, and the vote of its own samples", "nothing")
 
     lam: UnitInterval | None = None
     k: PositiveInt = 7

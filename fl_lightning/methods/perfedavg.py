@@ -14,6 +14,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, Uniform
 from fl_lightning.core.client import Client
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.run import Run
@@ -41,6 +42,7 @@ class PerFedAvg(Method):
     family = "one global model"
     judge = "before"
     adapts = True
+    newcomers = Rule("global model, and its own step from it", "nothing")
 
     alpha: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the default (pFedMe: to 0.03)")
     variant: Literal["fo", "hf"] = "fo"

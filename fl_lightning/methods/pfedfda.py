@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
+from fl_lightning.core import Block, Client, Payload, Phase, Rule, Run, Server
 from fl_lightning.knowledge.gaussians import Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
@@ -41,6 +41,7 @@ class PFedFDA(Method):
     features = True
     statistics = True
     several = False
+    newcomers = Rule("global body under a classifier of Gaussians, adapted to its own", "nothing")
 
     ridge: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up")
     beta: UnitInterval | None = None

@@ -2,20 +2,23 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
+from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
+from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.hypernetwork import Hypernetwork
+from fl_lightning.knowledge.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
-from fl_lightning.rng import key
 from fl_lightning.search import LogRange, searched
 
 
@@ -38,6 +41,7 @@ class PFedHN(Method):
 
     family = "hypernetwork"
     several = False
+    newcomers = Rule("model made of an own embedding, which is fitted under the fixed hypernetwork")
 
     embedding: PositiveInt | None = None
     hidden: PositiveInt = 100
@@ -57,12 +61,7 @@ class PFedHN(Method):
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
-        [group] = run.groups
-        sizes = (run.clients, group.layout.parameters.stop, self.embedding or int(1 + run.clients / 4), self.hidden)
-        with torch.random.fork_rng(devices=[]):
-            torch.manual_seed(key(run.config.seed, "hypernetwork"))
-            network = Hypernetwork(*sizes, self.hidden_layers)
-        return network.tensors() | network.momenta()
+        return first_hypernetwork(run, self.embedding, self.hidden, self.hidden_layers)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """Every client its own model."""
@@ -76,6 +75,10 @@ class PFedHN(Method):
             change = server.only.vector(client, since="sent")[columns]
             network.descend(network(torch.tensor(client)), -change, optimizer, self.clip)
         server.flops += 2 * network.products * (len(server.cohort) + 3 * len(server.answered))
+
+    def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        """The embedding alone steps, from the mean of all, as often as there were rounds."""
+        return fit_embedding(client, self.hyper_lr, self.hyper_momentum, self.hyper_decay, self.clip)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:
         """What the server makes for the client now, with the client's running statistics (home rank)."""

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from fl_lightning.core.layout import Block
+from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.server import Server
 from fl_lightning.core.vectors import last_received, products
@@ -33,6 +34,7 @@ class PFedLA(Method):
     family = "hypernetwork"
     judge = "before"
     several = False
+    newcomers = Rule("own mix by layer, of a network of its own; then local training", remembers=True)
     changes_download = True
 
     embedding: PositiveInt = 100

@@ -77,8 +77,9 @@ class Setup:
     @cached_property
     def kind(self) -> np.ndarray:
         """Each client's architecture (N,)."""
-        clients = self.config.federation.clients
-        return np.repeat(np.arange(len(self.profiles)), [m.count or clients for m in self.config.models])
+        dealt, data = self.config.federation.clients, self.sizes.data
+        kinds = np.repeat(np.arange(len(self.profiles)), [m.count or dealt for m in self.config.models])
+        return kinds[: self.config.clients] if data is None else kinds[data.numbers]
 
     @cached_property
     def home(self) -> np.ndarray:
@@ -115,7 +116,7 @@ class Setup:
     @cached_property
     def sources(self) -> int:
         """Models that are mixed."""
-        return self.mixed(len(cohorts(self.config)[0]), met(self.config), self.config.federation.clients)
+        return self.mixed(len(cohorts(self.config)[0]), met(self.config), self.config.clients)
 
     def mixed(self, cohort: int, known: int, everyone: int) -> int:
         """Models that are mixed, of so many clients."""
@@ -288,7 +289,7 @@ def _mixing(setup: Setup) -> Part:
 
 def _named_tensors(setup: Setup) -> float:
     """Bytes of the server's, the relation's made without memory; one that wants data holds everybody by everybody."""
-    clients, method = setup.config.federation.clients, max(p.memory for p in setup.profiles)
+    clients, method = setup.config.clients, max(p.memory for p in setup.profiles)
     run: Any = SimpleNamespace(clients=clients, layer_names=range(setup.widest.layers), config=setup.config)
     with contextlib.suppress(Exception), FakeTensorMode():
         return float(method + sum(t.nbytes for t in setup.relation.init_server(run).values()))

@@ -131,7 +131,7 @@ class Planner:
             share = 1 - (now - hardware.capacity) / (2 * saving) if saving else 0.0  # of the batch, that would just fit
             change(group, batch_size=max(1, old // next((k for k in (2, 4, 8, 16) if share >= 1 / k), 16)))
         more = hardware  # nodes: the ranks of one share its memory
-        while more.ranks * 2 <= config.federation.clients and not self.plan(more).fits:
+        while more.ranks * 2 <= config.clients and not self.plan(more).fits:
             more = replace(more, nodes=2 * more.nodes)
         changed[f"--nodes {more.nodes}"] = more, config
         change("data", resident="never")

@@ -59,9 +59,10 @@ def sizes_of(config: Config, samples: int) -> DataSizes:
     Raises:
         BadInput: data that are there cannot be dealt out like this.
     """
-    clients = config.federation.clients
+    clients = config.clients
     try:
-        data = prepare(replace(config.data, download=False), clients, config.seed, config.smoke)
+        dealt = config.federation.clients
+        data = prepare(replace(config.data, download=False), dealt, config.seed, config.smoke)
     except Absent:
         from fl_lightning.data.vision import RECIPES
 
@@ -96,15 +97,14 @@ def made_up(sizes: DataSizes) -> FederatedData:
 def cohorts(config: Config) -> list[np.ndarray]:
     """The first few cohorts; one, where all of them are everybody."""
     first = np.array(cohort_of(config, 1))
-    rounds = min(config.federation.rounds, DRAWS) if len(first) < config.federation.clients else 1
+    rounds = min(config.federation.rounds, DRAWS) if len(first) < config.clients else 1
     return [first, *(np.array(cohort_of(config, t)) for t in range(2, rounds + 1))]
 
 
 def met(config: Config) -> int:
     """Clients that have taken part by the last round (expected)."""
-    federation = config.federation
-    share = 1 - (1 - len(cohorts(config)[0]) / federation.clients) ** federation.rounds
-    return math.ceil(share * federation.clients - 1e-9)
+    share = 1 - (1 - len(cohorts(config)[0]) / config.clients) ** config.federation.rounds
+    return math.ceil(share * config.clients - 1e-9)
 
 
 def mib(size: float) -> str:

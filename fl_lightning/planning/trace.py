@@ -147,7 +147,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     group = make_group(0, fabric.device, config, model, [0], method)
     one = replace(sizes, train=sizes.train[:1], test=sizes.test[:1])  # of all data the first client's, made up
     run = run_of(fabric, config, made_up(one), method, [], [group], Path())
-    run.home = [0] * config.federation.clients
+    run.home = [0] * config.clients
     dtype = run.dtype
     trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters

@@ -75,8 +75,9 @@ def rehearse(setup: Setup, threads: int | None) -> list[Observed]:
     config = replace(config, federation=replace(config.federation, rounds=ROUNDS, on_bad_client="stop"))
     if data is None:
         models = [replace(m, count=None if m.count is None else min(m.count, MADE_UP)) for m in config.models]
-        clients = sum(m.count or 0 for m in models) or min(MADE_UP, config.federation.clients)
-        config = replace(config, models=models, federation=replace(config.federation, clients=clients))
+        clients = sum(m.count or 0 for m in models) or min(MADE_UP, config.clients)
+        federation, everyone = replace(config.federation, clients=clients), replace(config.data, held_out_clients=0.0)
+        config = replace(config, models=models, federation=federation, data=everyone)
         data = made_up(replace(setup.sizes, train=setup.sizes.train[:clients], test=setup.sizes.test[:clients]))
     keep_freed()  # as a run does
     before = torch.get_num_threads()
@@ -102,7 +103,7 @@ class _Rehearsal:
         self.setup, self.fed, run = setup, fed, fed.run
         # Then what other programs take of the machine can be told from what the rounds do: they never wait.
         self._one_thread = run.device.type == "cpu" and torch.get_num_threads() == 1
-        known = round(met(setup.config) / setup.config.federation.clients * run.clients)
+        known = round(met(setup.config) / setup.config.clients * run.clients)
         run.server.uploaded.update(range(known))  # in the end so many are mixed
 
     def run(self, kind: int, budget: float) -> list[Observed]:

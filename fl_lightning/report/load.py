@@ -61,6 +61,7 @@ class Run:
     summary: dict[str, Any]
     """Empty unless the run has ended."""
     ledger: Ledger | None = None
+    newcomers: list[Row] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
     """What is missing, by section of the page."""
 
@@ -236,6 +237,7 @@ def _load(path: Path, name: str, ledger: bool) -> Run:
     run.metrics = _table(run, "accuracy", "metrics.csv", folder.read_metrics, "round")
     run.clients = _table(run, "fairness", "clients.csv", folder.read_clients, "round", "client")
     run.final = _table(run, "fairness", "final.csv", folder.read_final, "client", "accuracy")
+    run.newcomers = _table(run, "newcomers", "newcomers.csv", folder.read_newcomers, "samples_per_class", "accuracy")
     summary = _read(run, "runs", "summary.json", folder.read_summary)
     run.summary = summary if isinstance(summary, dict) else {}
     if (path / "failure.txt").is_file():

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from fl_lightning import __version__
-from fl_lightning.report import figures, pictures, tables
+from fl_lightning.report import figures, newcomers, pictures, tables
 from fl_lightning.report.load import Run
 
 MARKER = '<meta name="generator" content="fl-train report'
@@ -20,7 +20,7 @@ def render(runs: list[Run]) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    drawn = figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn = figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs) | newcomers.curve(runs)
     relation = pictures.relations(runs)
     for run in relation["runs"]:
         run["layers"] = figures.labels(run["layers"])
@@ -45,6 +45,7 @@ def render(runs: list[Run]) -> str:
         colours=data["colours"],
         tables=tables,
         figures=drawn,
+        newcomers=newcomers,
         curves=data["curves"],
         relation=relation,
         clients=_clients(relation),

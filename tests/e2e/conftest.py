@@ -156,6 +156,7 @@ class Record:
     relation: dict[str, dict[str, list[Any]]]
     weights: dict[str, str]
     """SHA-256 of each client's tensors, and of the server's."""
+    newcomers: list[dict[str, str]]
 
     @classmethod
     def of(cls, folder: Path) -> Record:
@@ -171,6 +172,7 @@ class Record:
             rows(folder, "final.csv"),
             {file.name: relation(file) for file in sorted((folder / "relation").iterdir())},
             {name: _digest(checkpoints / file) for name, file in files.items()},
+            rows(folder, "newcomers.csv") if (folder / "newcomers.csv").exists() else [],
         )
 
 

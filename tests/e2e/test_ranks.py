@@ -31,12 +31,13 @@ RUNS = {
     " --federation.participation 0.6",
     "lonely": "--federation.participation 0.1 --callbacks quantize",  # a rank has no client of the cohort
     "stacked": "--fabric.executor vmap --federation.participation 0.6 --optimizer.momentum 0.5",
+    "newcomers": "--data.held_out_clients 0.4 --federation.participation 0.6 --evaluation.newcomer_samples [0,5]",
     "banked": "--fabric.bank disk --callbacks quantize --federation.participation 0.6",
     "kept": "--optimizer.name adam --optimizer.keep_state true --federation.participation 0.5 --fabric.bank host",
 }
 
 
-@pytest.mark.sampled("normed-2", "compressed-2", "lonely-2")  # more runs on two ranks are golden
+@pytest.mark.sampled("normed-2", "compressed-2", "lonely-2", "newcomers-2")  # more runs on two ranks are golden
 @pytest.mark.parametrize("ranks", [2, 3])
 @pytest.mark.parametrize("name", RUNS)
 def test_several_processes_give_what_one_gives(

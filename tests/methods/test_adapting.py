@@ -485,11 +485,11 @@ def test_who_joins_without_labels_is_not_adapted_to_made_up_ones(federation: Mak
     """It is scored by what the server has; with labels it is not."""
     fed = run_all(federation(method, rounds=1))
     new = fed.run.data.client(1, fed.run.device, fed.run.dtype)
-    _, _, without = join(fed, new, False, 0)
-    _, _, other = join(fed, replace(new, train=fed.run.data.client(2).train), False, 0)
+    _, _, without = join(fed.worker, new, False, 0)
+    _, _, other = join(fed.worker, replace(new, train=fed.run.data.client(2).train), False, 0)
     assert without == other
     if not isinstance(method, FedEM):  # who has not trained has no weights
-        assert join(fed, new, True, 0)[2] != without
+        assert join(fed.worker, new, True, 0)[2] != without
     assert len(fed.run.data.client(1).train) > 0
 
 

@@ -386,7 +386,7 @@ def test_the_matrix_is_the_relation_that_is_drawn(federation: Make, method: FedM
 
 def test_two_clients_with_the_same_data_teach_each_other_most(federation: Make) -> None:
     fed = federation(SimPFD(**SMALL), clients=4, local_epochs=3, **PUBLIC)
-    fed.run.data.admit(1, fed.run.data.client(0))
+    fed.run.data._cache[1, fed.run.device, fed.run.dtype] = fed.run.data.client(0)
     fed.round(1)
     rows = rows_of(fed)
     assert rows[0, 1] == rows[0].index_select(0, torch.tensor([1, 2, 3])).max()

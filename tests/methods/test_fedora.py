@@ -226,8 +226,8 @@ def test_random_similarity_is_table_4s(make: Make) -> None:
     record = fed.round(1)
     assert not record.traffic[:, 1, -1].any()
     np.testing.assert_allclose(record.relation.rows[:, 0], own.numpy(), rtol=1e-6)
-    with pytest.raises(BadInput, match="cannot place a new client"):
-        fed.run.relation.newcomer(fed.run, fed.run.data.client(0).train, labelled=True)
+    assert fed.run.relation.newcomer(fed.run, fed.run.data.client(0).train, labelled=True) is None
+    assert join(fed.worker, fed.run.data.client(0), True, 1).vector.isfinite().all()  # its similarities are drawn, too
     with pytest.raises(BadInput, match=r"method\.similarity.*one of subspace, random"):
         FEDORA(similarity="gradient")  # type: ignore[arg-type]
 
@@ -342,30 +342,30 @@ def test_a_newcomer_asks_anew_how_strongly_it_is_pulled(federation: Make, monkey
 
     monkeypatch.setattr(FEDORA, "coefficient", watched)
     new = fed.run.data.client(0)
-    model, *_ = join(fed, new, True, 3)
+    model, *_ = join(fed.worker, new, True, 3)
     assert [round(s, 8) for s, _ in asked[:1]] == [1e-8]
     assert len(asked) == 3 and len({float(model.norm()) for _, model in asked}) == 3
     pulled = float((model - asked[0][1]).norm())
     monkeypatch.setattr(FEDORA, "coefficient", lambda *_: 0.0)
-    free, *_ = join(fed, new, True, 3)
+    free, *_ = join(fed.worker, new, True, 3)
     assert pulled < 0.5 * float((free - asked[0][1]).norm())  # the third round's strength came in
     monkeypatch.setattr(FEDORA, "coefficient", strength)
-    once, *_ = join(fed, new, True, 1)
+    once, *_ = join(fed.worker, new, True, 1)
     assert torch.equal(once, asked[1][1])
 
 
-def test_a_newcomer_to_fedavg_gets_the_global_model_and_kapc_says_no(tmp_path: Path, capsys, monkeypatch) -> None:
+def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
     quick = " --loggers null --callbacks.heatmaps null --federation.rounds 1 --federation.clients 3 --out runs"
-    for method in ("fedavg", "kapc"):
+    for method in ("fedavg", "local"):
         assert main(f"fit --config kapc_digits --method {method}{quick} --name {method}".split()) == 0
     np.savez("new.npz", x_train=np.zeros((5, 8, 8), np.uint8))
     assert main(["join", "--run", "runs/fedavg", "--data", "new.npz", "--out", "new.safetensors"]) == 0
     assert main(["export", "--run", "runs/fedavg", "--client", "0", "--out", "old.safetensors"]) == 0
     assert (tmp_path / "new.safetensors").read_bytes() == (tmp_path / "old.safetensors").read_bytes()
     capsys.readouterr()
-    assert main(["join", "--run", "runs/kapc", "--data", "new.npz", "--out", "other.safetensors"]) == 2
-    assert "cannot place a new client" in capsys.readouterr().err
+    assert main(["join", "--run", "runs/local", "--data", "new.npz", "--out", "other.safetensors"]) == 2
+    assert "local gives a new client no model" in capsys.readouterr().err
 
 
 def test_every_round_is_judged_on_validation_data_too(tmp_path: Path, monkeypatch) -> None:

@@ -1,0 +1,85 @@
+"""Data of clients that come after the last round: those that were held out, or one whose data lie in a file."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data import arrays
+from fl_lightning.data.federated import ClientData, FederatedData, HeldOut, ResidentPart
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import generator, numpy_rng
+
+Shares = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
+
+
+def apart(shares: Shares, angles: Sequence[float], count: int, seed: int) -> tuple[Shares, list[HeldOut]]:
+    """What each client was dealt (training, validation and test) without `count` of them, who are drawn, and these."""
+    drawn = numpy_rng(seed, "held-out clients").choice(len(angles), count, replace=False)
+    trains, held, tests = shares
+    away = [HeldOut(c, trains[c], held[c], tests[c], angles[c]) for c in sorted(drawn.tolist())]
+    here = [c for c in range(len(angles)) if c not in set(drawn.tolist())]
+    return ([trains[c] for c in here], [held[c] for c in here], [tests[c] for c in here]), away
+
+
+def few(
+    data: FederatedData, who: HeldOut, per_class: int, validation: float, seed: int,
+    device: torch.device, dtype: torch.dtype,
+) -> tuple[ClientData, bool]:  # fmt: skip
+    """What a held-out client brings, and whether it has labels.
+
+    Args:
+        data: of the run.
+        who: the client.
+        per_class: labelled samples of each class (of a regression: in all), or as many as it has: the first of an order
+            that is drawn, so that more samples hold the fewer ones. 0: all of its training samples, without labels.
+        validation: share of these that is set apart.
+        seed: of the run.
+        device: where it trains.
+        dtype: of its inputs.
+    """
+    (x, y), test = data.of_held_out(who, device, dtype)
+    if not per_class:
+        return _parts(x, torch.zeros_like(y), test, validation, seed), False
+    kept = labelled(y if data.task == "classification" else torch.zeros_like(y), who, per_class, seed)
+    return _parts(x[kept], y[kept], test, validation, seed), True
+
+
+def labelled(strata: Tensor, who: HeldOut, per_class: int, seed: int) -> Tensor:
+    """Places of `per_class` of a held-out client's training samples of each class (n,), ascending."""
+    order = torch.randperm(len(strata), generator=generator(seed, "newcomer's samples", who.number)).to(strata.device)
+    return torch.cat([order[strata[order] == k][:per_class] for k in strata.unique()]).sort().values
+
+
+def from_file(
+    data: FederatedData, file: str, validation: float, seed: int, dtype: torch.dtype = torch.float32
+) -> tuple[ClientData, bool]:
+    """A new client's parts from an npz file, prepared as everybody's; and whether it has labels.
+
+    Raises:
+        BadInput: the file cannot be read, or its samples are of another shape or class.
+    """
+    pools = arrays.newcomer(file, data.task)
+    parts = []
+    for name in ("train", "test"):
+        raw, labels = pools.get(name, (np.zeros((0, *data.input_shape), np.uint8), np.zeros(0, np.int64)))
+        if raw.shape[1:] != data.input_shape:
+            raise BadInput("data", file, f"samples of shape {raw.shape[1:]}, but the run has {data.input_shape}")
+        if data.task == "classification" and labels is not None and labels.max(initial=0) >= data.num_classes:
+            raise BadInput("data", file, f"label {labels.max()}, but the run has {data.num_classes} classes")
+        known = torch.from_numpy(labels if labels is not None else np.zeros(len(raw), np.int64))
+        known = known.float() if data.task == "regression" else known
+        parts.append((data.inputs(torch.from_numpy(raw), torch.device("cpu"), dtype), known))
+    (x, y), test = parts
+    return _parts(x, y, test, validation, seed), pools["train"][1] is not None
+
+
+def _parts(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], validation: float, seed: int) -> ClientData:
+    """Samples x with labels y, of which a share is set apart for validation, and a test part."""
+    order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
+    held, kept = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
+    train, apart = (ResidentPart(x[i], y[i], None) for i in (kept.sort().values, held.sort().values))
+    return ClientData(train, apart, ResidentPart(*test, None))

@@ -1,0 +1,53 @@
+"""Clients that were held out of a run: how the models that they are given fare, over labelled samples."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.report.figures import Figure, colour, run_labels
+from fl_lightning.report.load import Run
+from fl_lightning.report.tables import NONE, Table, percent
+
+
+def means(run: Run) -> dict[int, list[float]]:
+    """Accuracies of its newcomers by labelled samples of each class, ascending."""
+    found: dict[int, list[float]] = {}
+    for row in sorted(run.newcomers, key=lambda row: row["samples_per_class"]):
+        found.setdefault(int(row["samples_per_class"]), []).append(row["accuracy"])
+    return found
+
+
+def curve(runs: list[Run]) -> dict[str, Figure]:
+    """Their mean accuracy, with the spread over clients; nothing where nobody was held out."""
+    lines: list[dict[str, Any]] = []
+    ticks: list[str] = [str(count) for count in sorted({count for run in runs for count in means(run)})]
+    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
+        found = means(run)
+        if found:
+            spread = [round(float(np.std(scores)), 5) for scores in found.values()]
+            lines.append(
+                {
+                    "type": "scatter", "mode": "lines+markers", "name": label, "x": [str(count) for count in found],
+                    "y": [round(float(np.mean(scores)), 5) for scores in found.values()],
+                    "error_y": {"type": "data", "array": spread, "thickness": 1},
+                    "line": {"color": colour(number), "width": 2}, "hovertemplate": "%{x} samples a class: %{y:.2%}",
+                }
+            )  # fmt: skip
+    if not lines:
+        return {}
+    x = {"title": {"text": "labelled samples of each class"}, "type": "category", "categoryarray": ticks}
+    layout = {"xaxis": x, "yaxis": {"title": {"text": "accuracy, mean and spread"}, "tickformat": "~%"}}
+    return {"newcomers-curve": {"data": lines, "layout": layout | {"showlegend": True}}}
+
+
+def table(runs: list[Run]) -> Table:
+    """The same as text, and how each run's method comes to such a model."""
+    found = [means(run) for run in runs]
+    rows = [["held out", *(", ".join(map(str, run.summary.get("held_out_clients", []))) or NONE for run in runs)]]
+    rows.append(["a newcomer gets", *(str(run.summary.get("newcomer_rule", NONE)) for run in runs)])
+    for count in sorted({count for scores in found for count in scores}):
+        cells = [percent(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
+        rows.append([f"{count} labelled samples a class", *cells])
+    return Table(["", *(run.name for run in runs)], rows)

@@ -1,0 +1,55 @@
+"""Clients that were held out, on the page."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from fl_lightning.report import load, render
+from fl_lightning.report.newcomers import curve, table
+
+from .conftest import MakeRun
+
+SUMMARY = ', "held_out_clients": [3, 7], "newcomer_rule": "global model, then <local> training"'
+ROWS = """client,samples_per_class,samples,test_samples,rule,accuracy_heard,accuracy,loss
+3,0,0,9,"global model, then <local> training",0.25,0.25,2.0
+3,5,40,9,"global model, then <local> training",0.25,0.75,1.0
+7,0,0,9,"global model, then <local> training",0.75,0.75,2.0
+7,5,40,9,"global model, then <local> training",0.75,0.25,
+"""
+
+
+@pytest.fixture
+def held(make_run: MakeRun) -> Path:
+    """A run that held two clients out."""
+    path = make_run("held", summary=SUMMARY)
+    (path / "newcomers.csv").write_text(ROWS)
+    return path
+
+
+def test_the_curve_is_the_mean_over_unseen_clients(make_run: MakeRun, held: Path) -> None:
+    runs = load([make_run("plain"), held])
+    figure = curve(runs)["newcomers-curve"]
+    [line] = figure["data"]
+    assert (line["name"], line["x"], line["y"]) == ("held", ["0", "5"], [0.5, 0.5])
+    assert line["error_y"]["array"] == [0.25, 0.25]
+    assert table(runs).rows == [
+        ["held out", "–", "3, 7"],
+        ["a newcomer gets", "–", "global model, then <local> training"],
+        ["0 labelled samples a class", "–", "50.00 %"],
+        ["5 labelled samples a class", "–", "50.00 %"],
+    ]
+
+
+def test_it_stands_on_the_page_where_there_is_one(make_run: MakeRun, held: Path) -> None:
+    page = render(load([held]))
+    assert 'id="newcomers-curve"' in page and 'href="#newcomers"' in page and "then &lt;local&gt; training" in page
+    assert 'id="newcomers' not in render(load([make_run("plain")]))
+
+
+@pytest.mark.parametrize("text", ["client,samples_per_class\n3,", "client,samples_per_class,accuracy\n3,x,1\n", "\xff"])
+def test_a_damaged_table_costs_its_section_alone(held: Path, text: str) -> None:
+    (held / "newcomers.csv").write_text(text, encoding="latin-1")
+    runs = load([held])
+    assert not runs[0].newcomers and 'id="newcomers-curve"' not in render(runs)

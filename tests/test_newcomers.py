@@ -1,0 +1,490 @@
+"""Clients that are held out of a run, and the model that each method gives to one that it has never seen."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from fl_lightning import catalogue
+from fl_lightning.cli import main
+from fl_lightning.config import Component, DataConfig
+from fl_lightning.core import Rule
+from fl_lightning.data import FederatedData, normalisation, prepare
+from fl_lightning.data.newcomers import few, from_file, labelled
+from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.joining import join, newcomers
+from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.cfl import CFL
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedbabu import FedBABU
+from fl_lightning.methods.fedbn import FedBN
+from fl_lightning.methods.fedcac import FedCAC
+from fl_lightning.methods.fedem import FedEM
+from fl_lightning.methods.fedfomo import FedFomo
+from fl_lightning.methods.fedmd import FedMD
+from fl_lightning.methods.fedora import FEDORA
+from fl_lightning.methods.fedpac import FedPAC
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.methods.fedproto import FedProto
+from fl_lightning.methods.fedrep import FedRep
+from fl_lightning.methods.fesem import FeSEM
+from fl_lightning.methods.ifca import IFCA
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.knnper import KNNPer
+from fl_lightning.methods.local import Local
+from fl_lightning.methods.perfedavg import PerFedAvg
+from fl_lightning.methods.pfedhn import PFedHN
+from fl_lightning.methods.pfedla import PFedLA
+from fl_lightning.run import instantiate
+
+Make = Callable[..., Federation]
+HELD: dict[str, Any] = {"held_out_clients": 0.34, "alpha": 0.5}
+"""Of four clients one is held out."""
+SMALL = {name: {"samples": 24} for name in ("fedmd", "simpfd", "topkpfd", "ktpfl")}
+SMALL |= {name: {"samples": 24, "steps": 2} for name in ("feddf", "pfeddf")}
+SMALL |= {"lgfedavg": {"layers": 1}}
+
+
+def done(make: Make, method: Method, data: dict[str, Any] | FederatedData | None = None, **changes: Any) -> Federation:
+    """After all rounds."""
+    given = {**HELD, **data} if isinstance(data, dict) else data or HELD
+    fed = make(method, data=given, **changes)
+    fed.prepare()
+    for t in range(1, fed.run.rounds + 1):
+        fed.round(t)
+    return fed
+
+
+def kept(fed: Federation) -> list[Tensor]:
+    """Copies of all that clients and server keep."""
+    run = fed.run
+    found = [v for state in run.states.values() for v in (*state.vectors.values(), *state.memory.values())]
+    found += [*run.server.memory.values(), *(v for group in run.groups for v in group.vectors.values())]
+    return [v.clone() for v in found]
+
+
+def equal(a: list[Tensor], b: list[Tensor]) -> bool:
+    return len(a) == len(b) and all(torch.equal(x, y) for x, y in zip(a, b, strict=True))
+
+
+# ---------------------------------------------------------------- who is held out
+
+
+def test_the_split_is_the_one_of_all_and_who_is_held_out_is_drawn() -> None:
+    everyone = prepare(DataConfig(alpha=0.5), 10, 0)
+    held = prepare(DataConfig(alpha=0.5, held_out_clients=0.3), 10, 0)
+    assert (held.clients, len(held.held_out)) == (7, 3)
+    assert sorted([*held.numbers, *(who.number for who in held.held_out)]) == list(range(10))
+    for place, number in enumerate(held.numbers):
+        assert torch.equal(held.client(place).train.y, everyone.client(number).train.y)
+    for who in held.held_out:
+        (_, y), (_, test) = held.of_held_out(who, torch.device("cpu"), torch.float32)
+        assert torch.equal(y, everyone.client(who.number).train.y) and torch.equal(
+            test, everyone.client(who.number).test.y
+        )
+    other = prepare(DataConfig(alpha=0.5, held_out_clients=0.3), 10, 1)
+    assert [who.number for who in other.held_out] != [who.number for who in held.held_out]
+
+
+def test_normalisation_does_not_look_at_them() -> None:
+    data = prepare(DataConfig(alpha=0.5, validation=0.2, held_out_clients=0.3), 10, 0)
+    away = np.concatenate([index for who in data.held_out for index in (who.train, who.validation)])
+    mean, std = normalisation(np.delete(data._train.raw.numpy(), away, 0))
+    assert torch.equal(data._train.mean, mean) and torch.equal(data._train.std, std)
+
+
+@pytest.mark.sampled("FedAvg", "KAPC", "FEDORA")
+@pytest.mark.parametrize(
+    "method",
+    [FedAvg(), KAPC(), FEDORA(), PFedHN(), FeSEM(clusters=2), FedMD(samples=24)],
+    ids=lambda m: type(m).__name__,
+)
+def test_their_data_never_influence_training(federation: Make, tmp_path: Path, method: Method) -> None:
+    """Inputs are made noise and labels moved on, in the file that is read: no bit of the run is another."""
+    arrays = dict(np.load(digits(tmp_path)))
+    settings = {**HELD, "source": "arrays", "root": str(tmp_path / "digits.npz"), "validation": 0.2}
+    if isinstance(method, FedMD):
+        settings |= {"public": "held_back", "public_samples": 24}
+    config = DataConfig(**settings)
+    data = prepare(config, 4, 0)
+    clean = done(federation, method, data)
+    dirty = prepare(config, 4, 0)
+    for who in dirty.held_out:
+        for index in (who.train, who.validation):
+            dirty._train.raw[index], dirty._train.labels[index] = 255, (dirty._train.labels[index] + 1) % 10
+        dirty._test.raw[who.test] = 0
+    poisoned = done(federation, method, dirty)
+    assert equal(kept(clean), kept(poisoned))
+    scores = [fed.evaluator.everyone() for fed in (clean, poisoned)]
+    assert scores[0] == scores[1] and len(scores[0]["final_accuracies"]) == 3
+    assert newcomers(clean.worker)["newcomers"] != newcomers(poisoned.worker)["newcomers"]
+    if not isinstance(method, FedMD):  # its public data are cut from the file first
+        raw = arrays["x_train"].copy()
+        raw[np.concatenate([who.train for who in data.held_out])] = 255
+        np.savez(tmp_path / "digits.npz", **(arrays | {"x_train": raw}))
+        assert torch.equal(prepare(config, 4, 0)._train.mean, data._train.mean)
+
+
+def digits(folder: Path) -> Path:
+    """The digits as a file."""
+    from sklearn.datasets import load_digits
+
+    found = load_digits()
+    x, y = (found.images * 15).astype(np.uint8)[:700], found.target[:700]
+    np.savez(folder / "digits.npz", x_train=x[:500], y_train=y[:500], x_test=x[500:], y_test=y[500:])
+    return folder / "digits.npz"
+
+
+@pytest.mark.parametrize(
+    ("share", "said"),
+    [(0.05, "of 4 clients that is 0"), (0.9, "of 4 clients that is 4"), (1.0, r"in \[0, 1\)"), (-0.1, r"in \[0, 1\)"),
+     (float("nan"), "finite")],
+)  # fmt: skip
+def test_shares_that_leave_nobody_are_refused(federation: Make, share: float, said: str) -> None:
+    config = federation(FedAvg()).run.config
+    with pytest.raises(BadInput, match=rf"^data\.held_out_clients: .*{said}"):
+        replace(config, data=replace(config.data, held_out_clients=share)).validate()
+
+
+def test_an_architecture_without_clients_is_refused(federation: Make) -> None:
+    held = prepare(DataConfig(**HELD), 4, 0).held_out[0].number
+    counts = {"plain": 1, "norm": 3} if held == 0 else {"plain": 3, "norm": 1}
+    if held in (0, 3):
+        with pytest.raises(BadInput, match=r"data\.held_out_clients: .*are held out"):
+            federation(FedAvg(), net=counts, data=HELD)
+    fed = done(federation, FedMD(samples=24), {"public": "held_back"}, net={"plain": 2, "norm": 2})
+    assert [len(group.members) for group in fed.run.groups] == ([1, 2] if held < 2 else [2, 1])
+    assert all("accuracy" in row for row in newcomers(fed.worker)["newcomers"])
+
+
+# ---------------------------------------------------------------- few samples
+
+
+def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has() -> None:
+    data = prepare(DataConfig(**HELD), 4, 0)
+    who, cpu = data.held_out[0], torch.device("cpu")
+    (_, y), _ = data.of_held_out(who, cpu, torch.float32)
+    places = {k: labelled(y, who, k, 0) for k in (1, 5, 20)}
+    assert set(places[1].tolist()) < set(places[5].tolist()) < set(places[20].tolist())
+    for k, index in places.items():
+        counts = torch.bincount(y[index], minlength=10)
+        assert torch.equal(counts, torch.bincount(y, minlength=10).clamp_max(k))
+    with_labels, knows = few(data, who, 5, 0.2, 0, cpu, torch.float32)
+    assert knows and len(with_labels.train) + len(with_labels.validation) == len(places[5])
+    without, knows = few(data, who, 0, 0.0, 0, cpu, torch.float32)
+    assert not knows and len(without.train) == len(y)
+    assert not torch.cat([y for _, y in without.train.batches(64)]).any()
+
+
+# ---------------------------------------------------------------- every method
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", catalogue.table("methods"))
+def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) -> None:
+    """Rows for all; the run keeps what it had; once more gives the same."""
+    method = instantiate("method", Component(catalogue.table("methods")[name].class_path, SMALL.get(name, {})))
+    fed = done(federation, method, {"validation": 0.2, "public": "held_back"}, net="norm", clients=5)
+    before = kept(fed)
+    found = newcomers(fed.worker)
+    rows = found["newcomers"]
+    assert equal(kept(fed), before) and fed.run.clients == 3
+    assert [(row["client"], row["samples_per_class"]) for row in rows] == [
+        (who.number, count) for who in fed.run.data.held_out for count in (0, 1, 5, 20)
+    ]
+    for row in rows:
+        assert row["rule"] and row["samples"] <= 10 * row["samples_per_class"] and row["test_samples"] > 0
+        alone = name in ("local", "fedproto") and not row["samples"]
+        assert ("accuracy" in row) == (not alone)
+    losses = {row["samples_per_class"]: row.get("loss") for row in rows[:4]}
+    assert len(set(losses.values())) == 4  # each sample tells something
+    assert newcomers(fed.worker) == found
+
+
+def test_local_has_no_model_for_them_and_says_so(federation: Make) -> None:
+    fed = done(federation, Local())
+    rows = newcomers(fed.worker)["newcomers"]
+    assert {row["rule"] for row in rows} == {"own training only"}
+    assert [("accuracy_heard" in row, "accuracy" in row) for row in rows] == [
+        (False, row["samples"] > 0) for row in rows
+    ]
+    new, _ = few(fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype)
+    with pytest.raises(BadInput, match="local gives a new client no model"):
+        join(fed.worker, new, False, 2)
+
+
+def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make) -> None:
+    fed = done(federation, FedAvg())
+    who = fed.run.data.held_out[0]
+    new, knows = few(fed.run.data, who, 0, 0.0, 0, fed.run.device, fed.run.dtype)
+    vector, _, scores = join(fed.worker, new, knows, 2)
+    model = fed.run.groups[0].vectors["model"]
+    assert torch.equal(vector, model)
+    client = fed.evaluator.at_rest(0)
+    client.bind(model)
+    right = fed.evaluator.score("global", client, new.test)
+    loss = float(client.module.mean_loss(new.test, 500))
+    row = newcomers(fed.worker)["newcomers"][0]
+    assert row["accuracy"] == row["accuracy_heard"] == scores["accuracy_heard"] == float(right)
+    assert row["loss"] == pytest.approx(loss, rel=1e-6)
+
+
+def test_fedbn_without_normalisation_is_fedavg(federation: Make) -> None:
+    one, other = (newcomers(done(federation, m).worker)["newcomers"] for m in (FedBN(), FedAvg()))
+    assert one == other
+
+
+# ---------------------------------------------------------------- one client: join
+
+
+@pytest.mark.sampled("KAPC", "FedAvg", "IFCA")
+@pytest.mark.parametrize(
+    "method", [FedAvg(), KAPC(), IFCA(clusters=2), FEDORA(), FedRep(), PFedHN(), FedCAC(), FedPAC(), KNNPer(), CFL()],
+    ids=lambda m: type(m).__name__,
+)  # fmt: skip
+def test_join_gives_what_the_row_says(federation: Make, tmp_path: Path, method: Method) -> None:
+    """For the same samples, from a file: bit for bit."""
+    fed = done(federation, method, {"validation": 0.2})
+    data, who = fed.run.data, fed.run.data.held_out[0]
+    rows = {row["samples_per_class"]: row for row in newcomers(fed.worker)["newcomers"]}
+    raw, y = data._train.raw[who.train].numpy(), data._train.labels[who.train]
+    test = {"x_test": data._test.raw[who.test].numpy(), "y_test": data._test.labels[who.test].numpy()}
+    for count in (0, 5):
+        index = labelled(y, who, count, 0).numpy() if count else slice(None)
+        held = {"x_train": raw[index][:, 0], **(test | {"x_test": test["x_test"][:, 0]})}
+        np.savez(tmp_path / "new.npz", **held, **({"y_train": y.numpy()[index]} if count else {}))
+        new, knows = from_file(data, str(tmp_path / "new.npz"), 0.2, 0)
+        scores = join(fed.worker, new, knows, 2).scores
+        assert scores == {name: rows[count][name] for name in scores} and "loss" in scores
+
+
+def table(folder: Path) -> list[dict[str, str]]:
+    """The rows of newcomers.csv, as text."""
+    with (folder / "newcomers.csv").open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+@pytest.mark.slow
+def test_join_from_the_command_line_gives_what_the_row_says(fit: Callable[..., Path], capsys: Any) -> None:
+    held = "--data.held_out_clients 0.34 --evaluation.newcomer_samples [5]"
+    folder = fit("a", "--method ifca --method.clusters 2 --callbacks checkpoint", held)
+    [row] = table(folder)
+    data = prepare(DataConfig(fraction=0.4, alpha=0.1, held_out_clients=0.34), 4, 0)
+    [who] = data.held_out
+    assert str(who.number) == row["client"]
+    y, index = data._train.labels[who.train], labelled(data._train.labels[who.train], who, 5, 0)
+    x, test = data._train.raw[who.train][index][:, 0].numpy(), data._test
+    np.savez("new.npz", x_train=x, y_train=y[index].numpy(), x_test=test.raw[who.test][:, 0].numpy(),
+             y_test=test.labels[who.test].numpy())  # fmt: skip
+    capsys.readouterr()
+    assert main(["join", "--run", str(folder), "--data", "new.npz", "--out", "new.safetensors"]) == 0
+    said = capsys.readouterr().out
+    assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
+
+
+# ---------------------------------------------------------------- rules
+
+
+def after(fed: Federation, count: int, rounds: int = 2) -> tuple[Any, Any]:
+    """What the held-out client with so many samples comes to, and its data."""
+    run, apart = fed.run, fed.run.config.data.validation
+    new, knows = few(run.data, run.data.held_out[0], count, apart, 0, run.device, run.dtype)
+    return join(fed.worker, new, knows, rounds), new
+
+
+@pytest.mark.sampled("norm-FedPer")
+@pytest.mark.parametrize("method", [FedPer(), FedRep(head_epochs=2)], ids=lambda m: type(m).__name__)
+@pytest.mark.parametrize("net", ["plain", "norm"])
+def test_a_personal_part_is_trained_under_the_shared_one(federation: Make, net: str, method: Method) -> None:
+    """Body and running statistics are the global ones, bit for bit; the classifier is not the first one."""
+    fed = done(federation, method, net=net)
+    joined, _ = after(fed, 5)
+    group = fed.run.groups[0]
+    for block in group.layout.blocks:
+        ours, theirs = (v[block.start : block.stop] for v in (joined.vector, group.vectors["model"]))
+        assert torch.equal(ours, theirs) == (not block.head), block.name
+
+
+def test_fedbabu_trains_everything(federation: Make) -> None:
+    fed = done(federation, FedBABU())
+    joined, _ = after(fed, 5)
+    group = fed.run.groups[0]
+    moved = [not torch.equal(joined.vector[b.start : b.stop], group.vectors["model"][b.start : b.stop])
+             for b in group.layout.blocks]  # fmt: skip
+    assert all(moved)
+
+
+@pytest.mark.sampled("IFCA")
+@pytest.mark.parametrize("method", [IFCA(clusters=3), CFL(eps1=1e9, eps2=0.0, first_round=1)], ids=str)
+def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) -> None:
+    """Groups disagree about labels: a model of another one would be wrong on nearly all."""
+    planted = {"partition": "iid", "planted": "labels", "groups": 2, "held_out_clients": 0.25, "alpha": 0.1}
+    fed = done(federation, method, planted, clients=8, rounds=4, local_epochs=4)
+    joined, _ = after(fed, 5)
+    largest, _ = after(fed, 0)
+    assert joined.scores["accuracy_heard"] > 0.7
+    assert (
+        largest.scores["accuracy_heard"] > 0.7 or largest.scores["accuracy_heard"] < 0.2
+    )  # one group's or the other's
+    rows = newcomers(fed.worker)["newcomers"]
+    found = {row["client"]: row["accuracy_heard"] for row in rows if row["samples_per_class"] == 5}
+    assert len(found) == 2 and min(found.values()) > 0.7
+
+
+def test_fesems_newcomer_receives_the_nearest_centre(federation: Make, monkeypatch: Any) -> None:
+    """It trains from the mean of the centres, weighted by their clients' samples; then the nearest is its own."""
+    fed = done(federation, FeSEM(clusters=2), HELD, clients=6, rounds=3)
+    seen: list[tuple[Tensor, Tensor]] = []
+    broadcast = FeSEM.broadcast
+
+    def watched(self: FeSEM, server: Any) -> Any:
+        sent, [id] = broadcast(self, server), server.cohort
+        seen.append((sent[id].vector.clone(), server.run.states[id].received["model"].clone()))
+        return sent
+
+    monkeypatch.setattr(FeSEM, "broadcast", watched)
+    after(fed, 20)
+    run, samples = fed.run, torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
+    of, centres = run.server.memory["cluster"], [run.groups[0].vectors[name] for name in ("model", "model.1")]
+    shares = torch.stack([samples[of == k].sum() for k in (0, 1)]) / samples.sum()
+    torch.testing.assert_close(seen[0][0].double(), shares @ torch.stack(centres).double(), rtol=0, atol=1e-6)
+    nearest = min(centres, key=lambda centre: float((centre - seen[1][1]).norm()))
+    assert torch.equal(seen[1][0], nearest)
+
+
+def test_a_newcomers_mix_is_of_its_own(federation: Make, monkeypatch: Any) -> None:
+    """First the mean of all, by samples; then a row that knows its model, and weighs all others."""
+    seen: list[Any] = []
+    broadcast = KAPC.broadcast
+
+    def watched(self: KAPC, server: Any) -> Any:
+        sent = broadcast(self, server)
+        if server.cohort == [3]:
+            seen.append((server.only.weighed, sent[3].vector.clone()))
+        return sent
+
+    monkeypatch.setattr(KAPC, "broadcast", watched)
+    fed = done(federation, KAPC(solver="exact", rho_units="spread"))
+    relation = fed.run.server.memory["relation"].clone()
+    after(fed, 5)
+    assert [w.sources for w, _ in seen] == [[0, 1, 2, 3]] * 2
+    assert not torch.equal(seen[0][1], seen[1][1]) and not torch.equal(seen[0][0].weights, seen[1][0].weights)
+    assert torch.equal(fed.run.server.memory["relation"], relation)
+
+
+@pytest.mark.sampled("FedCAC", "PFedLA")
+@pytest.mark.parametrize("method", [FedCAC(), FedPAC(), FedFomo(), PFedLA()], ids=lambda m: type(m).__name__)
+def test_what_is_kept_of_a_newcomer_is_used_and_nothing_else_moves(
+    federation: Make, monkeypatch: Any, method: Method
+) -> None:
+    """Between its two rounds the server learns of it alone: others' rows, means and models are what they were."""
+    fed = done(federation, method, {"validation": 0.3})
+    servers: list[Any] = []
+    broadcast = type(method).broadcast
+    monkeypatch.setattr(
+        type(method),
+        "broadcast",
+        lambda self, server: (
+            servers.append(({k: v.clone() for k, v in server.memory.items()}, dict(server.only.group.vectors))),
+            broadcast(self, server),
+        )[1],
+    )
+    after(fed, 20)
+    (first, models), (second, later) = servers
+    changed = [name for name in first if not torch.equal(first[name], second[name])]
+    assert changed
+    for name in changed:
+        known = fed.run.server.memory.get(name)
+        if known is not None:
+            assert torch.equal(second[name][tuple(slice(n) for n in known.shape)], known), name
+    assert all(torch.equal(models[name], later[name]) for name in models)
+
+
+def test_fedem_learns_weights_alone(federation: Make) -> None:
+    fed = done(federation, FedEM(components=2))
+    joined, _ = after(fed, 20)
+    assert torch.equal(joined.vector, fed.run.groups[0].vectors["model"])
+    without, _ = after(fed, 0)
+    assert joined.scores["loss"] != without.scores["loss"]
+
+
+def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> None:
+    """Its model is made by the run's hypernetwork, of an embedding that makes a better one than the mean embedding."""
+    fed = done(federation, PFedHN(hyper_lr=0.05), rounds=12, local_epochs=2)
+    memory = {name: v.clone() for name, v in fed.run.server.memory.items()}
+    joined, _ = after(fed, 20)
+    start, _ = after(fed, 0)
+    assert all(torch.equal(v, memory[name]) for name, v in fed.run.server.memory.items())
+    assert joined.scores["loss"] < start.scores["loss"]
+    from fl_lightning.knowledge.hypernetwork import Hypernetwork
+
+    made = memory["hypernetwork.0.weight"].mean(0)
+    with torch.no_grad():
+        for layer in list(Hypernetwork.of(memory))[1:]:
+            made = layer(made)
+    torch.testing.assert_close(start.vector[: len(made)], made)
+
+
+@pytest.mark.parametrize("method", [PerFedAvg(alpha=0.5), KNNPer(lam=0.5)], ids=lambda m: type(m).__name__)
+def test_some_train_nothing(federation: Make, method: Method) -> None:
+    """The global model stays what it is; own samples tell how it is used."""
+    fed = done(federation, method)
+    joined, _ = after(fed, 20)
+    without, _ = after(fed, 0)
+    assert torch.equal(without.vector, fed.run.groups[0].vectors["model"])
+    assert joined.scores["accuracy_heard"] != without.scores["accuracy_heard"] and "accuracy" not in joined.scores
+    assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
+
+
+def test_fedmd_teaches_without_labels(federation: Make) -> None:
+    method = FedMD(samples=300, epochs=15, batch_size=32, loss="kl")
+    fed = done(federation, method, {"public": "held_back", "public_samples": 300, "alpha": 100.0}, local_epochs=5)
+    joined, _ = after(fed, 0)
+    assert "accuracy_heard" not in joined.scores and joined.scores["accuracy"] > 0.5
+
+
+def test_fedproto_has_nothing_to_begin_with(federation: Make) -> None:
+    fed = done(federation, FedProto())
+    assert Rule("", gives=False).gives is FedProto.newcomers.gives is False
+    joined, _ = after(fed, 5)
+    assert "accuracy_heard" not in joined.scores and 0 <= joined.scores["accuracy"] <= 1
+
+
+def test_one_sample_and_batchnorm(federation: Make) -> None:
+    """It cannot train on one: the sample counts twice."""
+    fed = done(federation, FedAvg(), net="norm")
+    run = fed.run
+    new, _ = few(run.data, run.data.held_out[0], 1, 0.0, 0, run.device, run.dtype)
+    from fl_lightning.data import ClientData, ResidentPart
+
+    [(x, y)] = new.train.batches(1, only=slice(0, 1))
+    lone = ClientData(ResidentPart(x, y, None), new.validation, new.test)
+    assert join(fed.worker, lone, True, 1).vector.isfinite().all()
+
+
+# ---------------------------------------------------------------- the run folder
+
+
+def test_rows_and_means_stand_in_the_run_folder(fit: Callable[..., Path]) -> None:
+    flags = "--method fedavg --data.held_out_clients 0.5 --evaluation.newcomer_samples [0,2] --callbacks progress"
+    folder = fit("a", flags)
+    rows = table(folder)
+    assert [*rows[0]] == [
+        "client", "samples_per_class", "samples", "test_samples", "rule", "accuracy_heard", "accuracy", "loss"
+    ]  # fmt: skip
+    summary = json.loads((folder / "summary.json").read_text())
+    assert summary["held_out_clients"] == sorted({int(row["client"]) for row in rows}) and summary["clients"] == 2
+    for count in (0, 2):
+        mean = np.mean([float(row["accuracy"]) for row in rows if row["samples_per_class"] == str(count)])
+        assert summary[f"newcomer_mean_accuracy_{count}"] == pytest.approx(mean)
+    assert not (fit("b", "--method fedavg") / "newcomers.csv").exists()
