@@ -101,15 +101,20 @@ def report(argv: list[str]) -> None:
     if not words:
         raise BadInput("run", None, "it must be given: fl-train report RUN [RUN ...]")
     from fl_lightning.files import atomic_write
-    from fl_lightning.report import MARKER, load, render
+    from fl_lightning.report import MARKER, load, render, run_folders
 
-    found = load([Path(word) for word in words])
+    found = load(run_folders([Path(word) for word in words]))
     out = Path(values.out) if values.out is not None else Path(words[0] if len(words) == 1 else ".") / "report.html"
     _check_page(out, MARKER)
     page = render(found)
     with atomic_write(out) as aside:
         aside.write_text(page, encoding="utf-8")
     print(f"report: {out}")
+    if values.figures is not None:
+        from fl_lightning.report import vector
+
+        vector.write(found, folder := out.with_name(f"{out.stem}-figures"), values.figures)
+        print(f"figures: {folder}")
 
 
 def join(argv: list[str]) -> None:
@@ -153,6 +158,13 @@ def compare(argv: list[str]) -> None:
     from fl_lightning.cli.compare import compare as show
 
     show(argv)
+
+
+def dashboard(argv: list[str]) -> None:
+    """Save the project's workspace at W&B."""
+    from fl_lightning.cli.dashboard import dashboard as save
+
+    save(argv)
 
 
 def _free(out: Path, given: str) -> Path:

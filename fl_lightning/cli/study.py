@@ -42,7 +42,7 @@ def study(argv: list[str]) -> None:
         parser.print_help()
         return
     file, values = _values(argv)
-    asked = Study.of(_content(file))
+    asked = Study.of(content(file))
     base, found, configs = resolve(asked, file.parent)
     from fl_lightning.study.folder import StudyFolder
 
@@ -134,7 +134,8 @@ def _values(argv: list[str]) -> tuple[Path, Any]:
     return Path(words[0]), values
 
 
-def _content(file: Path) -> Any:
+def content(file: Path) -> Any:
+    """What a study file holds. Raises `BadInput` where it cannot be read."""
     try:
         return yaml.safe_load(file.read_text(encoding="utf-8"))
     except (OSError, UnicodeDecodeError) as error:
