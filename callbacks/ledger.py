@@ -172,7 +172,7 @@ def draw_accuracy(rows: Sequence[Row], judge: str) -> np.ndarray:
 
 def draw_time(rows: Sequence[Row], judge: str) -> np.ndarray:
     """Mean accuracy of the judge's kind of model against the channel's seconds and MiB, both since the first round."""
-    words = f"mean {of_rows(rows).words} ({MODELS[judge]})"
+    words = f"{of_rows(rows).mean_words} ({MODELS[judge]})"
     figure, panels = _figure(f"{words.capitalize()} by what it cost")
     seconds, mib, accuracy = costs(rows)
     for axes, cost, unit in zip(panels, (seconds, mib), ("seconds over the channel", "MiB up and down"), strict=True):

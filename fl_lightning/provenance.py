@@ -56,12 +56,10 @@ def own_sources(config: Config) -> list[Path]:
     components = [config.method, *(m.component for m in config.models)]
     components += [*config.callbacks.values(), *config.loggers.values()]
     paths = [component.class_path for component in components] + [config.data.partition]
-    modules = {sys.modules.get(path.rpartition(".")[0]) for path in paths if "." in path}
-    import fl_lightning.callbacks
-
+    names = {path.rpartition(".")[0] for path in paths if not path.startswith("fl_lightning.")}
+    modules = (sys.modules.get(name) for name in names)
     files = {Path(module.__file__) for module in modules if module is not None and module.__file__}
     known = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-    known += [Path(fl_lightning.__file__).resolve().parent, Path(fl_lightning.callbacks.__file__).resolve().parent]
     return sorted(file for file in files if not any(file.resolve().is_relative_to(folder) for folder in known))
 
 
