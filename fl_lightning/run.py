@@ -22,7 +22,7 @@ from safetensors.torch import save_model
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import __version__, device
+from fl_lightning import __version__, device, provenance
 from fl_lightning.callbacks.base import Callback, Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
@@ -101,9 +101,8 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     keeper.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    scores, models, further = (summary.pop(f"final_{name}") for name in ("accuracies", "models", "further"))
+    del summary["final_accuracies"], summary["final_models"], summary["final_further"]
     if fed.run.is_main:  # last of all, so that loggers have had their say
-        keeper.folder.write_final(scores, fed.run.data.metric.name, models, further)
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
         keeper.folder.write_summary(summary)
@@ -195,21 +194,30 @@ class _Keeper(Observer):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        self._told = False
 
     def on_fit_start(self, run: Run) -> None:
-        """Drop rows of rounds that the checkpoint does not know."""
+        """Drop rows of rounds that the checkpoint does not know; write who holds what."""
         if run.is_main:
             self.folder.truncate(run.resumed_from)
+            data = run.data
+            counts = data.class_counts if data.task == "classification" else None
+            self.folder.write_split(data.train_sizes, data.test_sizes, counts)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation."""
         if run.is_main:
+            if not self._told:  # a start that came to nothing is none
+                provenance.keep(run.folder, run.config)
+                self._told = True
             self.folder.append(record)
 
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
-        """What `summary.json` says of the whole run."""
+        """Write `final.csv`, and add what `summary.json` says of the whole run."""
         if not run.is_main:
             return
+        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
+        self.folder.write_final(scores, run.data.metric.name, models, further)
         rows = self.folder.read_metrics()
         metric = run.data.metric
         mean, on_validation = metric.of("mean"), metric.of("validation")

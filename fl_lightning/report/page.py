@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from fl_lightning import __version__
-from fl_lightning.report import figures, pictures, tables
+from fl_lightning.report import clients, figures, pictures, tables
 from fl_lightning.report.load import Run
 
 MARKER = '<meta name="generator" content="fl-train report'
@@ -20,7 +20,7 @@ def render(runs: list[Run]) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    drawn = figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
     relation = pictures.relations(runs)
     for run in relation["runs"]:
         run["layers"] = figures.labels(run["layers"])
@@ -31,6 +31,7 @@ def render(runs: list[Run]) -> str:
         "figures": drawn,
         "relation": relation,
         "shares": figures.shares(runs),
+        "splits": clients.splits(runs),
     }
     source = files("fl_lightning.report")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -42,6 +43,7 @@ def render(runs: list[Run]) -> str:
         plotly=Markup(get_plotlyjs()),
         data=Markup(_json(data)),
         runs=runs,
+        metric=runs[0].metric,
         colours=data["colours"],
         tables=tables,
         figures=drawn,
@@ -49,6 +51,8 @@ def render(runs: list[Run]) -> str:
         relation=relation,
         clients=_clients(relation),
         shares=data["shares"],
+        splits=[clients.split_words(split, runs) for split in data["splits"]],
+        by_client=clients.table(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
     )
 

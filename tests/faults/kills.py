@@ -34,6 +34,7 @@ SMALL = f"""
 --config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null --fabric.accelerator cpu
 --fabric.threads 1 --fabric.timeout 30 --data.fraction 0.4 --model.hidden [16] --federation.clients 5
 --federation.local_epochs 1 --federation.rounds {ROUNDS} --federation.participation 0.6
+--callbacks.checkpoint.seconds 0
 """
 RUNS = {
     "kapc": "--optimizer.momentum 0.5 --optimizer.keep_state true --callbacks layerselection,quantize",
