@@ -138,7 +138,7 @@ class Gain:
         return {"gain/over_local": float(np.mean(gains)), "gain/share_harmed": float(np.mean(np.array(gains) < 0))}
 
 
-def scores_of(rows: Iterable[Row], column: str) -> dict[int, float]:
+def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, float]:
     """Each client's value of `column`, where it has one."""
     return {int(row["client"]): row[column] for row in rows if column in row}
 

@@ -152,22 +152,28 @@ def draw_accuracy(rows: Sequence[Row], judge: str) -> np.ndarray:
         judged = [row for row in rows if metric.by(kind) in row]
         if judged:
             rounds, means = zip(*((int(row["round"]), row[metric.by(kind)]) for row in judged), strict=True)
-            look = {"linewidth": 2.5 if kind == judge else 1.5, "marker": "o" if len(rounds) <= _FEW else ""}
-            panels[0].plot(rounds, means, label=words, color=_KINDS[list(MODELS).index(kind)], markersize=4, **look)
+            dots, width = "o" if len(rounds) <= _FEW else "", 2.5 if kind == judge else 1.5
+            panels[0].plot(rounds, means, label=words, color=_colour(kind), linewidth=width, marker=dots, markersize=4)
     judged = [row for row in rows if metric.of("mean") in row]
-    rounds = [int(row["round"]) for row in judged]
+    scored, colour = [int(row["round"]) for row in judged], _colour(judge)
     mean, worst, std = (
         np.array([row.get(metric.of(what), np.nan) for row in judged]) for what in ("mean", "worst", "std")
     )
-    panels[1].fill_between(rounds, mean - std, mean + std, color=_KINDS[0], alpha=0.2, linewidth=0, label="± std")
-    panels[1].plot(rounds, mean, color=_KINDS[0], label="mean")
-    panels[1].plot(rounds, worst, color=_KINDS[3], linestyle="--", label="worst tenth of the clients")
+    most = 1.0 if metric.rises else np.inf  # no accuracy is above 1
+    low, high = np.maximum(mean - std, 0.0), np.minimum(mean + std, most)
+    panels[1].fill_between(scored, low, high, color=colour, alpha=0.2, linewidth=0, label="± std")
+    panels[1].plot(scored, mean, color=colour, label="mean")
+    panels[1].plot(scored, worst, color=colour, linestyle="--", label="worst tenth of the clients")
     for axes, words in zip(panels, ("mean over clients", f"clients, {MODELS[judge]}"), strict=True):
         axes.set(ylabel=f"{metric.words} ({words})")
-        _by_round(axes, rounds)
+        _by_round(axes, scored)
         if axes.lines:
             axes.legend(frameon=False)
     return _pixels(figure)
+
+
+def _colour(kind: str) -> str:
+    return _KINDS[list(MODELS).index(kind)]
 
 
 def draw_time(rows: Sequence[Row], judge: str) -> np.ndarray:

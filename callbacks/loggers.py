@@ -52,7 +52,7 @@ class TensorBoard(Observer):
             metric = run.data.metric
             judged = [shown(metric.of("mean")), *(shown(metric.by(kind)) for kind in ("before", "after", "global"))]
             for part in hparams({k: str(v) for k, v in flat.items()}, dict.fromkeys(judged, 0)):
-                self._writer._get_file_writer().add_summary(part)  # type: ignore[no-untyped-call]
+                self._writer._get_file_writer().add_summary(part)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write the round, and see to it that a reader finds it."""
@@ -289,7 +289,7 @@ class WandB(Observer):
 def _table(cells: Cells) -> wandb.Table:
     import wandb
 
-    return wandb.Table(columns=cells.columns, data=cells.rows)
+    return wandb.Table(columns=[*cells.columns], data=cells.rows)
 
 
 def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -113,17 +114,29 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
 
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
-    restore(fed.run, folder / "checkpoints", which)
+    _restore(fed, which)
     scores = fed.evaluator.everyone()
     del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
+
+
+def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
+    """Load a checkpoint; where it is the best, say so if a round that was not saved is better."""
+    t = restore(fed.run, fed.run.folder / "checkpoints", which)
+    rows, metric = RunFolder(fed.run.folder).read_metrics(), fed.run.data.metric
+    name = metric.of("validation" if any(metric.of("validation") in row for row in rows) else "mean")
+    score, at = best(rows, name)
+    ours = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)
+    if which == "best" and fed.run.is_main and metric.merit(score) > metric.merit(ours):
+        said = f"checkpoint best: round {t} ({name} {ours:.4f}), the best that was saved"
+        print(f"{said}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds", file=sys.stderr)
 
 
 def _export(
     fabric: Fabric, config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]
 ) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
-    restore(fed.run, folder / "checkpoints", which)
+    _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"kind": kind, **_written(fed, client, vector, buffers, out)}
 

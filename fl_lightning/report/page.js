@@ -18,6 +18,7 @@ function draw(id, traces, layout) {
     font: { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: ink },
     margin: { l: 60, r: 24, t: 36, b: 50 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: axis.linecolor, activecolor: ink },
     ...layout,
+    ...(layout.barmode && innerWidth < 560 ? { height: layout.height + 20 * traces.length } : {}), // a line for each name
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...layout.legend },
   }, {

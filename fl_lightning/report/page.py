@@ -21,7 +21,7 @@ def render(runs: list[Run]) -> str:
     from plotly.offline import get_plotlyjs
 
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
-    relation = pictures.relations(runs)
+    relation, found = pictures.relations(runs), clients.splits(runs)
     for run in relation["runs"]:
         run["layers"] = figures.labels(run["layers"])
     data = {
@@ -31,7 +31,7 @@ def render(runs: list[Run]) -> str:
         "figures": drawn,
         "relation": relation,
         "shares": figures.shares(runs),
-        "splits": clients.splits(runs),
+        "splits": found,
     }
     source = files("fl_lightning.report")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -51,7 +51,7 @@ def render(runs: list[Run]) -> str:
         relation=relation,
         clients=_clients(relation),
         shares=data["shares"],
-        splits=[clients.split_words(split, runs) for split in data["splits"]],
+        splits=[clients.split_words(split, runs) for split in found],
         by_client=clients.table(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
     )

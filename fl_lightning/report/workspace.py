@@ -104,7 +104,7 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
     from wandb_workspaces._graphql import execute_graphql
 
     api = wandb.Api()
-    workspace.entity = entity or api.default_entity
+    workspace.entity = entity or api.default_entity or ""
     found = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get("project")
     if found is None:
         raise BadInput("project", f"{workspace.entity}/{project}", "W&B has no such project yet: log a run to it first")
@@ -125,12 +125,14 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
 
 def _workspace(entity: str, project: str, name: str) -> Workspace:
     try:
-        import wandb_workspaces.reports.v2 as panels
+        import wandb_workspaces.reports.v2 as reports
         import wandb_workspaces.workspaces as workspaces
         from wandb_workspaces.expr import Metric
     except ImportError:
         allowed = "it needs the package wandb-workspaces: pip install 'fl_lightning[dashboard]'"
         raise BadInput("dashboard", name, allowed) from None
+
+    panels: Any = reports  # it says what it holds when it is imported
 
     def drawn(panel: Panel) -> Any:
         kinds: dict[str, Any] = {

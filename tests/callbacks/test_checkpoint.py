@@ -180,6 +180,28 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
             Checkpoint(seconds=wrong)
 
 
+def test_a_best_round_is_saved_early_where_that_is_cheap(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s, the rest for 10 s."""
+    run, now = make_run(net="norm", rounds=9), [0.0]
+    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(RunFolder, "flush", lambda *_: now.__setitem__(0, now[0] + 1 / 32))
+    saver = Checkpoint(keep=99)
+    for t, score in enumerate([0.1, 0.2, 0.3, 0.2, 0.25, 0.5, 0.6, 0.4, 0.3], 1):
+        now[0] += 0.5
+        record = a_round(run, t)
+        record.metrics["mean_accuracy"] = score
+        saver.on_round_end(run, record)
+    assert rounds(tmp_path) == [1, 3, 6, 9]  # 2 and 7 came too soon
+    summary: dict[str, Any] = {}
+    saver.on_fit_end(run, summary)
+    assert summary == {"best_checkpoint_round": 6}
+    for other in (Checkpoint(best=False), Checkpoint()):
+        assert not other._is_best(None)
+        assert other._is_best(0.5) == other.best
+
+
 @dataclass(frozen=True)
 class Slots(Method):
     """More vectors than a model, one of them exchanged, and memory of its own on both sides."""

@@ -39,6 +39,7 @@ SMALL = f"""
 RUNS = {
     "kapc": "--optimizer.momentum 0.5 --optimizer.keep_state true --callbacks layerselection,quantize",
     "fedavg": "--method fedavg --callbacks.checkpoint.keep 1 --callbacks.checkpoint.best false",
+    "rare": "--method fedavg --callbacks.checkpoint.seconds 10",  # the default: tables run ahead of checkpoints
 }
 WRITING = [  # within the writing of a checkpoint
     "fsync half row", "fsync before row", "fsync after row", "replace before row", "replace after row",
@@ -179,7 +180,7 @@ def _resumed(chain: Chain, log: Log) -> None:
         return
     last["resumed_from"] = begun
     last["lost"] = max(0, last["rows"] - begun)
-    if last["lost"] > 1:
+    if last["lost"] > 1 and not chain.name.startswith("rare"):
         log.failures.append(f"{chain.name}: {last['lost']} rounds were lost")
 
 
