@@ -55,6 +55,8 @@ from fl_lightning.runfolder import RunFolder
 HERE = Path(__file__).resolve().parent
 STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
 SERVER_PAIRS = {10: 10, 30: 6, 100: 3}
+LENGTH = 200
+"""Rounds of a run with callbacks, of which some are drawn."""
 START_GOAL = 5.0  # seconds
 
 
@@ -91,6 +93,7 @@ def against_bare(workload: Workload, pairs: int) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         fed = workload.federation(FedAvg(), data, Path(folder))
         kept = workload.federation(FedAvg(), data, Path(folder), callbacks(Path(folder)))
+        kept.run.config.federation.rounds = LENGTH
         with contextlib.redirect_stderr(io.StringIO()):
             kept.prepare()
         floors = {s: BareFedAvg(workload.config(), data, workload.initial(data), s) for s in STEPPERS}

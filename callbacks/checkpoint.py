@@ -5,7 +5,9 @@ How that lies there, and why nothing on the disk is trusted, is said in `fl_ligh
 
 from __future__ import annotations
 
+import math
 import sys
+import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,25 +21,40 @@ from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.errors import BadInput
 from fl_lightning.files import undisturbed, writing
+from fl_lightning.runfolder import RunFolder
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState
 
+CHEAP = 20
+"""A best round is saved early once so many times the seconds that the last checkpoint took have passed since it."""
+
 
 @dataclass
 class Checkpoint(Observer):
-    """Saves the run after every round, so that it can be resumed.
+    """Saves the run, so that it can be resumed: a run that is killed loses the rounds since the last checkpoint.
+
+    The first and the last round are always saved (with `every`, the first that it names).
 
     Args:
-        every: rounds between checkpoints (the last round is always saved). 1: at most the round in flight is lost.
+        every: rounds between checkpoints, at least. 1: rounds that take long are saved one by one.
         keep: how many of the last checkpoints stay. 2: should the disk damage the newest, one is left.
         best: keep the best one too: of the round with the greatest accuracy on validation data, or where there are none
-            the greatest `mean_accuracy`, which looks at test data.
+            the greatest `mean_accuracy`, which looks at test data. A round better than all that are saved is saved
+            before its time where that is cheap, so that saving takes a twentieth of a run at most. Which round it is:
+            `best_checkpoint_round` in `summary.json`.
+        seconds: between checkpoints, at least, whatever rounds take. 10: rounds of milliseconds would cost more to save
+            than to run, and nobody minds running ten seconds again. 0: every round that `every` names.
     """
 
     every: int = 1
     keep: int = 2
     best: bool = True
+    seconds: float = 10.0
+    _saved_at: float | None = field(default=None, init=False, repr=False)
+    """When this process last saved."""
+    _took: float = field(default=0.0, init=False, repr=False)
+    """Seconds that this took."""
     _last: Manifest | None = field(default=None, init=False, repr=False)
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
     """Manifests in the folder, by round, once it has been looked through."""
@@ -45,6 +62,8 @@ class Checkpoint(Observer):
     def __post_init__(self) -> None:
         check("callbacks.checkpoint.every", self.every, self.every >= 1, "it must be at least 1")
         check("callbacks.checkpoint.keep", self.keep, self.keep >= 1, "it must be at least 1")
+        fine = 0 <= self.seconds < math.inf
+        check("callbacks.checkpoint.seconds", self.seconds, fine, "it must be 0 or more")
 
     def on_fit_start(self, run: Run) -> None:
         """Look up which files hold the clients that the run was resumed with."""
@@ -53,13 +72,41 @@ class Checkpoint(Observer):
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
-        if record.round % self.every and record.round != run.rounds:
-            return
         metric = run.data.metric
         score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
         score = None if score is None else metric.merit(score)
+        if not self._due(run, record.round, score):
+            return
+        begun = time.monotonic()
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
+        self._saved_at = time.monotonic()
+        self._took = self._saved_at - begun
+
+    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+        """Say which round `--checkpoint best` is."""
+        if not run.is_main or not self.best:
+            return
+        folder = run.folder / "checkpoints"
+        kept = self._kept or {t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None}
+        greatest = disk.best(kept.values())
+        if greatest is not None:
+            summary["best_checkpoint_round"] = greatest
+
+    def _due(self, run: Run, round: int, score: float | None) -> bool:
+        """Whether a round is saved: the same on every rank, by rank 0's clock and what it has kept."""
+        if round % self.every or round == run.rounds or not self.seconds:
+            return round == run.rounds or not round % self.every
+        waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
+        fine = waited >= self.seconds or (waited >= CHEAP * self._took and self._is_best(score))
+        return bool(run.processes.gather_objects(fine)[0])
+
+    def _is_best(self, score: float | None) -> bool:
+        """Whether `score` is greater than those of all checkpoints that are kept."""
+        if not self.best or score is None or math.isnan(score):
+            return False
+        greatest = disk.best((self._kept or {}).values())
+        return greatest is None or score > (self._kept or {})[greatest]["score"]
 
     def _save(self, run: Run, folder: Path, score: float | None) -> Manifest:
         """Write all that changed since the last checkpoint, on every rank, then its manifest. Returns the manifest."""
@@ -95,6 +142,7 @@ class Checkpoint(Observer):
             "clients": {client: entry for part, _ in parts for client, entry in part.items()},
         }
         if run.is_main:
+            RunFolder(run.folder).flush(self._last["round"] if self._last else run.resumed_from, t)
             disk.write_manifest(folder, manifest)
             self._prune(folder, manifest)
         run.processes.barrier()

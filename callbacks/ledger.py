@@ -1,4 +1,4 @@
-"""Pictures of the ledger: how much travelled in each round, which layers, and what accuracy that bought."""
+"""Pictures of a whole run: accuracy by round, how much travelled, which layers, and what accuracy that bought."""
 
 from __future__ import annotations
 
@@ -27,6 +27,7 @@ _LOOKS: dict[str, dict[str, Any]] = {
     "download": {"color": "#22a884", "linewidth": 5, "markersize": 9, "alpha": 0.5, "solid_capstyle": "butt"},
     "upload": {"color": "#440154", "linewidth": 1.5, "markersize": 4},
 }
+_KINDS = ("#440154", "#b8860b", "#2a78d6", "#22a884", "#d6455d")  # of kinds of model, in the order of `MODELS`
 _MOST_COLUMNS = 160  # of a heatmap: more rounds share columns
 _FEW = 30  # rounds up to which each has its dot
 _PLAIN = 1e9  # from here on, numbers on an axis have powers of ten
@@ -86,6 +87,8 @@ class Ledger(Observer):
         )
         rows.append({"round": record.round, **record.metrics})
         pictures = {"bytes": draw_bytes(traffic), "layers": draw_layers(traffic)}
+        if any(of_rows(rows).of("mean") in row for row in rows):
+            pictures["accuracy"] = draw_accuracy(rows, run.judge)
         pictures |= {way: draw_shares(traffic, way, run.layer_names) for way in _WAYS}
         if any("channel_s" in row and of_rows(rows).of("mean") in row for row in rows):
             pictures["time"] = draw_time(rows, run.judge)
@@ -141,9 +144,41 @@ def draw_shares(traffic: Series, way: str, layers: Sequence[str]) -> np.ndarray:
     return heatmap(shares.T, layers, labels, title, "round", "layer", low=0.0, high=1.0)
 
 
+def draw_accuracy(rows: Sequence[Row], judge: str) -> np.ndarray:
+    """Mean of each kind of model by round, and for the judge's the worst tenth and the spread over clients."""
+    metric = of_rows(rows)
+    figure, panels = _figure(f"{metric.words.capitalize()} by round")
+    for kind, words in MODELS.items():
+        judged = [row for row in rows if metric.by(kind) in row]
+        if judged:
+            rounds, means = zip(*((int(row["round"]), row[metric.by(kind)]) for row in judged), strict=True)
+            dots, width = "o" if len(rounds) <= _FEW else "", 2.5 if kind == judge else 1.5
+            panels[0].plot(rounds, means, label=words, color=_colour(kind), linewidth=width, marker=dots, markersize=4)
+    judged = [row for row in rows if metric.of("mean") in row]
+    scored, colour = [int(row["round"]) for row in judged], _colour(judge)
+    mean, worst, std = (
+        np.array([row.get(metric.of(what), np.nan) for row in judged]) for what in ("mean", "worst", "std")
+    )
+    most = 1.0 if metric.rises else np.inf  # no accuracy is above 1
+    low, high = np.maximum(mean - std, 0.0), np.minimum(mean + std, most)
+    panels[1].fill_between(scored, low, high, color=colour, alpha=0.2, linewidth=0, label="± std")
+    panels[1].plot(scored, mean, color=colour, label="mean")
+    panels[1].plot(scored, worst, color=colour, linestyle="--", label="worst tenth of the clients")
+    for axes, words in zip(panels, ("mean over clients", f"clients, {MODELS[judge]}"), strict=True):
+        axes.set(ylabel=f"{metric.words} ({words})")
+        _by_round(axes, scored)
+        if axes.lines:
+            axes.legend(frameon=False)
+    return _pixels(figure)
+
+
+def _colour(kind: str) -> str:
+    return _KINDS[list(MODELS).index(kind)]
+
+
 def draw_time(rows: Sequence[Row], judge: str) -> np.ndarray:
     """Mean accuracy of the judge's kind of model against the channel's seconds and MiB, both since the first round."""
-    words = f"mean {of_rows(rows).words} ({MODELS[judge]})"
+    words = f"{of_rows(rows).mean_words} ({MODELS[judge]})"
     figure, panels = _figure(f"{words.capitalize()} by what it cost")
     seconds, mib, accuracy = costs(rows)
     for axes, cost, unit in zip(panels, (seconds, mib), ("seconds over the channel", "MiB up and down"), strict=True):

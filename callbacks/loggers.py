@@ -2,50 +2,31 @@
 
 from __future__ import annotations
 
-import contextlib
-import socket
 import sys
-import threading
-import urllib.request
-from collections.abc import Mapping
+import tempfile
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
-from urllib.parse import urlsplit
 
 import numpy as np
 
+from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
+from fl_lightning.callbacks.exhibits import Cells, without_secrets
 from fl_lightning.config import check
 from fl_lightning.core.run import Run
-from fl_lightning.errors import SECRET, RunFailed
+from fl_lightning.errors import RunFailed
 from fl_lightning.files import atomic_write
-from fl_lightning.metric import BY_TASK, FURTHER
-from fl_lightning.record import RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.runfolder import Row, RunFolder
+from fl_lightning.sections import SoFar, best_of, in_summary, renamed, shown, spread
 
 if TYPE_CHECKING:
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 
-_Mode = Literal["online", "offline", "disabled"]
-_OF_JUDGE = tuple(
-    metric.of(f"{part}{what}")
-    for metric in BY_TASK.values()
-    for part in ("", "best_", "last_", "final_", "validation_")
-    for what in ("mean", "worst", "std", "weighted", "validation", "mean_best")
-) + tuple(metric.of(f"{part}{what}") for metric in FURTHER.values() for part in ("", "final_")
-          for what in ("mean", "clients"))  # fmt: skip
-"""Columns and keys that speak of the judge's kind of model, whichever that is."""
-_PATIENCE = 3.0  # seconds to wait for a sign of life of the W&B server
-
-
-def by_judge(values: Mapping[str, Any]) -> dict[str, Any]:
-    """`values`, in which whatever a run's own judge says is named `own_judge/...`.
-
-    A viewer draws what has one name into one picture, and runs have different judges: they are to be compared by
-    `accuracy_after` and its like, which speak of one kind of model in all runs.
-    """
-    return {f"own_judge/{name}" if name in _OF_JUDGE else name: value for name, value in values.items()}
+MOST_PICTURES = 600
+"""Of a run that W&B gets, each a file: with all else a run stays below the 1,000 files that it handles well."""
 
 
 class TensorBoard(Observer):
@@ -53,21 +34,31 @@ class TensorBoard(Observer):
 
     def __init__(self) -> None:
         self._writer: SummaryWriter | None = None
+        self._so_far = SoFar()
 
     def on_fit_start(self, run: Run) -> None:
         """Open the event file; events of rounds that will be run again are hidden from now on."""
         if run.is_main:
             from torch.utils.tensorboard import SummaryWriter
+            from torch.utils.tensorboard.summary import hparams
 
+            self._so_far = SoFar(r for r in RunFolder(run.folder).read_metrics() if r["round"] <= run.resumed_from)
             folder = run.folder / "tensorboard"
             again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
             self._writer = SummaryWriter(str(folder), purge_step=again)
+            flat = dict(_leaves(without_secrets(run.config.spoken())))
+            table = "\n".join(["| key | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in flat.items())])
+            self._writer.add_text("config", table)
+            metric = run.data.metric
+            judged = [shown(metric.of("mean")), *(shown(metric.by(kind)) for kind in ("before", "after", "global"))]
+            for part in hparams({k: str(v) for k, v in flat.items()}, dict.fromkeys(judged, 0)):
+                self._writer._get_file_writer().add_summary(part)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Write the round, and see to it that a reader finds it."""
         if self._writer is None:
             return
-        for name, value in by_judge(record.metrics).items():
+        for name, value in (renamed(record.metrics) | self._so_far.add(record.metrics)).items():
             self._writer.add_scalar(name, value, record.round)
         for name, image in record.images.items():
             self._writer.add_image(name, image, record.round, dataformats="HWC")
@@ -83,9 +74,9 @@ class TensorBoard(Observer):
 class WandB(Observer):
     """Metrics and heatmaps for Weights & Biases; without a key or a network, a folder to upload later.
 
-    A round is one row of the history, its axis is `round`. `wandb_id.txt` in the run folder lets a resumed run go on
-    under the same id; rounds that W&B has not got (an offline run cannot be appended to) are sent again from
-    `metrics.csv` and `figures/`.
+    A round is one row of the history, its step and axis is `round`. `wandb_id.txt` in the run folder lets a resumed run
+    go on under the same id; rounds that W&B has not got (an offline run cannot be appended to) are sent again from the
+    run folder.
     """
 
     def __init__(
@@ -95,21 +86,37 @@ class WandB(Observer):
         mode: Literal["auto", "online", "offline", "disabled"] = "auto",
         group: str | None = None,
         tags: list[str] | None = None,
+        job_type: str | None = None,
+        notes: str | None = None,
+        checkpoint: bool = False,
+        local: str | None = None,
     ) -> None:
-        """`mode` auto: online where an API key is known and the server answers, else offline; WANDB_MODE is heeded."""
+        """`mode` auto: online where an API key is known and the server answers, else offline; WANDB_MODE is heeded.
+
+        `group` None: the method and a name of its setting, equal for runs that differ by their seed alone. `job_type`
+        None: the seed. `checkpoint`: upload the last one. `local`: run folder of a finished run of `local` on the same
+        split, for `gain/over_local` and `gain/share_harmed`.
+        """
         modes = ("auto", "online", "offline", "disabled")
         check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
         self.project, self.entity, self.mode, self.group, self.tags = project, entity, mode, group, tags
+        self.job_type, self.notes, self.checkpoint, self.local = job_type, notes, checkpoint, local
         self._run: wandb.Run | None = None
+        self._gain: exhibits.Gain | None = None
+        self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
+        self._pictures = 0
+        self._so_far = SoFar()
         self._ended = False
 
     def on_fit_start(self, run: Run) -> None:
         """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot be."""
+        if self.local is not None:
+            self._gain = exhibits.Gain(self.local, run)
         if not run.is_main or self.mode == "disabled":
             return
-        offline: tuple[_Mode, str] = ("offline", "")
-        mode, reason = offline if self.mode == "offline" else _possible_mode()
+        offline: tuple[connection.Mode, str] = ("offline", "")
+        mode, reason = offline if self.mode == "offline" else connection.possible_mode()
         check("loggers.wandb.mode", self.mode, self.mode in ("auto", mode), f"{reason}; use auto or offline")
         if mode == "disabled":
             return
@@ -129,19 +136,24 @@ class WandB(Observer):
         else:
             self._say(self._where())
             self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
-        self._send_again(run.folder)
+        self._send_again(run)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """Send the round as one row."""
-        self._send(record.round, record.metrics, record.images)
+        self._send(run, record.round, record.metrics, record.clients, record.images, record.relation)
 
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
-        """Set the run's summary, and leave the way to it under `wandb` in ours."""
+        """Set the run's summary, hand over tables and files, and leave the way to it under `wandb` in ours."""
         self._ended = True
-        if self._run is not None:
-            scalars = {k: v for k, v in summary.items() if isinstance(v, (bool, int, float, str))}
-            self._run.summary.update(by_judge(scalars))
-            summary["wandb"] = self._where()
+        if self._run is None:
+            return
+        scalars = {k: v for k, v in summary.items() if isinstance(v, (bool, int, float, str))}
+        self._run.summary.update({in_summary(name): value for name, value in scalars.items()})
+        summary["wandb"] = self._where()
+        try:
+            self._keep(run, summary)
+        except Exception as error:  # curves and summary are there all the same
+            self._say(f"tables and files are not kept ({type(error).__name__})")
 
     def on_close(self, run: Run) -> None:
         """Finish the run; what cannot be uploaded in a minute stays on the disk."""
@@ -151,25 +163,28 @@ class WandB(Observer):
             self._run.finish(exit_code=0 if self._ended else 1)
         except Exception as error:
             self._say(f"not all is uploaded ({type(error).__name__}); upload it with: {self._sync()}")
-            _let_go()
+            connection.let_go()
         self._run = None
 
-    def _open(self, run: Run, mode: _Mode) -> wandb.Run:
+    def _open(self, run: Run, mode: connection.Mode) -> wandb.Run:
         import wandb
 
         id_file = run.folder / "wandb_id.txt"
         known = id_file.read_text().strip() if run.resumed_from and id_file.exists() else None
+        config = run.config
         opened = wandb.init(
             project=self.project,
             entity=self.entity,
-            group=self.group,
+            group=self.group or exhibits.group_of(config),
+            job_type=self.job_type or f"seed {config.seed}",
             tags=self.tags,
+            notes=self.notes,
             name=run.folder.name,
             dir=run.folder,
             id=known,
             resume="allow" if known and mode == "online" else None,
             mode=mode,
-            config=_without_secrets(run.config.to_dict()),
+            config=without_secrets(config.spoken()),
             settings=wandb.Settings(
                 silent=True, console="off", init_timeout=30, finish_timeout=60, finish_timeout_raises=True
             ),
@@ -178,30 +193,86 @@ class WandB(Observer):
             aside.write_text(f"{opened.id}\n")
         opened.define_metric("round")
         opened.define_metric("*", step_metric="round")
+        if run.data.task == "classification":
+            opened.summary["data/heterogeneity"] = exhibits.heterogeneity(run.data.class_counts)
         return opened
 
-    def _send_again(self, folder: Path) -> None:
+    def _send_again(self, run: Run) -> None:
         """Send the finished rounds that W&B does not have."""
-        for row in RunFolder(folder).read_metrics():
-            round = int(row.pop("round"))
-            prefix = f"round-{round:04d}-"
-            files = sorted((folder / "figures").glob(f"{prefix}*.png"))
-            self._send(round, row, {f"relation/{file.stem.removeprefix(prefix)}": file for file in files})
+        folder = RunFolder(run.folder)
+        every = folder.read_metrics()
+        rows = [row for row in every if row["round"] > self._sent]
+        self._so_far = SoFar(row for row in every if row["round"] <= self._sent)
+        clients: dict[int, list[Row]] = {int(row["round"]): [] for row in rows}
+        for row in folder.read_clients() if rows else ():
+            clients.get(int(row["round"]), []).append(row)
+        for row in rows:
+            t = int(row.pop("round"))
+            prefix = f"round-{t:04d}-"
+            files = sorted((run.folder / "figures").glob(f"{prefix}*.png"))
+            images = {f"relation/{file.stem.removeprefix(prefix)}": file for file in files}
+            view = folder.read_relation(t) if folder.relation_file(t).exists() else None
+            self._send(run, t, row, clients[t], images, view)
 
-    def _send(self, round: int, metrics: dict[str, float], images: dict[str, np.ndarray] | dict[str, Path]) -> None:
-        if self._run is None or round <= self._sent:
+    def _send(
+        self,
+        run: Run,
+        t: int,
+        metrics: Mapping[str, float],
+        clients: Iterable[Mapping[str, float]],
+        images: Mapping[str, np.ndarray | Path],
+        relation: RelationView | None,
+    ) -> None:
+        if self._run is None or t <= self._sent:
             return
         import wandb
 
         try:
-            self._run.log(
-                {"round": round, **by_judge(metrics), **{name: wandb.Image(image) for name, image in images.items()}}
-            )
+            scores = exhibits.scores_of(clients, run.data.metric.by(run.judge))
+            row: dict[str, Any] = {"round": t, **renamed(metrics)}
+            row |= self._so_far.add(metrics)
+            row |= self._gain.of(scores) if self._gain is not None else {}
+            for name in metrics.keys() - self._defined:
+                self._run.define_metric(shown(name), step_metric="round", summary=best_of(name))
+            self._defined |= metrics.keys()
+            if scores:
+                row["fairness/clients"] = wandb.Histogram(np_histogram=np.histogram([*scores.values()], bins=20))
+            if self._has_room(run, t, len(images)):
+                row |= {name: wandb.Image(image) for name, image in images.items()}
+            if relation is not None and relation.rows.size and t in spread(run.rounds, exhibits.MOST_TABLES):
+                row["relation/cube"] = _table(exhibits.cube(relation))
+            self._run.log(row, step=t, commit=True)
         except Exception as error:  # a viewer that is lost must not stop the training
-            self._say(f"logging stopped in round {round} ({type(error).__name__}); all of it is in metrics.csv")
+            self._say(f"logging stopped in round {t} ({type(error).__name__}); all of it is in metrics.csv")
             self._run = None
-            _let_go()
-        self._sent = round
+            connection.let_go()
+        self._sent = t
+
+    def _has_room(self, run: Run, t: int, count: int) -> bool:
+        """Whether the pictures of this round are sent: of long runs with many, those of rounds spread over the run."""
+        allowed = self._pictures + count <= MOST_PICTURES and t in spread(run.rounds, MOST_PICTURES // max(count, 1))
+        self._pictures += count * allowed
+        return allowed
+
+    def _keep(self, run: Run, summary: Mapping[str, Any]) -> None:
+        """The table of clients and the split's, and the files to keep: configuration, tables, relation, checkpoint."""
+        import wandb
+
+        assert self._run is not None
+        folder = RunFolder(run.folder)
+        last = {int(row["client"]): row for row in folder.read_clients()}  # a later round's row takes the place
+        scores, kinds = summary["final_accuracies"], summary["final_models"]
+        self._run.summary["clients/final"] = _table(exhibits.clients(run, scores, kinds, last))
+        kept = wandb.Artifact(f"run-{self._run.id}", type="run", description="configuration, tables, relation cube")
+        for path in exhibits.tables_to_keep(folder, run.rounds):
+            kept.add_file(str(path), name=str(path.relative_to(run.folder)))
+        self._run.log_artifact(kept)
+        with tempfile.TemporaryDirectory() as aside:
+            packed = exhibits.pack_checkpoint(run.folder / "checkpoints", Path(aside)) if self.checkpoint else None
+            if packed is not None:
+                saved = wandb.Artifact(f"checkpoint-{self._run.id}", type="checkpoint")
+                saved.add_file(str(packed))  # a copy: the folder may go
+                self._run.log_artifact(saved)
 
     def _where(self) -> str:
         assert self._run is not None
@@ -215,60 +286,14 @@ class WandB(Observer):
         print(f"W&B: {line}", file=sys.stderr, flush=True)
 
 
-def _let_go() -> None:
-    """Part with a helper of W&B's that is gone, or W&B prints a traceback when the process ends."""
+def _table(cells: Cells) -> wandb.Table:
     import wandb
 
-    with contextlib.suppress(Exception):
-        wandb.teardown(exit_code=1)
+    return wandb.Table(columns=[*cells.columns], data=cells.rows)
 
 
-def _possible_mode() -> tuple[_Mode, str]:
-    """What `auto` comes to (online, offline or disabled), and why it is not online. Never asks for a key."""
-    import wandb
-
-    try:
-        settings = wandb.setup(wandb.Settings(silent=True)).settings
-        if settings.mode in ("disabled", "offline", "dryrun"):
-            return "disabled" if settings.mode == "disabled" else "offline", f"W&B is set to {settings.mode}"
-        if not wandb.login(prompt=False, verify=False):
-            return "offline", "no API key is known (set WANDB_API_KEY, or run: wandb login)"
-    except Exception as error:
-        return "offline", f"the W&B settings or the API key cannot be used ({type(error).__name__})"
-    host, port = _address(settings.base_url)
-    if not _answers(host, port):
-        return "offline", f"{host} does not answer"
-    return "online", ""
-
-
-def _address(url: str) -> tuple[str, int]:
-    """Host and port that a request for `url` goes to: the proxy's, where there is one."""
-    asked = urlsplit(url)
-    proxy = urllib.request.getproxies().get(asked.scheme)
-    if proxy and not urllib.request.proxy_bypass(asked.hostname or ""):
-        asked = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    return asked.hostname or "", asked.port or (80 if asked.scheme == "http" else 443)
-
-
-def _answers(host: str, port: int) -> bool:
-    """Whether something listens there. A thread, since looking a name up heeds no time limit."""
-    answered = threading.Event()
-
-    def knock() -> None:
-        try:
-            socket.create_connection((host, port), _PATIENCE).close()
-            answered.set()
-        except OSError:
-            pass
-
-    thread = threading.Thread(target=knock, daemon=True)
-    thread.start()
-    thread.join(_PATIENCE)
-    return answered.is_set()
-
-
-def _without_secrets(value: Any) -> Any:
-    """`value` with the texts under keys such as `password` or `api_key` starred out."""
-    if isinstance(value, dict):
-        return {k: "***" if isinstance(v, str) and SECRET.search(k) else _without_secrets(v) for k, v in value.items()}
-    return [_without_secrets(item) for item in value] if isinstance(value, list) else value
+def _leaves(value: Any, key: str = "") -> Iterable[tuple[str, Any]]:
+    """Dotted keys of nested mappings, and their values."""
+    if not isinstance(value, dict) or not value:
+        return [(key, value)]
+    return [leaf for k, inner in value.items() for leaf in _leaves(inner, f"{key}.{k}" if key else str(k))]

@@ -139,12 +139,12 @@ def _closing_lines(run: Run, rows: list[Row], summary: dict[str, Any]) -> list[s
         f"{phase} {total.get(f'seconds_{phase}', 0.0):.1f}" for phase in ("client", "server", "evaluation")
     )
     score, round = best(rows)
-    words = of_rows(rows).words
+    words = of_rows(rows).mean_words
     lines = [
         f"{up}, {down}",
         f"{total['seconds']:.1f} s in rounds ({phases}), "
         f"at most {max(row.get('memory_mib', 0.0) for row in rows):.0f} MiB of memory",
-        f"{type(run.method).__name__}: best mean {words} {score:.4f} ({MODELS[run.judge]}) in round {round}; "
+        f"{type(run.method).__name__}: best {words} {score:.4f} ({MODELS[run.judge]}) in round {round}; "
         f"run folder: {run.folder}",
         "The best round is chosen on test data, so it is optimistic; the last round is not.",
     ]
@@ -173,4 +173,4 @@ def _so_far(rows: list[Row]) -> str:
     if not judged:
         return ""
     score, round = best(rows)
-    return f"mean {metric.words} {judged[-1]:.4f} (best {score:.4f} in round {round})"
+    return f"{metric.mean_words} {judged[-1]:.4f} (best {score:.4f} in round {round})"

@@ -369,7 +369,7 @@ class Config:
     def validate(self) -> None:
         """Raise `BadInput` for the first value that cannot work."""
         check("seed", self.seed, 0 <= self.seed < 2**63, "it must lie in [0, 2**63)")
-        for name in ("federation", "data", "optimizer", "evaluation", "fabric"):
+        for name in GROUPS:
             group = getattr(self, name)
             for key, value in vars(group).items():
                 check_finite(f"{name}.{key}", value)
@@ -391,3 +391,20 @@ class Config:
     def to_dict(self) -> dict[str, Any]:
         """Nested plain data, as `config.yaml` holds it."""
         return dataclasses.asdict(self)
+
+    def spoken(self) -> dict[str, Any]:
+        """Plain data nested by the keys of the command line, with short names: `method.name`, `method.lam`."""
+        models = [_spoken(m.component) | ({} if m.count is None else {"count": m.count}) for m in self.models]
+        groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
+        hung = {kind: {k: _spoken(c) for k, c in getattr(self, kind).items()} for kind in ("callbacks", "loggers")}
+        model = models[0] if len(models) == 1 else models
+        first = {"seed": self.seed, "smoke": self.smoke, "method": _spoken(self.method), "model": model}
+        return first | groups | hung
+
+
+GROUPS = ("federation", "data", "optimizer", "evaluation", "fabric")
+"""The keys of a configuration that are groups of plain ones."""
+
+
+def _spoken(component: Component) -> dict[str, Any]:
+    return {**component.init_args, "name": component.class_path.rpartition(".")[2].lower()}

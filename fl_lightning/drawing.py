@@ -135,8 +135,9 @@ def _print_values(
 ) -> None:
     """Write each value into its cell, dark on bright and bright on dark."""
     bright = colours @ np.array([0.299, 0.587, 0.114]) > 140
+    counts = values.max(initial=0) > 1 and bool((values == values.round()).all())
     for (row, col), value in np.ndenumerate(values):
-        text = f"{value:.3f}" if abs(value) < 9.9995 else f"{value:.3g}"
+        text = f"{value:.0f}" if counts else f"{value:.3f}" if abs(value) < 9.9995 else f"{value:.3g}"
         place = (origin[0] + col * cell[0] + cell[0] // 2, origin[1] + row * cell[1] + cell[1] // 2)
         draw.text(place, text, _INK if bright[row, col] else _PAPER, _font(_TICK), anchor="mm")
 

@@ -33,6 +33,11 @@ class Metric:
     rises: bool
     """Whether greater is better."""
 
+    @property
+    def mean_words(self) -> str:
+        """The mean over clients, in words: `mean accuracy`."""
+        return self.words if self.words.startswith("mean ") else f"mean {self.words}"
+
     def of(self, what: str) -> str:
         """A column or key of what became of the clients' scores: `mean_accuracy`."""
         return f"{what}_{self.name}"

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import logging
+import math
 import os
 import signal
 import sys
@@ -22,7 +23,7 @@ from safetensors.torch import save_model
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import __version__, device
+from fl_lightning import __version__, device, provenance
 from fl_lightning.callbacks.base import Callback, Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
@@ -103,10 +104,9 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
     keeper.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    scores, models, further = (summary.pop(f"final_{name}") for name in ("accuracies", "models", "further"))
     newcomers = summary.pop("newcomers", [])
+    del summary["final_accuracies"], summary["final_models"], summary["final_further"]
     if fed.run.is_main:  # last of all, so that loggers have had their say
-        keeper.folder.write_final(scores, fed.run.data.metric.name, models, further)
         keeper.folder.write_newcomers(newcomers)
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
@@ -118,17 +118,29 @@ def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str
 
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
-    restore(fed.run, folder / "checkpoints", which)
+    _restore(fed, which)
     scores = fed.evaluator.everyone()
     del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
+
+
+def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
+    """Load a checkpoint; where it is the best, say so if a round that was not saved is better."""
+    t = restore(fed.run, fed.run.folder / "checkpoints", which)
+    rows, metric = RunFolder(fed.run.folder).read_metrics(), fed.run.data.metric
+    name = metric.of("validation" if any(metric.of("validation") in row for row in rows) else "mean")
+    score, at = best(rows, name)
+    ours = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)
+    if which == "best" and fed.run.is_main and metric.merit(score) > metric.merit(ours):
+        said = f"checkpoint best: round {t} ({name} {ours:.4f}), the best that was saved"
+        print(f"{said}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds", file=sys.stderr)
 
 
 def _export(
     fabric: Fabric, config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]
 ) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
-    restore(fed.run, folder / "checkpoints", which)
+    _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"kind": kind, **_written(fed, client, vector, buffers, out)}
 
@@ -201,21 +213,30 @@ class _Keeper(Observer):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
+        self._told = False
 
     def on_fit_start(self, run: Run) -> None:
-        """Drop rows of rounds that the checkpoint does not know."""
+        """Drop rows of rounds that the checkpoint does not know; write who holds what."""
         if run.is_main:
             self.folder.truncate(run.resumed_from)
+            data = run.data
+            counts = data.class_counts if data.task == "classification" else None
+            self.folder.write_split(data.train_sizes, data.test_sizes, counts)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation."""
         if run.is_main:
+            if not self._told:  # a start that came to nothing is none
+                provenance.keep(run.folder, run.config)
+                self._told = True
             self.folder.append(record)
 
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
-        """What `summary.json` says of the whole run."""
+        """Write `final.csv`, and add what `summary.json` says of the whole run."""
         if not run.is_main:
             return
+        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
+        self.folder.write_final(scores, run.data.metric.name, models, further)
         rows = self.folder.read_metrics()
         metric = run.data.metric
         mean, on_validation = metric.of("mean"), metric.of("validation")

@@ -1,7 +1,8 @@
 """What a run leaves behind: its tables, relation/ and summary.json, written so that a crash spares them.
 
-A row is one write, flushed to the disk; everything else is written aside and renamed. A round's row in `metrics.csv` is
-written last: a round that has it has the rest too. Rank 0 alone writes.
+A row is one write; everything else is written aside and renamed. A round's row in `metrics.csv` is written last: a
+round that has it has the rest too. A dying process loses none of it, a dying machine none of what `flush` was called
+for, as a checkpoint does before it counts. Rank 0 alone writes.
 """
 
 from __future__ import annotations
@@ -10,7 +11,6 @@ import csv
 import io
 import json
 import math
-import os
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,7 +20,7 @@ import numpy as np
 
 from fl_lightning import metric as metrics
 from fl_lightning.errors import BadInput
-from fl_lightning.files import atomic_write, writing
+from fl_lightning.files import atomic_write, flush, writing
 from fl_lightning.record import KINDS, RelationView, RoundRecord
 
 Row = dict[str, float]
@@ -62,6 +62,16 @@ class RunFolder:
         if record.failures:
             self._failures.append([{"round": record.round, **row} for row in record.failures])
         self._metrics.append([{"round": record.round, **record.metrics}], _ALWAYS)
+
+    def flush(self, after: int, upto: int) -> None:
+        """Wait until the disk has what `append` wrote of the rounds behind `after`, up to `upto`."""
+        rounds = range(after + 1, upto + 1)
+        files = [file(t) for t in rounds for file in (self.relation_file, self.traffic_file)]
+        tables = [table.path for table in (self._clients, self._failures, self._metrics)]
+        for path in [*files, *dict.fromkeys(file.parent for file in files), *tables, self.path]:
+            if path.exists():
+                with writing(path):
+                    flush(path)
 
     def truncate(self, round: int) -> None:
         """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
@@ -172,6 +182,20 @@ class RunFolder:
         """The rows of `newcomers.csv`, without `rule`; none where no client was held out, or the run goes on."""
         return _Table(self.path / "newcomers.csv").read(words={"rule"})
 
+    def write_split(self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None) -> None:
+        """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes)."""
+        rows: list[Row] = [
+            {"client": c, "train_samples": own, "test_samples": judged}
+            for c, (own, judged) in enumerate(zip(train, test, strict=True))
+        ]
+        for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
+            row |= {f"class_{k}": count for k, count in enumerate(counts)}
+        _Table(self.path / "split.csv").write(rows)
+
+    def read_split(self) -> list[Row]:
+        """The rows of `split.csv`; none in run folders of earlier versions."""
+        return _Table(self.path / "split.csv").read()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
         _replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
@@ -267,8 +291,6 @@ class _Table:
             return
         with writing(self.path), self.path.open("ab") as file:
             file.write(_encode(lines))
-            file.flush()
-            os.fsync(file.fileno())
 
     def truncate(self, round: int) -> None:
         """Keep the whole rows of rounds up to `round`."""
@@ -340,9 +362,9 @@ def _rounds(folder: Path) -> list[int]:
 def _save_arrays(path: Path, **arrays: Any) -> None:
     held = io.BytesIO()
     np.savez_compressed(held, **arrays)
-    _replace(path, held.getvalue())
+    _replace(path, held.getvalue(), durable=False)
 
 
-def _replace(path: Path, content: bytes) -> None:
-    with atomic_write(path) as aside:
+def _replace(path: Path, content: bytes, durable: bool = True) -> None:
+    with atomic_write(path, durable) as aside:
         aside.write_bytes(content)

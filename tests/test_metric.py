@@ -65,3 +65,7 @@ def test_gains_are_positive_where_ours_is_better() -> None:
 
 def test_as_readers_see_it() -> None:
     assert (ACCURACY.shown(0.1234), MAE.shown(12.3456)) == ("12.34 %", "12.35")
+
+
+def test_a_mean_of_means_is_said_once() -> None:
+    assert (ACCURACY.mean_words, MAE.mean_words) == ("mean accuracy", "mean absolute error")

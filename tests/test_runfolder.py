@@ -189,6 +189,28 @@ def test_a_disk_that_refuses_is_named_in_one_line(folder, monkeypatch) -> None:
     def full(_: int) -> None:
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr("fl_lightning.runfolder.os.fsync", full)
+    folder.append(record(4))
+    monkeypatch.setattr("fl_lightning.files.os.fsync", full)
     with pytest.raises(RunFailed, match=r"^cannot write .*round-0004.npz: No space left on device$"):
-        folder.append(record(4))
+        folder.flush(3, 4)
+    monkeypatch.setattr("fl_lightning.files.os.replace", lambda *_: full(0))
+    with pytest.raises(RunFailed, match=r"^cannot write .*round-0005.npz: No space left on device$"):
+        folder.append(record(5))
+
+
+def test_flush_waits_for_the_tables_and_for_the_files_of_the_rounds_asked_for(folder, monkeypatch) -> None:
+    for t in (1, 2, 3):
+        folder.append(record(t))
+    flushed: list[str] = []
+    monkeypatch.setattr("fl_lightning.runfolder.flush", lambda path: flushed.append(path.name))
+    folder.flush(1, 3)
+    assert flushed[:4] == ["round-0002.npz", "round-0002.npz", "round-0003.npz", "round-0003.npz"]
+    assert {"relation", "traffic", "clients.csv", "metrics.csv", folder.path.name} <= set(flushed)
+    assert flushed.index("metrics.csv") > flushed.index("clients.csv")
+
+
+def test_a_split_is_kept_with_its_classes_where_there_are_any(folder) -> None:
+    folder.write_split([3, 2], [1, 1], np.array([[3, 0], [1, 1]]))
+    assert folder.read_split()[1] == {"client": 1, "train_samples": 2, "test_samples": 1, "class_0": 1, "class_1": 1}
+    folder.write_split([3, 2], [1, 1], None)
+    assert folder.read_split()[0] == {"client": 0, "train_samples": 3, "test_samples": 1}

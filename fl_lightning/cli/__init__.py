@@ -27,6 +27,7 @@ Personalised federated learning: who learned what from whom.
   join     a model for a new client      fl-train join --run runs/fedora-001 --data new.npz --out model.safetensors
   relative compare with training alone   fl-train relative --run runs/fedora-001
   compare  methods over seeds, tested    fl-train compare studies/digits --baseline local
+  dashboard the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
   plan     what a fit would take         fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
   submit   hand a fit to SLURM           fl-train submit --config kapc_resnet18.yaml --gpus-per-node 4 --time 4:00:00
   study    methods, settings and seeds   fl-train study study.yaml --out studies/digits --workers 2
@@ -41,7 +42,8 @@ All keys of a command: fl-train COMMAND --help
 
 COMMANDS = {
     **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
-    **{name: (name, name) for name in ("compare", "submit", "study", "reproduce", "tune", "archive", "status")},
+    **{name: (name, name) for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "archive")},
+    "status": ("status", "status"),
     "plan": ("planning", "plan"),
     "list": ("commands", "list_names"),
 }

@@ -92,20 +92,26 @@ def report(argv: list[str]) -> None:
     if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
         from fl_lightning.cli.compare import compare
 
+        check("figures", values.figures, values.figures is None, "it is for runs; of a study see compare --picture")
         out = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
         compare([words[0], "--format", "html", "--out", str(out)])
         print(f"report: {out}")
         return
     from fl_lightning.files import atomic_write
-    from fl_lightning.report import MARKER, load, render
+    from fl_lightning.report import MARKER, load, render, run_folders
 
-    found = load([Path(word) for word in words])
+    found = load(run_folders([Path(word) for word in words]))
     out = Path(values.out) if values.out is not None else Path(words[0] if len(words) == 1 else ".") / "report.html"
     _check_page(out, MARKER)
     page = render(found)
     with atomic_write(out) as aside:
         aside.write_text(page, encoding="utf-8")
     print(f"report: {out}")
+    if values.figures is not None:
+        from fl_lightning.report import vector
+
+        vector.write(found, folder := out.with_name(f"{out.stem}-figures"), values.figures)
+        print(f"figures: {folder}")
 
 
 def join(argv: list[str]) -> None:

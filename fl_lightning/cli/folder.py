@@ -8,6 +8,7 @@ import errno
 import os
 import re
 import shutil
+import socket
 import sys
 from collections.abc import Iterator
 from itertools import count
@@ -22,6 +23,7 @@ from fl_lightning.cli.settings import Layer, read_config
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, atomic_write, flush, make_folder, take
+from fl_lightning.provenance import now
 
 CONFIG = "config.yaml"
 LOCK = "lock"
@@ -30,7 +32,8 @@ LOCK = "lock"
 MAY_CHANGE = (
     "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
     "fabric.threads", "fabric.timeout", "fabric.bank", "loggers", "callbacks.progress", "callbacks.heatmaps",
-    "callbacks.ledger", "data.root", "data.public_root", "data.download", "data.resident",
+    "callbacks.ledger", "callbacks.checkpoint.seconds", "data.root", "data.public_root", "data.download",
+    "data.resident",
 )  # fmt: skip
 
 
@@ -181,6 +184,7 @@ def _locked(folder: Path) -> Iterator[None]:
     file = folder / LOCK
     is_new = not file.exists()
     try:
+        before = "" if is_new else file.read_text()
         held = take(file)
     except Taken as error:
         raise BadInput(
@@ -195,14 +199,18 @@ def _locked(folder: Path) -> Iterator[None]:
     if not os.access(folder, os.W_OK):
         held.close()
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written")
+    refused = False
     try:
         yield
     except BadInput:
+        refused = True
         if is_new and not (folder / "metrics.csv").exists():
             file.unlink(missing_ok=True)
         raise
     finally:
-        held.close()
+        with contextlib.suppress(OSError), held:  # who ran here last, and that it has ended
+            held.truncate(0)
+            held.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
 
 
 def _content(path: Path) -> bytes | None:

@@ -73,10 +73,25 @@ def export_parser() -> ArgumentParser:
 
 
 def report_parser() -> ArgumentParser:
-    """`--out`; the runs are words without a key."""
-    parser = _parser("report", "Write one HTML page on runs side by side, or on a study.", "RUN [RUN ...] | STUDY")
+    """`--out`, `--figures`; the runs are words without a key."""
+    description = "Write one HTML page on runs (or on folders of them) side by side, or on a study."
+    parser = _parser("report", description, "RUN [RUN ...] | STUDY")
     text = "The page (default: report.html, in the run folder if there is one RUN, else here)."
     parser.add_argument("--out", type=str | None, default=None, metavar="FILE.html", help=text)
+    text = "Write the charts, too, each to a file beside the page, in the folder FILE-figures."
+    parser.add_argument("--figures", type=Literal["svg", "pdf"] | None, default=None, help=text)
+    return parser
+
+
+def dashboard_parser() -> ArgumentParser:
+    """`--entity`, `--project`, `--name`, `--json`, `--sweep`."""
+    parser = _parser("dashboard", "Save the project's workspace at W&B, or write it, or a study as a sweep, to a file.")
+    add = parser.add_argument
+    add("--entity", type=str | None, default=None, metavar="E", help="Of W&B (default: the user's own).")
+    add("--project", type=str, default="fl_lightning", metavar="P", help="Of W&B.")
+    add("--name", type=str, default="fl_lightning", help="Of the view; one that is there is brought to the same.")
+    add("--json", type=str | None, default=None, metavar="FILE", help="Write the view there, and send nothing.")
+    add("--sweep", type=str | None, default=None, metavar="STUDY.yaml", help="Write a W&B sweep of a study beside it.")
     return parser
 
 

@@ -9,8 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.metric import MODELS
-from fl_lightning.report.load import AXES, MIB, Comparison, Run
+from fl_lightning.metric import ACCURACY, MODELS, Metric
+from fl_lightning.report.load import AXES, MIB, Comparison, Run, seeds_apart
 from fl_lightning.report.pictures import encode
 from fl_lightning.report.tables import FLOPS, flop_unit
 
@@ -23,17 +23,17 @@ COLOURS = (
 """Of runs, legible on white and on black; from the eleventh run on they begin anew."""
 _PARTS = ("#4e79a7", "#f2a65a", "#76b7b2", "#b07aa1", "#9c9c9c")
 
-KINDS = {
-    "mean_accuracy": "mean, by each run's own judge",
-    "worst_accuracy": "worst 10 %, by each run's own judge",
-    "accuracy_before": "before local training",
-    "accuracy_after": "after local training",
-    "accuracy_distilled": "after distillation, before local training",
-    "accuracy_global": "global model",
-    "accuracy_finetuned": "fine-tuned",
-    "validation_accuracy": "on validation data, by each run's own judge",
+_OWN = {
+    "mean": "mean, by each run's own judge",
+    "worst": "worst 10 %, by each run's own judge",
+    "validation": "on validation data, by each run's own judge",
 }
-"""Columns of metrics.csv that may be drawn by round."""
+
+
+def kinds(metric: Metric) -> dict[str, str]:
+    """Columns of metrics.csv that may be drawn by round, in words."""
+    own = {metric.of(what): words for what, words in _OWN.items()}
+    return own | {metric.by(kind): words for kind, words in MODELS.items()}
 
 
 def colour(number: int) -> str:
@@ -59,29 +59,70 @@ def curves(runs: list[Run]) -> dict[str, Any]:
     unit, size = _unit([mib * MIB for values in axes["mib"] for mib in values])
     axes["mib"] = [[mib * MIB / size for mib in values] for values in axes["mib"]]
     words = AXES | {"mib": f"{unit} sent"}
+    metric = runs[0].metric if runs else ACCURACY
+    known = kinds(metric)
     return {
+        "metric": metric.words,
+        "tick": "~%" if metric.rises else "~g",
+        "hover": ".2%" if metric.rises else ".4~g",
         "axes": {name: words[name] for name in AXES if any(axes[name])},
         "first": Comparison.of(runs).column,
-        "kinds": {name: words for name, words in KINDS.items() if any(run.has(name) for run in runs)},
+        "kinds": {name: words for name, words in known.items() if any(run.has(name) for run in runs)},
         "runs": [
             {
                 "x": {name: _short(axes[name][at]) for name in AXES},
-                "y": {name: _short(run.column(name)) for name in KINDS if run.has(name)},
+                "y": {name: _short(run.column(name)) for name in known if run.has(name)},
             }
             for at, run in enumerate(runs)
         ],
+        "bands": [_band(runs, members) for members in seeds_apart(runs)],
     }
 
 
-def fairness(runs: list[Run]) -> dict[str, Figure]:
-    """Every client's accuracy: in order, and as a box for each run."""
-    ordered, boxes, kind = [], [], Comparison.of(runs).kind
+def _band(runs: list[Run], members: list[int]) -> dict[str, Any]:
+    """Runs that differ in their seed alone: of each kind, by round, the mean and the standard deviation on either side.
+
+    Rounds are those that all of them have done; the deviation is the sample's (n - 1).
+    """
+    done = min(len(runs[k].metrics) for k in members)
+    found: dict[str, Any] = {"runs": members, "round": _short(runs[members[0]].column("round")[:done]), "y": {}}
+    for kind in kinds(runs[members[0]].metric):
+        if all(runs[k].has(kind) for k in members):
+            values = np.array([runs[k].column(kind)[:done] for k in members])
+            mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
+            found["y"][kind] = {
+                key: _short(v.tolist()) for key, v in zip(_BAND, (mean, mean - std, mean + std), strict=True)
+            }
+    return found
+
+
+_BAND = ("mean", "low", "high")
+
+
+def training(runs: list[Run]) -> dict[str, Figure]:
+    """Losses of local training by round; the pull alone where there is one."""
+    lines = []
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
-        found = sorted(run.scores(kind)[0].items(), key=lambda item: item[1])
+        for column, words, dash in (("train_loss", "loss", "solid"), ("coaching_loss", "pull alone", "dot")):
+            values = run.column(column)
+            if any(value > 0 for value in values):
+                line = {"color": colour(number), "dash": dash, "width": 2}
+                lines.append(_line(f"{label} · {words}", line, run.column("round"), values))
+    return {"losses": _by_round(lines, "mean over the clients")} if lines else {}
+
+
+def fairness(runs: list[Run]) -> dict[str, Figure]:
+    """Every client's score: in order from the worst, and as a box for each run."""
+    by = Comparison.of(runs)
+    metric, kind = by.metric, by.kind
+    tick, hover = ("~%", ".2%") if metric.rises else ("~g", ".4~g")
+    ordered, boxes = [], []
+    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
+        found = sorted(run.scores(kind)[0].items(), key=lambda item: metric.merit(item[1]))
         if not found:
             continue
         count = len(found)
-        values = _short([accuracy for _, accuracy in found])
+        values = _short([score for _, score in found])
         names = [f"client {client}" for client, _ in found]
         shared = {"name": label, "text": names}
         line = {"color": colour(number), "width": 2}
@@ -89,20 +130,20 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
             {
                 **shared, "type": "scatter", "mode": "lines+markers", "line": line, "marker": {"size": 6},
                 "x": _short([(at + 0.5) / count for at in range(count)]), "y": values,
-                "hovertemplate": "%{text}: %{y:.2%}",
+                "hovertemplate": f"%{{text}}: %{{y:{hover}}}",
             }
         )  # fmt: skip
         boxes.append(
             {
                 **shared, "type": "box", "y": values, "boxpoints": "all", "jitter": 0.5, "pointpos": 0,
                 "marker": {"color": colour(number), "size": 5, "opacity": 0.7}, "line": {"width": 1.5},
-                "fillcolor": "rgba(128,128,128,0.12)", "hovertemplate": "%{text}: %{y:.2%}",
+                "fillcolor": "rgba(128,128,128,0.12)", "hovertemplate": f"%{{text}}: %{{y:{hover}}}",
             }
         )  # fmt: skip
     if not ordered:
         return {}
-    words = "accuracy" if kind is None else f"accuracy ({MODELS[kind]})"
-    y = {"title": {"text": words}, "tickformat": "~%"}
+    words = metric.words if kind is None else f"{metric.words} ({MODELS[kind]})"
+    y = {"title": {"text": words}, "tickformat": tick}
     return {
         "fairness-order": {
             "data": ordered,
@@ -147,7 +188,10 @@ def ledger(runs: list[Run]) -> dict[str, Figure]:
 
 
 def shares(runs: list[Run]) -> list[dict[str, Any]]:
-    """For each run that has a ledger: which share of the cohort sent, and received, each layer, by round."""
+    """For each run that has a ledger: which share of the cohort sent, and received, each layer, by round.
+
+    `constant`: what a picture of one colour would say; empty where there is something to see.
+    """
     return [
         {
             "run": number,
@@ -155,10 +199,20 @@ def shares(runs: list[Run]) -> list[dict[str, Any]]:
             "layers": labels(run.ledger.layers),
             "down": encode(run.ledger.share[0], high=1.0),
             "up": encode(run.ledger.share[1], high=1.0),
+            "constant": _constant(run.ledger.share),
         }
         for number, run in enumerate(runs)
         if run.ledger
     ]
+
+
+def _constant(share: np.ndarray) -> str:
+    """In words what shares (2, L, rounds) are, where both ways are the same for every layer in every round."""
+    least, most = share.min(axis=(1, 2)), share.max(axis=(1, 2))
+    if (least != most).any():
+        return ""
+    down, up = (f"{value:.0%} of the cohort" for value in least)
+    return f"in every round every layer was sent by {up} and received by {down}"
 
 
 def costs(runs: list[Run]) -> dict[str, Figure]:

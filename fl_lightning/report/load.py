@@ -15,8 +15,9 @@ from typing import Any, TypeVar
 import numpy as np
 import yaml
 
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
-from fl_lightning.metric import MODELS
+from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
 from fl_lightning.runfolder import Row, RunFolder, final_kinds, final_words, judge_of
 
 T = TypeVar("T")
@@ -60,6 +61,8 @@ class Run:
     final: list[Row]
     summary: dict[str, Any]
     """Empty unless the run has ended."""
+    split: list[Row] = field(default_factory=list)
+    """The rows of split.csv; none in runs of earlier versions."""
     ledger: Ledger | None = None
     newcomers: list[Row] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -96,6 +99,11 @@ class Run:
         return self.summary.get("rounds") == asked and self.rounds_done >= asked
 
     @property
+    def metric(self) -> Metric:
+        """What it is judged by."""
+        return BY_TASK.get(self.setting("data.task"), ACCURACY)
+
+    @property
     def judge(self) -> str | None:
         """The kind of model that `mean_accuracy` speaks of; None if it cannot be told."""
         return judge_of({"judge": self.setting("evaluation.judge"), **self.summary}, self.metrics)
@@ -125,12 +133,12 @@ class Run:
             so_far / unit for so_far in itertools.accumulate(sum(row[c] for c in _SUMMED[name]) for row in self.metrics)
         ]
 
-    def scores(self, kind: str | None, metric: str = "accuracy") -> tuple[dict[int, float], str]:
-        """Accuracy of models of this kind by client, and whose: of the final models, or else of the last judged round.
+    def scores(self, kind: str | None, metric: str | None = None) -> tuple[dict[int, float], str]:
+        """Scores of models of this kind by client, and whose: of the final models, or else of the last judged round.
 
-        `kind` None: the judge's. `metric`: another than accuracy; clients of which it is not defined are left out.
+        `kind` None: the judge's. `metric`: another than the run's; clients of which it is not defined are left out.
         """
-        kind = kind or self.judge
+        kind, metric = kind or self.judge, metric or self.metric.name
         if self.finished and self.final and kind in (None, *final_kinds(self.summary)):
             found = {int(row["client"]): row[metric] for row in self.final if metric in row}
             return found, f"end: {final_words(self.summary)}"
@@ -154,21 +162,44 @@ class Comparison:
     """One that all judged runs were scored by; None: there is none, and each stands by its own judge."""
     differ: bool
     """Whether the runs have different judges."""
+    metric: Metric = ACCURACY
 
     @classmethod
     def of(cls, runs: list[Run]) -> Comparison:
         """Their own judge where it is one, else the first kind in all of them: after training, then before, ..."""
-        judged = [run for run in runs if run.has("mean_accuracy")]
+        metric = runs[0].metric if runs else ACCURACY
+        judged = [run for run in runs if run.has(metric.of("mean"))]
         judges = {run.judge for run in judged}
         if len(judges) <= 1:
-            return cls(next(iter(judges), None), False)
-        shared = (kind for kind in _ORDER if all(run.has(f"accuracy_{kind}") for run in judged))
-        return cls(next(shared, None), True)
+            return cls(next(iter(judges), None), False, metric)
+        shared = (kind for kind in _ORDER if all(run.has(metric.by(kind)) for run in judged))
+        return cls(next(shared, None), True, metric)
 
     @property
     def column(self) -> str:
         """Of metrics.csv."""
-        return f"accuracy_{self.kind}" if self.kind and self.differ else "mean_accuracy"
+        return self.metric.by(self.kind) if self.kind and self.differ else self.metric.of("mean")
+
+
+def seeds_apart(runs: list[Run]) -> list[list[int]]:
+    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of two or more."""
+    groups: dict[str, list[int]] = {}
+    for number, run in enumerate(runs):
+        settings = {key: value for key, value in _leaves(run.config) if key != "seed" and key not in MACHINE}
+        groups.setdefault(repr(sorted(settings.items())), []).append(number)
+    return [members for members in groups.values() if len({runs[k].setting("seed") for k in members}) > 1]
+
+
+def run_folders(paths: list[Path]) -> list[Path]:
+    """`paths`, in which a folder of runs (or of folders of runs, as a study is) stands for all runs in it."""
+    return [found for path in paths for found in (_runs_in(path) or [path])]
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if (path / "config.yaml").is_file():
+        return [path]
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    return [found for sub in inside if sub.is_dir() and sub.name != "references" for found in _runs_in(sub)]
 
 
 def differing(runs: list[Run]) -> Iterator[tuple[str, list[Any]]]:
@@ -194,11 +225,12 @@ def _leaves(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield key, value
 
 
-def load(paths: list[Path], ledger: bool = True) -> list[Run]:
+def load(paths: list[Path], ledger: bool = True, regression: bool = True) -> list[Run]:
     """Read run folders, in the order given; without `ledger` what travelled, a file for each round, is left out.
 
     Raises:
-        BadInput: a folder does not exist or holds no run, or is given twice.
+        BadInput: a folder does not exist or holds no run, or is given twice; it is a regression beside a
+            classification, or (unless `regression`) at all.
     """
     seen: set[Path] = set()
     for path in paths:
@@ -209,7 +241,13 @@ def load(paths: list[Path], ledger: bool = True) -> list[Run]:
         if path.resolve() in seen:
             raise BadInput("run", str(path), "it must be given once")
         seen.add(path.resolve())
-    return [_load(path, name, ledger) for path, name in zip(paths, _names(paths), strict=True)]
+    runs = [_load(path, name, ledger) for path, name in zip(paths, _names(paths), strict=True)]
+    for path, run in zip(paths, runs, strict=True):
+        fine = regression or run.metric is ACCURACY
+        check("run", str(path), fine, "it is a regression, and a comparison speaks of accuracies; see fl-train report")
+        same = run.metric is runs[0].metric
+        check("run", str(path), same, f"it is judged by the {run.metric.words}, {runs[0].name} by another metric")
+    return runs
 
 
 def _names(paths: list[Path]) -> list[str]:
@@ -229,15 +267,14 @@ def _load(path: Path, name: str, ledger: bool) -> Run:
         config = None
     if not isinstance(config, dict):
         raise BadInput("run", str(path), "it must be a run folder; its config.yaml cannot be read")
-    data = config.get("data")
-    if isinstance(data, dict) and data.get("task") == "regression":
-        raise BadInput("run", str(path), "it is a regression, and a report speaks of accuracies; see fl-train status")
     folder = RunFolder(path)
     run = Run(folder, name, config, [], [], [], {})
     run.metrics = _table(run, "accuracy", "metrics.csv", folder.read_metrics, "round")
     run.clients = _table(run, "fairness", "clients.csv", folder.read_clients, "round", "client")
     run.final = _table(run, "fairness", "final.csv", folder.read_final, "client", "accuracy")
     run.newcomers = _table(run, "newcomers", "newcomers.csv", folder.read_newcomers, "samples_per_class", "accuracy")
+    run.final = _table(run, "fairness", "final.csv", folder.read_final, "client", run.metric.name)
+    run.split = _table(run, "split", "split.csv", folder.read_split, "client", "train_samples", "test_samples")
     summary = _read(run, "runs", "summary.json", folder.read_summary)
     run.summary = summary if isinstance(summary, dict) else {}
     if (path / "failure.txt").is_file():

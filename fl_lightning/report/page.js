@@ -2,7 +2,8 @@
 const data = JSON.parse(document.getElementById("data").textContent);
 const find = (id) => document.getElementById(id);
 const STEPS = 253, OVER = 254; // codes of a picture: up to STEPS, beyond the colours, then not finite
-const DASHES = { mean_accuracy: "solid", worst_accuracy: "dot", accuracy_before: "dash", accuracy_after: "dashdot" };
+const DASHES = [["mean_", "solid"], ["worst_", "dot"], ["_before", "dash"], ["_after", "dashdot"]];
+const dash = (kind) => (DASHES.find(([part]) => kind.includes(part)) || ["", "longdash"])[1];
 const drawn = new Set();
 
 // ---------------------------------------------------------------- drawing in the reader's theme
@@ -17,6 +18,7 @@ function draw(id, traces, layout) {
     font: { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: ink },
     margin: { l: 60, r: 24, t: 36, b: 50 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: axis.linecolor, activecolor: ink },
     ...layout,
+    ...(layout.barmode && innerWidth < 560 ? { height: layout.height + 20 * traces.length } : {}), // a line for each name
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...layout.legend },
   }, {
@@ -35,20 +37,36 @@ function drawCurves() {
   const axis = find("curve-axis").value, words = data.curves.axes[axis];
   const kinds = [...find("curve-kinds").querySelectorAll("input:checked")].map((box) => box.value);
   const traces = [], without = [];
+  const bands = axis === "round" ? data.curves.bands : [], banded = new Set(bands.flatMap((band) => band.runs));
+  for (const band of bands) {
+    for (const kind of kinds.filter((name) => band.y[name])) {
+      const { mean, low, high } = band.y[kind], colour = data.colours[band.runs[0]];
+      const shared = { type: "scatter", mode: "lines", x: band.round, connectgaps: true, legendgroup: `${band.runs[0]} ${kind}` };
+      const edge = { ...shared, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
+      const name = `${data.names[band.runs[0]]} and ${band.runs.length - 1} more seeds`;
+      traces.push({ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: `${colour}33` });
+      traces.push({
+        ...shared, y: mean, name: kinds.length > 1 ? `${name} · ${data.curves.kinds[kind]}` : name,
+        line: { color: colour, dash: kinds.length > 1 ? dash(kind) : "solid", width: 2 },
+        hovertemplate: `round %{x}: %{y:${data.curves.hover}}`,
+      });
+    }
+  }
   data.curves.runs.forEach(({ x, y }, number) => {
+    if (banded.has(number)) return;
     if (!x[axis].length) { without.push(data.names[number]); return; }
     for (const kind of kinds.filter((name) => y[name])) {
       const short = x[axis].length <= 60;
       traces.push({
         type: "scatter", mode: short ? "lines+markers" : "lines", x: x[axis], y: y[kind], connectgaps: true,
         name: kinds.length > 1 ? `${data.names[number]} · ${data.curves.kinds[kind]}` : data.names[number],
-        line: { color: data.colours[number], dash: kinds.length > 1 ? DASHES[kind] || "longdash" : "solid", width: 2 }, marker: { size: 5 },
-        customdata: x.round, hovertemplate: "round %{customdata}: %{y:.2%}",
+        line: { color: data.colours[number], dash: kinds.length > 1 ? dash(kind) : "solid", width: 2 }, marker: { size: 5 },
+        customdata: x.round, hovertemplate: `round %{customdata}: %{y:${data.curves.hover}}`,
       });
     }
   });
   draw("curves", traces, {
-    xaxis: { title: { text: words }, rangemode: "tozero" }, yaxis: { title: { text: "accuracy" }, tickformat: "~%" },
+    xaxis: { title: { text: words }, rangemode: "tozero" }, yaxis: { title: { text: data.curves.metric }, tickformat: data.curves.tick },
     showlegend: true, height: 460,
   });
   const entities = { "&lt;": "<", "&gt;": ">", "&amp;": "&" };
@@ -92,6 +110,7 @@ function drawRelation() {
   if (!find("round")) return;
   const round = data.relation.rounds[find("round").value], client = find("client") && find("client").value;
   const same = find("same").checked;
+  const everywhere = (kind) => data.relation.runs.flatMap((run) => Object.values(run.pictures).map(kind)).filter(Boolean);
   find("round-number").textContent = round;
   find("round").setAttribute("aria-valuetext", `round ${round}`);
   data.relation.runs.forEach(({ pictures, layers }, number) => {
@@ -99,12 +118,12 @@ function drawRelation() {
     // A run that ended before this round, or has no file of it, shows the round before; the title says so.
     const kept = Object.keys(pictures).map(Number);
     const at = Math.max(...kept.filter((other) => other <= round), Math.min(...kept));
-    const now = pictures[at], all = same ? Object.values(pictures) : [now];
+    const now = pictures[at];
     const mean = layers.length > 1 ? `mean over ${layers.length} layers` : "one layer";
     const when = at === round ? `round ${round}` : `round ${at} (${round} is not there)`;
     find(`overview-title-${number}`).textContent = `${when}, who receives from whom (${mean})`;
     drawPicture(`overview-${number}`, now.overview, now.sources, now.receivers,
-      all.map((picture) => picture.overview).filter(Boolean),
+      same ? everywhere((picture) => picture.overview) : [now.overview],
       { height: 440, x: "source client", y: "receiving client" },
       "client %{y} receives from client %{x}<br>weight %{z:.4~g}");
     if (client === null) return;
@@ -112,7 +131,7 @@ function drawRelation() {
     find(`client-title-${number}`).textContent = own ? `${when}, what client ${client} receives of each layer`
       : `${when}: client ${client} is not in the cohort`;
     drawPicture(`client-${number}`, own, own ? now.sources : [], own ? layers : [],
-      all.map((picture) => picture.clients[client]).filter(Boolean),
+      same ? everywhere((picture) => picture.clients[client]) : [own].filter(Boolean),
       { height: Math.max(layersHeight(layers), 440), x: "source client", y: "", all: true },
       "layer %{y} of client %{x}<br>weight %{z:.4~g}");
   });
@@ -120,11 +139,20 @@ function drawRelation() {
 
 function drawShares() {
   const way = find("way") && find("way").value;
-  data.shares.forEach((share, at) => {
+  data.shares.filter((share) => !share.constant).forEach((share) => {
+    const at = share.run;
     find(`share-title-${at}`).textContent = way === "up" ? "sent" : "received";
     drawPicture(`share-${at}`, share[way], share.rounds, share.layers, [{ low: 0, high: 1 }],
       { height: layersHeight(share.layers), x: "round", y: "", all: true, tickformat: ".0%" },
       "round %{x}, %{y}<br>%{z:.0%} of the cohort");
+  });
+}
+
+function drawSplits() {
+  data.splits.forEach(({ clients, classes, counts }, at) => {
+    drawPicture(`split-${at}`, counts, clients, classes, [counts],
+      { height: Math.max(280, 130 + 22 * classes.length), x: "client", y: "class" },
+      "client %{x}, class %{y}<br>%{z:.0f} training samples");
   });
 }
 
@@ -156,6 +184,7 @@ function drawAll() {
   drawCurves();
   drawRelation();
   drawShares();
+  drawSplits();
 }
 
 const on = (id, event, act) => find(id) && find(id).addEventListener(event, act);

@@ -7,7 +7,7 @@ from importlib.resources import files
 from typing import Any
 
 from fl_lightning import __version__
-from fl_lightning.report import figures, newcomers, pictures, tables
+from fl_lightning.report import clients, figures, newcomers, pictures, tables
 from fl_lightning.report.load import Run
 
 MARKER = '<meta name="generator" content="fl-train report'
@@ -20,8 +20,9 @@ def render(runs: list[Run]) -> str:
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
-    drawn = figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs) | newcomers.curve(runs)
-    relation = pictures.relations(runs)
+    drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn |= newcomers.curve(runs)
+    relation, found = pictures.relations(runs), clients.splits(runs)
     for run in relation["runs"]:
         run["layers"] = figures.labels(run["layers"])
     data = {
@@ -31,6 +32,7 @@ def render(runs: list[Run]) -> str:
         "figures": drawn,
         "relation": relation,
         "shares": figures.shares(runs),
+        "splits": found,
     }
     source = files("fl_lightning.report")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -42,6 +44,7 @@ def render(runs: list[Run]) -> str:
         plotly=Markup(get_plotlyjs()),
         data=Markup(_json(data)),
         runs=runs,
+        metric=runs[0].metric,
         colours=data["colours"],
         tables=tables,
         figures=drawn,
@@ -50,6 +53,8 @@ def render(runs: list[Run]) -> str:
         relation=relation,
         clients=_clients(relation),
         shares=data["shares"],
+        splits=[clients.split_words(split, runs) for split in found],
+        by_client=clients.table(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
     )
 

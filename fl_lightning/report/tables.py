@@ -9,11 +9,23 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.report.load import ABSENT, MIB, Comparison, Run, differing, differing_keys
+from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric, of_column
+from fl_lightning.report.load import MIB, Comparison, Run, differing, differing_keys, seeds_apart
+from fl_lightning.report.words import NONE as NONE
+from fl_lightning.report.words import (
+    component,
+    data,
+    judged_by,
+    local_training,
+    method,
+    model_words,
+    optimizer,
+    participation,
+    samples,
+    text,
+)
 from fl_lightning.runfolder import best, final_words, mean_of_bests
 
-NONE = "–"
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "evaluation")
 
@@ -30,23 +42,21 @@ class Table:
 def overview(runs: list[Run]) -> Table:
     """What was run."""
     facts: dict[str, Callable[[Run], str]] = {
-        "method": lambda run: component(_method(run, runs)),
+        "method": lambda run: component(method(run, runs)),
         "model": lambda run: component(run.config.get("model")),
-        "data": _data,
-        "clients": lambda run: _text(run.setting("federation.clients")),
-        "participation": _participation,
-        "local epochs": _local_training,
-        "rounds done": lambda run: f"{run.rounds_done} of {_text(run.rounds_asked)}",
-        "judged": lambda run: _judge(run),
-        "seed": lambda run: _text(run.setting("seed")),
-        "version": lambda run: _text(run.summary.get("version")),
+        "data": data,
+        "clients": lambda run: text(run.setting("federation.clients")),
+        "participation": participation,
+        "local epochs": local_training,
+        "batch size": lambda run: text(run.setting("federation.batch_size")),
+        "optimiser": optimizer,
+        "samples": samples,
+        "rounds done": lambda run: f"{run.rounds_done} of {text(run.rounds_asked)}",
+        "judged": judged_by,
+        "seed": lambda run: text(run.setting("seed")),
+        "version": lambda run: text(run.summary.get("version")),
     }
     return Table(["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()])
-
-
-def _local_training(run: Run) -> str:
-    steps = run.setting("federation.local_steps")
-    return f"{steps} steps" if steps is not None else _text(run.setting("federation.local_epochs"))
 
 
 def remarks(runs: list[Run]) -> list[str]:
@@ -54,7 +64,7 @@ def remarks(runs: list[Run]) -> list[str]:
     said = []
     for run in runs:
         if not run.finished:
-            said.append(f"{run.name} is unfinished: {run.rounds_done} of {_text(run.rounds_asked)} rounds are done.")
+            said.append(f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds are done.")
         if run.summary.get("made_up_data"):
             said.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
@@ -67,18 +77,21 @@ def judges(runs: list[Run]) -> list[str]:
     by = Comparison.of(runs)
     if not by.differ:
         return []
-    own = "; ".join(f"{run.name}: {_model(run.judge)}" for run in runs if run.has("mean_accuracy"))
+    own = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in runs if run.has(run.metric.of("mean")))
     said = f"Each run has a judge of its own ({own})."
     if by.kind is None:
         return [
             f"{said} No kind of model was scored in all: each number is by its run's own judge. Do not compare them."
         ]
-    return [f"{said} All are compared by what all were scored by: {_model(by.kind)}. Own judges' numbers stand beside."]
+    shared = model_words(by.kind)
+    return [f"{said} All are compared by what all were scored by: {shared}. Own judges' numbers stand beside."]
 
 
 def incomparable(runs: list[Run]) -> list[str]:
     """Keys that differ between the runs although a comparison needs them equal."""
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
+    if seeds_apart(runs) == [list(range(len(runs)))]:
+        return []  # what a band over seeds is made of
     # `auto` may stand for different kinds of model: what counts is whether there is one that all were scored by.
     keys -= {"evaluation.judge"}
     by = Comparison.of(runs)
@@ -89,18 +102,21 @@ def incomparable(runs: list[Run]) -> list[str]:
 
 def differences(runs: list[Run]) -> Table:
     """Every setting that is not the same in all runs."""
-    rows = [[key, *(_text(value) for value in values)] for key, values in differing(runs)]
+    rows = [[key, *(text(value) for value in values)] for key, values in differing(runs)]
     return Table(["setting", *_names(runs)], rows)
 
 
 def targets(runs: list[Run]) -> list[float]:
-    """Round accuracies, ascending, that a run reached and not all runs began with: the highest few.
+    """Round scores, the easiest first, that a run reached and not all runs began with: the hardest few.
 
-    Five points apart, or as close as it takes to have any.
+    Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way apart.
     """
-    column = Comparison.of(runs).column
+    by = Comparison.of(runs)
+    column = by.column
     curves = [[row[column] for row in run.metrics if column in row] for run in runs]
     curves = [curve for curve in curves if curve]
+    if not by.metric.rises:
+        return _falling(curves)
     begun = min((curve[0] for curve in curves), default=0.0)
     highest = max((max(curve) for curve in curves), default=0.0)
     for parts in (20, 50, 100, 200):
@@ -110,10 +126,23 @@ def targets(runs: list[Run]) -> list[float]:
     return []
 
 
+def _falling(curves: list[list[float]]) -> list[float]:
+    """Round numbers between the greatest error that a run began with and the least that one reached, falling."""
+    begun, least = max((curve[0] for curve in curves), default=0.0), min(map(min, curves), default=0.0)
+    if begun <= least:
+        return []
+    rough = (begun - least) / MOST_TARGETS
+    power = 10.0 ** math.floor(math.log10(rough))
+    step = next(power * factor for factor in (1, 2, 5, 10) if power * factor >= rough)
+    first, last = math.ceil(least / step), math.ceil(begun / step)
+    return [k * step for k in range(first, last)][::-1]
+
+
 def reached(run: Run, target: float, column: str = "mean_accuracy") -> dict[str, float | None] | None:
-    """Where on each axis the mean accuracy in `column` first was `target` or more; None if it never was."""
+    """Where on each axis the score in `column` first was `target` or better; None if it never was."""
+    merit = of_column(column).merit
     for at, row in enumerate(run.metrics):
-        if row.get(column, -math.inf) >= target:
+        if column in row and merit(row[column]) >= merit(target):
             axes = {name: run.axis(name) for name in ("round", "mib", "channel", "wall")}
             return {name: None if values is None else values[at] for name, values in axes.items()}
     return None
@@ -132,7 +161,7 @@ def time_to_accuracy(runs: list[Run]) -> list[tuple[str, list[tuple[int, list[st
                 sent = found["mib"]
                 cells = [f"{found['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
             lines.append((number, cells))
-        table.append((f"{100 * target:g} %", lines))
+        table.append((f"{100 * target:g} %" if of_column(column) is ACCURACY else f"{target:.4g}", lines))
     return table
 
 
@@ -140,25 +169,25 @@ def _at_best(run: Run, column: str, shown: str) -> str:
     """`shown` in the round that is best by `column`."""
     accuracy, number = best(run.metrics, column)
     chosen = next((row for row in run.metrics if row["round"] == number), {}).get(shown, math.nan)
-    return NONE if math.isnan(accuracy) or math.isnan(chosen) else f"{percent(chosen)} (round {number})"
+    return NONE if math.isnan(accuracy) or math.isnan(chosen) else f"{run.metric.shown(chosen)} (round {number})"
 
 
 def _last(run: Run, column: str) -> str:
     judged = [row for row in run.metrics if column in row]
-    return f"{percent(judged[-1][column])} (round {judged[-1]['round']:.0f})" if judged else NONE
+    return f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})" if judged else NONE
 
 
 def on_global_test(runs: list[Run]) -> list[list[str]]:
     """The rows of what came out on the test set of all clients, for each kind of model that a run scored on it."""
     shown = []
     for kind, words in MODELS.items():
-        column = ACCURACY.on_global_test(kind)
+        column = Comparison.of(runs).metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
             begin = f"test set of all, {words}: "
             shown.append([f"{begin}best round (optimistic)", *(_at_best(run, column, column) for run in runs)])
             shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
-            ended = [run.summary.get(f"final_{column}") if run.finished else None for run in runs]
-            shown.append([f"{begin}all clients at the end", *(_known(value, percent) for value in ended)])
+            ended = [(run, run.summary.get(f"final_{column}") if run.finished else None) for run in runs]
+            shown.append([f"{begin}all clients at the end", *(_known(v, run.metric.shown) for run, v in ended)])
     return shown
 
 
@@ -167,12 +196,12 @@ def by_judge(runs: list[Run]) -> list[list[str]]:
     by = Comparison.of(runs)
 
     def of_clients(run: Run, kind: str | None) -> str:
-        score, clients = mean_of_bests(run.judged_clients, f"accuracy_{kind}")
-        return f"{percent(score)} ({clients} clients)" if clients else NONE
+        score, clients = mean_of_bests(run.judged_clients, by.metric.by(str(kind)))
+        return f"{by.metric.shown(score)} ({clients} clients)" if clients else NONE
 
     def of_kind(before: str, column: str, kinds: list[str | None]) -> list[list[str]]:
         return [
-            [f"{before}model", *map(_model, kinds)],
+            [f"{before}model", *map(model_words, kinds)],
             [f"{before}best round, chosen on test data (optimistic)", *(_at_best(run, column, column) for run in runs)],
             [f"{before}mean of each client's best round (more so)", *map(of_clients, runs, kinds)],
             [f"{before}last judged round", *(_last(run, column) for run in runs)],
@@ -181,14 +210,15 @@ def by_judge(runs: list[Run]) -> list[list[str]]:
     own = "own judge: " if by.differ else ""
     judges = [run.judge for run in runs]
     shown = of_kind("", by.column, [by.kind] * len(runs)) if by.differ and by.kind else []
-    shown += of_kind(own, "mean_accuracy", judges)
-    chosen = [_at_best(run, "validation_accuracy", "mean_accuracy") for run in runs]
+    mean = by.metric.of("mean")
+    shown += of_kind(own, mean, judges)
+    chosen = [_at_best(run, by.metric.of("validation"), mean) for run in runs]
     shown += [[f"{own}round chosen on validation data", *chosen]] if set(chosen) != {NONE} else []
     ended = [final_words(run.summary) if run.finished else NONE for run in runs]
     shown.append([f"{own}all clients at the end: model", *ended])
     for key, words in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
-        values = (run.summary.get(f"final_{key}_accuracy") if run.finished else None for run in runs)
-        shown.append([f"{own}all clients at the end: {words}", *(_known(value, percent) for value in values)])
+        values = (run.summary.get(by.metric.of(f"final_{key}")) if run.finished else None for run in runs)
+        shown.append([f"{own}all clients at the end: {words}", *(_known(value, by.metric.shown) for value in values)])
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
         shown += [[f"{own}all clients at the end: mean {metric.words}", *cells]] if set(cells) != {NONE} else []
@@ -236,9 +266,10 @@ def fairness(runs: list[Run]) -> Table:
         found, which = run.scores(kind)
         if not found:
             return [NONE] * 8
-        values = np.sort(list(found.values()))
-        numbers = (values.mean(), values.std(), values[0], worst_tenth(values), np.median(values), values[-1])
-        return [which, str(len(values)), *(percent(float(number)) for number in numbers)]
+        values = np.array(sorted(found.values(), key=run.metric.merit))
+        tenth = worst_tenth(values, run.metric)
+        numbers = (values.mean(), values.std(), values[0], tenth, np.median(values), values[-1])
+        return [which, str(len(values)), *(run.metric.shown(float(number)) for number in numbers)]
 
     names = [
         "scores of",
@@ -255,9 +286,10 @@ def fairness(runs: list[Run]) -> Table:
     return Table(["", *_names(runs)], rows)
 
 
-def worst_tenth(scores: np.ndarray) -> float:
+def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
     """Mean over the worst tenth of the clients, at least one."""
-    return float(np.sort(scores)[: max(1, len(scores) // 10)].mean())
+    worst_first = np.array(sorted(scores, key=metric.merit))
+    return float(worst_first[: max(1, len(scores) // 10)].mean())
 
 
 def flops(run: Run) -> float | None:
@@ -312,76 +344,6 @@ def flop_unit(value: float) -> tuple[str, int]:
 
 def _known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE
-
-
-# ---------------------------------------------------------------- settings in words
-
-
-def component(value: Any) -> str:
-    """A method or model as config.yaml gives it: its name and what it is built with."""
-    if isinstance(value, list):
-        return ", ".join(component(item) for item in value)
-    if not isinstance(value, dict):
-        return _text(value)
-    name = _text(value.get("name") or value.get("class_path"))
-    count = f"{value['count']} x " if value.get("count") else ""
-    given = value.get("init_args")
-    inside = ", ".join(f"{key} {_text(item)}" for key, item in given.items()) if isinstance(given, dict) else ""
-    return f"{count}{name} ({inside})" if inside else f"{count}{name}"
-
-
-def _method(run: Run, runs: list[Run]) -> Any:
-    """A run's method; beside other runs, with those arguments alone in which runs of the same method differ."""
-
-    def parts(of: Run) -> tuple[Any, dict[str, Any]]:
-        value = of.config.get("method")
-        if not isinstance(value, dict) or not isinstance(value.get("init_args"), dict):
-            return value, {}
-        return component({**value, "init_args": None}), value["init_args"]
-
-    name, given = parts(run)
-    same = [others for other, others in map(parts, runs) if other == name]
-    if len(runs) == 1 or not given:
-        return run.config.get("method")
-    return {"name": name, "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)}}
-
-
-def _data(run: Run) -> str:
-    words = [_text(run.setting("data.source")), _text(run.setting("data.partition"))]
-    if run.setting("data.partition") in ("dirichlet", "hsu"):
-        words.append(f"alpha {_text(run.setting('data.alpha'))}")
-    if run.setting("data.partition") == "pathological":
-        words.append(f"{_text(run.setting('data.classes_per_client'))} classes a client")
-    if run.setting("data.planted") in ("labels", "rotation"):
-        words.append(f"{_text(run.setting('data.groups'))} planted groups by {_text(run.setting('data.planted'))}")
-    return ", ".join(words)
-
-
-def _participation(run: Run) -> str:
-    share = run.setting("federation.participation")
-    return f"{share:.0%} of the clients a round" if isinstance(share, int | float) else _text(share)
-
-
-def _judge(run: Run) -> str:
-    words = {
-        "before": "what the client begins a round with, before local training",
-        "after": "the client's model after local training",
-        "global": "the global model",
-        "finetuned": "a copy of the global model (else of the client's own), fine-tuned by the client",
-    }
-    return words.get(run.judge or "", NONE)
-
-
-def _model(kind: str | None) -> str:
-    return MODELS.get(kind or "", "kind of model unknown")
-
-
-def _text(value: Any) -> str:
-    if isinstance(value, dict):
-        return ", ".join(f"{key} {_text(item)}" for key, item in value.items()) or NONE
-    if isinstance(value, list):
-        return "[" + ", ".join(map(_text, value)) + "]"
-    return NONE if value is None or value is ABSENT else str(value)
 
 
 def _names(runs: list[Run]) -> list[str]:

@@ -99,7 +99,9 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadInput("study", str(folder), f"its study.json cannot be read ({error})") from None
     there = [entry["place"] for entry in entries if (entry["place"] / "summary.json").is_file()]
-    runs = dict(zip(dict.fromkeys(there), load(list(dict.fromkeys(there)), ledger=False), strict=True))
+    runs = dict(
+        zip(dict.fromkeys(there), load(list(dict.fromkeys(there)), ledger=False, regression=False), strict=True)
+    )
     for entry in entries:
         run = runs.get(entry["place"])
         entry["run"] = run if run is not None and run.finished else None
@@ -108,7 +110,7 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
 
 def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """Run folders as cells: label, setting and seed are read off what differs between their configurations."""
-    runs = load(list(paths), ledger=False)
+    runs = load(list(paths), ledger=False, regression=False)
     axes = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
     return [
         {

@@ -22,6 +22,7 @@ from fl_lightning.core import ModelGroup, Run, Slot
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.runfolder import RunFolder
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore
 
@@ -54,8 +55,16 @@ def a_round(run: Run, t: int, cohort: Sequence[int] | None = None, copies: bool 
     return RoundRecord(t, list(cohort), {}, [], nobody, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
 
 
-def saved(run: Run, saver: Checkpoint, scores: list[float | None], half: bool = False, copies: bool = False) -> Run:
+def saved(
+    run: Run,
+    saver: Checkpoint,
+    scores: list[float | None],
+    half: bool = False,
+    copies: bool = False,
+    seconds: float = 0.0,
+) -> Run:
     """`run` after as many rounds, of which the checkpoint believes these scores; with `half` clients take turns."""
+    saver.seconds = seconds
     for t, score in enumerate(scores, 1):
         record = a_round(run, t, range(t % 2, run.clients, 2) if half else None, copies)
         if score is not None:
@@ -150,6 +159,47 @@ def test_rounds_between_checkpoints(make_run: Make, tmp_path: Path) -> None:
     """The last round is saved whatever its number."""
     saved(make_run(net="norm", rounds=4), Checkpoint(every=3, keep=9), [None] * 4)
     assert rounds(tmp_path) == [3, 4]
+
+
+def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A round of 3 s: the first, then the first that ends 10 s later, and the last. What was flushed is all since."""
+    run, now, flushed = make_run(net="norm", rounds=12), [0.0], []
+    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(RunFolder, "flush", lambda self, after, upto: flushed.append((after, upto)))
+    saver = Checkpoint(keep=99)
+    for t in range(1, 13):
+        now[0] = 3.0 * t
+        saver.on_round_end(run, a_round(run, t))
+    assert rounds(tmp_path) == [1, 5, 9, 12]
+    assert flushed == [(0, 1), (1, 5), (5, 9), (9, 12)]
+    assert Checkpoint().seconds == 10
+    for wrong in (-1.0, float("nan"), float("inf")):
+        with pytest.raises(BadInput, match=r"callbacks\.checkpoint\.seconds"):
+            Checkpoint(seconds=wrong)
+
+
+def test_a_best_round_is_saved_early_where_that_is_cheap(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s, the rest for 10 s."""
+    run, now = make_run(net="norm", rounds=9), [0.0]
+    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
+    monkeypatch.setattr(RunFolder, "flush", lambda *_: now.__setitem__(0, now[0] + 1 / 32))
+    saver = Checkpoint(keep=99)
+    for t, score in enumerate([0.1, 0.2, 0.3, 0.2, 0.25, 0.5, 0.6, 0.4, 0.3], 1):
+        now[0] += 0.5
+        record = a_round(run, t)
+        record.metrics["mean_accuracy"] = score
+        saver.on_round_end(run, record)
+    assert rounds(tmp_path) == [1, 3, 6, 9]  # 2 and 7 came too soon
+    summary: dict[str, Any] = {}
+    saver.on_fit_end(run, summary)
+    assert summary == {"best_checkpoint_round": 6}
+    for other in (Checkpoint(best=False), Checkpoint()):
+        assert not other._is_best(None)
+        assert other._is_best(0.5) == other.best
 
 
 @dataclass(frozen=True)

@@ -8,14 +8,18 @@ import pytest
 from PIL import Image
 
 from fl_lightning.callbacks.attack import Attack
-from fl_lightning.callbacks.heatmaps import Heatmaps
+from fl_lightning.callbacks.heatmaps import Heatmaps, draw_split
 from fl_lightning.drawing import top
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
 
 
-def run_of(tmp_path, clients: int = 5, is_main: bool = True) -> SimpleNamespace:
-    return SimpleNamespace(is_main=is_main, clients=clients, rounds=4, folder=tmp_path)
+def run_of(
+    tmp_path, clients: int = 5, is_main: bool = True, rounds: int = 4, task: str = "regression"
+) -> SimpleNamespace:
+    counts = np.arange(clients * 3).reshape(clients, 3)
+    data = SimpleNamespace(task=task, class_counts=counts)
+    return SimpleNamespace(is_main=is_main, clients=clients, rounds=rounds, folder=tmp_path, data=data)
 
 
 def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
@@ -67,6 +71,27 @@ def test_every_third_round_and_the_last(tmp_path) -> None:
     for one in made:
         Heatmaps(every=3).on_round_end(run_of(tmp_path), one)
     assert [bool(one.images) for one in made] == [False, False, True, True]
+
+
+def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path) -> None:
+    run, drawing = run_of(tmp_path, rounds=20, task="classification"), Heatmaps()
+    made = [record(round, [0, 1]) for round in range(1, 21)]
+    for one in made:
+        drawing.on_round_end(run, one)
+    assert [one.round for one in made if "relation/overview" in one.images] == [1, 5, 9, 12, 16, 20]
+    assert [one.round for one in made if "data/split" in one.images] == [1]
+    assert len(list((tmp_path / "figures").iterdir())) == 6 * 3 + 1
+    resumed = record(13, [0, 1])
+    Heatmaps().on_round_end(run, resumed)
+    assert list(resumed.images) == ["data/split"]  # for loggers that begin anew
+
+
+def test_the_split_shows_each_clients_classes() -> None:
+    few, many = draw_split(np.array([[4, 0], [0, 4]])), draw_split(np.ones((3, 2), int))
+    yellow = np.array([0xFD, 0xE7, 0x25])
+    cells = [(image == yellow).all(axis=-1).sum() for image in (few, many)]
+    assert 0.8 < cells[0] / (2 * 60 * 60) < 1.1  # two cells of four, less their numbers
+    assert 0.8 < cells[1] / (6 * 44 * 60) < 1.1  # all six
 
 
 def test_only_rank_0_draws_and_nothing_is_nothing(tmp_path) -> None:

@@ -93,8 +93,10 @@ def test_files_are_the_images_and_not_blank(tmp_path: Path, rounds: int) -> None
         made = record(t, mean_accuracy=t / 4, channel_s=float(t))
         Ledger().on_round_end(run, made)
         folder.append(made)
-    assert sorted(made.images) == [f"ledger/{name}" for name in sorted([*NAMES, "time"])]
-    assert {file.name for file in (tmp_path / "figures").iterdir()} == {f"ledger-{n}.png" for n in [*NAMES, "time"]}
+    assert sorted(made.images) == [f"ledger/{name}" for name in sorted([*NAMES, "accuracy", "time"])]
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == {
+        f"ledger-{n}.png" for n in [*NAMES, "accuracy", "time"]
+    }
     for name, image in made.images.items():
         file = tmp_path / "figures" / f"{name.replace('/', '-')}.png"
         np.testing.assert_array_equal(np.asarray(Image.open(file)), image)
@@ -131,7 +133,7 @@ def test_a_run_hands_them_on_and_a_resumed_one_draws_anew(tmp_path: Path, monkey
     assert main(["fit", *flags.split(), "--federation.rounds", "2", "--name", "a"]) == 0
     figures = tmp_path / "runs" / "a" / "figures"
     before = {file.name: file.read_bytes() for file in figures.iterdir()}
-    assert set(before) == {f"ledger-{name}.png" for name in [*NAMES, "time"]}
+    assert set(before) == {f"ledger-{name}.png" for name in [*NAMES, "accuracy", "time"]}
     assert main(["fit", "--federation.rounds", "3", "--callbacks.ledger.every", "1", "--name", "a", "--resume"]) == 0
     assert seen == [[1, 2], [1, 2, 3]]
     assert all(file.read_bytes() != before[file.name] for file in figures.iterdir())

@@ -1,43 +1,60 @@
 from __future__ import annotations
 
+import json
 import socket
 import struct
 from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from fl_lightning.callbacks import loggers
+from fl_lightning.callbacks import connection, exhibits, loggers
 from fl_lightning.callbacks.loggers import TensorBoard, WandB
+from fl_lightning.config import Component, Config, DataConfig, FederationConfig, ModelConfig
 from fl_lightning.drawing import save_png
 from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.metric import ACCURACY
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.runfolder import RunFolder
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)
-NO_RELATION = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+RELATION = RelationView(np.array([[[0.75, 0.25]], [[0.5, 0.5]]], np.float32), [0, 1], ["fc"], [0, 1])
+MLP = ModelConfig(Component("my.Net", {"api_key": "hush", "tokens": 4}))
+DATA = SimpleNamespace(
+    metric=ACCURACY, task="classification", class_counts=np.array([[4, 0], [2, 2]]), train_sizes=[4, 4],
+    test_sizes=[1, 2],
+)  # fmt: skip
 
 
-def run_of(folder: Path, resumed_from: int = 0, is_main: bool = True) -> SimpleNamespace:
+def config_of(seed: int = 3, rounds: int = 3, **data: Any) -> Config:
+    federation = FederationConfig(rounds=rounds, clients=2)
+    kapc = Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5})
+    return Config(kapc, [MLP], seed, federation, DataConfig(**data), loggers={"wandb": Component("x.WandB")})
+
+
+def run_of(folder: Path, resumed_from: int = 0, is_main: bool = True, rounds: int = 3) -> SimpleNamespace:
     folder.mkdir(exist_ok=True)
-    config = SimpleNamespace(to_dict=lambda: {"seed": 3, "model": {"init_args": {"api_key": "hush", "tokens": 4}}})
-    return SimpleNamespace(is_main=is_main, folder=folder, resumed_from=resumed_from, rounds=3, config=config)
+    return SimpleNamespace(
+        is_main=is_main, folder=folder, resumed_from=resumed_from, rounds=rounds, config=config_of(rounds=rounds),
+        data=DATA, judge="after", clients=2,
+    )  # fmt: skip
 
 
 def record(round: int) -> RoundRecord:
     metrics = {"mean_accuracy": round / 4, "upload_bytes": 10 * round}
     return RoundRecord(
         round,
-        [0],
+        [0, 1],
         metrics,
+        [{"client": 0, "accuracy_after": 0.25}, {"client": 1, "accuracy_after": 0.75}],
+        RELATION,
         [],
-        NO_RELATION,
-        [],
-        np.zeros((0, 2, 1, 4)),
-        np.zeros((0, 2, 0)),
+        np.zeros((2, 2, 1, 4)),
+        np.zeros((2, 2, 0)),
         {"relation/overview": PICTURE},
     )
 
@@ -46,7 +63,7 @@ def log(logger, run, rounds) -> dict:
     logger.on_fit_start(run)
     for round in rounds:
         logger.on_round_end(run, record(round))
-    summary = {"best_mean_accuracy": 0.75, "final_accuracies": [0.1]}
+    summary = {"best_mean_accuracy": 0.75, "final_accuracies": [0.1, 0.2], "final_models": ["after", "before"]}
     logger.on_fit_end(run, summary)
     logger.on_close(run)
     return summary
@@ -66,7 +83,7 @@ def read_events(folder: Path):
 def test_tensorboard_holds_scalars_and_pictures(tmp_path) -> None:
     log(TensorBoard(), run_of(tmp_path), [1, 2])
     events = read_events(tmp_path)
-    assert [(e.step, e.value) for e in events.Scalars("own_judge/mean_accuracy")] == [(1, 0.25), (2, 0.5)]
+    assert [(e.step, e.value) for e in events.Scalars("accuracy/own_judge_mean")] == [(1, 0.25), (2, 0.5)]
     assert [(e.step, e.width, e.height) for e in events.Images("relation/overview")] == [(1, 50, 40), (2, 50, 40)]
 
 
@@ -77,7 +94,7 @@ def test_tensorboard_goes_on_after_a_resume_without_doubles(tmp_path) -> None:
         first.on_round_end(run_of(tmp_path), record(round))
     first.on_close(run_of(tmp_path))
     log(TensorBoard(), run_of(tmp_path, resumed_from=1), [2, 3])
-    assert [e.step for e in read_events(tmp_path).Scalars("own_judge/mean_accuracy")] == [1, 2, 3]
+    assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2, 3]
 
 
 def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_path) -> None:
@@ -86,7 +103,7 @@ def test_tensorboard_begun_again_before_a_first_checkpoint_has_no_doubles(tmp_pa
     first.on_round_end(run_of(tmp_path), record(1))
     first.on_close(run_of(tmp_path))
     log(TensorBoard(), run_of(tmp_path), [1, 2])
-    assert [e.step for e in read_events(tmp_path).Scalars("own_judge/mean_accuracy")] == [1, 2]
+    assert [e.step for e in read_events(tmp_path).Scalars("accuracy/own_judge_mean")] == [1, 2]
 
 
 def test_tensorboard_speaks_on_rank_0_alone(tmp_path) -> None:
@@ -94,21 +111,15 @@ def test_tensorboard_speaks_on_rank_0_alone(tmp_path) -> None:
     assert not (tmp_path / "tensorboard").exists()
 
 
-def test_what_speaks_of_the_judge_has_another_name_than_what_can_be_compared() -> None:
-    own = ["mean_accuracy", "worst_mae", "weighted_accuracy", "validation_accuracy", "validation_mean_accuracy"]
-    own += ["best_mean_accuracy", "mean_best_accuracy", "last_mean_mae", "final_std_accuracy"]
-    own += ["mean_f1", "clients_auroc", "final_mean_calibration"]
-    shared = [
-        "f1_after",
-        "accuracy_after",
-        "best_accuracy_after",
-        "mae_before",
-        "upload_bytes",
-        "total_upload_bytes",
-        "judge",
-    ]
-    named = loggers.by_judge(dict.fromkeys([*own, *shared], 0))
-    assert list(named) == [*(f"own_judge/{name}" for name in own), *shared]
+def test_tensorboard_holds_the_settings_as_text_and_as_hyperparameters(tmp_path) -> None:
+    log(TensorBoard(), run_of(tmp_path), [1])
+    events = read_events(tmp_path)
+    (text,) = (event.tensor_proto.string_val[0].decode() for event in events.Tensors("config/text_summary"))
+    assert "| method.lam | 0.5 |" in text
+    assert "hush" not in text
+    held = events.summary_metadata["_hparams_/session_start_info"].plugin_data.content
+    assert b"method.name" in held
+    assert b"kapc" in held
 
 
 # ---------------------------------------------------------------- W&B
@@ -127,7 +138,7 @@ def wandb_alone(tmp_path, monkeypatch) -> Iterator[None]:
     monkeypatch.setenv("WANDB_CONFIG_DIR", str(tmp_path / "wandb_config"))
     monkeypatch.setenv("WANDB_CACHE_DIR", str(tmp_path / "wandb_cache"))
     monkeypatch.setenv("WANDB_DATA_DIR", str(tmp_path / "wandb_data"))
-    monkeypatch.setattr(loggers, "_answers", lambda host, port: False)
+    monkeypatch.setattr(connection, "answers", lambda host, port: False)
     yield
     wandb.teardown()
 
@@ -150,13 +161,21 @@ def read_records(file: Path) -> list:
     return records
 
 
-def history(offline: Path) -> list[dict[str, str]]:
+def sent(offline: Path, kind: str) -> list[Any]:
+    """What an offline run holds of one kind: `history`, `summary`, `config`, `metric`, `run`, `artifact`."""
     import wandb
 
     wandb.teardown()  # waits until its helper process has written everything
     (file,) = offline.glob("run-*.wandb")
-    rows = [r.history for r in read_records(file) if r.WhichOneof("record_type") == "history"]
-    return [{item.key or "/".join(item.nested_key): item.value_json for item in row.item} for row in rows]
+    return [getattr(r, kind) for r in read_records(file) if r.WhichOneof("record_type") == kind]
+
+
+def items(entries: Any) -> dict[str, str]:
+    return {item.key or "/".join(item.nested_key): item.value_json for item in entries}
+
+
+def history(offline: Path) -> list[dict[str, str]]:
+    return [items(row.item) for row in sent(offline, "history")]
 
 
 def offline_runs(folder: Path) -> list[Path]:
@@ -169,12 +188,13 @@ def test_offline_holds_one_row_a_round_with_its_picture(tmp_path, capfd, monkeyp
     summary = log(WandB(tags=["test"]), run_of(tmp_path / "run"), [1, 2])
     (offline,) = offline_runs(tmp_path / "run")
     rows = history(offline)
-    assert [(row["round"], row["own_judge/mean_accuracy"], row["upload_bytes"]) for row in rows] == [
+    assert [(row["round"], row["accuracy/own_judge_mean"], row["communication/upload_bytes"]) for row in rows] == [
         ("1", "0.25", "10"),
         ("2", "0.5", "20"),
     ]
     assert all("relation/overview/path" in row for row in rows)
     assert len(list((offline / "files/media/images/relation").glob("overview_*.png"))) == 2
+    assert [row["_step"] for row in rows] == ["1", "2"]  # a picture's step in W&B's browser is its row's
     assert summary["wandb"] == f"wandb sync {offline}"
     said = capfd.readouterr()
     assert said.out == ""
@@ -184,6 +204,82 @@ def test_offline_holds_one_row_a_round_with_its_picture(tmp_path, capfd, monkeyp
     files = [path for path in (tmp_path / "run").rglob("*") if path.is_file()]
     assert not [path for path in files if KEY.encode() in path.read_bytes() or b"hush" in path.read_bytes()]
     assert (tmp_path / "run" / "wandb_id.txt").read_text().strip() in offline.name
+
+
+@pytest.mark.usefixtures("wandb_alone")
+def test_an_offline_run_says_what_it_is_and_keeps_its_tables(tmp_path) -> None:
+    folder = RunFolder(tmp_path / "run")
+    folder.append(record(1))
+    folder.write_final([0.1, 0.2], models=["after", "before"])
+    (tmp_path / "run" / "config.yaml").write_text("seed: 3\n")
+    log(WandB(mode="offline", notes="a note", tags=["one"]), run_of(tmp_path / "run"), [1, 3])
+    (offline,) = offline_runs(tmp_path / "run")
+    (run,) = sent(offline, "run")
+    assert (run.job_type, run.notes, list(run.tags)) == ("seed 3", "a note", ["one"])
+    assert run.run_group == exhibits.group_of(config_of())
+    held = {item.key: json.loads(item.value_json) for item in run.config.update}
+    assert held["method"] == {"name": "kapc", "lam": 0.5}
+    assert held["model"] == {"name": "net", "api_key": "***", "tokens": 4}
+    assert held["data"]["alpha"] == 0.1
+    rows = history(offline)
+    assert json.loads(rows[0]["fairness/clients/values"])[0] == 1  # of 20 bins from 0.25 to 0.75
+    files = [*(offline / "files/media/table/relation").glob("cube_*.json")]
+    assert len(files) == 2  # both rounds are among the few whose relation is a table
+    for file in files:
+        table = json.loads(file.read_text())
+        assert table["columns"] == ["receiver", "layer", "source", "weight"]
+        assert table["data"][1] == [0, "fc", 1, 0.25]
+    (file,) = (offline / "files/media/table/clients").glob("final_*.json")
+    table = json.loads(file.read_text())
+    assert dict(zip(table["columns"], table["data"][1], strict=True)) == {
+        "client": 1, "train_samples": 4, "test_samples": 2, "classes": 2, "final_accuracy": 0.2, "model": "before",
+        "round": 1, "accuracy_after": 0.75,
+    }  # fmt: skip
+    kept = {entry.path for artifact in sent(offline, "artifact") for entry in artifact.manifest.contents}
+    assert {"config.yaml", "final.csv", "metrics.csv", "relation/round-0001.npz"} <= kept
+    summary = {key: value for part in sent(offline, "summary") for key, value in items(part.update).items()}
+    assert json.loads(summary["data/heterogeneity"]) == pytest.approx(0.25)
+
+
+@pytest.mark.usefixtures("wandb_alone")
+def test_columns_are_summed_up_by_their_best_and_last_value_over_rounds(tmp_path) -> None:
+    log(WandB(mode="offline"), run_of(tmp_path / "run"), [1])
+    (offline,) = offline_runs(tmp_path / "run")
+    metrics = {m.name or m.glob_name: m for m in sent(offline, "metric")}
+    mean, volume = metrics["accuracy/own_judge_mean"], metrics["communication/upload_bytes"]
+    assert (mean.step_metric, mean.summary.max, mean.summary.last) == ("round", True, True)
+    assert (volume.step_metric, volume.summary.max, volume.summary.last) == ("round", False, True)
+
+
+@pytest.mark.usefixtures("wandb_alone")
+def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(tmp_path, monkeypatch) -> None:
+    sizes: list[int] = []
+    run, logger, made = run_of(tmp_path / "run", rounds=1000), WandB(mode="offline"), record(1)
+    made.images = {f"relation/client-{c:03d}": PICTURE for c in range(4)}
+    monkeypatch.setattr(loggers.WandB, "_open", lambda *_: Counting(sizes))
+    logger.on_fit_start(run)
+    for t in range(1, 1001):
+        made.round = t
+        logger.on_round_end(run, made)
+    assert sum(sizes) < 990
+    assert sizes[0] > 4
+    assert sizes[-1] > 4  # the last round has its pictures and its table
+
+
+class Counting:
+    """Stands in for an open run; counts the files that each row would make."""
+
+    offline, dir, resumed, summary = True, "wandb/x/files", False, SimpleNamespace()
+
+    def __init__(self, sizes: list[int]) -> None:
+        self.sizes = sizes
+
+    def log(self, row, step, commit) -> None:
+        import wandb
+
+        self.sizes.append(sum(isinstance(value, wandb.Image | wandb.Table) for value in row.values()))
+
+    def define_metric(self, *args, **kwargs) -> None: ...
 
 
 @pytest.mark.usefixtures("wandb_alone")
@@ -221,7 +317,7 @@ def test_losing_wandb_midway_does_not_stop_the_training(tmp_path, capfd) -> None
 @pytest.mark.usefixtures("wandb_alone")
 def test_a_key_that_cannot_be_used_is_never_shown(tmp_path, capfd, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", "not a key")
-    assert loggers._possible_mode()[0] == "offline"
+    assert connection.possible_mode()[0] == "offline"
     with pytest.raises(BadInput) as caught:
         WandB(mode="online").on_fit_start(run_of(tmp_path / "run"))
     assert caught.value.key == "loggers.wandb.mode"
@@ -244,10 +340,13 @@ class Online:
         self.offline = asked["mode"] == "offline"
         return self
 
-    def log(self, row) -> None:
+    def log(self, row, step, commit) -> None:
+        assert (step, commit) == (row["round"], True)
         self.rows.append(row)
 
     def define_metric(self, *args, **kwargs) -> None: ...
+
+    def log_artifact(self, artifact) -> None: ...
 
     def finish(self, exit_code) -> None:
         raise TimeoutError
@@ -260,7 +359,7 @@ def online(monkeypatch):
 
     def answer_with(run: Online) -> Online:
         monkeypatch.setattr(wandb, "init", run.init)
-        monkeypatch.setattr(loggers, "_possible_mode", lambda: ("online", ""))
+        monkeypatch.setattr(connection, "possible_mode", lambda: ("online", ""))
         return run
 
     return answer_with
@@ -276,7 +375,7 @@ def test_a_resumed_online_run_gets_what_the_server_lacks(tmp_path, online, capfd
     assert [row["round"] for row in server.rows] == [2, 3]
     assert (server.asked[0]["id"], server.asked[0]["resume"]) == ("abc123", "allow")
     assert summary["wandb"] == server.url
-    assert server.summary["own_judge/best_mean_accuracy"] == 0.75
+    assert server.summary["final/own_judge_best_mean_accuracy"] == 0.75
     assert [line.partition(" (")[0] for line in capfd.readouterr().err.splitlines()] == [
         f"W&B: {server.url}",
         "W&B: not all is uploaded",
@@ -316,8 +415,8 @@ def test_the_mode_is_decided_up_front(environment, answers, mode, reason, monkey
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
     for name, value in environment.items():
         monkeypatch.setenv(name, value)
-    monkeypatch.setattr(loggers, "_answers", lambda host, port: answers)
-    found, why = loggers._possible_mode()
+    monkeypatch.setattr(connection, "answers", lambda host, port: answers)
+    found, why = connection.possible_mode()
     assert found == mode
     assert why.startswith(reason)
     assert capfd.readouterr() == ("", "")
@@ -326,10 +425,10 @@ def test_the_mode_is_decided_up_front(environment, answers, mode, reason, monkey
 @pytest.mark.usefixtures("wandb_alone")
 def test_a_key_in_netrc_counts(tmp_path, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_BASE_URL", "https://here.example")
-    monkeypatch.setattr(loggers, "_answers", lambda host, port: True)
+    monkeypatch.setattr(connection, "answers", lambda host, port: True)
     (tmp_path / "netrc").write_text(f"machine here.example\n  login user\n  password {KEY}\n")
     (tmp_path / "netrc").chmod(0o600)
-    assert loggers._possible_mode() == ("online", "")
+    assert connection.possible_mode() == ("online", "")
 
 
 @pytest.mark.parametrize("mode", ["auto", "online", "offline"])
@@ -347,16 +446,16 @@ def test_a_mode_that_does_not_exist_is_named() -> None:
 def test_a_listening_socket_answers_and_a_closed_one_does_not() -> None:
     with socket.create_server(("127.0.0.1", 0)) as server:
         port = server.getsockname()[1]
-        assert loggers._answers("127.0.0.1", port)
-    assert not loggers._answers("127.0.0.1", port)
+        assert connection.answers("127.0.0.1", port)
+    assert not connection.answers("127.0.0.1", port)
 
 
 def test_the_address_is_the_proxys_where_there_is_one(monkeypatch) -> None:
     for name in ("https_proxy", "HTTPS_PROXY", "no_proxy", "NO_PROXY"):
         monkeypatch.delenv(name, raising=False)
-    assert loggers._address("https://api.wandb.ai") == ("api.wandb.ai", 443)
-    assert loggers._address("http://localhost:8080") == ("localhost", 8080)
+    assert connection.address("https://api.wandb.ai") == ("api.wandb.ai", 443)
+    assert connection.address("http://localhost:8080") == ("localhost", 8080)
     monkeypatch.setenv("https_proxy", "http://proxy.example:3128")
-    assert loggers._address("https://api.wandb.ai") == ("proxy.example", 3128)
+    assert connection.address("https://api.wandb.ai") == ("proxy.example", 3128)
     monkeypatch.setenv("no_proxy", "api.wandb.ai")
-    assert loggers._address("https://api.wandb.ai") == ("api.wandb.ai", 443)
+    assert connection.address("https://api.wandb.ai") == ("api.wandb.ai", 443)

@@ -29,7 +29,7 @@ def resolved(*argv: str) -> Config:
 def test_every_default_is_filled_in() -> None:
     config = resolved("--method", "fedprox")
     assert config.method.init_args == {"mu": 0.01}
-    assert config.callbacks["heatmaps"].init_args["every"] == 1
+    assert config.callbacks["heatmaps"].init_args["every"] is None
     assert config.models[0].component.init_args.keys() == {"hidden"}  # the engine gives the rest
     assert list(config.callbacks)[-3:] == ["ledger", "progress", "checkpoint"]
 
@@ -67,7 +67,7 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
 def test_names_are_written_short_and_lists_in_full() -> None:
     content = yaml.safe_load(to_yaml(resolved()))
     assert content["method"]["name"] == "kapc"
-    assert content["callbacks"]["checkpoint"] == {"every": 1, "keep": 2, "best": True}
+    assert content["callbacks"]["checkpoint"] == {"every": 1, "keep": 2, "best": True, "seconds": 10.0}
     assert not {"out", "name", "resume", "print_config", "config"} & content.keys()
 
 

@@ -19,7 +19,7 @@ from fl_lightning.data import prepare
 FLAGS = (
     "--data.source table --data.root fields.csv --data.task regression --data.label_column yield "
     "--data.group_column farm --data.partition natural --federation.clients 3 --data.client_test 0.4 "
-    "--data.validation 0.3333333333333333 --data.fraction 1 --optimizer.lr 0.02"
+    "--data.validation 0.3333333333333333 --data.fraction 1 --optimizer.lr 0.02 --callbacks.checkpoint.seconds 0"
 )
 
 
@@ -88,8 +88,15 @@ def test_status_test_resume_and_relative(
     assert f"{best:.4g}" in capsys.readouterr().out
     assert main(["test", "--run", "runs/whole"]) == 0
     assert "final_mean_mae" in capsys.readouterr().out
-    assert main(["report", "runs/whole"]) == 2
-    assert "it is a regression" in capsys.readouterr().err
+    assert main(["report", "runs/whole", "runs/local"]) == 0
+    page = Path("report.html").read_text()
+    assert "Time to mean absolute error" in page
+    ours = json.loads((whole / "summary.json").read_text())
+    assert f"<td>{ours['final_mean_mae']:.4g}</td>" in page  # in the target's unit, no percent
+    assert f"<td>{ours['final_worst_mae']:.4g}</td>" in page
+    assert "accuracy" not in page.partition("<script>")[0].replace('id="accuracy"', "").replace('#accuracy"', "")
+    assert main(["compare", "runs/whole", "runs/local"]) == 2
+    assert "it is a regression, and a comparison speaks of accuracies" in capsys.readouterr().err
     assert main(["relative", "--run", "runs/whole"]) == 0
     found = json.loads((whole / "relative.json").read_text())
     ours, alone = (np.array([float(r["mae"]) for r in table(run, "final.csv")]) for run in (whole, local))

@@ -34,10 +34,12 @@ SMALL = f"""
 --config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null --fabric.accelerator cpu
 --fabric.threads 1 --fabric.timeout 30 --data.fraction 0.4 --model.hidden [16] --federation.clients 5
 --federation.local_epochs 1 --federation.rounds {ROUNDS} --federation.participation 0.6
+--callbacks.checkpoint.seconds 0
 """
 RUNS = {
     "kapc": "--optimizer.momentum 0.5 --optimizer.keep_state true --callbacks layerselection,quantize",
     "fedavg": "--method fedavg --callbacks.checkpoint.keep 1 --callbacks.checkpoint.best false",
+    "rare": "--method fedavg --callbacks.checkpoint.seconds 10",  # the default: tables run ahead of checkpoints
 }
 WRITING = [  # within the writing of a checkpoint
     "fsync half row", "fsync before row", "fsync after row", "replace before row", "replace after row",
@@ -178,7 +180,7 @@ def _resumed(chain: Chain, log: Log) -> None:
         return
     last["resumed_from"] = begun
     last["lost"] = max(0, last["rows"] - begun)
-    if last["lost"] > 1:
+    if last["lost"] > 1 and not chain.name.startswith("rare"):
         log.failures.append(f"{chain.name}: {last['lost']} rounds were lost")
 
 

@@ -38,7 +38,8 @@ def test_bad_input_is_one_line(refused: Callable[..., str], make_run: MakeRun, t
     (tmp_path / "folder.html").mkdir()
     assert refused() == "run: None is not allowed; it must be given: fl-train report RUN [RUN ...]\n"
     assert refused("nowhere").startswith("run: 'nowhere' is not allowed; it must be a run folder")
-    assert refused(".").startswith("run: '.' is not allowed")
+    (tmp_path / "empty").mkdir()
+    assert refused("empty").startswith("run: 'empty' is not allowed; it must be a run folder; config.yaml is missing")
     assert refused("a", "nowhere").startswith("run: 'nowhere'")
     assert refused("a", "./a/").startswith("run: 'a' is not allowed; it must be given once")
     assert refused("a", "--out", "no/page.html").startswith("out: 'no/page.html' is not allowed; there is no folder")

@@ -1,0 +1,97 @@
+"""`fl-train dashboard`: the project's workspace at W&B, the same as a file, or a study as a W&B sweep."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from fl_lightning.cli import studyfile
+from fl_lightning.cli.parser import dashboard_parser
+from fl_lightning.cli.settings import values_of
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.files import atomic_write
+from fl_lightning.study.grid import Study
+
+
+def dashboard(argv: list[str]) -> None:
+    """Save the workspace at W&B where it has changed, or write it (`--json`) or a sweep (`--sweep`) to a file."""
+    values = values_of(dashboard_parser(), argv)
+    if values.sweep is not None:
+        check("json", values.json, values.json is None, "with sweep no view is written")
+        _write_sweep(Path(values.sweep), values.project, values.entity)
+        return
+    from fl_lightning.report import workspace
+
+    if values.json is not None:
+        view = workspace.view(values.entity or "", values.project, values.name)
+        _write(Path(values.json), "json", json.dumps(view, indent=1) + "\n")
+        print(f"dashboard: {values.json}")
+        return
+    try:
+        where, saved = workspace.save(values.entity, values.project, values.name)
+    except BadInput:
+        raise
+    except Exception as error:  # its text stays unsaid: it may hold parts of the key
+        raise RunFailed(f"W&B: the view could not be saved ({type(error).__name__}); see --json FILE") from None
+    print(f"dashboard: {where} ({'saved' if saved else 'unchanged'})")
+
+
+def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str, Any]:
+    """A W&B sweep over the methods, settings and seeds of a study, without its forced rows.
+
+    Args:
+        study: whose grid it is.
+        base: the config file that all runs begin with.
+        project: of W&B.
+        entity: of W&B; None: the user's own.
+
+    Raises:
+        BadInput: a method has settings of its own: a sweep is a product of lists.
+    """
+    entries = [entry for entry in study.entries() if not entry.forced]
+    for entry in entries:
+        check(
+            entry.key, ", ".join(entry.settings), not entry.settings, "a sweep is a product of lists: arguments alone"
+        )
+    methods = [_flow({"name": e.name, "init_args": e.arguments}) if e.arguments else e.name for e in entries]
+    grid = {key: {"values": [_word(value) for value in values]} for key, values in study.grid.items()}
+    made: dict[str, Any] = {"name": Path(base).stem, "project": project} | ({"entity": entity} if entity else {})
+    return made | {
+        "method": "grid",
+        "metric": {"name": "accuracy/own_judge_mean", "goal": "maximize"},
+        "command": ["${env}", "fl-train", "fit", "--config", base, "${args}", "--loggers", "wandb"],
+        "parameters": {"method": {"values": methods}, "seed": {"values": study.seeds}, **grid},
+    }
+
+
+def _write_sweep(file: Path, project: str, entity: str | None) -> None:
+    """Write the sweep of a study file beside it, and the config that its runs begin with."""
+    from fl_lightning.cli.study import resolve
+
+    study = Study.of(studyfile.read(str(file)))
+    settled, _, _ = resolve(study)  # refuses what `fl-train study` would refuse
+    base, out = file.with_suffix(".base.yaml"), file.with_suffix(".sweep.yaml")
+    made = sweep(study, str(base), project, entity)
+    _write(base, "sweep", settled)
+    _write(out, "sweep", yaml.safe_dump(made, sort_keys=False))
+    print(f"sweep: {out}; start it with: wandb sweep {out}")
+
+
+def _write(path: Path, key: str, text: str) -> None:
+    check(key, str(path), path.parent.is_dir(), f"there is no folder {path.parent}")
+    with atomic_write(path, durable=False) as aside:
+        aside.write_text(text, encoding="utf-8")
+
+
+def _word(value: Any) -> Any:
+    """A value of a sweep: W&B takes numbers and texts."""
+    return value if isinstance(value, int | float | str) else _flow(value)
+
+
+def _flow(value: Any) -> str:
+    """`value` as YAML on one line, as a flag takes it."""
+    return yaml.safe_dump(value, default_flow_style=True, sort_keys=False, width=10**6).removesuffix("...\n").strip()

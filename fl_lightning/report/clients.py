@@ -1,0 +1,65 @@
+"""What the page says of single clients: who holds which classes, and a row for each."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.report.load import Comparison, Run
+from fl_lightning.report.pictures import encode
+from fl_lightning.report.tables import NONE, Table
+
+MOST_CLIENTS = 500
+"""Rows of the table of clients, and columns of the picture of the split: more make a page that nobody reads."""
+
+
+def splits(runs: list[Run]) -> list[dict[str, Any]]:
+    """Each different split once: the numbers of its `runs`, its `classes` and `clients`, and `counts` to be drawn."""
+    found: dict[bytes, dict[str, Any]] = {}
+    for number, run in enumerate(runs):
+        classes = list(dict.fromkeys(name for row in run.split for name in row if name.startswith("class_")))
+        if not classes:
+            continue
+        counts = np.array([[row.get(name, 0) for name in classes] for row in run.split[:MOST_CLIENTS]])
+        made = {
+            "runs": [], "classes": [int(name.removeprefix("class_")) for name in classes],
+            "clients": [int(row["client"]) for row in run.split[:MOST_CLIENTS]], "counts": encode(counts.T),
+        }  # fmt: skip
+        found.setdefault(repr(run.split).encode(), made)["runs"].append(number)
+    return list(found.values())
+
+
+def split_words(split: dict[str, Any], runs: list[Run]) -> str:
+    """Whose split it is, and how uneven: for the caption of its picture."""
+    held = [sum(value > 0 for name, value in row.items() if name.startswith("class_")) for row in _rows(split, runs)]
+    sizes = [int(row["train_samples"]) for row in _rows(split, runs)]
+    whose = "" if len(split["runs"]) == len(runs) else ", ".join(runs[number].name for number in split["runs"]) + ": "
+    return (
+        f"{whose}{len(sizes)} clients with {min(sizes)} to {max(sizes)} training samples "
+        f"of {min(held)} to {max(held)} classes"
+    )
+
+
+def table(runs: list[Run]) -> Table:
+    """A row for each client, by its number: its samples, where all runs have one split, and its score in each run."""
+    kind = Comparison.of(runs).kind
+    scores = [run.scores(kind)[0] for run in runs]
+    shared = splits(runs)
+    rows = _rows(shared[0], runs) if len(shared) == 1 and len(shared[0]["runs"]) == len(runs) else []
+    facts = {int(row["client"]): row for row in rows}
+    everyone = sorted({client for found in scores for client in found} | facts.keys())[:MOST_CLIENTS]
+    head = ["client", *(["training samples", "test samples", "classes"] if facts else []), *(run.name for run in runs)]
+
+    def cells(client: int) -> list[str]:
+        row = facts.get(client, {})
+        classes = sum(value > 0 for name, value in row.items() if name.startswith("class_"))
+        known = [f"{row['train_samples']:.0f}", f"{row['test_samples']:.0f}", str(classes)] if facts else []
+        shown = runs[0].metric.shown
+        return [str(client), *known, *(shown(found[client]) if client in found else NONE for found in scores)]
+
+    return Table(head, [cells(client) for client in everyone], of_runs=False)
+
+
+def _rows(split: dict[str, Any], runs: list[Run]) -> list[dict[str, float]]:
+    return runs[split["runs"][0]].split

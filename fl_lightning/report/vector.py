@@ -1,0 +1,136 @@
+"""The page's charts as files for a paper: SVG or PDF, drawn by matplotlib from the same numbers."""
+
+from __future__ import annotations
+
+import html
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+
+from fl_lightning.drawing import top
+from fl_lightning.files import atomic_write
+from fl_lightning.report import clients, figures
+from fl_lightning.report.load import UNREADABLE, Run
+from fl_lightning.report.pictures import decode
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+
+Kind = Literal["svg", "pdf"]
+_DASHES = {"solid": "-", "dot": ":", "dash": "--"}
+_WIDTH = 5.5
+"""Inches: a column of most papers, or the text of a page with one."""
+
+
+def write(runs: list[Run], folder: Path, kind: Kind) -> list[Path]:
+    """Write the charts on `runs`, each to a file of its own in `folder`; returns the files."""
+    drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn.pop("fairness-box", None)  # the same as in order, for eyes that want both
+    made = [_write(folder, kind, name, _chart, figure) for name, figure in drawn.items()]
+    if figures.curves(runs)["kinds"]:
+        made.append(_write(folder, kind, "accuracy", _accuracy, runs))
+    for number, split in enumerate(clients.splits(runs)):
+        made.append(_write(folder, kind, f"split-{number}", _split, split))
+    for number, run in enumerate(runs):
+        if (kept := run.folder.relation_rounds()) and (view := _relation_of(run, kept[-1])) is not None:
+            made.append(_write(folder, kind, f"relation-{number}", _heat, *view))
+    return made
+
+
+def _write(folder: Path, kind: Kind, name: str, draw: Any, *what: Any) -> Path:
+    import matplotlib as mpl
+    from matplotlib.figure import Figure
+
+    file = folder / f"{name}.{kind}"
+    # Letters stay letters, and equal numbers give equal files.
+    with (
+        mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}),
+        atomic_write(file) as aside,
+    ):
+        figure = Figure(figsize=(_WIDTH, 0.62 * _WIDTH), layout="constrained")
+        axes = figure.add_subplot()
+        draw(axes, *what)
+        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else {"CreationDate": None})
+    return file
+
+
+def _chart(axes: Axes, figure: dict[str, Any]) -> None:
+    """A chart of curves or of stacked bars, from what plotly would draw."""
+    data, layout = figure["data"], figure["layout"]
+    before: dict[str, float] = {}
+    for trace in data:
+        label = html.unescape(trace["name"])
+        if trace["type"] == "bar":
+            rows = [html.unescape(row) for row in trace["y"]]
+            values = [value or 0.0 for value in trace["x"]]
+            axes.barh(
+                rows, values, left=[before.get(row, 0.0) for row in rows], label=label, color=trace["marker"]["color"]
+            )
+            before |= {row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)}
+        else:
+            look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
+            axes.plot(_gaps(trace["x"]), _gaps(trace["y"]), label=label, linewidth=1.4, **look)
+    if before:
+        axes.invert_yaxis()
+    _finish(axes, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
+
+
+def _accuracy(axes: Axes, runs: list[Run]) -> None:
+    """Accuracy by round, a band over seeds where runs differ in nothing else."""
+    held = figures.curves(runs)
+    kind, labels = held["first"], figures.run_labels(runs)
+    banded: set[int] = set()
+    for band in (band for band in held["bands"] if kind in band["y"]):
+        first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
+        banded |= set(band["runs"])
+        axes.fill_between(band["round"], low, high, color=figures.colour(first), alpha=0.2, linewidth=0)
+        label = f"{html.unescape(labels[first])} and {len(band['runs']) - 1} more seeds"
+        axes.plot(band["round"], mean, color=figures.colour(first), label=label)
+    for number, curve in enumerate(held["runs"]):
+        if number not in banded and kind in curve["y"]:
+            x, y = _gaps(curve["x"]["round"]), _gaps(curve["y"][kind])
+            axes.plot(
+                x[~np.isnan(y)], y[~np.isnan(y)], color=figures.colour(number), label=html.unescape(labels[number])
+            )
+    _finish(axes, "round", f"{held['metric']} ({held['kinds'].get(kind, kind)})")
+
+
+def _split(axes: Axes, split: dict[str, Any]) -> None:
+    """A dot for each client and class, its area in proportion to the samples."""
+    counts = decode(split["counts"], len(split["clients"]))
+    rows, columns = np.nonzero(counts)
+    sizes = counts[rows, columns] / counts.max() * 90
+    axes.scatter([split["clients"][k] for k in columns], [split["classes"][k] for k in rows], s=sizes, color="#440154")
+    axes.set(xlabel="client", ylabel="class")
+
+
+def _heat(axes: Axes, values: np.ndarray, receivers: list[int], sources: list[int], round: int) -> None:
+    """Receivers × sources: who receives from whom."""
+    own = np.array(receivers)[:, None] == np.array(sources)
+    picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=top(values, own), aspect="auto", cmap="viridis")
+    assert axes.figure is not None
+    axes.figure.colorbar(picture, ax=axes, label="weight, mean over the layers")
+    for axis, names in ((axes.xaxis, sources), (axes.yaxis, receivers)):
+        shown = range(0, len(names), max(1, len(names) // 10))
+        axis.set_ticks([*shown], [str(names[k]) for k in shown])
+    axes.set(xlabel=f"source client (round {round})", ylabel="receiving client")
+
+
+def _relation_of(run: Run, round: int) -> tuple[np.ndarray, list[int], list[int], int] | None:
+    try:
+        view = run.folder.read_relation(round)
+        return (view.rows.mean(axis=1), view.receivers, view.sources, round) if view.rows.size else None
+    except UNREADABLE:
+        return None
+
+
+def _gaps(values: list[float | None]) -> np.ndarray:
+    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+
+
+def _finish(axes: Axes, x: str, y: str) -> None:
+    axes.set(xlabel=x, ylabel=y)
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    axes.legend(frameon=False, fontsize="small")

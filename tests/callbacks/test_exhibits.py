@@ -1,0 +1,98 @@
+from __future__ import annotations
+
+import dataclasses
+import tarfile
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_lightning.callbacks import exhibits
+from fl_lightning.config import Component, Config, DataConfig, FabricConfig, ModelConfig
+from fl_lightning.errors import BadInput
+from fl_lightning.metric import ACCURACY
+from fl_lightning.record import RelationView
+from fl_lightning.runfolder import RunFolder
+
+PLAIN = Config(Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))])
+
+
+def test_a_group_is_the_runs_that_differ_by_their_seed_alone() -> None:
+    group = exhibits.group_of(PLAIN)
+    assert group.startswith("kapc digits dirichlet 0.1 ")
+    callbacks = {"heatmaps": Component("x.Heatmaps", {"every": 3})}
+    same: list[dict[str, Any]] = [{"seed": 4}, {"fabric": FabricConfig(threads=1)}, {"callbacks": callbacks}]
+    same += [{"data": DataConfig(root="elsewhere")}, {"loggers": {"wandb": Component("x.WandB")}}]
+    assert {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same} == {group}
+    other: list[dict[str, Any]] = [{"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}]
+    other += [{"data": DataConfig(alpha=0.2)}, {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}}]
+    assert len({exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other} - {group}) == 3
+
+
+def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing() -> None:
+    assert exhibits.heterogeneity(np.array([[3, 3], [1, 1], [0, 0]])) == 0
+    assert exhibits.heterogeneity(np.array([[5, 0], [0, 5]])) == 0.5
+    assert exhibits.heterogeneity(np.diag([2] * 10)) == pytest.approx(0.9)
+
+
+def test_a_large_cube_is_cut_to_whole_receivers() -> None:
+    view = RelationView(np.zeros((100, 10, 100), np.float32), [*range(100)], [str(k) for k in range(10)], [*range(100)])
+    table = exhibits.cube(view)
+    assert len(table.rows) == exhibits.MOST_ROWS
+    assert {row[0] for row in table.rows} == set(range(10))
+    assert table.rows[-1] == [9, "9", 99, 0.0]
+
+
+def alone(folder: Path, method: str = "local", seed: int = 0, alpha: float = 0.1) -> str:
+    RunFolder(folder).write_final([0.5, 0.5, 0.2])
+    (folder / "config.yaml").write_text(f"seed: {seed}\nmethod: {{name: {method}}}\ndata: {{alpha: {alpha}}}\n")
+    return str(folder)
+
+
+def run_of() -> SimpleNamespace:
+    return SimpleNamespace(config=PLAIN, clients=3, data=SimpleNamespace(metric=ACCURACY))
+
+
+def test_gain_over_local_and_share_harmed(tmp_path: Path) -> None:
+    gain = exhibits.Gain(alone(tmp_path), run_of())  # type: ignore[arg-type]
+    assert gain.of({0: 0.75, 1: 0.25, 2: 0.2}) == {
+        "gain/over_local": pytest.approx(0.0), "gain/share_harmed": pytest.approx(1 / 3)
+    }  # fmt: skip
+    assert gain.of({0: 0.75}) == {"gain/over_local": 0.25, "gain/share_harmed": 0.0}
+    assert gain.of({}) == {}
+
+
+@pytest.mark.parametrize(
+    ("changes", "words"),
+    [
+        ({"method": "fedavg"}, "a run of local; it is one of fedavg"),
+        ({"seed": 1}, "the same seed, clients and data"),
+        ({"alpha": 0.3}, "the same seed, clients and data"),
+    ],
+)
+def test_gain_refuses_another_split_and_another_method(tmp_path: Path, changes: dict[str, Any], words: str) -> None:
+    with pytest.raises(BadInput, match=rf"loggers\.wandb\.local: .*{words}"):
+        exhibits.Gain(alone(tmp_path, **changes), run_of())  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="finished run of training alone"):
+        exhibits.Gain(str(tmp_path / "nowhere"), run_of())  # type: ignore[arg-type]
+
+
+def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: Path) -> None:
+    folder = fit("run", "--callbacks.checkpoint.every 1", "--federation.rounds 2")
+    packed = exhibits.pack_checkpoint(folder / "checkpoints", tmp_path)
+    assert packed is not None
+    with tarfile.open(packed) as archive:
+        names = archive.getnames()
+    assert "checkpoints/manifest-round-00002.json" in names
+    assert len([name for name in names if "/rows/" in name]) == 4
+    kept = [path.name for path in exhibits.tables_to_keep(RunFolder(folder), 2)]
+    tables = ["config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt"]
+    assert kept == [*tables, "round-0001.npz", "round-0002.npz"]
+    assert exhibits.pack_checkpoint(tmp_path / "nothing", tmp_path) is None
+    split = RunFolder(folder).read_split()
+    rows = [row for row in RunFolder(folder).read_clients() if row["round"] == 1]
+    assert [row["train_samples"] for row in split] == [row["train_samples"] for row in rows]
+    assert all(sum(row[f"class_{k}"] for k in range(10)) == row["train_samples"] for row in split)

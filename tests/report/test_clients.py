@@ -1,0 +1,155 @@
+"""Who holds which classes, a row for each client, runs over seeds, and charts as files."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+from fl_lightning.cli import main
+from fl_lightning.report import clients, figures, load, render, run_folders
+from fl_lightning.report.load import Run, seeds_apart
+from fl_lightning.report.pictures import decode
+from fl_lightning.report.tables import incomparable, overview
+from fl_lightning.runfolder import RunFolder
+
+from .conftest import MakeRun
+
+COUNTS = np.array([[8, 0, 0], [0, 3, 3], [1, 1, 1], [0, 0, 4]])
+
+
+def split(path: Path, counts: np.ndarray = COUNTS) -> Path:
+    RunFolder(path).write_split(counts.sum(axis=1).tolist(), [2] * len(counts), counts)
+    return path
+
+
+def change(path: Path, **settings: Any) -> Path:
+    held = yaml.safe_load((path / "config.yaml").read_text())
+    (path / "config.yaml").write_text(yaml.safe_dump(held | settings))
+    return path
+
+
+def row(runs: list[Run], name: str) -> list[str]:
+    return next(row[1:] for row in overview(runs).rows if row[0] == name)
+
+
+def test_a_split_is_shown_once_and_again_where_it_is_another(make_run: MakeRun) -> None:
+    paths = [split(make_run("a")), split(make_run("b")), split(make_run("c"), COUNTS[::-1]), make_run("d")]
+    runs = load(paths)
+    one, other = clients.splits(runs)
+    assert (one["runs"], other["runs"]) == ([0, 1], [2])
+    assert (one["classes"], one["clients"]) == ([0, 1, 2], [0, 1, 2, 3])
+    np.testing.assert_allclose(decode(one["counts"], 4), COUNTS.T, atol=8 / 253)
+    assert clients.split_words(one, runs) == "a, b: 4 clients with 3 to 8 training samples of 1 to 3 classes"
+    assert clients.split_words(one, runs[:2]) == "4 clients with 3 to 8 training samples of 1 to 3 classes"
+    assert clients.splits(load(paths[3:])) == []
+    assert row(runs, "samples") == [*["21 for training (3 to 8 a client), 8 for tests"] * 3, "–"]
+
+
+def test_every_client_has_a_row_by_its_number(make_run: MakeRun) -> None:
+    runs = load([split(make_run("a")), split(make_run("b"))])
+    table = clients.table(runs)
+    assert table.head == ["client", "training samples", "test samples", "classes", "a", "b"]
+    assert table.rows[1] == ["1", "6", "2", "2", "80.00 %", "80.00 %"]
+    assert [cells[0] for cells in table.rows] == ["0", "1", "2", "3"]
+    table = clients.table(load([runs[0].folder.path, make_run("c", cohort=(0, 1), ended=False)]))
+    assert table.head == ["client", "a", "c"]  # one of them does not say what its clients hold
+    assert table.rows[3] == ["3", "60.00 %", "–"]
+
+
+def test_how_a_run_descends_stands_in_the_overview(make_run: MakeRun) -> None:
+    optimizer = {"name": "sgd", "lr": 0.05, "lr_decay": 0.9, "lr_step": 2, "momentum": 0.5, "weight_decay": 0.0}
+    federation = {"rounds": 3, "clients": 4, "batch_size": 16}
+    runs = load([make_run("a", config={"optimizer": optimizer, "federation": federation}), make_run("b")])
+    assert row(runs, "optimiser") == ["sgd, lr 0.05, times 0.9 every 2 rounds, momentum 0.5", "–"]
+    assert row(runs, "batch size") == ["16", "–"]
+
+
+def test_losses_are_drawn_and_the_pull_where_there_is_one(make_run: MakeRun) -> None:
+    path = make_run("a")
+    rows = [(1, 2.5, 0.0), (2, 1.5, 0.0)]
+    path.joinpath("metrics.csv").write_text(
+        "round,train_loss,coaching_loss\n" + "".join(f"{t},{a},{b}\n" for t, a, b in rows)
+    )
+    (loss,) = figures.training(load([path]))["losses"]["data"]
+    assert (loss["name"], loss["x"], loss["y"]) == ("a · loss", [1, 2], [2.5, 1.5])
+    path.joinpath("metrics.csv").write_text("round,train_loss,coaching_loss\n1,2.5,0.5\n")
+    assert [line["name"] for line in figures.training(load([path]))["losses"]["data"]] == ["a · loss", "a · pull alone"]
+    assert figures.training(load([make_run("b")])) == {}
+
+
+def test_runs_over_seeds_are_a_band_without_a_warning(make_run: MakeRun) -> None:
+    paths = [make_run("a", (0.1, 0.5, 0.8)), change(make_run("b", (0.3, 0.5)), seed=1)]
+    paths[1] = change(paths[1], federation=yaml.safe_load((paths[0] / "config.yaml").read_text())["federation"])
+    runs = load(paths)
+    assert seeds_apart(runs) == [[0, 1]]
+    assert incomparable(runs) == []
+    (band,) = figures.curves(runs)["bands"]
+    mean = band["y"]["mean_accuracy"]
+    assert (band["runs"], band["round"]) == ([0, 1], [1, 2])  # rounds that both have done
+    assert mean["mean"] == [0.2, 0.5]
+    assert mean["low"] == pytest.approx([0.2 - 0.02**0.5, 0.5], abs=1e-5)
+    other = load([*paths, change(make_run("c"), seed=2, data={"source": "mnist"})])
+    assert seeds_apart(other) == [[0, 1]]
+    assert {"data.source", "seed"} <= set(incomparable(other))
+    assert seeds_apart(load([paths[0], make_run("d")])) == []  # the same seed twice is no spread
+
+
+def test_a_folder_of_runs_stands_for_all_in_it(make_run: MakeRun, tmp_path: Path, monkeypatch, capsys) -> None:
+    for name in ("runs/b", "runs/a", "study/runs/kapc/seed-0", "study/references/x"):
+        make_run(name)
+    inside = tmp_path / "runs/a/wandb/offline-run/files"
+    inside.mkdir(parents=True)
+    (inside / "config.yaml").write_text("{}")  # W&B's own, and no run folder
+    monkeypatch.chdir(tmp_path)
+    found = run_folders([Path("runs"), Path("study"), Path("nowhere")])
+    assert [str(path) for path in found] == ["runs/a", "runs/b", "study/runs/kapc/seed-0", "nowhere"]
+    assert main(["report", "runs"]) == 0
+    assert capsys.readouterr().out == "report: runs/report.html\n"
+    assert "2 runs side by side" in Path("runs/report.html").read_text()
+
+
+def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
+    path = make_run("a")
+    (one,) = figures.shares(load([path]))
+    assert one["constant"] == ""
+    for file in (path / "traffic").iterdir():
+        with np.load(file) as held:
+            kept = dict(held)
+        np.savez(file, **(kept | {"sent": np.ones_like(kept["sent"])}))
+    runs = load([path])
+    (one,) = figures.shares(runs)
+    assert one["constant"] == (
+        "in every round every layer was sent by 100% of the cohort and received by 100% of the cohort"
+    )
+    page = render(runs)
+    assert one["constant"] in page
+    assert 'id="share-0"' not in page
+
+
+@pytest.mark.parametrize("kind", ["svg", "pdf"])
+def test_charts_become_files_that_are_the_same_every_time(
+    kind: str, make_run: MakeRun, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    split(make_run("a", channel=True))
+    change(split(make_run("b")), seed=1)
+    names = {"accuracy", "fairness-order", "ledger-bytes", "ledger-layers", "ledger-kinds", "cost-seconds"}
+    names |= {"cost-channel", "cost-flops", "split-0", "relation-0", "relation-1"}
+    kept = []
+    for _ in range(2):
+        assert main(["report", "a", "b", "--figures", kind]) == 0
+        assert capsys.readouterr().out == "report: report.html\nfigures: report-figures\n"
+        files = {file.stem: file.read_bytes() for file in Path("report-figures").iterdir()}
+        assert files.keys() == names
+        kept.append(files)
+    assert kept[0] == kept[1]
+    start = b"<?xml" if kind == "svg" else b"%PDF"
+    assert all(content.startswith(start) for content in kept[0].values())
+    if kind == "svg":
+        words = re.findall(r">([^<>]+)</text>", kept[0]["accuracy"].decode())
+        assert {"round", "a and 1 more seeds"} <= set(words)  # letters, not outlines

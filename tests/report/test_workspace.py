@@ -1,0 +1,186 @@
+from __future__ import annotations
+
+import json
+import re
+import shlex
+import sys
+import threading
+from collections.abc import Callable, Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning.callbacks.loggers import WandB
+from fl_lightning.cli import main
+from fl_lightning.report.workspace import SECTIONS, view
+
+pytest.importorskip("wandb_workspaces", reason="the extra `dashboard` is not installed")
+GOLDEN = Path(__file__).with_name("dashboard.json")
+"""Written by: fl-train dashboard --json tests/report/dashboard.json"""
+
+
+def test_the_view_is_the_golden_one_every_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(["dashboard", "--json", "view.json"]) == 0
+    assert capsys.readouterr().out == "dashboard: view.json\n"
+    assert (tmp_path / "view.json").read_text() == GOLDEN.read_text()
+
+
+def test_every_panel_of_the_view_is_one_that_is_listed() -> None:
+    spec = view("me", "mine")["spec"]["section"]["panelBankConfig"]["sections"]
+    assert [section["name"] for section in spec] == list(SECTIONS)
+    for section, listed in zip(spec, SECTIONS.values(), strict=True):
+        for panel, asked in zip(section["panels"], listed, strict=True):
+            assert all(key in json.dumps(panel) for key in asked.keys)
+
+
+class Opened:
+    """Stands in for an open W&B run, and holds the keys that it was given."""
+
+    offline, dir, id, resumed = True, "wandb/x/files", "x", False
+
+    def __init__(self) -> None:
+        self.keys: set[str] = set()
+        self.summary: dict[str, Any] = {}
+
+    def log(self, row: dict[str, Any], step: int, commit: bool) -> None:
+        self.keys |= row.keys()
+
+    def define_metric(self, *args: Any, **kwargs: Any) -> None: ...
+    def log_artifact(self, artifact: Any) -> None: ...
+    def finish(self, exit_code: int) -> None: ...
+
+
+def test_every_panels_keys_are_logged_by_real_runs(
+    fit: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A relation, a global model and a privacy report: no method has all three."""
+    opened = Opened()
+    monkeypatch.setattr(WandB, "_open", lambda *_: opened)
+    alone = fit("alone", "--method local --federation.rounds 1")
+    quick = "--federation.rounds 1 --loggers.wandb.mode offline"
+    fit("kapc", quick, f"--callbacks.heatmaps.every 1 --callbacks fixedrate --loggers.wandb.local {alone}")
+    fit("fedavg", quick, "--method fedavg")
+    fit("fedhkd", quick, "--method fedhkd --method.sigma 1")
+    logged = opened.keys | opened.summary.keys()
+    asked = {key for panels in SECTIONS.values() for panel in panels for key in (*panel.keys, panel.x)}
+    assert asked <= logged, asked - logged
+
+
+# ---------------------------------------------------------------- a server of our own
+
+
+@pytest.fixture
+def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[SimpleNamespace]:
+    """W&B's server as far as views go, on the loopback; `views` by display name, `saved`: what was sent to it."""
+    import wandb
+
+    there = SimpleNamespace(views={}, saved=[], known=True)
+
+    class Answer(BaseHTTPRequestHandler):
+        def do_POST(self) -> None:
+            body = self.rfile.read(int(self.headers["Content-Length"]))
+            out = json.dumps({"data": answer(json.loads(body))}).encode() if self.path == "/graphql" else b"{}"
+            self.send_response(200)
+            self.send_header("Content-Type", "application/json")
+            self.send_header("Content-Length", str(len(out)))
+            self.end_headers()
+            self.wfile.write(out)
+
+        def log_message(self, *args: Any) -> None: ...
+
+    def answer(asked: dict[str, Any]) -> dict[str, Any]:
+        held = asked.get("variables") or {}
+        if "upsertView" in asked["query"]:
+            there.saved.append(held)
+            node = {key: held[key] for key in ("name", "displayName", "spec")} | {"id": "the id"}
+            there.views[held["displayName"]] = node
+            return {"upsertView": {"view": node, "inserted": True}}
+        if "allViews" in asked["query"]:
+            edges = [{"node": node} for node in there.views.values()]
+            return {"project": {"allViews": {"edges": edges}} if there.known else None}
+        return {"viewer": {"id": "x", "entity": "me", "username": "me", "flags": "{}", "teams": {"edges": []}}}
+
+    wandb.teardown()
+    web = ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=web.serve_forever, daemon=True).start()
+    for name in ("WANDB_MODE", "http_proxy", "https_proxy", "HTTP_PROXY", "HTTPS_PROXY"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setenv("WANDB_BASE_URL", f"http://127.0.0.1:{web.server_address[1]}")
+    monkeypatch.setenv("WANDB_API_KEY", "0123456789abcdef" * 2 + "01234567")
+    for name in ("CONFIG", "CACHE", "DATA"):
+        monkeypatch.setenv(f"WANDB_{name}_DIR", str(tmp_path / name))
+    yield there
+    wandb.teardown()
+    web.shutdown()
+    web.server_close()
+
+
+def test_the_view_is_saved_once_and_again_only_where_it_differs(server: SimpleNamespace, capsys) -> None:
+    for said in ("saved", "unchanged"):
+        assert main(["dashboard"]) == 0
+        assert re.fullmatch(
+            rf"dashboard: http://127\.0\.0\.1:\d+/me/fl_lightning\?nw=\w+ \({said}\)\n", capsys.readouterr().out
+        )
+    (first,) = server.saved
+    assert (first["entityName"], first["projectName"], first["displayName"]) == ("me", "fl_lightning", "fl_lightning")
+    assert json.loads(first["spec"]) == json.loads(GOLDEN.read_text())["spec"]
+    node = server.views["fl_lightning"]
+    node["spec"] = node["spec"].replace("Machine", "Engine")  # somebody has changed it
+    assert main(["dashboard"]) == 0
+    assert (server.saved[1]["id"], server.saved[1]["name"]) == ("the id", first["name"])
+    assert server.saved[1]["spec"] == first["spec"]
+    capsys.readouterr()
+    server.known = False
+    assert main(["dashboard", "--project", "other"]) == 2
+    assert "project: 'me/other' is not allowed; W&B has no such project yet" in capsys.readouterr().err
+
+
+def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
+    assert main(["dashboard", "--json", "view.json"]) == 2
+    said = capsys.readouterr().err
+    assert said.count("\n") == 1
+    assert "pip install 'fl_lightning[dashboard]'" in said
+
+
+# ---------------------------------------------------------------- sweeps
+
+STUDY = """
+base: [kapc_digits, {federation.rounds: 2}]
+methods: [fedper, {name: ditto, lam: 0.1, label: weak}]
+seeds: 0-1
+grid: {data.alpha: [0.1, 1.0], model: [{name: mlp, hidden: [8]}]}
+"""
+
+
+def test_a_study_becomes_a_sweep_whose_flags_fit_understands(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text(STUDY)
+    assert main(["dashboard", "--sweep", "study.yaml", "--project", "mine"]) == 0
+    assert "wandb sweep study.sweep.yaml" in capsys.readouterr().out
+    sweep = yaml.safe_load(Path("study.sweep.yaml").read_text())
+    assert (sweep["project"], sweep["method"]) == ("mine", "grid")
+    grid = {key: given["values"] for key, given in sweep["parameters"].items()}
+    assert (grid["seed"], grid["data.alpha"]) == ([0, 1], [0.1, 1.0])
+    flags = [f"--{key}={values[-1]}" for key, values in grid.items()]
+    at = sweep["command"].index("${args}")
+    line = [*sweep["command"][2:at], *flags, *sweep["command"][at + 1 :]]
+    assert main([*line, "--print_config"]) == 0, shlex.join(line)
+    config = yaml.safe_load(capsys.readouterr().out)
+    assert (config["method"]["name"], config["method"]["init_args"]["lam"]) == ("ditto", 0.1)
+    assert config["model"]["init_args"]["hidden"] == [8]
+    assert (config["seed"], config["data"]["alpha"], config["federation"]["rounds"]) == (1, 1.0, 2)
+    assert "wandb" in config["loggers"]
+
+
+def test_what_no_sweep_can_say_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("study.yaml").write_text("{base: kapc_digits, methods: [{name: fedper, optimizer.lr: 0.1}], seeds: 0-1}")
+    assert main(["dashboard", "--sweep", "study.yaml"]) == 2
+    assert "methods[0]: 'optimizer.lr' is not allowed; a sweep is a product of lists" in capsys.readouterr().err
+    assert main(["dashboard", "--sweep", "study.yaml", "--json", "view.json"]) == 2
