@@ -103,6 +103,16 @@ def test_normalisation_does_not_look_at_them() -> None:
     assert torch.equal(data._train.mean, mean) and torch.equal(data._train.std, std)
 
 
+def test_their_test_samples_are_not_in_the_test_set_of_all() -> None:
+    device = torch.device("cpu")
+    held, everyone = (
+        prepare(DataConfig(alpha=0.5, global_test=True, held_out_clients=share), 10, 0) for share in (0.3, 0.0)
+    )
+    parts = [data.global_test(device, torch.float32) for data in (held, everyone)]
+    away = sum(len(who.test) for who in held.held_out)
+    assert parts[0] is not None and parts[1] is not None and 0 < len(parts[0]) == len(parts[1]) - away
+
+
 @pytest.mark.sampled("FedAvg", "KAPC", "FEDORA")
 @pytest.mark.parametrize(
     "method",
