@@ -103,6 +103,16 @@ def test_normalisation_does_not_look_at_them() -> None:
     assert torch.equal(data._train.mean, mean) and torch.equal(data._train.std, std)
 
 
+def test_their_test_samples_are_not_in_the_test_set_of_all() -> None:
+    device = torch.device("cpu")
+    held, everyone = (
+        prepare(DataConfig(alpha=0.5, global_test=True, held_out_clients=share), 10, 0) for share in (0.3, 0.0)
+    )
+    parts = [data.global_test(device, torch.float32) for data in (held, everyone)]
+    away = sum(len(who.test) for who in held.held_out)
+    assert parts[0] is not None and parts[1] is not None and 0 < len(parts[0]) == len(parts[1]) - away
+
+
 @pytest.mark.sampled("FedAvg", "KAPC", "FEDORA")
 @pytest.mark.parametrize(
     "method",
@@ -189,7 +199,7 @@ def test_more_samples_hold_the_fewer_ones_and_nobody_has_more_than_it_has() -> N
 # ---------------------------------------------------------------- every method
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("[kapc]", "[ktpfl]")
 @pytest.mark.parametrize("name", catalogue.table("methods"))
 def test_every_method_gives_unseen_clients_a_model(federation: Make, name: str) -> None:
     """Rows for all; the run keeps what it had; once more gives the same."""
@@ -239,6 +249,7 @@ def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make)
     assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
+@pytest.mark.slow
 def test_fedbn_without_normalisation_is_fedavg(federation: Make) -> None:
     one, other = (newcomers(done(federation, m).worker)["newcomers"] for m in (FedBN(), FedAvg()))
     assert one == other
@@ -324,7 +335,7 @@ def test_fedbabu_trains_everything(federation: Make) -> None:
     assert all(moved)
 
 
-@pytest.mark.sampled("IFCA")
+@pytest.mark.slow
 @pytest.mark.parametrize("method", [IFCA(clusters=3), CFL(eps1=1e9, eps2=0.0, first_round=1)], ids=str)
 def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) -> None:
     """Groups disagree about labels: a model of another one would be wrong on nearly all."""
@@ -418,6 +429,7 @@ def test_fedem_learns_weights_alone(federation: Make) -> None:
     assert joined.scores["loss"] != without.scores["loss"]
 
 
+@pytest.mark.slow
 def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> None:
     """Its model is made by the run's hypernetwork, of an embedding that makes a better one than the mean embedding."""
     fed = done(federation, PFedHN(hyper_lr=0.05), rounds=12, local_epochs=2)
@@ -446,6 +458,7 @@ def test_some_train_nothing(federation: Make, method: Method) -> None:
     assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
 
 
+@pytest.mark.slow
 def test_fedmd_teaches_without_labels(federation: Make) -> None:
     method = FedMD(samples=300, epochs=15, batch_size=32, loss="kl")
     fed = done(federation, method, {"public": "held_back", "public_samples": 300, "alpha": 100.0}, local_epochs=5)
