@@ -48,7 +48,11 @@ class Claim:
     def __init__(self, trials: Trials, trial: Trial, held: IO[str]) -> None:
         self._study, self._trial, self._held = trials.study, trial, held
         self.number: int = trial.number
-        self.values = {d.key: _spoken(d, _suggested(trial, d)) for d in trials.dimensions}
+        try:
+            self.values = {d.key: _spoken(d, trials.suggested(trial, d)) for d in trials.dimensions}
+        except BaseException:  # Ctrl-C
+            held.close()
+            raise
         self.folder = trials.folder_of(trial.number)
 
     def tell(self, score: float) -> None:
@@ -73,7 +77,8 @@ class Trials:
         label: the method's, within the study.
         dimensions: what is searched; the first trial has their starts.
         number: how many trials, those that fail among them.
-        seed: of the sampler. What trial k asks for comes of the seed, the label, k and the trials that have ended.
+        seed: of the sampler. What trial k asks for comes of the seed, the label, k, the argument, and
+            the trials that have ended.
     """
 
     def __init__(self, folder: Path, label: str, dimensions: Sequence[Dimension], number: int, seed: int) -> None:
@@ -103,13 +108,11 @@ class Trials:
             for trial in begun:
                 held = self._held(trial.number) if trial.state == TrialState.RUNNING else None
                 if held is not None:
-                    self._seed(trial.number)
                     return Claim(self, Trial(self.study, trial._trial_id), held)
             if len(begun) >= self.number:
                 return None
             if not trials:
                 self.study.enqueue_trial({d.key: d.start for d in self.dimensions})
-            self._seed(len(begun))
             asked = self.study.ask()
             held = self._held(asked.number)
             assert held is not None, "nobody has known of it before"
@@ -130,25 +133,25 @@ class Trials:
         except Taken:
             return None
 
-    def _seed(self, number: int) -> None:
-        """A sampler of the trial's own: what it draws does not depend on who has drawn before it in this process."""
-        self.study.sampler = optuna.samplers.TPESampler(seed=key(self.seed, self.label, number) % 2**32)
+    def suggested(self, trial: Trial, dimension: Dimension) -> Any:
+        """What the trial has for a dimension, asked for now where it has not been.
+
+        Of a sampler of its own: what it draws does not depend on what has been drawn in this process, or before a kill.
+        """
+        name, space = dimension.key, dimension.space
+        seed = key(self.seed, f"{self.label} {name}", trial.number) % 2**32
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed)
+        if isinstance(space, Choice):
+            return trial.suggest_categorical(name, space.values)
+        if isinstance(space, Whole):
+            return trial.suggest_int(name, space.low, space.high)
+        return trial.suggest_float(name, space.low, space.high, log=isinstance(space, LogRange))
 
 
 def best(ended: Sequence[Ended]) -> Ended | None:
     """The trial with the greatest score, the first of equals; None where all have failed."""
     scored = [(trial.score, -trial.number, trial) for trial in ended if trial.score is not None]
     return max(scored)[2] if scored else None
-
-
-def _suggested(trial: Trial, dimension: Dimension) -> Any:
-    """What the trial has for a dimension, asked for now where it has not been."""
-    name, space = dimension.key, dimension.space
-    if isinstance(space, Choice):
-        return trial.suggest_categorical(name, space.values)
-    if isinstance(space, Whole):
-        return trial.suggest_int(name, space.low, space.high)
-    return trial.suggest_float(name, space.low, space.high, log=isinstance(space, LogRange))
 
 
 def _spoken(dimension: Dimension, value: Any) -> Any:

@@ -14,8 +14,10 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
+import optuna
 import pytest
 import yaml
 
@@ -191,7 +193,8 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
     assert sorted((row["method"], int(row["trial"])) for row in found) == [
         (m, k) for m in ("fedprox", "kapc") for k in range(6)
     ]
-    begun = [line for line in (tmp_path / "t/logs/worker-1.log").read_text().splitlines() if line.startswith("---- ")]
+    logs = [tmp_path / folder / "worker-1.log" for folder in ("t/logs", "t/study/logs")]
+    begun = [line for log in logs for line in log.read_text().splitlines() if line.startswith("---- ")]
     assert len(begun) == len(set(begun)) == 12 + 2  # trials, and the study's runs
     assert len(stamps(tmp_path / "t/study")) == 2
 
@@ -258,6 +261,24 @@ def test_trials_go_on_where_they_were(tmp_path: Path) -> None:
     chosen = best(whole)
     assert chosen is not None and chosen.score == max(trial.score for trial in whole if trial.score is not None)
     assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [trial.values for trial in whole]
+
+
+def test_a_kill_between_two_arguments_changes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def begun(folder: Path, killed: bool) -> dict[str, Any]:
+        first = Trials(folder, "mine", TWO, 3, seed=3).claim()
+        assert first is not None
+        first.tell(1.0)
+        first.let_go()
+        if killed:
+            with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+                patch.setattr(optuna.Trial, "suggest_categorical", Mock(side_effect=KeyboardInterrupt))
+                Trials(folder, "mine", TWO, 3, seed=3).claim()
+        second = Trials(folder, "mine", TWO, 3, seed=3).claim()
+        assert second is not None and second.number == 1
+        second.let_go()
+        return second.values
+
+    assert begun(tmp_path / "killed", True) == begun(tmp_path / "whole", False)
 
 
 def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
