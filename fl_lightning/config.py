@@ -12,6 +12,7 @@ from typing import Any, Literal
 
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import CLASS_SHARE
+from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, ShareBelow1, check_ranges
 
 FLOAT32 = 1.7e38
 """Half of what a number of 32 bits can hold, about: the slope of a pull is twice its coefficient."""
@@ -155,13 +156,13 @@ class DataConfig:
     """Let torchvision download what is missing."""
     partition: str = "dirichlet"
     """dirichlet, hsu, pathological, lognormal, rotated, natural, iid, or the import path of a function."""
-    alpha: float = 0.1
+    alpha: PositiveFloat = 0.1
     """Dirichlet concentration: smaller is less alike. 0.1: KAPC's harder setting."""
     by: Literal["class", "client"] | None = None
     """Dirichlet: shares of each class over clients, or of each client over classes; None: class. hsu is by client."""
     sizes: Literal["free", "equal"] | None = None
     """Dirichlet: free sizes, or as many samples for everyone; None: free. hsu has equal ones."""
-    classes_per_client: int = 2
+    classes_per_client: PositiveInt = 2
     """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
     samples_per_client: int | None = None
     """Training and validation samples each client keeps at most, with its class mix; None: all that it is dealt."""
@@ -184,17 +185,17 @@ class DataConfig:
     """Table: the column of the natural partition's groups, a client for each of its values."""
     columns: list[str] | None = None
     """Table: the columns of features, or one column of image files; None: all but those of label and group."""
-    fraction: float = 1.0
+    fraction: PositiveShare = 1.0
     """Share of the training and of the test data that is used at all."""
-    test_fraction: float | None = None
+    test_fraction: PositiveShare | None = None
     """Share of the test data that is used; None: as `fraction`."""
-    validation: float = 0.0
+    validation: ShareBelow1 = 0.0
     """Share of each client's training data held back for validation."""
     score_on: Literal["test", "validation"] = "test"
     """Which of their data clients' models are scored on; validation: test data are not even read (fl-train tune)."""
-    min_samples: int = 10
+    min_samples: PositiveInt = 10
     """Training samples every client has at least (and one test sample)."""
-    held_out_clients: float = 0.0
+    held_out_clients: ShareBelow1 = 0.0
     """Share of the clients, drawn from the seed, that stay out of training, aggregation and judging. After the last
     round each is given a model as its method does with a client that it has never seen (`newcomers.csv`). 0: nobody."""
     public: str | None = None
@@ -202,7 +203,7 @@ class DataConfig:
     source, or an `.npz` file with `x_public` or `x_train`."""
     public_root: str | None = None
     """Folder of the public data source; None: `root`, or the folder that it lies in."""
-    public_samples: int | None = None
+    public_samples: PositiveInt | None = None
     """Public samples at most, drawn from the seed; None: all, or a tenth of the training data for `held_back`."""
     augment: Literal["none", "flip", "crop_flip"] = "none"
     """Batched augmentation of training images. none: KAPC states none."""
@@ -221,16 +222,11 @@ class DataConfig:
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
-        check("data.alpha", self.alpha, self.alpha > 0, "it must be above 0")
+        check_ranges(self, "data")
         for key, fixed in (("by", "client"), ("sizes", "equal")):
             value = getattr(self, key)
             fine = self.partition != "hsu" or value in (fixed, None)
             check(f"data.{key}", value, fine, f"data.partition hsu means {fixed}; partition dirichlet takes others")
-        check("data.classes_per_client", self.classes_per_client, self.classes_per_client >= 1, "it must be at least 1")
-        check("data.fraction", self.fraction, 0 < self.fraction <= 1, "it must lie in (0, 1]")
-        share = self.test_fraction
-        check("data.test_fraction", share, share is None or 0 < share <= 1, "it must lie in (0, 1], or null")
-        check("data.validation", self.validation, 0 <= self.validation < 1, "it must lie in [0, 1)")
         fine = self.score_on == "test" or self.validation > 0
         check("data.score_on", self.score_on, fine, "it needs data.validation above 0")
         size, rest = self.samples_per_client, self.rest_to
@@ -253,21 +249,16 @@ class DataConfig:
         fine = share is None or self.test_fraction is None or self.global_test
         allowed = "beside data.test_fraction there is no test part to take a share of, but with data.global_test"
         check("data.client_test", share, fine, allowed)
-        kept = self.public_samples
-        check("data.public_samples", kept, kept is None or kept >= 1, "it must be at least 1, or null")
         for key in ("public_root", "public_samples"):
             value = getattr(self, key)
             check(f"data.{key}", value, value is None or self.public is not None, "it needs data.public")
-        check("data.min_samples", self.min_samples, self.min_samples >= 1, "it must be at least 1")
-        share = self.held_out_clients
-        check("data.held_out_clients", share, 0 <= share < 1, "it must lie in [0, 1)")
 
 
 @dataclass
 class EvaluationConfig:
     """When models are judged, and which accuracy is called `mean_accuracy`."""
 
-    every: int = 1
+    every: PositiveInt = 1
     """Judge the round's participants every so many rounds (and in the last). 1: KAPC on MNIST."""
     judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
     """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others stand beside it."""
@@ -276,26 +267,23 @@ class EvaluationConfig:
     metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
     """What else models are scored by, beside accuracy; None: nothing, since they cost as much as they tell
     (docs/reference.md). `class_share_accuracy` is of `data.global_test`."""
-    finetune_epochs: int = 0
+    finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
-    batch_size: int = 500
+    batch_size: PositiveInt = 500
     """Samples in one forward pass of evaluation; it bounds memory and changes no number that matters."""
     newcomer_samples: list[int] | None = None
     """Labelled samples of each class (of a regression: in all) that a held-out client is given a model from, at most;
     None: 0, 1, 5 and 20."""
-    newcomer_rounds: int = 2
+    newcomer_rounds: PositiveInt = 2
     """Rounds that a new client takes part in, alone, while the federation stands still. 2: ours, in the first it makes
     itself known, in the second it receives what the server mixes for it."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
-        check("evaluation.every", self.every, self.every >= 1, "it must be at least 1")
-        check("evaluation.finetune_epochs", self.finetune_epochs, self.finetune_epochs >= 0, "it must be 0 or more")
-        check("evaluation.batch_size", self.batch_size, self.batch_size >= 1, "it must be at least 1")
+        check_ranges(self, "evaluation")
         asked = self.newcomer_samples
         fine = asked is None or (bool(asked) and min(asked) >= 0 and len(set(asked)) == len(asked))
         check("evaluation.newcomer_samples", asked, fine, "numbers of 0 or more, each once; or null")
-        check("evaluation.newcomer_rounds", self.newcomer_rounds, self.newcomer_rounds >= 1, "it must be at least 1")
 
 
 @dataclass

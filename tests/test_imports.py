@@ -16,7 +16,8 @@ ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "search"),
-    ("catalogue", "config", "device", "files", "ranges", "sections"),
+    ("ranges",),
+    ("catalogue", "config", "device", "files", "sections"),
     ("data", "drawing", "models", "parallel", "provenance", "runfolder", "storage"),
     ("core",),
     ("callbacks",),
