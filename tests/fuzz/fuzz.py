@@ -113,11 +113,16 @@ def _literals(annotation: str) -> list[str]:
     return [word for word in annotation.split("'") if word.isidentifier()] if "Literal" in annotation else []
 
 
+def at_odds(beside: dict[str, str], edits: dict[str, str]) -> bool:
+    """Whether two edits want two methods: what can only be refused is drawn often enough."""
+    return beside.get("method", edits.get("method")) != edits.get("method", beside.get("method"))
+
+
 def case(draw: random.Random, known: dict[str, Key]) -> Case:
     """A random input."""
     edits: dict[str, str] = {}
     for _ in range(draw.choice([1, 1, 1, 2, 2, 3])):
-        key = draw.choice(list(known))
+        key = draw.choice([key for key in known if not at_odds(known[key].beside, edits)])
         fitting = known[key].values
         values = draw.choice([fitting] * 7 + [NUMBERS, [] if key in COSTLY else WILD, WORDS]) or fitting
         edits |= known[key].beside if draw.random() < 0.9 else {}

@@ -119,7 +119,7 @@ def _on_ranks(name: str, count: int) -> None:
 
 # ---------------------------------------------------------------- reading what they leave behind
 
-MEASURED = ("seconds", "wall_seconds", "memory", "version", "world_size")
+MEASURED = ("seconds", "wall_seconds", "memory", "version", "world_size", "best_checkpoint")
 """Columns and keys that say something of this machine, not of the run."""
 
 
