@@ -21,7 +21,7 @@ from fl_lightning.device import here
 
 DEVICE = os.environ.get("FL_TEST_DEVICE") or here()
 HERE = Path(__file__).resolve().parent
-sys.path += [str(HERE), str(HERE.with_name("golden"))]
+sys.path += [str(HERE), str(HERE.with_name("golden")), str(HERE.with_name("faults"))]
 
 if DEVICE == "pretended":
     import pretended

@@ -151,10 +151,11 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     theirs, named = tree_map(lower, (args, kwargs))
     if _draws(op):
         named["generator"] = STATE.draws
-    for watch in STATE.before:
-        watch(op, args, kwargs)
     if STATE.recorder is not None:
-        STATE.recorder.keep(op, theirs)
+        STATE.recorder.keep(op, theirs, named)
+    else:  # while a graph is recorded, nothing happens on the device
+        for watch in STATE.before:
+            watch(op, args, kwargs)
     out = _from_own_draws(op, *theirs) if name_of(op) == "native_dropout" else op(*theirs, **named)
     for lowered, x in known.values():
         if lowered.size() != x.size():  # an `out` that has grown
@@ -200,13 +201,13 @@ def _copy(source: Tensor, into: Tensor, non_blocking: bool = False) -> Tensor:
     """Between memories. The host does not wait where it says so, and the memory on its side is pinned."""
     _check(torch.ops.aten._copy_from.default, (source, into), {})
     beside = [t for t in (source, into) if not is_here(t)]
-    for watch in STATE.before:
+    for watch in STATE.before if STATE.recorder is None else ():
         watch(torch.ops.aten._copy_from.default, (source, into, non_blocking), {})
     if beside and not (non_blocking and all(t.untyped_storage().data_ptr() in PINNED for t in beside)):
         waited("copy to the host" if not is_here(into) else "copy to the device")
     a, b = (on_host(t) if is_here(t) else t for t in (source, into))
     if STATE.recorder is not None:
-        STATE.recorder.keep(torch.ops.aten.copy_.default, (b, a))
+        STATE.recorder.keep(torch.ops.aten.copy_.default, (b, a), {})
     b.copy_(a)
     if STATE.recorder is not None:
         STATE.recorder.add(torch.ops.aten.copy_.default, (b, a), {}, b)

@@ -166,6 +166,17 @@ class Stream:
 _current = Stream()
 
 
+@contextlib.contextmanager
+def unwatched() -> Iterator[None]:
+    """What the emulator itself does to memory within is no access of the host's."""
+    held = DETECTOR[:]
+    DETECTOR.clear()
+    try:
+        yield
+    finally:
+        DETECTOR[:] = held
+
+
 class PretendedGraph:
     """Operations, to be done again in the same memory."""
 
@@ -173,11 +184,14 @@ class PretendedGraph:
         self.operations: list[tuple[Any, Any, Any, list[Tensor]]] = []
         self._saved: list[tuple[Tensor, Tensor]] = []
 
-    def keep(self, op: Any, args: Any) -> None:
+    def keep(self, op: Any, args: Any, kwargs: Any) -> None:
         """What an operation is about to write over. A device only records: it is put back afterwards."""
-        for argument, value in zip(op._schema.arguments, args, strict=False):
+        given = dict(zip((a.name for a in op._schema.arguments), args, strict=False)) | kwargs
+        for argument in op._schema.arguments:
+            value = given.get(argument.name)
             if argument.alias_info is not None and argument.alias_info.is_write:
-                self._saved += [(t, t.clone()) for t in tree_leaves(value) if isinstance(t, Tensor)]
+                with unwatched():
+                    self._saved += [(t, t.clone()) for t in tree_leaves(value) if isinstance(t, Tensor)]
 
     def add(self, op: Any, args: Any, kwargs: Any, out: Any) -> None:
         """An operation that was done while recording."""
@@ -190,7 +204,7 @@ class PretendedGraph:
 
     def replay(self) -> None:
         """All of it once more. No Python of the model runs, and what a step leaves in its own memory is lost."""
-        with torch.no_grad():
+        with torch.no_grad(), unwatched():
             for op, args, kwargs, new in self.operations:
                 again = [t for t in tree_leaves(op(*args, **kwargs)) if isinstance(t, Tensor)]
                 for place, value in zip(new, again if new else [], strict=True):
@@ -199,15 +213,16 @@ class PretendedGraph:
 
     def end(self) -> None:
         """It is recorded."""
-        for place, value in reversed(self._saved):
-            place.copy_(value)
+        with unwatched():
+            for place, value in reversed(self._saved):
+                place.copy_(value)
         self._saved = []
         self.spoil()
 
     def spoil(self) -> None:
         """Another graph may have used this memory."""
-        for *_, new in self.operations:
-            for place in new:
+        with unwatched():
+            for place in (place for *_, new in self.operations for place in new):
                 if place.is_floating_point():
                     place.fill_(float("nan"))
 
