@@ -341,7 +341,11 @@ def _guarded(
     if threads is not None:
         torch.set_num_threads(threads)
     try:
-        answer = task(fabric, config, *args)
+        try:
+            answer = task(fabric, config, *args)
+        except torch.OutOfMemoryError as error:  # beside the visits, which are tried again in smaller parts
+            said = str(error).partition("\n")[0]
+            raise RunFailed(f"out of memory: {said}; fl-train plan says what a run takes") from error
     except (BadInput, RunFailed) as error:
         if note is not None:
             _tell(error)

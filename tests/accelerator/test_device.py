@@ -26,6 +26,7 @@ from fl_lightning.run import assemble
 from fl_lightning.runfolder import RunFolder
 
 Fit = Callable[..., Path]
+DEVICE = os.environ.get("FL_TEST_DEVICE")
 GOLDEN = {name: run for name, run in cases.runs().items() if run.ranks == 1}
 
 
@@ -81,6 +82,7 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
 
 
 @pytest.mark.slow
+@pytest.mark.xfail(DEVICE == "pretended", reason="torch: ProcessGroup name not set, of the pretended NCCL", strict=True)
 @pytest.mark.parametrize(
     "flags", ["", "--method fedavg --federation.participation 0.5", "--fabric.bank host --optimizer.keep_state true"]
 )
@@ -190,8 +192,8 @@ def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> 
         pytest.skip(f"{device} has no 64 bits")
     flags = f"--model cnn --model.padding 2 --fabric.accelerator {device} --federation.rounds 1 --data.fraction 0.1"
     losses = [
-        RunFolder(fit(name, flags, f"--fabric.channels_last {name} --fabric.precision {kind}")).read_metrics()[0]
-        for name, kind in (("false", precision), ("true", precision), ("false", "32-true"))
+        RunFolder(fit(name, flags, f"--fabric.channels_last {last} --fabric.precision {kind}")).read_metrics()[0]
+        for name, last, kind in (("a", "false", precision), ("b", "true", precision), ("c", "false", "32-true"))
     ]
     near = 1e-3 if precision in ("32-true", "64-true") else 0.05
     assert losses[1]["train_loss"] == pytest.approx(losses[0]["train_loss"], rel=near)

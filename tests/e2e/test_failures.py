@@ -12,8 +12,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
 from fl_lightning.cli import main
+from fl_lightning.core import Payload, Server
+from fl_lightning.methods.fedavg import FedAvg
 
 BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000 --federation.rounds 4"
 
@@ -124,3 +127,16 @@ def children(pid: int) -> list[int]:
         if parent == pid:
             found.append(int(status.parent.name))
     return found
+
+
+def test_memory_that_ends_beside_the_visits_is_said_in_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def broadcast(self: FedAvg, server: Server) -> dict[int, Payload]:
+        raise torch.OutOfMemoryError("2 GiB wanted\nand a long report")
+
+    monkeypatch.setattr(FedAvg, "broadcast", broadcast)
+    flags = "--method fedavg --loggers null --callbacks null --fabric.accelerator cpu --federation.rounds 1"
+    assert main(["fit", "--config", "kapc_digits", "--out", str(tmp_path), *flags.split()]) == 1
+    err = capsys.readouterr().err.strip().splitlines()
+    assert err[-1] == "fl-train: error: out of memory: 2 GiB wanted; fl-train plan says what a run takes"
