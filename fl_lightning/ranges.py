@@ -5,6 +5,7 @@ To a command line, and to whoever reads annotations as Python does by default, t
 
 from __future__ import annotations
 
+import contextlib
 import math
 from dataclasses import dataclass
 from functools import cache
@@ -76,10 +77,14 @@ def allowed(kind: type) -> dict[str, tuple[Range | _Choice, bool]]:
 
 
 def _hints(kind: type) -> dict[str, Any]:
-    try:
-        return get_type_hints(kind, include_extras=True)
-    except NameError:  # a type of the user's own that is known to type checkers alone: only the bases' fields are known
-        return {name: hint for base in reversed(kind.__bases__) for name, hint in _hints(base).items()}
+    """The types of all fields but those that no name at run time stands for (known to type checkers alone)."""
+    found: dict[str, Any] = {}
+    for base in reversed(kind.__mro__):
+        for name, said in vars(base).get("__annotations__", {}).items():
+            one = type("One", (), {"__annotations__": {name: said}, "__module__": base.__module__})
+            with contextlib.suppress(NameError):
+                found |= get_type_hints(one, include_extras=True)
+    return found
 
 
 def check_ranges(thing: object, key: str) -> None:

@@ -11,20 +11,14 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, TypeVar
 
+from fl_lightning.ranges import Range as Range
+
 T = TypeVar("T")
 
 
 @dataclass(frozen=True)
 class LogRange:
     """Numbers from `low` to `high`, evenly over their logarithms."""
-
-    low: float
-    high: float
-
-
-@dataclass(frozen=True)
-class Range:
-    """Numbers from `low` to `high`."""
 
     low: float
     high: float

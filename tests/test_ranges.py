@@ -75,9 +75,11 @@ def test_a_type_that_only_checkers_know_hides_no_range_of_the_base() -> None:
     @dataclass(frozen=True)
     class Mine(Bounded):
         own: Decimal | None = None
+        beside: UnitInterval = 0.5
 
-    with pytest.raises(BadInput):
-        Mine(a=-1.0)
+    for wrong in ({"a": -1.0}, {"beside": 2.0}):
+        with pytest.raises(BadInput):
+            Mine(**wrong)
 
 
 METHODS = {name: entry.class_path.rpartition(".") for name, entry in catalogue.table("methods").items()}
