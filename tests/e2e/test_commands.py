@@ -35,6 +35,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 # ---------------------------------------------------------------- test
 
 
+@pytest.mark.sampled("[]", "fedavg", "finetuned")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -210,7 +211,7 @@ NEEDS = {
 """What some ask for beyond their name."""
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("[fedavg]", "[kapc]", "[ktpfl]")
 @pytest.mark.parametrize("method", table("methods"))
 def test_every_method_runs_and_learns_on_the_shipped_config(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], method: str
@@ -225,6 +226,7 @@ def test_every_method_runs_and_learns_on_the_shipped_config(
     assert all(sent) if method != "local" else not any(sent)
 
 
+@pytest.mark.sampled("attack", "fixedrate", "krum", "layerselection", "topk")  # the others are in other tests
 @pytest.mark.parametrize("callback", table("callbacks"))
 def test_every_shipped_callback_can_be_named(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], callback: str
