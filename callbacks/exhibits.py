@@ -145,7 +145,7 @@ def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, flo
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
     """Files of the run folder that a viewer keeps with the run: its tables, and the relation of some rounds."""
-    names = ("config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt")
+    names = ("config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt", "log.txt")
     relations = [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
     return [path for path in [*(folder.path / name for name in names), *relations] if path.is_file()]
 

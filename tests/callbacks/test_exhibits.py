@@ -89,7 +89,7 @@ def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: P
     assert "checkpoints/manifest-round-00002.json" in names
     assert len([name for name in names if "/rows/" in name]) == 4
     kept = [path.name for path in exhibits.tables_to_keep(RunFolder(folder), 2)]
-    tables = ["config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt"]
+    tables = ["config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt", "log.txt"]
     assert kept == [*tables, "round-0001.npz", "round-0002.npz"]
     assert exhibits.pack_checkpoint(tmp_path / "nothing", tmp_path) is None
     split = RunFolder(folder).read_split()
