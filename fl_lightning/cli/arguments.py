@@ -32,7 +32,7 @@ READ = ("fl_lightning.methods.", "fl_lightning.knowledge.")
 WIDTH = 110
 
 
-def sketch(class_path: str) -> type | None:
+def sketch(class_path: str) -> Any:
     """The class of one of our methods without its hooks; None for anybody else's."""
     module, _, name = class_path.rpartition(".")
     return _names(module).get(name) if module.startswith(READ[0]) else None
@@ -55,7 +55,7 @@ def check_arguments(method: Component) -> None:
     kind(**values)
 
 
-def explained(name: str, kind: type) -> str:
+def explained(name: str, kind: Any) -> str:
     """What a method does, and each of its arguments: key, type, bounds, default, where it is searched, meaning."""
     documented = parse(kind.__doc__ or "")
     said = [documented.short_description or "", documented.long_description or ""]
@@ -71,7 +71,7 @@ def explained(name: str, kind: type) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _values(kind: type, name: str) -> str:
+def _values(kind: Any, name: str) -> str:
     """The type of a field in words, and its bounds: `a number, 0 or more`."""
     words = describe(get_type_hints(kind)[name])
     bounds, _ = allowed(kind).get(name, (None, False))
@@ -147,5 +147,5 @@ def _run(node: ast.stmt, names: dict[str, Any]) -> None:
 def _tree(module: str) -> ast.Module:
     package, _, name = module.rpartition(".")
     spec = find_spec(package)  # of `fl_lightning.methods`: found, but not imported
-    (folder,) = (spec and spec.submodule_search_locations) or [""]
-    return ast.parse(Path(folder, f"{name}.py").read_text(encoding="utf-8"))
+    folders = spec.submodule_search_locations if spec else None
+    return ast.parse(Path((folders or [""])[0], f"{name}.py").read_text(encoding="utf-8"))

@@ -16,6 +16,8 @@ from fl_lightning.log import now
 
 Stands = Literal["queued", "starting", "submitted", "gone"]
 """In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""
+_SUBMITTED: tuple[Stands, str] = ("submitted", "")
+_GONE: tuple[Stands, str] = ("gone", "")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 """SLURM's states of a job that is to run, or to run again."""
 
@@ -55,7 +57,7 @@ def queued(out: Path) -> list[Queued]:
             continue
         for k, (folder, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
-            stands, why = ("submitted", "") if states is None else states.get(number, ("gone", ""))
+            stands, why = _SUBMITTED if states is None else states.get(number, _GONE)
             one = Queued(Path(folder), method, rounds, stands, why)
             if found.get(one.folder, ("",))[0] <= when:
                 found[one.folder] = when, one
