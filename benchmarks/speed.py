@@ -42,6 +42,7 @@ from fl_lightning.core.payload import KINDS, Payload
 from fl_lightning.core.server import GroupServer
 from fl_lightning.engine import record
 from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.keeper import Keeper
 from fl_lightning.engine.trainer import count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.heap import keep_freed
@@ -49,7 +50,6 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.record import RoundRecord
-from fl_lightning.run import _Keeper
 from fl_lightning.runfolder import RunFolder
 
 HERE = Path(__file__).resolve().parent
@@ -143,7 +143,7 @@ def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -
 
 def callbacks(folder: Path) -> list[Callback]:
     """What `fl-train fit` hangs on a run unless told otherwise, in its order."""
-    return [Heatmaps(), Progress(), _Keeper(RunFolder(folder)), Checkpoint()]
+    return [Heatmaps(), Progress(), Keeper(RunFolder(folder)), Checkpoint()]
 
 
 def saving(workload: Workload, pairs: int) -> list[Row]:
@@ -226,10 +226,10 @@ def accounting(workload: Workload, pairs: int) -> list[Row]:
     data, source = workload.load()
     with tempfile.TemporaryDirectory() as folder:
         counted = workload.federation(
-            KAPC(), data, Path(folder), [Wireless(), _Keeper(RunFolder(Path(folder) / "counted"))], "after"
+            KAPC(), data, Path(folder), [Wireless(), Keeper(RunFolder(Path(folder) / "counted"))], "after"
         )
         count_costs(counted.run, counted.worker.trainers)
-        bare = workload.federation(KAPC(), data, Path(folder), [_Keeper(Unledgered(Path(folder) / "bare"))], "after")
+        bare = workload.federation(KAPC(), data, Path(folder), [Keeper(Unledgered(Path(folder) / "bare"))], "after")
         layers = len(bare.run.layer_names)
         nothing = {"by_layer": np.zeros((layers + 1, len(KINDS)), np.int64), "layers_sent": np.zeros(layers, bool)}
 

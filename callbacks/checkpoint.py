@@ -6,7 +6,6 @@ How that lies there, and why nothing on the disk is trusted, is said in `fl_ligh
 from __future__ import annotations
 
 import math
-import sys
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, field
@@ -16,12 +15,14 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.callbacks.base import Observer, client_memory
 from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.errors import BadInput
-from fl_lightning.files import undisturbed, writing
+from fl_lightning.files import writing
 from fl_lightning.runfolder import RunFolder
+from fl_lightning.signals import undisturbed
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState
@@ -206,7 +207,7 @@ def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> 
     else:
         raise BadInput("run", str(folder.parent), f"it has no intact checkpoint ({'; '.join(damaged)})")
     if damaged and run.is_main:
-        print(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}", file=sys.stderr)
+        log.say(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}")
     _put(run, loaded)
     return run.server.round
 

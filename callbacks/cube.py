@@ -10,7 +10,6 @@ Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.cent
 from __future__ import annotations
 
 import math
-import sys
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
@@ -18,6 +17,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Gram, RelationInputs, Run
 from fl_lightning.errors import RunFailed
@@ -190,7 +190,7 @@ class LearnedCube(Relation):
             RunFailed: the rows left the finite numbers (an unstable step without a projection).
         """
         if self._note:
-            print(self._note, file=sys.stderr)
+            log.say(self._note)
             self._note = ""
         cube = inputs.memory["relation"]
         receivers, sources = torch.tensor(inputs.receivers), torch.tensor(inputs.sources)

@@ -144,10 +144,11 @@ def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, flo
 
 
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
-    """Files of the run folder that a viewer keeps with the run: its tables, and the relation of some rounds."""
-    names = ("config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt")
+    """Files of the run folder that a viewer keeps: tables, where it comes from, and the relation of some rounds."""
+    names = ("config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt", "log.txt")
     relations = [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
-    return [path for path in [*(folder.path / name for name in names), *relations] if path.is_file()]
+    own = sorted((folder.path / "source").rglob("*.py"))
+    return [path for path in [*(folder.path / name for name in names), *own, *relations] if path.is_file()]
 
 
 def pack_checkpoint(folder: Path, out: Path) -> Path | None:

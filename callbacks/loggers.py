@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 import tempfile
 from collections.abc import Iterable, Mapping
 from pathlib import Path
@@ -10,6 +9,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
+from fl_lightning import log
 from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import Cells, without_secrets
@@ -17,6 +17,7 @@ from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.errors import RunFailed
 from fl_lightning.files import atomic_write
+from fl_lightning.provenance import title_of
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.runfolder import Row, RunFolder
 from fl_lightning.sections import SoFar, best_of, in_summary, renamed, shown, spread
@@ -179,7 +180,7 @@ class WandB(Observer):
             job_type=self.job_type or f"seed {config.seed}",
             tags=self.tags,
             notes=self.notes,
-            name=run.folder.name,
+            name=title_of(config, run.folder.name),
             dir=run.folder,
             id=known,
             resume="allow" if known and mode == "online" else None,
@@ -283,7 +284,7 @@ class WandB(Observer):
         return f"wandb sync {Path(self._run.dir).parent}"
 
     def _say(self, line: str) -> None:
-        print(f"W&B: {line}", file=sys.stderr, flush=True)
+        log.say(f"W&B: {line}")
 
 
 def _table(cells: Cells) -> wandb.Table:

@@ -8,6 +8,8 @@ import re
 SECRET = re.compile(r"(^|[_.])(api_?key|token|password|secret)$", re.IGNORECASE)
 """Keys whose values must never be shown."""
 
+NO_VALUE, NOT_GIVEN = "it needs a value", "it must be given"
+
 
 def redact(text: str) -> str:
     """`text` without the W&B key that the environment holds."""
@@ -23,11 +25,20 @@ class BadInput(Exception):
     def __init__(self, key: str, value: object, allowed: str) -> None:
         if SECRET.search(key):
             value = "***"
-        super().__init__(f"{key}: {value!r} is not allowed; {allowed}")
+        super().__init__(_sentence(key, value, allowed))
         self.key, self.value, self.allowed = key, value, allowed
 
     def __reduce__(self) -> tuple[type[BadInput], tuple[str, object, str]]:
         return type(self), (self.key, self.value, self.allowed)
+
+
+def _sentence(key: str, value: object, allowed: str) -> str:
+    """What is wrong, in words: something is missing, there is no such thing, or the value is not allowed."""
+    if (value is None and allowed.startswith(NOT_GIVEN)) or (value == "" and allowed == NO_VALUE):
+        return f"{key}: {allowed}"
+    if allowed.startswith(f"no such {key}"):
+        return f"there is {allowed.replace('such ', '', 1).replace(key, f'{key} {value!r}', 1)}"
+    return f"{key}: {value!r} is not allowed; {allowed}"
 
 
 class RunFailed(Exception):

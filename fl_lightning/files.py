@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
-import signal
 import socket
 import time
 from collections.abc import Iterator
@@ -124,22 +123,3 @@ def _dead(holder: str) -> bool:
     except (OSError, ValueError):
         pass
     return False
-
-
-@contextlib.contextmanager
-def undisturbed() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait for the end of the block (where Python takes signals: in the main thread)."""
-    came: list[int] = []
-    asked = (signal.SIGINT, signal.SIGTERM)
-    try:
-        before = {number: signal.signal(number, lambda number, frame: came.append(number)) for number in asked}
-    except ValueError:
-        yield
-        return
-    try:
-        yield
-    finally:
-        for which, handler in before.items():
-            signal.signal(which, handler if handler is not None else signal.SIG_DFL)
-        for number in came[:1]:
-            signal.raise_signal(number)

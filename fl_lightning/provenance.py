@@ -5,12 +5,12 @@ from __future__ import annotations
 import json
 import os
 import platform
+import re
 import shlex
 import shutil
 import subprocess
 import sys
 import sysconfig
-from datetime import UTC, datetime
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
@@ -19,6 +19,8 @@ from typing import Any
 from fl_lightning.config import Config
 from fl_lightning.errors import redact
 from fl_lightning.files import atomic_write
+from fl_lightning.log import now
+from fl_lightning.names import SOURCES
 
 _TOLD = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
@@ -41,26 +43,58 @@ def keep(folder: Path, config: Config) -> None:
     }
     _write(file, json.dumps([*(starts if isinstance(starts, list) else []), start], indent=1) + "\n")
     _write(folder / "environment.txt", "".join(f"{name}=={version}\n" for name, version in installed.items()))
-    for source in own_sources(config):
-        (folder / "source").mkdir(exist_ok=True)
-        shutil.copyfile(source, folder / "source" / source.name)
+    for name, source in own_sources(config).items():
+        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, folder / "source" / name)
 
 
-def now() -> str:
-    """The date and time here, to the second."""
-    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+def ended(folder: Path) -> None:
+    """Write down that the last start has come to its end, and when."""
+    file = folder / "provenance.json"
+    starts = json.loads(file.read_text())
+    starts[-1]["ended"] = now()
+    _write(file, json.dumps(starts, indent=1) + "\n")
 
 
-def own_sources(config: Config) -> list[Path]:
-    """The files of all classes and functions that the configuration names, but for ours and those of packages."""
+def name_of(config: Config, stem: str = "") -> str:
+    """What a run is called: method, data and seed. `stem`, which says the method and no other data, comes first."""
+    root = Path(config.data.root or "")
+    own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
+    method, data = config.method.class_path.rpartition(".")[2].lower(), root.stem if own else config.data.source
+    others = _words(" ".join(SOURCES)) - _words(data)
+    first = stem if _words(method) <= _words(stem) and not others & _words(stem) else method
+    return "-".join([first, *([] if _words(data) <= _words(first) else [data]), f"seed{config.seed}"])
+
+
+def title_of(config: Config, name: str) -> str:
+    """What a viewer calls the run in the folder `name`: after method, data and seed, where it does not say them."""
+    return name if _words(name_of(config, name)) <= _words(name) else f"{name_of(config)} ({name})"
+
+
+def _words(text: str) -> set[str]:
+    return set(re.findall(r"[a-z0-9]+", text.lower()))
+
+
+def own_sources(config: Config) -> dict[str, Path]:
+    """The files of all classes and functions that the configuration names, and of what they descend from.
+
+    Returns:
+        Where each stands by its import path (`my_methods.py`, `mine/models.py`); not ours, nor those of packages.
+    """
     components = [config.method, *(m.component for m in config.models)]
     components += [*config.callbacks.values(), *config.loggers.values()]
-    paths = [component.class_path for component in components] + [config.data.partition]
-    names = {path.rpartition(".")[0] for path in paths if not path.startswith("fl_lightning.")}
-    modules = (sys.modules.get(name) for name in names)
-    files = {Path(module.__file__) for module in modules if module is not None and module.__file__}
+    names: set[str] = set()
+    for path in [*(component.class_path for component in components), config.data.partition]:
+        module, _, name = path.rpartition(".")
+        thing = getattr(sys.modules.get(module), name, None)
+        names |= {module, *(base.__module__ for base in getattr(thing, "__mro__", ()))}
     known = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-    return sorted(file for file in files if not any(file.resolve().is_relative_to(folder) for folder in known))
+    found = {}
+    for name in sorted(name for name in names if name.partition(".")[0] != "fl_lightning"):
+        file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
+        if file.suffix == ".py" and not any(file.resolve().is_relative_to(folder) for folder in known):
+            found["/".join([*name.split(".")[:-1], file.name])] = file
+    return found
 
 
 def _write(path: Path, text: str) -> None:
@@ -99,6 +133,7 @@ def _machine() -> dict[str, Any]:
         "system": platform.platform(),
         "processor": next(models, platform.processor()),
         "cores": os.cpu_count(),
+        "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [line.partition(":")[2].strip() for held in cards for line in held if line.startswith("Model:")],
     }
 

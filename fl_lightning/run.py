@@ -23,28 +23,27 @@ from safetensors.torch import save_model
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import __version__, device, provenance
-from fl_lightning.callbacks.base import Callback, Observer
+from fl_lightning import device, log
+from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
-from fl_lightning.core import RoundRecord, Run
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
+from fl_lightning.engine.keeper import Keeper
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.base import Method
-from fl_lightning.metric import MODELS
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import fabric_of, launched_from_outside
 from fl_lightning.rng import key
-from fl_lightning.runfolder import RunFolder, best, mean_of_bests
+from fl_lightning.runfolder import RunFolder, best
 
 
 def fit(config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
@@ -86,10 +85,15 @@ def join(config: Config, folder: Path, *asked: Any) -> dict[str, Any]:
 
 def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
     folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
+    with log.kept(folder / "log.txt", f"rank {fabric.global_rank}: " if fabric.global_rank else ""):
+        return _logged(fabric, config, folder, resume)
+
+
+def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # last, when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
-    keeper = _Keeper(RunFolder(folder))
+    keeper = Keeper(RunFolder(folder))
     lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
@@ -205,67 +209,6 @@ def instantiate(key_: str, component: Component) -> Any:
         return cls(**component.init_args)
     except (TypeError, ValueError) as error:
         raise BadInput(key_, component.init_args, str(error)) from error
-
-
-class _Keeper(Observer):
-    """Writes the run folder's tables (rank 0), after observers and before loggers and the checkpoint."""
-
-    def __init__(self, folder: RunFolder) -> None:
-        self.folder = folder
-        self._told = False
-
-    def on_fit_start(self, run: Run) -> None:
-        """Drop rows of rounds that the checkpoint does not know; write who holds what."""
-        if run.is_main:
-            self.folder.truncate(run.resumed_from)
-            data = run.data
-            counts = data.class_counts if data.task == "classification" else None
-            self.folder.write_split(data.train_sizes, data.test_sizes, counts)
-
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """One row of metrics, a row per client, and the cohort's relation."""
-        if run.is_main:
-            if not self._told:  # a start that came to nothing is none
-                provenance.keep(run.folder, run.config)
-                self._told = True
-            self.folder.append(record)
-
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
-        """Write `final.csv`, and add what `summary.json` says of the whole run."""
-        if not run.is_main:
-            return
-        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
-        self.folder.write_final(scores, run.data.metric.name, models, further)
-        rows = self.folder.read_metrics()
-        metric = run.data.metric
-        mean, on_validation = metric.of("mean"), metric.of("validation")
-        best_score, best_round = best(rows, mean)
-        judged = [r[mean] for r in rows if mean in r]
-        earlier = [r["seconds"] for r in rows if r["round"] <= run.resumed_from]
-        summary["wall_seconds"] += sum(earlier)
-        validated = [r for r in rows if on_validation in r]
-        if validated:  # the only choice of a round that looks at no test data
-            chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
-            summary |= {"validation_round": int(chosen["round"]), f"validation_{mean}": chosen[mean]}
-        totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
-        mean_best, scored = mean_of_bests(self.folder.read_clients(), metric.by(run.judge))
-        kinds = [metric.by(kind) for kind in MODELS if any(metric.by(kind) in r for r in rows)]
-        summary |= {
-            "method": run.method_name,
-            "rounds": run.rounds,
-            "clients": run.clients,
-            f"best_{mean}": best_score,
-            "best_round": best_round,
-            metric.of("mean_best"): mean_best,
-            "mean_best_clients": scored,
-            **{f"best_{kind}": best(rows, kind)[0] for kind in kinds},
-            f"last_{mean}": judged[-1],
-            **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
-            **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
-            "world_size": run.world_size,
-            "made_up_data": run.data.made_up,
-            "version": __version__,
-        }
 
 
 # ---------------------------------------------------------------- starting processes

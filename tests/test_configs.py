@@ -61,11 +61,20 @@ def test_it_runs_without_data_and_without_a_network(
     assert main(["fit", "--config", _spoken(path), "--smoke", "--fabric.accelerator", "cpu"]) == 0
     assert time.monotonic() - start < 60  # some 5 s on a quiet core
     name = path.stem
-    folder = tmp_path / "runs" / f"{name}-001"
+    (folder,) = (tmp_path / "runs").iterdir()
+    assert folder.name.startswith(name) and folder.name.endswith("-seed0-001")
     assert (folder / "metrics.csv").read_text().count("\n") == 2
     assert f'"made_up_data": {"false" if "digits" in name else "true"}' in (folder / "summary.json").read_text()
     assert str(folder.relative_to(tmp_path)) in capsys.readouterr().out
     assert [path.name for path in tmp_path.iterdir()] == ["runs"]
+
+
+@pytest.mark.parametrize("name", ["kapc_mnist", "kapc_resnet18", "kapc_bls_mnist", "kapc_bls_resnet18"])
+def test_the_papers_configs_say_the_papers_settings(name: str) -> None:
+    """Whatever a default is, or becomes."""
+    said = yaml.safe_load((FOLDER / f"{name}.yaml").read_text())["method"]["init_args"]
+    paper = {"lam": 1.0, "beta": 0.01, "eta_r": 0.01, "relation_steps": 1}
+    assert said == {**paper, "solver": "step", "prior": "uniform", "start": "own"}
 
 
 # ---------------------------------------------------------------- studies

@@ -87,6 +87,17 @@ def test_the_readme_has_the_two_commands() -> None:
     ]
 
 
+def test_the_readmes_commands_work_after_uv_run() -> None:
+    """One line that activates stands alone, before the first command that is not run through uv or by pip's way."""
+    shown = [block for block in blocks(ROOT / "README.md", "") if "fl-train" in block or "activate" in block]
+    first = next(k for k, block in enumerate(shown) if block.startswith("fl-train "))
+    assert ". .venv/bin/activate\n" in shown[:first]
+    assert all(block.startswith(("pip install uv && uv run ", "python -m venv", ". .venv")) for block in shown[:first])
+    text = (ROOT / "README.md").read_text()
+    installs = re.findall(r"pip install (.*?)[`\n]", text)
+    assert [words for words in installs if "fl_lightning" in words] == []  # it is no package of an index
+
+
 def test_decisions_that_the_code_and_the_pages_name_exist() -> None:
     sources = [*ROOT.glob("fl_lightning/**/*.py"), *ROOT.glob("callbacks/*.py"), ROOT / "pyproject.toml"]
     named = {number for file in sources for number in re.findall(r"docs/decisions/(\d{4})", file.read_text())}
@@ -100,7 +111,10 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
     """A plan's visits are run where there is time for it."""
     for line in commands(page):
         _, command, *words = shlex.split(line)
-        if command == "fit":
+        if command == "fit" and "--help" in words:
+            assert main(["fit", *words]) == 0, line
+            assert "  --method." in capsys.readouterr().out, line
+        elif command == "fit":
             assert main(["fit", *words, "--print_config"]) == 0, (line, capsys.readouterr().err)
             assert "federation" in yaml.safe_load(capsys.readouterr().out), line
         elif command == "list":

@@ -15,8 +15,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
-    (PACKAGE, "errors", "heap", "metric", "names", "record", "rng"),
-    ("ranges",),
+    (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "signals"),
+    ("log", "ranges"),
     ("search",),
     ("catalogue", "config", "device", "files", "sections"),
     ("data", "drawing", "models", "parallel", "provenance", "runfolder", "storage"),

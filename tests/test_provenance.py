@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import importlib
 import json
+import logging
 import subprocess
 import sys
+import warnings
 from pathlib import Path
 
 import pytest
 
 import fl_lightning
-from fl_lightning import provenance
+from fl_lightning import log, provenance
 from fl_lightning.cli import main
+from fl_lightning.config import Component, Config, DataConfig, ModelConfig
+from fl_lightning.errors import BadInput, RunFailed
 
 OWN = '''
 from torch import nn
@@ -49,22 +54,101 @@ def test_every_start_is_kept_with_code_command_and_versions(
     assert start["command"] == "fl-train fit --name 'a b'"
     assert start["git"] == {"commit": git(tmp_path, "rev-parse", "HEAD"), "dirty": False}
     assert start["versions"]["fl_lightning"] == fl_lightning.__version__
-    assert start["machine"]["cores"] >= 1
+    assert start["machine"]["cores"] >= 1 and start["machine"]["memory_gib"] > 0
+    assert start["started"] <= start["ended"]
     assert "torch==" in (folder / "environment.txt").read_text()
     assert [path.name for path in (folder / "source").iterdir()] == ["fl_own_provenance.py"]
     assert (folder / "lock").read_text().split(", ended ")[1][:4].isdecimal()
 
     (tmp_path / "fl_own_provenance.py").write_text(OWN + "\n# changed\n")
     provenance._git.cache_clear()
-    lock = (folder / "lock").read_bytes()
+    lock, written = (folder / "lock").read_bytes(), (folder / "log.txt").read_bytes()
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2", "--seed", "1"]) == 2
     assert len(json.loads((folder / "provenance.json").read_text())) == 1  # a start that was refused is none
+    assert (folder / "log.txt").read_bytes() == written
     assert (folder / "lock").read_bytes() == lock
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2"]) == 0
     starts = json.loads((folder / "provenance.json").read_text())
     assert [start["git"]["dirty"] for start in starts] == [False, True]
     assert "# changed" in (folder / "source" / "fl_own_provenance.py").read_text()
+    lines = [line.split(" ", 1) for line in (folder / "log.txt").read_text().splitlines()]
+    assert [when for when, _ in lines] == sorted(when for when, _ in lines)
+    said = [
+        "RELATION"
+        if what.startswith("relation: solver exact")
+        else what.partition(": mean_accuracy")[0].partition(", 1 processes")[0]
+        for _, what in lines
+    ]
+    assert said == [
+        "kapc: 4 clients, 1 rounds", "RELATION", "round 1/1", "ended",
+        "kapc: 4 clients, 2 rounds", "RELATION", "round 2/2", "ended",
+    ]  # fmt: skip
+    assert "on from round 1" in lines[4][1]
 
 
 def test_where_there_is_no_repository_none_is_claimed(tmp_path: Path) -> None:
     assert provenance._git(str(tmp_path)) is None
+
+
+@pytest.mark.filterwarnings("always:odd data")
+def test_the_log_keeps_what_is_said_and_warned_and_how_it_ends(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "log.txt"
+    with pytest.raises(KeyboardInterrupt), log.kept(file, "rank 1: "):
+        log.say("before the first round")
+        assert not file.exists()
+        log.begun()
+        log.note("a round")
+        warnings.warn("odd data", stacklevel=1)
+        logging.getLogger("some.library").warning("slow disk")
+        raise KeyboardInterrupt
+    lines = [line.split(" ", 1)[1] for line in file.read_text().splitlines()]
+    assert lines == [
+        "rank 1: before the first round", "rank 1: a round", "rank 1: UserWarning: odd data",
+        "rank 1: WARNING of some.library: slow disk", "rank 1: ended by KeyboardInterrupt",
+    ]  # fmt: skip
+    assert capsys.readouterr().err.startswith("before the first round\n")
+    log.note("of no run")
+    assert len(file.read_text().splitlines()) == len(lines)
+
+
+def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path: Path) -> None:
+    for error, left in ((BadInput("a", 1, "no"), False), (RunFailed("client 3\nfailed"), True)):
+        with pytest.raises(type(error)), log.kept(tmp_path / "log.txt"):
+            raise error
+        assert (tmp_path / "log.txt").exists() == left
+    assert (tmp_path / "log.txt").read_text().endswith(" ended by RunFailed: client 3 failed\n")
+
+
+def test_source_of_own_classes_by_import_path_with_what_they_descend_from(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(tmp_path)
+    (tmp_path / "fl_own_base.py").write_text("import torch\nclass Base(torch.nn.Module): ...\n")
+    for folder in ("fl_own_a", "fl_own_b"):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / "__init__.py").write_text("")
+        (tmp_path / folder / "models.py").write_text("from fl_own_base import Base\nclass Net(Base): ...\n")
+        importlib.import_module(f"{folder}.models")
+    models = [ModelConfig(Component(f"{folder}.models.Net")) for folder in ("fl_own_a", "fl_own_b")]
+    found = provenance.own_sources(Config(Component("fl_lightning.methods.fedavg.FedAvg"), models))
+    assert list(found) == ["fl_own_a/models.py", "fl_own_b/models.py", "fl_own_base.py"]
+    assert all(file == tmp_path / name for name, file in found.items())
+
+
+@pytest.mark.parametrize(
+    ("stem", "data", "name"),
+    [
+        ("kapc_digits", {}, "kapc_digits-seed7"),
+        ("kapc_resnet18", {"source": "cifar10"}, "kapc_resnet18-cifar10-seed7"),
+        ("kapc_digits", {"source": "mnist"}, "kapc-mnist-seed7"),  # the config speaks of other data
+        ("fedavg_digits", {}, "kapc-digits-seed7"),  # and of another method
+        ("", {"source": "images", "root": "data/leaves"}, "kapc-leaves-seed7"),
+    ],
+)
+def test_a_runs_name_says_method_data_and_seed(stem: str, data: dict[str, str], name: str) -> None:
+    config = Config(Component("fl_lightning.methods.kapc.KAPC"), [], 7, data=DataConfig(**data))  # type: ignore[arg-type]
+    assert provenance.name_of(config, stem) == name
+    assert provenance.title_of(config, f"{name}-001") == f"{name}-001"
+    assert provenance.title_of(config, "long").endswith("-seed7 (long)")

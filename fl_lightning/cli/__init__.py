@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import importlib
 import logging
 import multiprocessing
@@ -11,21 +10,23 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from types import FrameType
 
+from fl_lightning import __version__
 from fl_lightning.errors import BadInput, RunFailed, redact
+from fl_lightning.signals import answered
 
 HELP = """usage: fl-train COMMAND [--key value ...]
 
 Personalised federated learning: who learned what from whom.
 
   fit      train a federation            fl-train fit --config kapc_digits.yaml
-  test     judge a finished run again    fl-train test --run runs/kapc_digits-001
-  export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out model.safetensors
-  report   one HTML page on runs         fl-train report runs/kapc_digits-001
-  join     a model for a new client      fl-train join --run runs/fedora-001 --data new.npz --out model.safetensors
-  relative compare with training alone   fl-train relative --run runs/fedora-001
+  test     judge a finished run again    fl-train test --run runs/kapc_digits-seed0-001
+  export   write one client's model      fl-train export --run runs/kapc_digits-seed0-001 --client 3 --out m.safetensors
+  report   one HTML page on runs         fl-train report runs/kapc_digits-seed0-001
+  join     a model for a new client      fl-train join --run runs/fedora --data new.npz --out model.safetensors
+  relative compare with training alone   fl-train relative --run runs/fedora
   compare  methods over seeds, tested    fl-train compare studies/digits --baseline local
   dashboard the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
   plan     what a fit would take         fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
@@ -49,6 +50,13 @@ COMMANDS = {
 }
 """Module of `fl_lightning.cli` and function of each command; its keys are those of NAME_parser in `parser`."""
 
+MEANT = {
+    **dict.fromkeys(("train", "run", "start"), "fit"), **dict.fromkeys(("evaluate", "eval", "score"), "test"),
+    **dict.fromkeys(("sweep", "grid", "experiment"), "study"), **dict.fromkeys(("search", "optimize"), "tune"),
+    "resume": "fit --resume", "sbatch": "submit", "methods": "list methods", "ls": "list",
+}  # fmt: skip
+"""What others call our commands."""
+
 BUG = 70  # neither a named failure (1) nor bad input (2)
 PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 
@@ -57,7 +65,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell ourselves, in one line
     try:
-        with _terminable():
+        with answered(_terminated, signal.SIGTERM):
             _dispatch(list(sys.argv[1:] if argv is None else argv))
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
@@ -77,8 +85,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _dispatch(argv: list[str]) -> None:
-    if not argv or argv[0] in ("-h", "--help"):
+    if not argv or argv[0] in ("-h", "--help", "help"):
         print(HELP, end="")
+        return
+    if argv[0] == "--version":
+        print(f"fl-train {__version__}")
         return
     from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import parser
@@ -86,11 +97,13 @@ def _dispatch(argv: list[str]) -> None:
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
     name, *rest = argv
     if name not in COMMANDS:
-        near = did_you_mean(name, COMMANDS)
+        near = f" (did you mean {MEANT[name]}?)" if name in MEANT else did_you_mean(name, COMMANDS)
         raise BadInput("command", name, f"no such command{near}; commands: {', '.join(COMMANDS)}")
     keys = getattr(parser, f"{name}_parser", None)  # status and list have none
     if keys is not None and {"-h", "--help"} & set(rest):
         keys().print_help()
+        if name == "fit":
+            print(importlib.import_module("fl_lightning.cli.commands").fit_help(rest), end="")
         return
     module, function = COMMANDS[name]
     getattr(importlib.import_module(f"fl_lightning.cli.{module}"), function)(rest)
@@ -112,19 +125,6 @@ class _Terminated(BaseException):
     """SIGTERM arrived."""
 
 
-@contextlib.contextmanager
-def _terminable() -> Iterator[None]:
-    """Let SIGTERM unwind the stack as Ctrl-C does, so that what must be closed is closed."""
-
-    def stop(signum: int, frame: FrameType | None) -> None:
-        raise _Terminated
-
-    try:
-        before = signal.signal(signal.SIGTERM, stop)
-    except ValueError:  # not the main thread: whoever started us handles signals
-        yield
-        return
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
+def _terminated(number: int, frame: FrameType | None) -> None:
+    """SIGTERM unwinds the stack as Ctrl-C does, so that what must be closed is closed."""
+    raise _Terminated

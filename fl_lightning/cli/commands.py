@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
+from fl_lightning.cli.arguments import explained
 from fl_lightning.cli.parser import (
     export_parser,
     fit_parser,
@@ -17,11 +18,12 @@ from fl_lightning.cli.parser import (
     test_parser,
     typed,
 )
-from fl_lightning.cli.resolve import complete, plan, start_of, to_yaml
+from fl_lightning.cli.resolve import complete, method_class, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
+from fl_lightning.provenance import name_of
 
 if TYPE_CHECKING:
     from fl_lightning.config import Config
@@ -46,10 +48,10 @@ def fit(argv: list[str]) -> None:
     runs.check_no_key(config)
     if saved:
         runs.check_goes_on(saved, config, Path(start.out) / str(start.name))
-    method = config.method.class_path.rpartition(".")[2].lower()
     from fl_lightning.run import fit as engine
 
-    with runs.opened(start, Path(first).stem if first else method, config) as folder:
+    again = ["fl-train", "fit", *argv] if start.name and start.resume else None
+    with runs.opened(start, name_of(config, Path(first or "").stem), config) as folder, runs.resumable(folder, again):
         engine(config, folder, start.resume)
 
 
@@ -153,10 +155,27 @@ def _free(out: Path, given: str) -> Path:
     return loader
 
 
+def fit_help(argv: list[str]) -> str:
+    """What to say of the method that a command line names, with `--help` on it; nothing where it names none."""
+    words = [word for word in argv if word not in ("-h", "--help")]
+    if not {word.partition("=")[0] for word in words} & {"--method", "--config"}:
+        return "\nArguments of a method: fl-train fit --method NAME --help\n"
+    return "\n" + _of_method(Settings.merged(read_flags(words, keys(fit_parser()))).method.class_path)
+
+
+def _of_method(class_path: str) -> str:
+    entry = catalogue.lookup("methods", class_path)
+    return explained(entry.name if entry else class_path, method_class(class_path))
+
+
 def list_names(argv: list[str]) -> None:
-    """Print what can be chosen by name, one line each."""
+    """Print what can be chosen by name, one line each; of single methods, their arguments."""
     if argv and argv[0] in ("-h", "--help"):
-        print(f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]")
+        print(f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]\n       fl-train list methods NAME [NAME ...]")
+        return
+    if argv[1:] and argv[0] == "methods" and not set(argv) <= set(catalogue.KINDS):
+        found = [catalogue.find("methods", "list", word).class_path for word in argv[1:]]
+        print("\n".join(map(_of_method, found)), end="")
         return
     for word in argv:
         if word not in catalogue.KINDS:

@@ -7,6 +7,7 @@ import difflib
 import errno
 import os
 import re
+import shlex
 import shutil
 import socket
 import sys
@@ -23,7 +24,7 @@ from fl_lightning.cli.settings import Layer, read_config
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, atomic_write, flush, make_folder, take
-from fl_lightning.provenance import now
+from fl_lightning.log import now, say
 
 CONFIG = "config.yaml"
 LOCK = "lock"
@@ -131,6 +132,21 @@ def _opened(folder: Path, config: Config, is_new: bool, absent: list[Path]) -> I
         raise
 
 
+@contextlib.contextmanager
+def resumable(folder: Path, line: list[str] | None) -> Iterator[None]:
+    """Where the run in `folder` is stopped (Ctrl-C, SIGTERM), say which line (`line`, or the shortest) goes on."""
+    try:
+        yield
+    except BaseException as error:
+        if not isinstance(error, Exception) and outer_rank() == 0:
+            out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
+            line = line or ["fl-train", "fit", *out, "--name", folder.name, "--resume"]
+            kept = _content(folder / "metrics.csv") is None or any((folder / "checkpoints").glob("*"))
+            how = f"it goes on with: {shlex.join(line)}" if kept else "without a checkpoint it cannot go on"
+            say(f"fl-train: stopped; {how}")
+        raise
+
+
 def make(start: Start, stem: str) -> Path:
     """Make the run folder (rank 0 only; other ranks learn from it which one it is) and return it."""
     out = Path(start.out)
@@ -192,7 +208,7 @@ def _locked(folder: Path) -> Iterator[None]:
         ) from None
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
-            print(f"{folder}: no locks here ({error.strerror}); start no second run in it", file=sys.stderr)
+            say(f"{folder}: no locks here ({error.strerror}); start no second run in it")
             yield
             return
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written ({error.strerror})") from None

@@ -24,7 +24,7 @@ GROUPS: dict[str, type] = {
 }
 
 COMPONENTS = {
-    "method": "Method by name or import path; its arguments: --method.ARG VALUE.",
+    "method": "Method by name or import path (default: KAPC as recommended); its arguments: --method.ARG VALUE.",
     "model": "Model by name or import path; its arguments: --model.ARG VALUE. In YAML also a list of {name, count}.",
     "callbacks": "Callbacks by name, with commas; arguments: --callbacks.NAME.ARG VALUE; --callbacks.NAME null: none.",
     "loggers": "Loggers by name, with commas; arguments and null as for callbacks.",
@@ -46,7 +46,7 @@ def fit_parser() -> ArgumentParser:
     add("--smoke", type=bool, default=False, help="One round, few clients, two batches; made-up data where none are.")
     add("--seed", type=int, default=0, help="All randomness is a function of it.")
     add("--out", type=str, default="runs", help="Parent of run folders.")
-    add("--name", type=str | None, default=None, help="Run folder (default: the config's name plus a counter).")
+    add("--name", type=str | None, default=None, help="Run folder (default: method, data, seed, counter).")
     add("--resume", type=bool, default=False, help="Continue the run --name; on a first start with --config, start it.")
     for key, text in COMPONENTS.items():
         add(f"--{key}", metavar="NAME", help=text)
@@ -317,7 +317,7 @@ def _add_job(parser: ArgumentParser, needed: bool = True) -> None:
     add("--time", metavar="HH:MM:SS", help="The job's time limit.", **time)
     add("--partition", type=str | None, default=None, help="SLURM's partition.")
     add("--warning", type=int, default=120, help="Seconds before the limit at which the run stops itself.")
-    add("--sbatch", type=str | None, default=None, help="Further words for sbatch, in quotes.")
+    add("--sbatch", type=str | None, default=None, help="Further words for sbatch: '--qos=low --exclusive'.")
     add("--dry_run", type=bool, default=False, help="Show the script, submit nothing.")
 
 

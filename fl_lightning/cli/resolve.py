@@ -1,7 +1,7 @@
 """From settings to `Config` and back to YAML.
 
-`plan` imports nothing heavy and finds what is wrong with plain keys and names; `complete` imports the classes, checks
-their arguments and fills in their defaults.
+`plan` imports nothing heavy and finds what is wrong with plain keys, names and the arguments of our methods; `complete`
+imports the classes, checks all arguments and fills in their defaults.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ import yaml
 from jsonargparse import ArgumentParser
 
 from fl_lightning import catalogue
+from fl_lightning.cli.arguments import check_arguments, sketch
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
 from fl_lightning.config import Component, Config, ModelConfig, check_finite
@@ -54,7 +55,7 @@ def start_of(layers: list[Layer]) -> Start:
 
 
 def plan(layers: list[Layer]) -> Config:
-    """Check plain keys and names. The components' arguments are still as given."""
+    """Check plain keys, names, and the arguments of one of our methods. All components' are still as given."""
     settings = Settings.merged(layers)
     values = typed(fit_parser(), settings.plain)
     config = Config(
@@ -69,6 +70,7 @@ def plan(layers: list[Layer]) -> Config:
     config.data.source = catalogue.find("sources", "data.source", config.data.source).name
     config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
     config.validate()
+    check_arguments(config.method)
     if config.smoke:
         _shrink(config)
     return config
@@ -76,9 +78,7 @@ def plan(layers: list[Layer]) -> Config:
 
 def complete(config: Config) -> Config:
     """Import every component's class, check its arguments, fill in its defaults."""
-    here = os.getcwd()
-    if here not in sys.path:
-        sys.path.append(here)  # classes of the user's own, beside the config
+    _look_here()
     one = len(config.models) == 1
     models = [
         ModelConfig(_completed("models", "model" if one else f"model[{i}]", model.component), model.count)
@@ -89,6 +89,12 @@ def complete(config: Config) -> Config:
     callbacks = {name: _completed("callbacks", f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = {name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()}
     return dataclasses.replace(config, method=method, models=models, callbacks=callbacks, loggers=loggers)
+
+
+def method_class(class_path: str) -> type:
+    """The class of a method: of ours without its hooks, unless it has been imported."""
+    _look_here()
+    return sketch(class_path) or _import("methods", "method", class_path)
 
 
 def to_yaml(config: Config) -> str:
@@ -109,6 +115,13 @@ def to_settings(config: Config) -> dict[str, Any]:
         "callbacks": {name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()} | absent,
         "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
     }
+
+
+def _look_here() -> None:
+    """Have classes of the user's own found, beside the config."""
+    here = os.getcwd()
+    if here not in sys.path:
+        sys.path.append(here)
 
 
 def _in_order(callbacks: dict[str, Component]) -> dict[str, Component]:

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from fl_lightning.cli.folder import CONFIG, LOCK
+from fl_lightning.cli.queue import Queued, queued
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric, of_rows
@@ -23,7 +24,8 @@ from fl_lightning.runfolder import RunFolder, best, judge_of
 if TYPE_CHECKING:
     from rich.table import Table
 
-State = Literal["finished", "running", "stopped", "failed", "waiting", "unreadable"]
+State = Literal["finished", "running", "starting", "queued", "submitted", "gone", "stopped", "failed", "waiting",
+                "unreadable"]  # fmt: skip
 STALE = 3.0
 """Without a lock to ask, a run counts as running if it wrote a round within so many times its usual round."""
 
@@ -45,12 +47,14 @@ class Standing:
     state: State
     left: float | None
     """Seconds to the end, by the median of the last rounds, where it is running."""
-    silent: float
-    """Seconds since it wrote."""
+    silent: float | None
+    """Seconds since it wrote; None where it never has."""
+    why: str = ""
+    """What a queued job waits for, in SLURM's word."""
 
 
-def standing(folder: Path, now: float) -> Standing:
-    """How the run in `folder` stands at time `now` (seconds since the epoch)."""
+def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
+    """How the run in `folder` stands at time `now` (seconds since the epoch); `job` is what SLURM says of it."""
     name = folder.name
     try:
         config: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
@@ -68,13 +72,16 @@ def standing(folder: Path, now: float) -> Standing:
     if done >= asked and _finished(folder, asked):
         state = "finished"
     elif _held(folder, now - wrote, usual):
-        state = "running"
+        state = "running" if rows else "starting"
+    elif job is not None and (job.stands in ("queued", "starting") or not rows):
+        state = job.stands
     elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
         state = "failed"
     left = (asked - done) * usual if state == "running" and usual else None
     last = judged[-1] if judged else math.nan
     judge = judge_of(config.get("evaluation") or {}, rows) or ""
-    return Standing(name, method, done, asked, metric, judge, last, best(rows)[0], state, left, now - wrote)
+    why = job.why if job is not None and state == "queued" else ""
+    return Standing(name, method, done, asked, metric, judge, last, best(rows)[0], state, left, now - wrote, why)
 
 
 def standings(out: Path) -> list[Standing]:
@@ -88,9 +95,20 @@ def standings(out: Path) -> list[Standing]:
         list(out.iterdir())
     except OSError as error:
         raise BadInput("status", str(out), f"it cannot be read ({error.strerror})") from None
-    folders = [out] if (out / CONFIG).exists() else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
-    check("status", str(out), bool(folders), f"it holds no run: no {CONFIG} in it or in a folder of it")
-    return [standing(folder, time.time()) for folder in folders]
+    one = (out / CONFIG).exists()
+    jobs = {job.folder.resolve(): job for job in queued(out.resolve().parent if one else out)}
+    folders = [out] if one else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
+    seen = [standing(folder, time.time(), jobs.get(folder.resolve())) for folder in folders]
+    if not one:
+        seen += [_to_come(job) for job in jobs.values() if not (job.folder / CONFIG).exists()]
+    check("status", str(out), bool(seen), f"it holds no run: no {CONFIG} in it or in a folder of it")
+    return seen
+
+
+def _to_come(job: Queued) -> Standing:
+    """A run that has no folder yet."""
+    nan = math.nan
+    return Standing(job.folder.name, job.method, 0, job.rounds, ACCURACY, "", nan, nan, job.stands, None, None, job.why)
 
 
 def status(argv: list[str]) -> None:
@@ -121,7 +139,10 @@ def _of_study(out: Path) -> Table | None:
     if not folder:
         return None
     board, failures = Board(folder, folder.cells()), folder.failures()
-    table = board.table(board.look(lambda run: bool(_locked(out / run)), failures))
+    jobs = {job.folder.resolve(): job.stands for job in queued(out)}
+    table = board.table(
+        board.look(lambda run: bool(_locked(out / run)), failures, lambda run: jobs.get((out / run).resolve()))
+    )
     table.caption = escape("\n".join(f"{run}: {why}" for run, why in failures.items()))
     return table
 
@@ -140,9 +161,9 @@ def _of_runs(out: Path) -> Table:
             f"{s.done}/{s.asked}",
             _shown(s.metric, s.last),
             _shown(s.metric, s.best),
-            s.state,
+            f"{s.state} ({s.why})" if s.why else s.state,
             _span(s.left),
-            f"{_span(s.silent)} ago",
+            "" if s.silent is None else f"{_span(s.silent)} ago",
         )
         table.add_row(s.name, s.method, s.judge, *cells)
     return table

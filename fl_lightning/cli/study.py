@@ -22,7 +22,7 @@ from fl_lightning.cli import studyfile
 from fl_lightning.cli.parser import COMPONENTS, fit_parser, hint, keys, study_parser, typed
 from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, layer_of, read_config, read_flags
-from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, script, send, split
+from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, joined, script, send, split
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.study.folder import flat
@@ -33,9 +33,12 @@ if TYPE_CHECKING:
 
     from fl_lightning.study.folder import StudyFolder
 
-QUIET: Layer = {"callbacks": {"heatmaps": None, "ledger": None, "progress": None}, "fabric": {"threads": 1}}
+QUIET: Layer = {
+    "method": "kapc", "callbacks": {"heatmaps": None, "ledger": None, "progress": None}, "fabric": {"threads": 1},
+}  # fmt: skip
 """Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own progress. One thread: a
-core for each worker, and equal bits wherever the study is run."""
+core for each worker, and equal bits wherever the study is run. The method is named: what a study lists has its paper's
+arguments, unless base or list say otherwise."""
 BEGIN = ("config", "print_config", "out", "name", "resume")
 """Keys of `fit` that begin one run."""
 Job = tuple[Config, Path]
@@ -152,7 +155,7 @@ def values_of(argv: list[str], parser: ArgumentParser) -> tuple[str, Any, list[L
     words: list[str] = []
     own: list[str] = []
     fits: list[str] = []
-    rest = list(argv)
+    rest = joined(argv, [*known, *keys(fit_parser())])
     while rest:
         word = rest.pop(0)
         name = word[2:].partition("=")[0]
@@ -332,6 +335,7 @@ def _hand_over(folder: StudyFolder, asked: tuple[Study, str, list[Run]], configs
         for place, (_, config) in zip(places, todo, strict=True):
             if not (place / runs.CONFIG).exists():
                 runs.write_config(place, config)
-    for text, name in zip(texts, names, strict=True):
-        send(values, text, folder.path, name)
+    told = [(place, run.entry.name, c.federation.rounds) for place, (run, c) in zip(places, todo, strict=True)]
+    for k, (text, name) in enumerate(zip(texts, names, strict=True)):
+        send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
     print(f"{len(todo)} of {len(configs)} runs in {folder.path}; see: fl-train status {folder.path}")

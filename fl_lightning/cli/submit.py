@@ -8,17 +8,20 @@ import shlex
 import shutil
 import subprocess
 import sys
+from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
 from typing import Any
 
-from fl_lightning.cli import folder as runs
+from fl_lightning.cli import folder as folders
+from fl_lightning.cli import queue
 from fl_lightning.cli.parser import fit_parser, keys, submit_parser
 from fl_lightning.cli.resolve import complete, plan, start_of
 from fl_lightning.cli.settings import config_in, read_flags, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.provenance import name_of
 
 FIXED = ("fabric.num_nodes", "fabric.devices", "resume")
 """Keys of `fit` that the job itself sets."""
@@ -30,7 +33,7 @@ MOST_RUNS = 1000  # SLURM's own default limit on an array
 def submit(argv: list[str]) -> None:
     """Write the job script into OUT, and hand it to sbatch; with `--dry_run` only show it."""
     parser = submit_parser()
-    ours, theirs = split(argv, list(keys(parser)))
+    ours, theirs = split(joined(argv, [*keys(parser), *keys(fit_parser())]), list(keys(parser)))
     values = values_of(parser, ours)
     check_job(values)
     for key in FIXED:
@@ -38,21 +41,27 @@ def submit(argv: list[str]) -> None:
             raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
     lines = [_named(theirs, point) for point in grid(values.array)]
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
-    for line in lines:  # bad input is answered now, not when the job's turn has come
-        _try_out(line, ranks, values)
-    out = Path(start_of(read_flags(lines[0], keys(fit_parser()))).out)
-    name = _job_name(lines)
+    # Bad input is answered now, not when the job's turn has come.
+    runs = [_tried_out(line, ranks, values) for line in lines]
+    places = [folder for folder, *_ in runs]
+    twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
+    check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
+    out = places[0].parent
+    name = runs[0][0].name if len(runs) == 1 else f"{_stem(theirs)}-{len(runs)}-runs"
     text = script(values, lines, out, name)
     if values.dry_run:
         print(text, end="")
         return
     check_cluster(values)
-    send(values, text, out, name)
+    send(values, text, out, name, runs)
     print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}")
 
 
-def send(values: Any, text: str, out: Path, name: str) -> None:
-    """Write the job script `text` into `out`, hand it to sbatch, and print what it says.
+def send(values: Any, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
+    """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which runs the job has.
+
+    Args:
+        runs: folder, method and rounds of each.
 
     Raises:
         BadInput: the folder cannot be written, or sbatch refuses the job.
@@ -71,6 +80,7 @@ def send(values: Any, text: str, out: Path, name: str) -> None:
         if any(word in said for word in UNREACHABLE):
             raise RunFailed(f"sbatch did not reach SLURM: {said}")
         raise BadInput("submit", _asked(values), f"sbatch refuses it: {said}")
+    queue.write(file.parent, name, done.stdout, runs)
     print(f"{done.stdout.strip()}; script: {file}")
 
 
@@ -131,6 +141,17 @@ def split(argv: list[str], ours: list[str]) -> tuple[list[str], list[str]]:
     return mine, others
 
 
+def joined(argv: list[str], known: Sequence[str]) -> list[str]:
+    """`--sbatch WORDS` as one word: its value is made of options. One of the keys `known` is not taken for a value."""
+    found, rest = [], list(argv)
+    while rest:
+        word = rest.pop(0)
+        after = rest[0].lstrip("-").partition("=")[0].replace("-", "_") if rest else ""
+        takes = word == "--sbatch" and rest and after not in known
+        found.append(f"{word}={rest.pop(0)}" if takes else word)
+    return found
+
+
 def check_job(values: Any) -> None:
     """Raise `BadInput` for a job that no cluster takes."""
     for key in ("nodes", "tasks_per_node", "warning"):
@@ -142,34 +163,45 @@ def check_job(values: Any) -> None:
     check("partition", values.partition, name, "it must be a partition's name")
 
 
+def _stem(words: list[str]) -> str:
+    """What the runs of a command line are called after: `--name`, else the config."""
+    start, first = start_of(read_flags(words, keys(fit_parser()))), config_in(words)
+    return start.name or (Path(first).stem if first else "run")
+
+
 def _named(words: list[str], point: dict[str, str]) -> list[str]:
     """The words of one run, with a `--name` of its own: a resumed job must find its folder."""
-    layers = read_flags(words, keys(fit_parser()))
+    swept = [word for key, value in point.items() for word in (f"--{key}", value)]
+    layers = read_flags([*words, *swept], keys(fit_parser()))
     start = start_of(layers)
-    first = config_in(words)
-    stem = start.name or (Path(first).stem if first else "run")
-    suffix = "-".join(f"{key.rpartition('.')[2]}{value}" for key, value in point.items())
-    name = "-".join([stem, re.sub(r"[^\w.+-]", "_", suffix)]) if suffix else stem
-    if start.name is None and not suffix:
+    stem = start.name or name_of(plan(layers), _stem(words))
+    said = () if start.name else ("seed", "method", "data.source", "data.root")
+    parts = [_shown(key, value) for key, value in point.items() if key not in said]
+    name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
+    if start.name is None and not point:
         number = next(k for k in itertools.count(1) if not (Path(start.out) / f"{stem}-{k:03d}").exists())
         name = f"{stem}-{number:03d}"
-    out = ["--out", str(Path(start.out).resolve())]
-    swept = [word for key, value in point.items() for word in (f"--{key}", value)]
-    return [*words, *swept, *out, "--name", name]
+    return [*words, *swept, "--out", str(Path(start.out).resolve()), "--name", name]
 
 
-def _try_out(line: list[str], ranks: int, values: Any) -> None:
+def _shown(key: str, value: str) -> str:
+    """One setting of a sweep in a name: `lam0.1`, `judge-after`."""
+    return f"{key.rpartition('.')[2]}{'' if value[:1].isdigit() else '-'}{value}"
+
+
+def _tried_out(line: list[str], ranks: int, values: Any) -> tuple[Path, str, int]:
+    """Folder, method and rounds of the run that a command line makes; `BadInput` if it cannot work."""
     layers = read_flags(line, keys(fit_parser()))
     start = start_of(layers)
-    runs.check_name(start)
-    check(
-        "config", None, config_in(line) is not None, "a job resumes its run, which starts with --config only: name one"
-    )
+    folders.check_name(start)
+    allowed = "a job resumes its run, which starts with --config only: name one"
+    check("config", None, config_in(line) is not None, allowed)
     config = plan(layers)
     key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
     clients = config.clients
     check(key, getattr(values, key), ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
-    complete(config)
+    method = complete(config).spoken()["method"]["name"]
+    return Path(start.out, str(start.name)), str(method), config.federation.rounds
 
 
 def check_cluster(values: Any) -> None:
@@ -200,8 +232,3 @@ def _asked(values: Any) -> str:
     asked = [f"nodes {values.nodes}", *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else [])]
     asked += [f"partition {values.partition}"] if values.partition else []
     return ", ".join([*asked, f"time {values.time}"])
-
-
-def _job_name(lines: list[list[str]]) -> str:
-    names = [line[line.index("--name") + 1] for line in lines]
-    return names[0] if len(names) == 1 else f"{names[0]}-and-{len(names) - 1}-more"

@@ -5,7 +5,6 @@ through it.
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -15,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs, Weights, one_view
@@ -211,7 +211,7 @@ class GroupServer:
         mixed = f"{int(strange.sum())} of the {len(sources)} models that are mixed"
         if run.is_main:
             what = f"{mixed} are of clients that have not uploaded yet: the initial model makes up {share:.0%}"
-            print(f"round {self.server.round}: {what} of what is received{way}", file=sys.stderr)
+            log.say(f"round {self.server.round}: {what} of what is received{way}")
 
     # ---------------------------------------------------------------- on vectors
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-import sys
 from collections import Counter
 from collections.abc import Sequence
 from functools import cached_property
@@ -11,6 +10,7 @@ from typing import Any
 
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.core import Client, Phase, Run, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.data.federated import Part
@@ -201,7 +201,7 @@ class Evaluator:
             except BadClient as failure:
                 if not run.tolerant:
                     raise
-                print(f"{failure}; its final model is not judged", file=sys.stderr)
+                log.say(f"{failure}; its final model is not judged")
                 mine[id] = {"kind": "", "score": math.nan, "further": {}}
         numbers([row for found in mine.values() for row in (found, found["further"])])
         gathered = {c: found for part in run.processes.gather_objects(mine) for c, found in part.items()}

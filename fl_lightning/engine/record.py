@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.core import RoundRecord, Run, Server
 from fl_lightning.device import peak_bytes, wide
 from fl_lightning.engine.scoring import averaged, columns, set_apart
@@ -81,10 +82,10 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
 
 def _say(run: Run, failures: Sequence[tuple[BadClient, str]], found: Sequence[ClientResult]) -> None:
     for failure, outcome in failures:
-        print(f"{failure}; {outcome}", file=sys.stderr)
+        log.say(f"{failure}; {outcome}")
     for reason in sorted({r.uncounted for r in found if r.uncounted} - run.said):
         run.said.add(reason)
-        print(f"operations: {reason}; cells of flops_... that need it stay empty", file=sys.stderr)
+        log.say(f"operations: {reason}; cells of flops_... that need it stay empty")
 
 
 def _metrics(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import sys
 from collections.abc import Sequence
 from typing import Any
 
@@ -11,6 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
+from fl_lightning import log
 from fl_lightning.core import PLAIN, ModelGroup, Run
 from fl_lightning.device import graph_type
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
@@ -141,7 +141,7 @@ def choose_executors(run: Run, trainers: Sequence[Trainer]) -> None:
     for trainer, name in zip(trainers, names, strict=True):
         trainer.executor, reason = trainer.made(name)
         if reason is not None and run.is_main:
-            print(f"fabric.executor {name}: {reason}; {trainer.group.name} trains in the loop", file=sys.stderr)
+            log.say(f"fabric.executor {name}: {reason}; {trainer.group.name} trains in the loop")
 
 
 def count_costs(run: Run, trainers: Sequence[Trainer]) -> None:

@@ -6,13 +6,13 @@ Classes are C, the width of a feature is d. Those that nobody holds stand as zer
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Literal
 
 import torch
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
@@ -91,7 +91,7 @@ def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool)
     found: Tensors = {}
     memory, told = server.memory, list(server.statistics.values())
     if server.run.is_main and not any(len(tensors["classes"]) for tensors in told):
-        print(f"round {server.round}: no client told any class: there is no knowledge", file=sys.stderr)
+        log.say(f"round {server.round}: no client told any class: there is no knowledge")
     for name in names:
         known = memory[f"means.{name}"]
         total, weight = torch.zeros_like(known, dtype=torch.float64), torch.zeros(len(known), dtype=torch.float64)

@@ -17,9 +17,10 @@ from fl_lightning.search import LogRange, Range, searched
 class HeurFedAMP(FedAMP):
     """FedAMP whose attention is a softmax of cosines between models, and one's own weight is given.
 
-    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j.
+    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j. lam, alpha and mixes are
+    FedAMP's (alpha only as lam / (2 alpha)).
 
-    Args: lam, alpha and mixes as FedAMP (alpha only as lam / (2 alpha)), and
+    Args:
         sigma: sharpness of the softmax. 10: ours, models of ten clients have cosines of 0.6 to 0.98.
         self_weight: xi_ii. 0.5: ours, as FedAMP's is never below with its default; the paper's are not at hand.
     """

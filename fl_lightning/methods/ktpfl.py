@@ -24,7 +24,9 @@ from fl_lightning.search import Range, searched
 class KTPFL(FedMD):
     """FedMD whose teachers come of a learned matrix of knowledge coefficients: who learns how much from whom.
 
-    Args: as FedMD (samples 3000, loss kl: paper), and
+    Arguments are FedMD's (samples 3000, loss kl: paper), and more.
+
+    Args:
         rho: pull of the coefficients towards 1/N. 0.7: implied for EMNIST and Fashion-MNIST by the paper's tables.
         step: of their descent. 0.01: paper.
         update: `paper` (KL, Eq. 7) or `code` (mean squared error, rescaled steps, softmax).

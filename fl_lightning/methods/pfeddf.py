@@ -14,8 +14,7 @@ class PFedDF(FedDF):
     """FedDF whose clients fine-tune a copy of their architecture's model on their own data before it is scored.
 
     How long (the paper: several epochs) says `evaluation.finetune_epochs`; 0: as long as a round's local training.
-
-    Args: as FedDF.
+    Arguments are FedDF's.
     """
 
     family = "prototypes and distillation"

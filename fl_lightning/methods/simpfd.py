@@ -19,7 +19,7 @@ from fl_lightning.ranges import PositiveInt
 class SimPFD(FedMD):
     """FedMD whose teachers weigh clients by the cosine similarity of their predictions; the least alike gets 0.
 
-    Args: as FedMD. samples 3000, loss kl: KT-pFL.
+    Arguments are FedMD's (samples 3000, loss kl: KT-pFL).
     """
 
     family = "prototypes and distillation"

@@ -20,7 +20,9 @@ from fl_lightning.search import Whole, searched
 class TopKPFD(FedMD):
     """FedMD whose teachers are the mean of the k clients with the most alike predictions, oneself among them.
 
-    Args: as FedMD (samples 3000, loss kl: KT-pFL), and
+    Arguments are FedMD's (samples 3000, loss kl: KT-pFL), and more.
+
+    Args:
         k: how many. 5: paper (its code keeps about half of all clients).
     """
 

@@ -221,7 +221,7 @@ def by_judge(runs: list[Run]) -> list[list[str]]:
         shown.append([f"{own}all clients at the end: {words}", *(_known(value, by.metric.shown) for value in values)])
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
-        shown += [[f"{own}all clients at the end: mean {metric.words}", *cells]] if set(cells) != {NONE} else []
+        shown += [[f"{own}all clients at the end: {metric.mean_words}", *cells]] if set(cells) != {NONE} else []
     return shown
 
 

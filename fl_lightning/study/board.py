@@ -17,7 +17,10 @@ from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.runfolder import RunFolder, judge_of
 from fl_lightning.study.folder import StudyFolder
 
-State = Literal["finished", "running", "stopped", "failed", "waiting"]
+State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "waiting"]
+
+_TOLD: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed")
+"""States that the heading counts."""
 
 
 @dataclass(frozen=True)
@@ -42,11 +45,22 @@ class Board:
         self.folder, self.cells = folder, cells
         self._ended: dict[tuple[str, str], Seen] = {}
 
-    def look(self, running: Callable[[str], bool], failures: Mapping[str, str]) -> list[Seen]:
-        """How each cell stands. `running` says whether a run folder (relative) is at work."""
-        return [self._look(cell, running, failures) for cell in self.cells]
+    def look(
+        self,
+        running: Callable[[str], bool],
+        failures: Mapping[str, str],
+        job: Callable[[str], str | None] = lambda run: None,
+    ) -> list[Seen]:
+        """How each cell stands. `running` says whether a run folder (relative) is at work, `job` what SLURM does."""
+        return [self._look(cell, running, failures, job) for cell in self.cells]
 
-    def _look(self, cell: dict[str, Any], running: Callable[[str], bool], failures: Mapping[str, str]) -> Seen:
+    def _look(
+        self,
+        cell: dict[str, Any],
+        running: Callable[[str], bool],
+        failures: Mapping[str, str],
+        job: Callable[[str], str | None],
+    ) -> Seen:
         key = cell["folder"], cell["label"]
         if key in self._ended:
             return self._ended[key]
@@ -65,7 +79,9 @@ class Board:
             return self._ended[key]
         state: State = "stopped" if run.path.is_dir() else "waiting"
         if running(cell["folder"]):
-            state = "running"
+            state = "running" if rows else "starting"
+        elif (asked := job(cell["folder"])) in ("queued", "starting"):
+            state = "queued" if asked == "queued" else "starting"
         elif cell["folder"] in failures:
             state = "failed"
         return Seen(state, done, score, metric, judge)
@@ -95,7 +111,9 @@ class Board:
     def _now(self, line: list[int], seen: list[Seen]) -> str:
         found = []
         for k in line:
-            if seen[k].state in ("running", "stopped"):
+            if seen[k].state == "starting":
+                found.append(f"seed {self.cells[k]['seed']} starting")
+            elif seen[k].state in ("running", "stopped"):
                 shown = "" if math.isnan(seen[k].score) else f", {seen[k].metric.shown(seen[k].score)}"
                 found.append(f"seed {self.cells[k]['seed']} {seen[k].state}: round {seen[k].round}{shown}")
             elif seen[k].state == "failed":
@@ -108,11 +126,11 @@ def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
     by_run = {cell["folder"]: state for cell, state in zip(cells, seen, strict=True)}
     states = Counter(state.state for state in by_run.values())
     said = [f"{states['finished']} of {len(by_run)} runs finished"]
-    said += [f"{states[state]} {state}" for state in ("running", "stopped", "failed") if states[state]]
+    said += [f"{states[state]} {state}" for state in _TOLD if states[state]]
     took = [s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)]
     left = len(by_run) - states["finished"] - states["failed"]
-    if took and left and states["running"]:
-        said.append(f"about {_span(median(took) * left / states['running'])} left")
+    if took and left and (busy := states["running"] + states["starting"]):
+        said.append(f"about {_span(median(took) * left / busy)} left")
     return ", ".join(said)
 
 

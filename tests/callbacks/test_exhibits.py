@@ -88,9 +88,11 @@ def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: P
         names = archive.getnames()
     assert "checkpoints/manifest-round-00002.json" in names
     assert len([name for name in names if "/rows/" in name]) == 4
+    (folder / "source" / "mine").mkdir(parents=True)
+    (folder / "source" / "mine" / "models.py").touch()
     kept = [path.name for path in exhibits.tables_to_keep(RunFolder(folder), 2)]
-    tables = ["config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt"]
-    assert kept == [*tables, "round-0001.npz", "round-0002.npz"]
+    tables = ["config.yaml", "final.csv", "split.csv", "metrics.csv", "provenance.json", "environment.txt", "log.txt"]
+    assert kept == [*tables, "models.py", "round-0001.npz", "round-0002.npz"]
     assert exhibits.pack_checkpoint(tmp_path / "nothing", tmp_path) is None
     split = RunFolder(folder).read_split()
     rows = [row for row in RunFolder(folder).read_clients() if row["round"] == 1]

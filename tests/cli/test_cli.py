@@ -34,6 +34,12 @@ sys.exit(code)
         ("fit --federation.rounds many", 2),
         ("fit --data.alpha 0", 2),
         ("fit --method fedvag", 2),
+        ("fit --method fedprox --method.mu -1", 2),
+        ("fit --method fedora --method.lam 2", 2),
+        ("fit --method.solver exakt", 2),
+        ("fit --method fedprox --help", 0),
+        ("list methods fedprox", 0),
+        ("--version", 0),
         ("fit --config nothing.yaml", 2),
     ],
 )
@@ -48,8 +54,12 @@ def test_no_command_at_all_gives_the_help(capsys: pytest.CaptureFixture[str]) ->
     assert "fl-train list methods" in capsys.readouterr().out
 
 
-def test_an_unknown_command(refused: Callable[..., str]) -> None:
-    assert "did you mean fit?" in refused("fitt")
+@pytest.mark.parametrize(
+    ("said", "meant"), [("fitt", "fit"), ("train", "fit"), ("evaluate", "test"), ("resume", "fit --resume")]
+)
+def test_an_unknown_command(refused: Callable[..., str], said: str, meant: str) -> None:
+    begin = f"there is no command '{said}' (did you mean {meant}?); commands: fit, test, "
+    assert refused(said).startswith(begin)
 
 
 def _raise(error: BaseException) -> None:

@@ -25,7 +25,7 @@ def test_the_engine_gets_the_resolved_config(engine: Any) -> None:
     ((config, folder, resume),) = engine.calls
     assert config.method.class_path == "fl_lightning.methods.fedprox.FedProx"
     assert config.method.init_args == {"mu": 0.01}
-    assert (folder, resume, config.smoke) == (Path("runs/kapc_mnist-001"), False, True)
+    assert (folder, resume, config.smoke) == (Path("runs/fedprox-mnist-seed0-001"), False, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -80,7 +80,7 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [("--client x", "client: 'x'"), ("--client 0 --out no/m.safetensors", "out: "), ("", "client: None")],
+    [("--client x", "client: 'x'"), ("--client 0 --out no/m.safetensors", "out: "), ("", "client: it must be given")],
 )
 def test_bad_exports(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
     assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0

@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import re
+import shlex
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -22,13 +23,45 @@ def rows(folder: str, done: int) -> None:
     Path(folder, "metrics.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_a_run_is_named_after_its_config_and_counted(engine: Any) -> None:
+def test_a_run_is_named_after_method_data_and_seed_and_counted(engine: Any) -> None:
     for _ in range(2):
         assert main(["fit", "--config", "kapc_digits.yaml"]) == 0
-    assert main(["fit", "--method", "fedavg", "--out", "other"]) == 0
-    folders = [folder for _, folder, _ in engine.calls]
-    assert folders == [Path("runs/kapc_digits-001"), Path("runs/kapc_digits-002"), Path("other/fedavg-001")]
-    assert saved("runs/kapc_digits-001")["federation"]["clients"] == 10
+    assert main(["fit", "--config", "kapc_digits.yaml", "--method", "fedavg", "--seed", "3"]) == 0
+    assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
+    assert [str(folder) for _, folder, _ in engine.calls] == [
+        "runs/kapc_digits-seed0-001", "runs/kapc_digits-seed0-002", "runs/fedavg-digits-seed3-001",
+        "other/fedavg-fields-seed0-001",
+    ]  # fmt: skip
+    assert saved("runs/kapc_digits-seed0-001")["federation"]["clients"] == 10
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        ("--config kapc_digits", "fl-train fit --name kapc_digits-seed0-001 --resume"),
+        ("--method fedavg --out there --name 'a b'", "fl-train fit --out there --name 'a b' --resume"),
+    ],
+)
+def test_ctrl_c_says_how_to_go_on(engine: Any, capsys: pytest.CaptureFixture[str], flags: str, said: str) -> None:
+    def stop() -> None:
+        raise KeyboardInterrupt
+
+    engine.action = stop
+    assert main(["fit", *shlex.split(flags)]) == 130
+    assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
+    assert main(shlex.split(said)[1:]) == 130  # and so it does, from here, and says so again
+    assert engine.calls[-1][1:] == (engine.calls[0][1], True)
+    assert capsys.readouterr().err == f"fl-train: stopped; it goes on with: {said}\n"
+
+
+def test_ctrl_c_promises_nothing_without_a_checkpoint(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
+    def stop() -> None:
+        rows("runs/a", 3)
+        raise KeyboardInterrupt
+
+    engine.action = stop
+    assert main(["fit", "--name", "a"]) == 130
+    assert capsys.readouterr().err == "fl-train: stopped; without a checkpoint it cannot go on\n"
 
 
 def test_config_yaml_gives_the_same_run_again(engine: Any) -> None:

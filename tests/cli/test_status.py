@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.status import standing
+from fl_lightning.cli.status import standing, standings
 
 CONFIG = "method: {name: kapc, init_args: {}}\nfederation: {rounds: 10}\n"
 
@@ -71,3 +71,60 @@ def test_no_runs_is_one_line(tmp_path: Path, capsys) -> None:
     for words in ([str(tmp_path)], [str(tmp_path / "none")], ["a", "b"]):
         assert main(["status", *words]) == 2
         assert capsys.readouterr().err.count("\n") == 1
+
+
+SBATCH = "#!/bin/bash\necho Submitted batch job 42\n"
+SQUEUE = "#!/bin/bash\necho '42_0 RUNNING None'; echo '42_1 PENDING Resources'; echo '7 PENDING Priority'\n"
+
+
+def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> None:
+    """Commands that answer as SLURM's do."""
+    (folder / "bin").mkdir(exist_ok=True)
+    for name, text in commands.items():
+        (folder / "bin" / name).write_text(text)
+        (folder / "bin" / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{folder / 'bin'}:{os.environ['PATH']}")
+
+
+def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    slurm(tmp_path, monkeypatch, sbatch=SBATCH)
+    line = "submit --config kapc_digits --time 1:00 --array seed=0-2 --federation.rounds 10"
+    assert main(line.split()) == 0
+
+    def seen() -> dict[str, tuple[str, str, int]]:
+        return {s.name.removeprefix("kapc_digits-"): (s.state, s.why, s.asked) for s in standings(Path("runs"))}
+
+    names = ("seed0", "seed1", "seed2")
+    assert seen() == dict.fromkeys(names, ("submitted", "", 10))  # nobody here knows more
+    slurm(tmp_path, monkeypatch, squeue=SQUEUE)
+    wanted = [("starting", "", 10), ("queued", "Resources", 10), ("gone", "", 10)]
+    assert seen() == dict(zip(names, wanted, strict=True))
+    capsys.readouterr()
+    assert main(["status"]) == 0
+    out = capsys.readouterr().out
+    assert "queued (Resources)" in out and "0/10" in out and "kapc" in out
+
+    # The first has begun, the second has been stopped near its limit and queued again, the third is over.
+    with (run(Path("runs"), "kapc_digits-seed0", 0) / "lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert seen()["seed0"][0] == "starting"
+        run(Path("runs"), "x", 4).joinpath("metrics.csv").rename("runs/kapc_digits-seed0/metrics.csv")
+        assert seen()["seed0"][0] == "running"
+    (run(Path("runs"), "kapc_digits-seed1", 3) / "lock").touch()
+    assert seen()["seed1"] == ("queued", "Resources", 10)
+    run(Path("runs"), "kapc_digits-seed2", 10, finished=True)
+    assert seen()["seed2"][0] == "finished"
+
+
+def test_a_study_counts_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    slurm(tmp_path, monkeypatch, sbatch=SBATCH, squeue=SQUEUE)
+    text = "base: [kapc_digits, {fabric.accelerator: cpu}]\nmethods: [fedprox]\nseeds: [0, 1]\nforced: false\n"
+    Path("s.yaml").write_text(text)
+    assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", "--sbatch", "--qos=low"]) == 0
+    assert "#SBATCH --qos=low" in Path("s/jobs/s.sbatch").read_text()
+    capsys.readouterr()
+    assert main(["status", "s"]) == 0
+    out = capsys.readouterr().out
+    assert "1 starting, 1 queued" in out and "seed 0 starting" in out

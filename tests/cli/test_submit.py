@@ -37,7 +37,7 @@ def test_nodes_and_gpus_set_the_fabric(tmp_path: Path, monkeypatch, capsys) -> N
     assert "--fabric.num_nodes 2 --fabric.devices 4" in text
     (words,) = lines_of(text)
     assert words[:4] == ["--config", "kapc_digits.yaml", "--federation.rounds", "3"]
-    assert words[-2:] == ["--name", "kapc_digits-001"]
+    assert words[-2:] == ["--name", "kapc_digits-seed0-001"]
     assert words[words.index("--out") + 1] == str(tmp_path / "runs")
     assert "--array" not in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -48,6 +48,7 @@ def test_a_sweep_is_an_array_with_a_folder_for_each_run(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} --array 'seed=0-2 method.lam=0.05,1'", capsys)
     assert "#SBATCH --array=0-5\n" in text
+    assert "#SBATCH --job-name=kapc_digits-6-runs\n" in text
     runs = lines_of(text)
     assert len({words[-1] for words in runs}) == 6
     assert runs[1][-1] == "kapc_digits-seed0-lam1"
@@ -103,7 +104,7 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main(shlex.split(f"{BASE} --nodes 1")) == 0
     out = capsys.readouterr().out
     assert "Submitted batch job 42" in out
-    file = tmp_path / "runs" / "jobs" / "kapc_digits-001.sbatch"
+    file = tmp_path / "runs" / "jobs" / "kapc_digits-seed0-001.sbatch"
     assert file.read_text() == (tmp_path / "got").read_text()
     (tmp_path / "sbatch").write_text("#!/bin/bash\necho no such partition >&2; exit 1\n")
     assert main(shlex.split(f"{BASE} --partition nowhere --name b")) == 2
@@ -196,3 +197,31 @@ def test_a_job_wants_a_config(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main(shlex.split("submit --method fedavg --time 01:00:00 --dry-run")) == 2
     assert "config: None is not allowed" in capsys.readouterr().err
     shown("submit --config=kapc_digits --time 01:00:00", capsys)
+
+
+@pytest.mark.parametrize(
+    ("sweep", "names"),
+    [
+        ("seed=3,4 evaluation.judge=after", ["kapc_digits-seed3-judge-after", "kapc_digits-seed4-judge-after"]),
+        ("method=fedavg,kapc", ["fedavg-digits-seed0", "kapc_digits-seed0"]),
+    ],
+)
+def test_runs_of_a_sweep_have_names_to_read(sweep: str, names: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert [words[-1] for words in lines_of(shown(f"{BASE} --array '{sweep}'", capsys))] == names
+
+
+def test_two_runs_of_one_name_are_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main([*shlex.split(f"{BASE} --array 'data.root=a/x,a_x'"), "--data.source", "digits"]) == 2
+    assert "two of its runs would be called" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("given", ["--sbatch '--mail-type=END --exclusive'", "--sbatch='--mail-type=END --exclusive'"])
+def test_further_words_for_sbatch(given: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    text = shown(f"{BASE} {given} --seed 3", capsys)
+    assert "#SBATCH --mail-type=END\n#SBATCH --exclusive\n" in text
+    assert "kapc_digits-seed3-001" in text
+    assert main(shlex.split(f"{BASE} --sbatch --dry-run")) == 2  # a key of ours is no value
+    assert "sbatch: it needs a value" in capsys.readouterr().err

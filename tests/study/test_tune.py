@@ -202,7 +202,7 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
 @pytest.mark.parametrize(
     ("words", "changes", "said"),
     [
-        ("--trials 2", {}, "out: None"),
+        ("--trials 2", {}, "out: it must be given"),
         ("--out t --trials 0", {}, "trials: 0"),
         ("--out t --seed 0", {}, "seed: 0"),
         ("--out t --trails 3", {}, "did you mean trials"),

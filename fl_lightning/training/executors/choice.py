@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -15,6 +14,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
+from fl_lightning import log
 from fl_lightning.core.phase import PLAIN
 from fl_lightning.device import graph_type, no_draws, random_states, same_states, synchronize
 from fl_lightning.errors import BadInput, redact
@@ -162,7 +162,7 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
         seconds.append(total)
         if group.rank == 0:
             times = ", ".join(f"{name} {1000 * s:.3g} ms" for name, s in total.items()) or "no other is fit"
-            print(f"fabric.executor auto: {best} for {contest.name} (a client: {times})", file=sys.stderr)
+            log.say(f"fabric.executor auto: {best} for {contest.name} (a client: {times})")
     if group.rank == 0:
         with atomic_write(file) as aside:
             aside.write_text(json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n")
@@ -222,7 +222,7 @@ def seconds_by_client(
                 if name == "loop":
                     raise
                 why = redact(f"{type(error).__name__}: {error}".splitlines()[0])
-                print(f"fabric.executor auto: {name} fails and is left out ({why})", file=sys.stderr)
+                log.say(f"fabric.executor auto: {name} fails and is left out ({why})")
                 del found[name]
     return {name: min(times[1:]) for name, times in found.items()}
 

@@ -1,0 +1,77 @@
+"""What waits at SLURM: `submit` writes down which job has which runs, `status` asks squeue what has become of it."""
+
+from __future__ import annotations
+
+import getpass
+import json
+import re
+import subprocess
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from fl_lightning.files import atomic_write
+from fl_lightning.log import now
+
+Stands = Literal["queued", "starting", "submitted", "gone"]
+"""In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""
+_SUBMITTED: tuple[Stands, str] = ("submitted", "")
+_GONE: tuple[Stands, str] = ("gone", "")
+WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
+"""SLURM's states of a job that is to run, or to run again."""
+
+
+@dataclass(frozen=True)
+class Queued:
+    """A run that a job is to do."""
+
+    folder: Path
+    method: str
+    rounds: int
+    stands: Stands
+    why: str = ""
+    """SLURM's reason: `Priority`, `Resources`, ..."""
+
+
+def write(jobs: Path, name: str, said: str, runs: Iterable[tuple[Path, str, int]]) -> None:
+    """Keep in the folder `jobs` that the job which sbatch names (`said`) does these runs: folder, method, rounds."""
+    number = re.search(r"\d+", said)
+    if number is None:
+        return
+    content = {"job": number[0], "submitted": now(), "runs": [(str(folder), *rest) for folder, *rest in runs]}
+    with atomic_write(jobs / f"{name}.json", durable=False) as aside:
+        aside.write_text(json.dumps(content, indent=1) + "\n")
+
+
+def queued(out: Path) -> list[Queued]:
+    """The runs that jobs submitted into `out` are to do, and how they stand (of one twice submitted: the last)."""
+    files = list((out / "jobs").glob("*.json"))
+    states = _squeue() if files else None
+    found: dict[Path, tuple[str, Queued]] = {}
+    for file in files:
+        try:
+            content = json.loads(file.read_text())
+            job, when, runs = content["job"], content["submitted"], content["runs"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+        for k, (folder, method, rounds) in enumerate(runs):
+            number = f"{job}_{k}" if len(runs) > 1 else job
+            stands, why = _SUBMITTED if states is None else states.get(number, _GONE)
+            one = Queued(Path(folder), method, rounds, stands, why)
+            if found.get(one.folder, ("",))[0] <= when:
+                found[one.folder] = when, one
+    return [one for _, one in found.values()]
+
+
+def _squeue() -> dict[str, tuple[Stands, str]] | None:
+    """How the user's jobs stand, by number (`4711`, `4711_3`), and why they wait; None where SLURM does not answer."""
+    line = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T %r"]
+    try:
+        said = subprocess.run(line, capture_output=True, text=True, check=True, timeout=15).stdout
+    except (OSError, KeyError, subprocess.SubprocessError):
+        return None
+    found: dict[str, tuple[Stands, str]] = {}
+    for number, state, *why in (words.split(maxsplit=2) for words in said.splitlines() if len(words.split()) > 1):
+        found[number] = ("queued", "".join(why)) if state in WAITS else ("starting", "")
+    return found

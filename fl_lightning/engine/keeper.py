@@ -1,0 +1,80 @@
+"""Writes the run folder: tables, log, where the run comes from, and what its summary says of the whole of it."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from fl_lightning import __version__, log, provenance
+from fl_lightning.callbacks.base import Observer
+from fl_lightning.core import RoundRecord, Run
+from fl_lightning.metric import MODELS
+from fl_lightning.runfolder import RunFolder, best, mean_of_bests
+
+
+class Keeper(Observer):
+    """Writes the run folder's tables (rank 0), after observers and before loggers and the checkpoint."""
+
+    def __init__(self, folder: RunFolder) -> None:
+        self.folder = folder
+        self._told = False
+
+    def on_fit_start(self, run: Run) -> None:
+        """Drop rows of rounds that the checkpoint does not know; write who holds what."""
+        if run.is_main:
+            how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
+            log.note(f"{run.method_name}: {how}{f', on from round {t}' if (t := run.resumed_from) else ''}")
+            self.folder.truncate(run.resumed_from)
+            data = run.data
+            counts = data.class_counts if data.task == "classification" else None
+            self.folder.write_split(data.train_sizes, data.test_sizes, counts)
+
+    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+        """One row of metrics, a row per client, and the cohort's relation."""
+        log.begun()
+        if run.is_main:
+            if not self._told:  # a start that came to nothing is none
+                provenance.keep(run.folder, run.config)
+                self._told = True
+            self.folder.append(record)
+            score, seconds = record.metrics.get(name := run.data.metric.of("mean")), record.metrics["seconds"]
+            judged = "not judged" if score is None else f"{name} {score:.4f}"
+            log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
+
+    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+        """Write `final.csv`, and add what `summary.json` says of the whole run."""
+        if not run.is_main:
+            return
+        if self._told:
+            provenance.ended(run.folder)
+        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
+        self.folder.write_final(scores, run.data.metric.name, models, further)
+        rows = self.folder.read_metrics()
+        metric = run.data.metric
+        mean, on_validation = metric.of("mean"), metric.of("validation")
+        best_score, best_round = best(rows, mean)
+        judged = [r[mean] for r in rows if mean in r]
+        earlier = [r["seconds"] for r in rows if r["round"] <= run.resumed_from]
+        summary["wall_seconds"] += sum(earlier)
+        validated = [r for r in rows if on_validation in r]
+        if validated:  # the only choice of a round that looks at no test data
+            chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
+            summary |= {"validation_round": int(chosen["round"]), f"validation_{mean}": chosen[mean]}
+        totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
+        mean_best, scored = mean_of_bests(self.folder.read_clients(), metric.by(run.judge))
+        kinds = [metric.by(kind) for kind in MODELS if any(metric.by(kind) in r for r in rows)]
+        summary |= {
+            "method": run.method_name,
+            "rounds": run.rounds,
+            "clients": run.clients,
+            f"best_{mean}": best_score,
+            "best_round": best_round,
+            metric.of("mean_best"): mean_best,
+            "mean_best_clients": scored,
+            **{f"best_{kind}": best(rows, kind)[0] for kind in kinds},
+            f"last_{mean}": judged[-1],
+            **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
+            **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
+            "world_size": run.world_size,
+            "made_up_data": run.data.made_up,
+            "version": __version__,
+        }

@@ -1,0 +1,106 @@
+"""The log of a run: what it says on the terminal, each round, warnings of libraries and how it ended, with the time."""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import sys
+import warnings
+from collections.abc import Iterator
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.errors import BadInput, redact
+
+
+def now() -> str:
+    """The date and time here, to the second."""
+    return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+class Log:
+    """A file that lines are added to, once the run has `begun`; until then they wait."""
+
+    def __init__(self, file: Path, who: str) -> None:
+        self.file, self.who = file, who
+        self._waiting: list[str] | None = []
+
+    def add(self, line: str) -> None:
+        """Add a line. A disk that refuses does not end the run: its tables do."""
+        text = f"{now()} {self.who}{redact(line)}\n"
+        if self._waiting is not None:
+            self._waiting.append(text)
+            return
+        with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
+            file.write(text)
+
+    def begin(self) -> None:
+        """Write what has waited."""
+        if self._waiting is not None:
+            with contextlib.suppress(OSError), self.file.open("a", encoding="utf-8") as file:
+                file.write("".join(self._waiting))
+            self._waiting = None
+
+
+_log: Log | None = None
+
+
+def say(line: str) -> None:
+    """Print a line for whoever is at the terminal, and keep it."""
+    print(line, file=sys.stderr, flush=True)
+    note(line)
+
+
+def note(line: str) -> None:
+    """Keep a line in the log of the run that is going on in this process, if one is."""
+    if _log is not None:
+        _log.add(line)
+
+
+def begun() -> None:
+    """The first round is done: from now on there is something to keep."""
+    if _log is not None:
+        _log.begin()
+
+
+@contextlib.contextmanager
+def kept(file: Path, who: str = "") -> Iterator[None]:
+    """Keep in `file` what is noted within the block, with `who` before it, what libraries warn of, and how it ends.
+
+    A start that is refused (`BadInput`) before its first round leaves nothing.
+    """
+    global _log
+    before, log = _log, Log(file, who)
+    handler, shown = _Handler(logging.WARNING), warnings.showwarning
+
+    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        log.add(f"{category.__name__}: {message}")
+        shown(message, category, *where, **more)
+
+    _log = log
+    logging.getLogger().addHandler(handler)
+    warnings.showwarning = show
+    try:
+        yield
+        log.add("ended")
+    except BaseException as error:
+        log.add(f"ended by {type(error).__name__}: {' '.join(str(error).split())}".removesuffix(": "))
+        if not isinstance(error, BadInput):
+            log.begin()
+        raise
+    finally:
+        _log = before
+        logging.getLogger().removeHandler(handler)
+        if warnings.showwarning is show:
+            warnings.showwarning = shown
+
+
+class _Handler(logging.Handler):
+    """Keeps what libraries log; where nobody else would, it is shown, too, as Python does without a handler."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Keep one message."""
+        note(f"{record.levelname} of {record.name}: {record.getMessage()}")
+        if logging.getLogger().handlers == [self] and logging.lastResort is not None:
+            logging.lastResort.handle(record)
