@@ -1,3 +1,25 @@
-"""Personalised federated learning on Lightning Fabric: who learned what from whom."""
+"""Personalised federated learning on Lightning Fabric: who learned what from whom.
+
+What is listed here is for scripts and notebooks, and stays as it is from version to version (docs/python.md).
+"""
+
+from importlib import import_module
+from typing import Any
 
 __version__ = "0.1.0"
+
+__all__ = ["BadInput", "Run", "RunFailed", "__version__", "fit"]
+
+_WHERE = {"BadInput": "errors", "RunFailed": "errors", "Run": "api", "fit": "api"}
+"""Modules of the names above. They are imported when they are asked for: the command line begins here, too."""
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _WHERE:
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return found
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

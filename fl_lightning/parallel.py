@@ -21,11 +21,21 @@ from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.plugins import MixedPrecision
 from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
+from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from torch.nn import Module
 
 from fl_lightning import device
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed, redact
+
+
+class _Launcher(_MultiProcessingLauncher):
+    """Spawns ranks, in a notebook too: all that they run is imported, and none of it is what a cell has defined."""
+
+    @property
+    def is_interactive_compatible(self) -> bool:
+        """True."""
+        return True
 
 
 class ClientParallelStrategy(DDPStrategy):
@@ -47,6 +57,8 @@ class ClientParallelStrategy(DDPStrategy):
     def _configure_launcher(self) -> None:
         if self.num_nodes * self.num_processes == 1:
             self._launcher = None
+        elif self._start_method == "spawn":
+            self._launcher = _Launcher(self)
         else:
             super()._configure_launcher()
 

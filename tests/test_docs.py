@@ -20,25 +20,40 @@ import yaml
 from safetensors.torch import load_file
 
 from fl_lightning import catalogue
-from fl_lightning.cli import BUG, main
-from fl_lightning.cli.parser import GROUPS, fit_parser
+from fl_lightning.cli import BUG, main, parser
+from fl_lightning.cli.parser import GROUPS, fit_parser, keys
 from fl_lightning.cli.resolve import BASES, _import
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.methods import Method
 
 ROOT = Path(__file__).resolve().parents[1]
-PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
+TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
+PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
 OWN = ("my_callbacks", "my_data", "my_groups", "my_losses", "my_methods", "my_models", "my_watch")
 QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null")
-OTHERS = ("test", "export", "report", "join", "relative", "status", "study", "compare", "reproduce", "tune", "archive",
-          "dashboard")  # fmt: skip
-"""Commands that want a run or a study."""
+ELSEWHERE = {
+    "test": "e2e/test_commands.py",
+    "export": "e2e/test_commands.py",
+    "report": "report/test_command.py",
+    "join": "test_newcomers.py",
+    "relative": "cli/test_relative.py",
+    "status": "cli/test_status.py",
+    "study": "study/test_study.py",
+    "compare": "study/test_compare.py",
+    "reproduce": "study/test_reproduce.py",
+    "tune": "study/test_tune.py",
+    "archive": "study/test_archive.py",
+    "dashboard": "report/test_workspace.py",
+    "check-method": "test_check_method.py",
+}
+"""Commands that want a run, a study, data or time, and the tests that run them. On the pages of TUTORIALS they are run
+as they stand there; elsewhere their keys are looked at."""
 QUICK = [*QUIET, *shlex.split("--federation.rounds 1 --federation.local_epochs 1 --fabric.accelerator cpu")]
 
 
 def blocks(page: Path, language: str) -> list[str]:
     """The code blocks of a page that are marked as `language`."""
-    fenced = re.findall(r"^```(\w*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
+    fenced = re.findall(r"^```([\w{}-]*)\n(.*?)^```$", page.read_text(), re.DOTALL | re.MULTILINE)
     return [text for name, text in fenced if name == language]
 
 
@@ -127,7 +142,12 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
             assert main(["plan", *words, *([] if timed else ["--no-run"])]) == 0, line
             assert ("total" if "--json" in words else "peak") in capsys.readouterr().out, line
         else:
-            assert command in OTHERS, line
+            tests = (ROOT / "tests" / ELSEWHERE[command]).read_text()
+            assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
+            known = {*keys(getattr(parser, f"{command.replace('-', '_')}_parser")())} if command != "status" else set()
+            flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
+            own = command in ("study", "reproduce", "tune", "check-method")  # those of `fit` are theirs, too
+            assert flags - known <= ({*keys(fit_parser())} if own else set()), line
     assert not (folder / "runs").exists()
 
 
@@ -145,6 +165,54 @@ def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str
     for text in blocks(page, "yaml"):
         (folder / "own.yaml").write_text(text)
         assert main(["fit", "--config", "own.yaml", *QUICK]) == 0
+
+
+# ---------------------------------------------------------------- tutorials
+
+
+SMALL = shlex.split("--federation.rounds 2 --federation.local_epochs 1 --data.fraction 0.4 --fabric.accelerator cpu")
+LESS = {
+    "fit": [*QUIET, *SMALL],
+    "study": [*SMALL, "--workers", "1"],
+    "plan": ["--no-run"],
+    "check-method": ["--only", "runs,seed", "--federation.rounds", "3"],
+}
+"""What is added to a tutorial's commands, so that they take no time; a run that goes on gets one round more."""
+TUTORIALS = ("first-run", "paper", "cluster", "reading-a-relation", "python")
+LONG = {
+    "fl-train tune study.yaml --out tuned/mine --trials 20": "study/test_tune.py",
+    "fl-train compare tuned/mine/study --baseline local --format latex --out tuned.tex": "study/test_tune.py",
+    "fl-train fit --config kapc_digits.yaml --fabric.devices 2 --loggers null --name two": "e2e/test_ranks.py",
+}
+"""Lines of tutorials that take longer than a test may, and the tests that run their like."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", TUTORIALS)
+def test_tutorials_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Every line of a tutorial, in its order, in an empty folder."""
+    page = ROOT / "docs" / f"{name}.md"
+    studies = [text for source in (page, ROOT / "docs" / "studies.md") for text in blocks(source, "yaml")]
+    (folder / "study.yaml").write_text(studies[0])
+    for line in "".join(blocks(page, "")).splitlines():
+        if line in LONG:
+            assert (ROOT / "tests" / LONG[line]).exists()
+            continue
+        tool, *words = shlex.split(line)
+        if tool == "python":
+            runpy.run_path(words[0], run_name="__main__")
+            continue
+        assert tool == "fl-train", line
+        words += [] if "--slurm" in words else LESS.get(words[0], [])
+        words += ["--federation.rounds", "3"] if "--resume" in words else []
+        assert main(words) == 0, (line, capsys.readouterr().err)
+    out = capsys.readouterr().out
+    if name == "paper":
+        assert r"\toprule" in (folder / "table.tex").read_text()
+    if name == "reading-a-relation":
+        assert float(re.findall(r"stays in the group ([\d.]+)", out)[0]) > 0.9
+    if name == "python":
+        assert "(5, 10) (10, 3, 10)" in out
 
 
 # ---------------------------------------------------------------- names

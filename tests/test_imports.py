@@ -29,8 +29,9 @@ ORDER = (
     ("run",),
     ("planning",),
     ("study",),
+    ("checking",),
     ("cli",),
-    ("__main__",),
+    ("__main__", "api"),
 )
 """From the ground up. Who stands beside another imports nothing of it. So methods, callbacks and what they are written
 with know nothing of training, engine, run, planning and cli."""

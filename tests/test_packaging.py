@@ -52,7 +52,9 @@ def test_pip_and_uv_are_held_to_the_same_versions(pyproject: dict[str, Any]) -> 
 
 
 def test_every_dependency_has_an_exact_version_to_test_with(pyproject: dict[str, Any]) -> None:
-    wanted = [*pyproject["project"]["dependencies"], *pyproject["dependency-groups"]["dev"]]
+    groups = pyproject["dependency-groups"]
+    assert pyproject["tool"]["uv"]["default-groups"] == list(groups)  # `uv sync` installs them all
+    wanted = [*pyproject["project"]["dependencies"], *(line for group in groups.values() for line in group)]
     held = {line.partition("==")[0] for line in pyproject["tool"]["uv"]["constraint-dependencies"]}
     names = {line.partition(">")[0].partition("[")[0].lower() for line in wanted}
     assert names <= held
@@ -132,7 +134,7 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
         found = [path for path in (ROOT / top).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
     wanted |= {str(path.relative_to(ROOT)) for path in (ROOT / "fl_lightning" / "report").glob("page.*")}
-    assert set(held) == wanted | {"fl_lightning/py.typed"}
+    assert set(held) == wanted | {"fl_lightning/py.typed", "fl_lightning/__init__.pyi"}
     assert any(name.endswith("/LICENSE") for name in names)
 
 

@@ -10,7 +10,8 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
+from multiprocessing.process import BaseProcess
 from types import FrameType
 
 from fl_lightning import __version__
@@ -37,6 +38,7 @@ Personalised federated learning: who learned what from whom.
   archive  a study as one file           fl-train archive studies/digits
   status   where the runs stand          fl-train status runs
   list     what can be chosen by name    fl-train list methods
+  check-method  try a method of your own fl-train check-method my_methods.Mine
 
 All keys of a command: fl-train COMMAND --help
 """
@@ -46,6 +48,7 @@ COMMANDS = {
     **{name: (name, name) for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "archive")},
     "status": ("status", "status"),
     "plan": ("planning", "plan"),
+    "check-method": ("checking", "check_method"),
     "list": ("commands", "list_names"),
 }
 """Module of `fl_lightning.cli` and function of each command; its keys are those of NAME_parser in `parser`."""
@@ -73,10 +76,10 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        _stop_ranks(told=True)  # a terminal sends Ctrl-C to all of them
+        stop_ranks(told=True)  # a terminal sends Ctrl-C to all of them
         return 130
     except _Terminated:
-        _stop_ranks(told=False)
+        stop_ranks(told=False)
         return 143
     except Exception:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
@@ -99,7 +102,7 @@ def _dispatch(argv: list[str]) -> None:
     if name not in COMMANDS:
         near = f" (did you mean {MEANT[name]}?)" if name in MEANT else did_you_mean(name, COMMANDS)
         raise BadInput("command", name, f"no such command{near}; commands: {', '.join(COMMANDS)}")
-    keys = getattr(parser, f"{name}_parser", None)  # status and list have none
+    keys = getattr(parser, f"{name.replace('-', '_')}_parser", None)  # status and list have none
     if keys is not None and {"-h", "--help"} & set(rest):
         keys().print_help()
         if name == "fit":
@@ -109,9 +112,9 @@ def _dispatch(argv: list[str]) -> None:
     getattr(importlib.import_module(f"fl_lightning.cli.{module}"), function)(rest)
 
 
-def _stop_ranks(told: bool) -> None:
-    """End the processes that the run has started; at exit they would be waited for, to the last round."""
-    ranks = multiprocessing.active_children()
+def stop_ranks(told: bool, but: Collection[BaseProcess] = ()) -> None:
+    """End the processes that the run has started, `but` those of others; at exit they would be waited for."""
+    ranks = [child for child in multiprocessing.active_children() if child not in but]
     deadline = time.monotonic() + PATIENCE
     for rank in ranks:
         if not told:

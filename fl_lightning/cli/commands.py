@@ -31,10 +31,16 @@ if TYPE_CHECKING:
 
 def fit(argv: list[str]) -> None:
     """Train, in a new run folder or (`--resume`) in the named one."""
-    parser = fit_parser()
-    layers = read_flags(argv, keys(parser))
+    trained(read_flags(argv, keys(fit_parser())), config_in(argv))
+
+
+def trained(layers: list[Layer], first: str | None) -> Path | None:
+    """Train as `layers` say, in a folder named after the config `first` or the method; None where that is only shown.
+
+    Returns:
+        The run folder.
+    """
     start = start_of(layers)
-    first = config_in(argv)
     saved = runs.saved_layer(Path(start.out) / start.name) if start.resume and start.name else None
     # Resumed without a config, a run continues as it was, save for what the flags say.
     config = plan([saved, *layers] if saved and not first else layers)
@@ -44,7 +50,7 @@ def fit(argv: list[str]) -> None:
     config = complete(config)
     if start.print_config:
         print(to_yaml(config), end="")
-        return
+        return None
     runs.check_no_key(config)
     if saved:
         runs.check_goes_on(saved, config, Path(start.out) / str(start.name))
@@ -53,6 +59,7 @@ def fit(argv: list[str]) -> None:
     again = ["fl-train", "fit", *argv] if start.name and start.resume else None
     with runs.opened(start, name_of(config, Path(first or "").stem), config) as folder, runs.resumable(folder, again):
         engine(config, folder, start.resume)
+    return folder
 
 
 def test(argv: list[str]) -> None:

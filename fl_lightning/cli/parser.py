@@ -207,6 +207,17 @@ def tune_parser() -> ArgumentParser:
     return parser
 
 
+def check_method_parser() -> ArgumentParser:
+    """`--only`, `--out`; the method is a word without a key, and all other keys are `fit`'s."""
+    description = "Try a method of your own: seeds, resume, skip, partial cohorts, hard data, bytes, two processes."
+    parser = _parser("check-method", f"{description} Other keys are those of fit.", "METHOD")
+    add = parser.add_argument
+    add("--only", type=str | None, default=None, metavar="CHECK,...", help="Some checks, by name (default: all).")
+    text = "A new folder in which the runs stay (default: they are thrown away)."
+    add("--out", type=str | None, default=None, metavar="DIR", help=text)
+    return parser
+
+
 def plan_parser() -> ArgumentParser:
     """What a run is to have; all other keys are `fit`'s."""
     parser = _parser("plan", "Say what a fit would take there: memory, bytes between ranks, time of a round.")

@@ -1,0 +1,1 @@
+"""What every method must hold, tried on one that somebody has written: `fl-train check-method`."""

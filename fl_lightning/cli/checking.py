@@ -1,0 +1,97 @@
+"""`fl-train check-method`: what every method must hold, tried on a user's own, a line for each check."""
+
+from __future__ import annotations
+
+import contextlib
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+from fl_lightning.catalogue import did_you_mean
+from fl_lightning.cli.parser import check_method_parser, fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import Layer, apart, read_flags, values_of
+from fl_lightning.cli.submit import split
+from fl_lightning.config import Config, check
+from fl_lightning.errors import BadInput, RunFailed
+
+BASE: Layer = {
+    "model": {"name": "mlp", "hidden": [16]},
+    "federation": {"clients": 5, "rounds": 4, "local_epochs": 1},
+    "data": {"fraction": 0.4, "validation": 0.2, "public": "held_back"},
+    "fabric": {"accelerator": "cpu", "devices": 1, "threads": 1},
+    "callbacks": {"heatmaps": None, "ledger": None, "progress": None},
+}
+"""Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held back for validation
+and as public data, so that methods which ask for either find it."""
+SAVED: Layer = {"callbacks": {"checkpoint": {"every": 1, "best": False, "seconds": 0}}}
+WIDTH = 12
+
+
+def check_method(argv: list[str]) -> None:
+    """Print a line for each check: what holds, and what does not and why.
+
+    Raises:
+        BadInput: there is no such method, or it cannot work with these settings at all.
+        RunFailed: some checks fail.
+    """
+    words, flags = apart(argv)
+    mine, others = split(flags, list(keys(check_method_parser())))
+    values = values_of(check_method_parser(), mine)
+    second = words[1] if len(words) > 1 else None
+    check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
+    config = _config(words[0], read_flags(others, keys(fit_parser())))
+    out = Path(values.out) if values.out is not None else None
+    check("out", values.out, out is None or not out.exists(), "it exists; the runs want a folder of their own")
+    from fl_lightning.checking.checks import NAMES
+
+    asked = [name.strip() for name in (values.only or ",".join(NAMES)).split(",")]
+    for name in asked:
+        check("only", name, name in NAMES, f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}")
+    with _folder(out) as folder:
+        failed = _checked(config, folder, asked)
+    if failed:
+        raise RunFailed(f"{words[0]}: {len(failed)} of {len(asked)} checks fail: {', '.join(failed)}")
+
+
+def _config(method: str, layers: list[Layer]) -> Config:
+    config = plan([BASE, {"method": method}, *layers, SAVED])
+    federation = config.federation
+    check("federation.rounds", federation.rounds, federation.rounds >= 3, "it must be at least 3: client 1 fails in 2")
+    check("federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part")
+    return complete(config)
+
+
+@contextlib.contextmanager
+def _folder(out: Path | None) -> Iterator[Path]:
+    if out is not None:
+        out.mkdir(parents=True)
+        yield out
+        return
+    with tempfile.TemporaryDirectory() as made:
+        yield Path(made)
+
+
+def _checked(config: Config, folder: Path, asked: list[str]) -> list[str]:
+    """Make the checks and print what came of them; gives the names of those that fail."""
+    from fl_lightning.checking.bench import Bench, Wrong
+    from fl_lightning.checking.checks import CHECKS
+
+    bench, failed = Bench(config, folder), []
+    for each in CHECKS:
+        if each.name not in asked:
+            continue
+        try:
+            verdict, said = "ok", each.run(bench)
+        except BadInput as error:
+            if not bench.made:
+                raise  # with these settings it cannot work at all
+            verdict, said = "ok", f"it is refused in one line: {error}"
+        except Wrong as error:
+            verdict, said = "FAILS", str(error)
+            failed.append(each.name)
+        print(f"{verdict:6}{each.name:{WIDTH}} {each.says}: {said}", flush=True)
+        if each.name == "runs" and failed:
+            print("the other checks are not made: they would say the same")
+            break
+    return failed

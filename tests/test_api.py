@@ -1,0 +1,218 @@
+"""What scripts and notebooks are given: `fl_lightning.fit` and `Run`, with the command line's checks and no traces."""
+
+from __future__ import annotations
+
+import ast
+import csv
+import json
+import signal
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import yaml
+
+import fl_lightning
+from fl_lightning import BadInput, Run, RunFailed, fit
+from fl_lightning.callbacks import Observer
+from fl_lightning.cli import main
+from fl_lightning.core import Run as Running
+from fl_lightning.methods import Method
+
+QUIET: dict[str, Any] = {
+    "loggers": None, "callbacks": {"heatmaps": None, "ledger": None, "progress": None},
+    "fabric.accelerator": "cpu", "fabric.threads": 1, "data.fraction": 0.4, "model.hidden": [16],
+    "federation": {"clients": 4, "local_epochs": 1, "rounds": 3, "participation": 0.5},
+}  # fmt: skip
+FLAGS = """
+--config=kapc_digits --loggers=null --callbacks.heatmaps=null --callbacks.ledger=null --callbacks.progress=null
+--fabric.accelerator=cpu --fabric.threads=1 --data.fraction=0.4 --model.hidden=[16] --federation.clients=4
+--federation.local_epochs=1 --federation.rounds=3 --federation.participation=0.5
+"""
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+class Halves(Method):
+    """FedAvg by another name."""
+
+
+class Stops(Observer):
+    """Ctrl-C after the first round."""
+
+    def on_round_start(self, run: Running, round: int, cohort: list[int]) -> None:
+        if round == 2:
+            raise KeyboardInterrupt
+
+
+@pytest.fixture
+def here(monkeypatch: pytest.MonkeyPatch) -> None:
+    """This file as a module that can be imported, as a notebook's `__main__` is."""
+    module = sys.modules.setdefault("own_notebook", sys.modules[__name__])
+    for cls in (Halves, Stops):
+        monkeypatch.setattr(cls, "__module__", "own_notebook")
+    monkeypatch.setitem(sys.modules, "own_notebook", module)
+
+
+def rows(path: Path) -> list[dict[str, str]]:
+    with path.open(newline="") as file:
+        return list(csv.DictReader(file))
+
+
+def untimed(run: Run) -> dict[str, list[float]]:
+    return {name: column.tolist() for name, column in run.metrics.items() if not name.startswith(("seconds", "memory"))}
+
+
+# ---------------------------------------------------------------- fit
+
+
+def test_a_mapping_a_file_and_flags_are_one_run(workplace: Path) -> None:
+    """Called again and again in one process, whose signal handlers stay what they were."""
+    before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
+    one = fit({"config": "kapc_digits", **QUIET})
+    Path("own.yaml").write_text(yaml.safe_dump({**yaml.safe_load((one.folder / "config.yaml").read_text())}))
+    other, third = fit(Path("own.yaml")), fit(FLAGS.split())
+    assert [run.folder.as_posix() for run in (one, other, third)] == [
+        "runs/kapc_digits-001", "runs/own-001", "runs/kapc_digits-002",
+    ]  # fmt: skip
+    assert one.config == other.config == third.config
+    assert str(untimed(one)) == str(untimed(other)) == str(untimed(third))
+    assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
+    told = {**QUIET, "config": ["kapc_digits"], "name": one.folder.name, "resume": True}
+    longer = fit({**told, "federation.rounds": np.int64(4), "out": Path("runs")})
+    assert longer.metrics["round"].tolist() == [1, 2, 3, 4]
+    assert main(["export", "--run", str(longer.folder), "--client", "0", "--out", "a.safetensors"]) == 0
+
+
+def test_a_class_stands_for_its_import_path(here: None) -> None:
+    run = fit({**QUIET, "method": Halves, "name": "own"})
+    assert run.config["method"]["class_path"] == "own_notebook.Halves"
+    assert repr(run).startswith("<Run runs/own: own_notebook.Halves, 3 of 3 rounds, mean accuracy ")
+
+    class Inside(Method):
+        """Nobody can import it."""
+
+    with pytest.raises(BadInput, match=r"<locals>.*it must stand at the top of a module"):
+        fit({**QUIET, "method": Inside})
+
+
+@pytest.mark.parametrize(
+    ("config", "said"),
+    [
+        ({"method": "fedavgg"}, r"^method: 'fedavgg' is not allowed; no such name \(did you mean fedavg\?\)"),
+        ({"federation.round": 3}, r"^federation\.round: 3 is not allowed; no such key \(did you mean"),
+        ({"optimizer": {"lr": -1}}, r"^optimizer\.lr: -1"),
+        ("kapc_digit", r"^config: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)"),
+        (["--seed"], r"^seed: '' is not allowed; it needs a value"),
+        (["--seed", 3], r"^config: 3 is not allowed; flags are text"),
+        ({"print_config": True, "seed": 1}, r"^print_config: True is not allowed; it is for the command line"),
+    ],
+    ids=str,
+)
+def test_what_cannot_work_is_refused_as_by_the_command(config: Any, said: str, workplace: Path) -> None:
+    with pytest.raises(BadInput, match=said):
+        fit(config)
+    assert list(workplace.iterdir()) == []
+
+
+def test_ctrl_c_goes_through_and_the_run_goes_on(here: None) -> None:
+    callbacks = {**QUIET["callbacks"], "stops": {"class_path": Stops}}
+    with pytest.raises(KeyboardInterrupt):
+        fit({**QUIET, "name": "cut", "callbacks": callbacks})
+    cut = Run("runs/cut")
+    assert cut.summary == {} and len(cut.final_accuracies) == 0
+    assert repr(cut) == "<Run runs/cut: kapc, 1 of 3 rounds>"
+
+
+@pytest.mark.slow
+def test_several_processes_from_a_notebook(workplace: Path) -> None:
+    """An interactive interpreter has no file that its processes could read; Lightning knows it by `sys.ps1`."""
+    config = {**QUIET, "method": "fedavg", "fabric.devices": 2}
+    lines = f"import sys; sys.ps1 = '>>> '\nfrom fl_lightning import fit\nprint(fit({config!r}).summary['world_size'])"
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, timeout=300, check=False)
+    assert done.stdout.splitlines()[-1:] == ["2"], done.stderr
+
+
+# ---------------------------------------------------------------- the tables
+
+
+def test_tables_are_those_of_the_folder() -> None:
+    run = fit({"config": "kapc_digits", **QUIET})
+    for name, table in (("metrics", run.metrics), ("clients", run.clients), ("split", run.split), ("final", run.final)):
+        held = rows(run.folder / f"{name}.csv")
+        assert {k for k in held[0] if k != "model"} == table.keys()
+        for column, values in table.items():
+            written = [float(row[column]) if row[column] else np.nan for row in held]
+            np.testing.assert_array_equal(values, written)
+    assert run.summary == json.loads((run.folder / "summary.json").read_text())
+    assert run.final_accuracies.shape == (4,)
+    assert run.final_accuracies.mean() == pytest.approx(run.summary["final_mean_accuracy"])
+    percent = f"{100 * run.final_accuracies.mean():.2f} %"
+    assert repr(run) == f"<Run {run.folder}: kapc, 3 of 3 rounds, mean accuracy {percent} at the end>"
+    assert run.newcomers == {}
+
+    after = run.by_client("accuracy_after")
+    assert after.shape == (3, 4)
+    assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
+    np.testing.assert_allclose(np.nanmean(after, 1), run.metrics["accuracy_after"])
+    with pytest.raises(BadInput, match=r"^column: 'accuracy_afte' is not allowed; columns of clients.csv: round, cl"):
+        run.by_client("accuracy_afte")
+
+
+def test_the_cube_is_the_cohorts_part_of_the_relation() -> None:
+    run = fit({"config": "kapc_digits", **QUIET})
+    assert run.relation_rounds == [1, 2, 3]
+    view = run.relation(2)
+    cube = run.cube(2)
+    assert cube.shape == (4, len(view.layers), 4)
+    assert np.flatnonzero(np.isfinite(cube).all((1, 2))).tolist() == view.receivers
+    for a, receiver in enumerate(view.receivers):
+        np.testing.assert_array_equal(cube[receiver][:, view.sources], view.rows[a])
+        np.testing.assert_allclose(cube[receiver].sum(-1), 1, rtol=1e-6)
+    np.testing.assert_array_equal(run.cube(), run.cube(3))
+    with pytest.raises(BadInput, match=r"^round: 4 is not allowed; there is no relation of it; kept: 1 to 3$"):
+        run.cube(4)
+
+
+def test_no_run_is_refused(workplace: Path) -> None:
+    with pytest.raises(BadInput, match=r"^run: 'nowhere' is not allowed; it must be a run folder"):
+        Run("nowhere")
+
+
+# ---------------------------------------------------------------- what the package gives
+
+
+def test_the_package_lists_what_it_gives_and_imports_it_when_asked() -> None:
+    assert set(fl_lightning.__all__) <= set(dir(fl_lightning))
+    assert {name: getattr(fl_lightning, name).__name__ for name in fl_lightning.__all__ if name[0] != "_"} == {
+        "BadInput": "BadInput", "Run": "Run", "RunFailed": "RunFailed", "fit": "fit",
+    }  # fmt: skip
+    assert issubclass(RunFailed, Exception)
+    with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
+        fl_lightning.fitt  # noqa: B018
+    lines = """
+import sys, fl_lightning
+print([name for name in ("torch", "numpy", "jsonargparse", "yaml") if name in sys.modules])
+fl_lightning.Run, fl_lightning.fit
+print([name for name in ("torch", "lightning", "matplotlib", "plotly") if name in sys.modules])
+"""
+    done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
+    assert done.stdout.split("\n")[:2] == ["[]", "[]"]
+
+
+def test_type_checkers_are_told_the_same() -> None:
+    """The stub beside `__init__.py`, which alone they read."""
+    stub = Path(fl_lightning.__file__).with_name("__init__.pyi").read_text()
+    [listed] = [node.value for node in ast.parse(stub).body if isinstance(node, ast.Assign)]
+    assert ast.literal_eval(listed) == fl_lightning.__all__
+    told = {a.name: n.module for n in ast.parse(stub).body if isinstance(n, ast.ImportFrom) for a in n.names}
+    assert told == {name: f"fl_lightning.{module}" for name, module in fl_lightning._WHERE.items()}
