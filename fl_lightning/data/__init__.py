@@ -39,8 +39,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     needy = {"data.partition": rotated, "data.planted": any(angles), "data.augment": data.augment != "none"}
     if raw_train.ndim == 2 and any(needy.values()):
         key = next(key for key, needs in needy.items() if needs)
-        value = getattr(data, key.removeprefix("data."))
-        raise BadInput(key, value, "it needs images, but the samples are plain vectors")
+        raise BadInput(key, getattr(data, key[5:]), "it needs images, but the samples are plain vectors")
     labels_train, labels_test = dealt.train.labels, dealt.test.labels
     if data.planted == "labels":
         trains, held, tests = dealt.shares
@@ -78,6 +77,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         common,
         [group for c, group in enumerate(groups) if c not in absent],
         away,
+        source.vocabulary,
     )
 
 
@@ -138,8 +138,10 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each channel (or feature) of `raw`, float32, [channels, 1, 1] or [features].
 
-    A channel that never changes keeps the deviation 1.
+    A channel that never changes keeps the deviation 1. Token numbers, int64, are not touched: 0 and 1, [1].
     """
+    if raw.dtype == np.int64:
+        return torch.zeros(1), torch.ones(1)
     axes = (0, *range(2, raw.ndim))
     # Around the first sample's mean, so that the difference of squares loses no digits; in blocks, to save memory.
     origin = raw[:1].astype(np.float64).mean(axes, keepdims=True)

@@ -24,9 +24,11 @@ class Pool:
     """Labelled samples whose images are read only when they are used."""
 
     labels: np.ndarray
-    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]."""
+    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]; of texts also next tokens, int64
+    [n, T]."""
     read: Callable[[np.ndarray], np.ndarray]
-    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]."""
+    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]; tokens int64
+    [m, T]."""
     groups: np.ndarray | None = None
     """Number of each sample's group from 0, int64 [n], where the data have groups."""
 
@@ -38,8 +40,8 @@ class Pool:
 
     @property
     def strata(self) -> np.ndarray:
-        """What partitions deal by, int64 [n]: class numbers; targets are all of one class."""
-        targets = np.issubdtype(self.labels.dtype, np.floating)
+        """What partitions deal by, int64 [n]: class numbers; targets and next tokens are all of one class."""
+        targets = np.issubdtype(self.labels.dtype, np.floating) or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
     def part(self, index: np.ndarray) -> Pool:
@@ -78,6 +80,8 @@ class Source:
     test: Pool
     class_names: list[str]
     group_names: list[str] = field(default_factory=list)
+    vocabulary: int = 0
+    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are none."""
 
 
 def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None) -> Source:
