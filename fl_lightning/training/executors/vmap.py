@@ -112,8 +112,8 @@ def laid_out(
 ) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The next batches by slot: x (width, steps, size, ...), y and weight (width, steps, size), active (steps, width).
 
-    A sample's weight, as exact as numbers of `dtype` and of 32 bits at least, is 1 / its batch's samples; what fills a batch up is its client's first sample, which is finite if
-    the others are, and has weight 0.
+    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills a batch up is its
+    client's first sample, which is finite if the others are, and has weight 0.
     """
     width = len(slots)
     first = next(found for found in slots if found)
