@@ -208,6 +208,7 @@ def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> 
     if damaged and run.is_main:
         print(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}", file=sys.stderr)
     _put(run, loaded)
+    run.data.at_round(run.server.round)
     return run.server.round
 
 

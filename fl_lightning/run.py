@@ -29,7 +29,7 @@ from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restor
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
 from fl_lightning.core import RoundRecord, Run
-from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data import FederatedData, heterogeneity, prepare
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
@@ -175,11 +175,10 @@ def _written(
         save_model(model, str(aside))  # tensors that the model ties are written once
     component = run.config.models[group.index].component
     arguments = arguments_of(component, run.data.input_shape, run.data.num_classes, run.data.text)
-    facts = {"round": run.server.round, "class_path": component.class_path, "arguments": arguments}
+    facts = {"round": run.server.round, "component": component, "arguments": arguments}
     if type(run.method).build is not Method.build:
         facts["built_by"] = run.config.method
     facts |= {"input_shape": tuple(run.data.input_shape), "classes": run.data.num_classes, "text": run.data.text}
-    facts["adapters"] = getattr(component, "adapters", None)
     if type(run.method).outputs is not Method.outputs:
         facts["scored_as"] = (type(run.method).outputs.__doc__ or "its own hook `outputs` says").partition("\n")[0]
     return facts
@@ -223,6 +222,7 @@ class _Keeper(Observer):
             data = run.data
             counts = data.class_counts if data.task == "classification" else None
             self.folder.write_split(data.train_sizes, data.test_sizes, counts)
+            self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation."""
@@ -264,6 +264,7 @@ class _Keeper(Observer):
             f"last_{mean}": judged[-1],
             **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
             **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
+            **self.unlike,
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,

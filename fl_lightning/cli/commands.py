@@ -191,12 +191,13 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
 
 def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:
     """Python that loads the exported model."""
-    imports, made = _called(facts["class_path"], facts["arguments"])
-    method, adapters = facts.get("built_by"), facts.get("adapters")
+    path, method = facts["component"].class_path, facts.get("built_by")
+    imports, made = _called(path, facts["arguments"])
+    adapters = getattr(facts["component"], "adapters", None)
     if method or adapters is not None:
         kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
         imports = f"from fl_lightning.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
-        component = f"Network({facts['class_path']!r}, {facts['arguments']!r}, adapters={adapters!r})"
+        component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
         text = f", {facts['text']!r}" if facts["text"] is not None else ""
         made = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"
     if method:  # the method's own network, with the user's in it

@@ -14,6 +14,7 @@ from fl_lightning.config import Config
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.federated import Samples
+from fl_lightning.data.load import shape_of
 from fl_lightning.data.source import Absent
 from fl_lightning.metric import Task
 from fl_lightning.models.base import inputs, targets
@@ -69,14 +70,13 @@ def sizes_of(config: Config, samples: int) -> DataSizes:
         dealt = config.federation.clients
         data = prepare(replace(config.data, download=False), dealt, config.seed, config.smoke)
     except Absent:
-        from fl_lightning.data.vision import RECIPES
-
-        recipe = RECIPES.get(config.data.source)
-        if recipe is None:
+        known = shape_of(config.data.source)
+        if known is None:
             raise
+        shape, classes = known
         tests = max(1, samples // 5)
-        raw = clients * (samples + tests) * (math.prod(recipe.shape) + 8)
-        return DataSizes([samples] * clients, [tests] * clients, recipe.shape, recipe.classes, raw)
+        raw = clients * (samples + tests) * (math.prod(shape) + 8)
+        return DataSizes([samples] * clients, [tests] * clients, shape, classes, raw)
     sizes = data.train_sizes, data.test_sizes
     return DataSizes(*sizes, data.input_shape, data.num_classes, data.raw_bytes, data.task, data, data.text)
 
