@@ -6,10 +6,11 @@ Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 an
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fl_lightning.components import Component as Component
+from fl_lightning.components import ModelConfig as ModelConfig
 from fl_lightning.datakeys import SourceKeys
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import CLASS_SHARE
@@ -40,27 +41,6 @@ def held_out(share: float, clients: int, smoke: bool = False) -> int:
     """How many of `clients` are held out; in a smoke run, which has few, one at least where any are asked for."""
     count = round(share * clients)
     return min(max(count, 1), clients - 1) if smoke and share else count
-
-
-@dataclass
-class Component:
-    """A class by its import path, and the arguments it is built with."""
-
-    class_path: str
-    init_args: dict[str, Any] = field(default_factory=dict)
-
-    def load(self) -> Any:
-        """The class itself."""
-        module, _, name = self.class_path.rpartition(".")
-        return getattr(importlib.import_module(module), name)
-
-
-@dataclass
-class ModelConfig:
-    """One architecture and how many clients run it (`count` None: all of them)."""
-
-    component: Component
-    count: int | None = None
 
 
 @dataclass
@@ -381,7 +361,7 @@ class Config:
 
     def spoken(self) -> dict[str, Any]:
         """Plain data nested by the keys of the command line, with short names: `method.name`, `method.lam`."""
-        models = [_spoken(m.component) | ({} if m.count is None else {"count": m.count}) for m in self.models]
+        models = [_spoken(m.component) | m.beside() for m in self.models]
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
         hung = {kind: {k: _spoken(c) for k, c in getattr(self, kind).items()} for kind in ("callbacks", "loggers")}
         model = models[0] if len(models) == 1 else models

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.planted import Tasks
 from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.data.source import HeldOut
 from fl_lightning.device import free_bytes, sent
 from fl_lightning.errors import BadInput
-from fl_lightning.metric import BY_TASK, Task
+from fl_lightning.metric import BY_TASK, NO_TARGET, Task
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Relabelling = Callable[[Tensor], Tensor]
@@ -37,7 +38,7 @@ class Samples:
     """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features]; int64 [n, length]: token
     numbers, which stay what they are."""
     labels: Tensor
-    """int64 [n], or float32 [n] for regression."""
+    """int64 [n] (next tokens: [n, T]), or float32 [n] for regression."""
     mean: Tensor
     """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one sample."""
     std: Tensor
@@ -185,6 +186,8 @@ class FederatedData:
         `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part, beside these.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
+        self.vocabulary = vocabulary
+        """Different tokens of texts; 0: samples are none."""
         self.class_names = class_names
         self.task = task
         self.metric = BY_TASK[task]
@@ -207,7 +210,8 @@ class FederatedData:
         self.test_sizes = [len(index) for index in shares[2]]
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
-        """Training samples by client and class, int64 [N, classes]; targets of a regression are all of one."""
+        """Training samples (or positions, where each has a target) by client and class, int64 [N, classes]; targets of
+        a regression are all of one."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
@@ -222,6 +226,11 @@ class FederatedData:
         self._fitting: dict[torch.device, bool] = {}
         self._relabelled: dict[int, Relabelling] = {}
         self._newcomer: ClientData | None = None
+
+    @property
+    def text(self) -> Text | None:
+        """What samples are, where they are texts."""
+        return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None
 
     def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> ClientData:
         """Client `i`'s parts on `device`, kept for the next call."""
@@ -292,7 +301,8 @@ class FederatedData:
         found.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
         found.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
-            counts = np.bincount(np.concatenate(labels) if labels else [], minlength=self.num_classes)
+            y = np.concatenate(labels).ravel() if labels else np.zeros(0, np.int64)
+            counts = np.bincount(y[y != NO_TARGET], minlength=self.num_classes)
             found.class_counts = np.vstack([self.class_counts, counts[None]]).astype(self.class_counts.dtype)
         return found
 
@@ -370,5 +380,7 @@ def _as_is(batch: Any) -> Any:
 
 def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:
     owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
-    flat = owner * classes + labels[np.concatenate(shares)]
+    labels = labels[np.concatenate(shares)]
+    held = labels != NO_TARGET
+    flat = (owner.reshape(-1, *[1] * (labels.ndim - 1)) * classes + labels)[held]
     return np.bincount(flat, minlength=len(shares) * classes).reshape(len(shares), classes)
