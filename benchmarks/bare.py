@@ -32,7 +32,7 @@ class BareFedAvg:
         clients = [data.client(c) for c in range(data.clients)]
         self.train = [_tensors(c.train) for c in clients]
         self.test = [_tensors(c.test) for c in clients]
-        self.parameters = list(model.parameters())
+        self.parameters = [p for p in model.parameters() if p.requires_grad]
         tensors = [*self.parameters, *(b for b in model.buffers() if b.is_floating_point())]
         self.row = torch.cat([t.detach().flatten() for t in tensors])
         parts = self.row.split([t.numel() for t in tensors])

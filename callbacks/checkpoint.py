@@ -209,6 +209,7 @@ def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> 
     if damaged and run.is_main:
         log.say(f"checkpoint: passed over {'; '.join(damaged)}; using round {t}")
     _put(run, loaded)
+    run.data.at_round(run.server.round)
     return run.server.round
 
 
@@ -248,6 +249,8 @@ def _put(run: Run, loaded: _Loaded) -> None:
         group.initial.copy_(loaded.initial[f"{k}.row"])
         for buffer, kept in zip(group.initial_buffers, _buffers(loaded.initial, device, f"{k}."), strict=True):
             buffer.copy_(kept)
+        for name, tensor in group.frozen.items():
+            tensor.copy_(loaded.initial[f"{k}.frozen.{name}"])
         group.vectors |= {name: v.to(device) for name, v in _called(saved, f"{k}.vectors").items()}
         group.vectors[MODEL] = saved[f"{k}.shared"].to(device) if f"{k}.shared" in saved else group.initial
     run.server.memory |= _called(saved, "fields")
@@ -303,10 +306,11 @@ def _vectors(run: Run) -> dict[str, Tensor]:
 
 
 def _initial(run: Run) -> dict[str, Tensor]:
-    """The initial model of each group."""
+    """The initial model of each group, and what of it is frozen: it lies in the run folder once."""
     found: dict[str, Tensor] = {}
     for k, group in enumerate(run.groups):
         found |= {f"{k}.row": group.initial, **_numbered(f"{k}.buffers", group.initial_buffers)}
+        found |= _named(f"{k}.frozen", group.frozen)
     return found
 
 

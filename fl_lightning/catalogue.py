@@ -50,13 +50,11 @@ def find(kind: str, key: str, name: str) -> Entry:
     """
     if entry := lookup(kind, name):
         return entry
-    may_be_own = kind != "sources"
-    if may_be_own and "." in name:
+    if "." in name:
         return Entry(name, name, "")
     names = list(table(kind))
     allowed = ", ".join(names) if len(names) <= 20 else f"see fl-train list {kind}"
-    own = ", or an import path" if may_be_own else ""
-    raise BadInput(key, name, f"no such name{did_you_mean(name, names)}; {kind}: {allowed}{own}")
+    raise BadInput(key, name, f"no such name{did_you_mean(name, names)}; {kind}: {allowed}, or an import path")
 
 
 def lookup(kind: str, name: str) -> Entry | None:

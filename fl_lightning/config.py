@@ -6,10 +6,12 @@ Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 an
 from __future__ import annotations
 
 import dataclasses
-import importlib
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
+from fl_lightning.components import Component as Component
+from fl_lightning.components import ModelConfig as ModelConfig
+from fl_lightning.datakeys import SourceKeys
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import CLASS_SHARE
 from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, ShareBelow1, check_ranges
@@ -39,27 +41,6 @@ def held_out(share: float, clients: int, smoke: bool = False) -> int:
     """How many of `clients` are held out; in a smoke run, which has few, one at least where any are asked for."""
     count = round(share * clients)
     return min(max(count, 1), clients - 1) if smoke and share else count
-
-
-@dataclass
-class Component:
-    """A class by its import path, and the arguments it is built with."""
-
-    class_path: str
-    init_args: dict[str, Any] = field(default_factory=dict)
-
-    def load(self) -> Any:
-        """The class itself."""
-        module, _, name = self.class_path.rpartition(".")
-        return getattr(importlib.import_module(module), name)
-
-
-@dataclass
-class ModelConfig:
-    """One architecture and how many clients run it (`count` None: all of them)."""
-
-    component: Component
-    count: int | None = None
 
 
 @dataclass
@@ -142,20 +123,21 @@ class OptimizerConfig:
 
 
 @dataclass
-class DataConfig:
+class DataConfig(SourceKeys):
     """Which data, and how the clients share them."""
 
     task: Literal["classification", "regression"] = "classification"
     """Regression: labels are numbers, the local loss is the squared error, and runs are judged by `mae`."""
     source: str = "digits"
-    """`digits` (ships with the package), a torchvision data set in lower case, `arrays`, `images` or `table`."""
+    """`digits` (ships with the package), another by name (`fl-train list sources`: torchvision's, your own files), or
+    the import path of a LightningDataModule."""
     root: str | None = None
     """Folder of the data, or the `.npz` file for `arrays`, or the `.csv` file for `table`; such a file overrides any
     source."""
     download: bool = False
     """Let torchvision download what is missing."""
     partition: str = "dirichlet"
-    """dirichlet, hsu, pathological, lognormal, rotated, natural, iid, or the import path of a function."""
+    """dirichlet, hsu, mixture, pathological, lognormal, rotated, natural, iid, or a function's import path."""
     alpha: PositiveFloat = 0.1
     """Dirichlet concentration: smaller is less alike. 0.1: KAPC's harder setting."""
     by: Literal["class", "client"] | None = None
@@ -174,17 +156,11 @@ class DataConfig:
     global_test: bool = False
     """Score on the set's whole test part, too, as one test set for all (FedHKD's global accuracy): the global model, or
     the judge's where there is none, and whatever else `evaluation.models` names."""
-    planted: Literal["none", "labels", "rotation"] = "none"
-    """Groups whose tasks differ, planted over any partition (client i in group i modulo `groups`): in group g labels
-    are moved on by g classes, or images turned by 360 g / `groups` degrees, test data too. none: data as they are."""
+    planted: Literal["none", "labels", "permuted", "rotation"] = "none"
+    """Groups whose tasks differ, over any partition (client i in group i modulo `groups`): in group g labels are moved
+    on by g classes, or permuted (drawn from the seed), or images turned by 360 g / `groups` degrees, tests too."""
     groups: int = 4
-    """How many groups are planted. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS 2020)."""
-    label_column: str = "label"
-    """Table: the column of the classes, or of the targets."""
-    group_column: str | None = None
-    """Table: the column of the natural partition's groups, a client for each of its values."""
-    columns: list[str] | None = None
-    """Table: the columns of features, or one column of image files; None: all but those of label and group."""
+    """How many groups are planted, or mixed. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS 2020)."""
     fraction: PositiveShare = 1.0
     """Share of the training and of the test data that is used at all."""
     test_fraction: PositiveShare | None = None
@@ -235,9 +211,12 @@ class DataConfig:
         check("data.rest_to", rest, fine, "it must be a client's number from 0, with data.samples_per_client, or null")
         fine = rest is None or self.partition in ("rotated", "iid")
         check("data.rest_to", rest, fine, "it belongs to the partitions rotated and iid, whose clients are alike")
-        fine = (self.planted, self.task) != ("labels", "regression")
+        other = self.planted in ("labels", "permuted")
+        fine = not other or self.task == "classification"
         check("data.planted", self.planted, fine, "a regression has no classes to move labels on by: none or rotation")
-        fine = not (self.planted == "labels" and self.global_test)
+        fine = self.drift_every is None or self.planted != "none"
+        check("data.drift_every", self.drift_every, fine, "clients change tasks where there are several: data.planted")
+        fine = not (other and self.global_test)
         check(
             "data.planted", self.planted, fine, "one test set for all (data.global_test) has one meaning of its labels"
         )
@@ -382,7 +361,7 @@ class Config:
 
     def spoken(self) -> dict[str, Any]:
         """Plain data nested by the keys of the command line, with short names: `method.name`, `method.lam`."""
-        models = [_spoken(m.component) | ({} if m.count is None else {"count": m.count}) for m in self.models]
+        models = [_spoken(m.component) | m.beside() for m in self.models]
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
         hung = {kind: {k: _spoken(c) for k, c in getattr(self, kind).items()} for kind in ("callbacks", "loggers")}
         model = models[0] if len(models) == 1 else models

@@ -67,7 +67,7 @@ class Metric:
 
         Args:
             output: of the model, (b, num_classes), or (b, 1) for regression.
-            y: class numbers int64 (b,), or targets float32 (b,).
+            y: class numbers int64 (b,), or targets float32 (b,). Of texts: `Accuracy`.
             num_classes: of the task; 1 for regression.
         """
         raise NotImplementedError
@@ -77,11 +77,23 @@ class Metric:
         raise NotImplementedError
 
 
+NO_TARGET = -100
+"""The target of a position that has none: torch's."""
+
+
 class Accuracy(Metric):
-    """Share of right answers; local loss cross-entropy."""
+    """Share of right answers; local loss cross-entropy.
+
+    Where every position of a sample has a target, (b, T), and scores are (b, T, classes), a sample's loss and its share
+    of right answers are means over its positions that have one.
+    """
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Number of right answers."""
+        """Number of right answers, or the sum of samples' shares."""
+        if output.ndim > 2:
+            held = y != NO_TARGET
+            right = (output.argmax(-1) == y) & held
+            return (right.sum(1) / held.sum(1).clamp(min=1)).sum()
         from torchmetrics.functional.classification import multiclass_stat_scores
 
         counts: Tensor = multiclass_stat_scores(
@@ -93,6 +105,10 @@ class Accuracy(Metric):
         """Cross-entropy."""
         from torch.nn.functional import cross_entropy
 
+        if output.ndim > 2:
+            each = cross_entropy(output.flatten(0, 1), y.flatten(), reduction="none").view_as(y)
+            each = each.sum(1) / (y != NO_TARGET).sum(1).clamp(min=1)
+            return each if reduction == "none" else each.sum() if reduction == "sum" else each.mean()
         return cross_entropy(output, y, reduction=reduction)
 
 

@@ -7,6 +7,13 @@ SOURCES: dict[str, str] = {
     "arrays": "your own arrays: data.root is an .npz file with x_train, y_train, x_test, y_test",
     "images": "your own image folder: data.root holds train/CLASS and test/CLASS, or CLASS folders alone",
     "table": "your own CSV file: data.root; features in columns, or a column of image files; see data.label_column",
+    "watch": "smartwatch recordings of 10 persons (natural groups), 7 exercises, windows of 2 s; with the extra watch",
+    "glyphs": "letters and digits rendered from typefaces, 28x28 grey, 62 classes; a group for each (data.root: *.ttf)",
+    "digit_pair": "two domains: the bundled digits, and as many of MNIST (data.root) resized to 8x8; 10 classes",
+    "domains": "image folders by domain: data.root holds DOMAIN/CLASS (PACS, Office-Home, DomainNet); groups: domains",
+    "leaf": "LEAF's JSON (FEMNIST, Shakespeare): data.root holds train/ and test/, or one folder; groups: its users",
+    "hf": "Hugging Face data: data.root is saved to disk, or parquet; columns as for table; with the extra hf",
+    "text": "your own text: data.root is a folder of .txt files (groups); the next character of data.length ones",
     "mnist": "handwritten digits, 28x28 grey, 10 classes",
     "fashionmnist": "clothing, 28x28 grey, 10 classes",
     "kmnist": "cursive Japanese characters, 28x28 grey, 10 classes",
@@ -48,10 +55,11 @@ SOURCES: dict[str, str] = {
 
 PARTITIONS: dict[str, str] = {
     "dirichlet": "shares by a Dirichlet(alpha) draw, by class or by client (data.by), free or equal sizes (data.sizes)",
+    "mixture": "data.groups groups: a mix for each by Dir(alpha), near it one for each client (data.concentration)",
     "hsu": "a class mix for each client by a Dirichlet(alpha p) draw, equal sizes (Hsu et al., 2019; the KAPC papers)",
     "pathological": "every client holds exactly data.classes_per_client classes (McMahan et al., 2017)",
     "lognormal": "client u holds data.classes_per_client classes from u on, in lognormal counts (KT-pFL's generator)",
     "rotated": "alike shares; client i of N sees its images turned by 360 i / N degrees",
-    "natural": "a client for each value of data.group_column (source table)",
+    "natural": "a client for each person, writer, file or domain of the source, or value of data.group_column (tables)",
     "iid": "alike shares, dealt at random",
 }

@@ -177,11 +177,11 @@ def _written(
     with atomic_write(out) as aside:
         save_model(model, str(aside))  # tensors that the model ties are written once
     component = run.config.models[group.index].component
-    arguments = arguments_of(component, run.data.input_shape, run.data.num_classes)
-    facts = {"round": run.server.round, "class_path": component.class_path, "arguments": arguments}
+    arguments = arguments_of(component, run.data.input_shape, run.data.num_classes, run.data.text)
+    facts = {"round": run.server.round, "component": component, "arguments": arguments}
     if type(run.method).build is not Method.build:
-        facts |= {"built_by": run.config.method, "input_shape": tuple(run.data.input_shape)}
-        facts |= {"classes": run.data.num_classes}
+        facts["built_by"] = run.config.method
+    facts |= {"input_shape": tuple(run.data.input_shape), "classes": run.data.num_classes, "text": run.data.text}
     if type(run.method).outputs is not Method.outputs:
         facts["scored_as"] = (type(run.method).outputs.__doc__ or "its own hook `outputs` says").partition("\n")[0]
     return facts
@@ -197,7 +197,7 @@ def assemble(
     models = []
     for each in config.models:
         torch.manual_seed(key(config.seed, "initial model"))  # no model depends on those before it in the list
-        models.append(build(each.component, data.input_shape, data.num_classes))
+        models.append(build(each.component, data.input_shape, data.num_classes, data.text))
     method = instantiate("method", config.method)
     return federation(fabric, config, data, models, method, callbacks, folder)
 

@@ -196,6 +196,21 @@ class RunFolder:
         """The rows of `split.csv`; none in run folders of earlier versions."""
         return _Table(self.path / "split.csv").read()
 
+    def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
+        """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:
+        each one's mean distance from the others."""
+        _save_arrays(self.path / "heterogeneity.npz", clients=np.asarray(clients, np.int64), **pairs)
+        rows: list[Row] = [{"client": c} for c in clients]
+        for name, table in pairs.items():
+            for k, row in enumerate(rows):
+                others = np.delete(table[k], k).astype(np.float64)
+                row |= {name: float(np.nanmean(others))} if np.isfinite(others).any() else {}
+        _Table(self.path / "heterogeneity.csv").write(rows)
+
+    def read_heterogeneity(self) -> list[Row]:
+        """The rows of `heterogeneity.csv`; none in run folders of earlier versions."""
+        return _Table(self.path / "heterogeneity.csv").read()
+
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
         _replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())

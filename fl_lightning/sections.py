@@ -17,6 +17,8 @@ _BEGINNINGS = {
     "training": ("train_loss", "coaching_loss", "objective", "gradient_norm_"),
     "privacy": ("privacy_",),
     "clients": ("clients_",),
+    "data": ("heterogeneity_",),
+    "relation": ("rand_index",),
 }
 """Sections of columns that are no scores, by how those begin."""
 _AT_THE_END = ("best_", "last_", "final_", "validation_", "mean_best_")

@@ -323,3 +323,14 @@ def test_the_table_of_costs_is_what_a_round_counts(script: Load, name: str) -> N
     head = f"| {' | '.join(script('costs').HEAD)} |\n| --- |\n"
     now = table(head + script("costs").cost(name).row(name), script)[name]
     assert now == pytest.approx(table(DOCS.read_text(), script)[name], rel=0.05, abs=0.05)
+
+
+@pytest.mark.slow
+def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("peft")
+    adapters = script("adapters")
+    small = replace(tiny, model=replace(adapters.STEPS["vit-adapters-8px"].model, init_args={"depth": 1, "width": 16}))
+    row = adapters.against_bare(replace(small, shape=(1, 8, 8)), 1)
+    assert row.ratio > 0 and "numbers train" in row.note
+    found = adapters.memory(40)
+    assert found["vector"] / 2 < found["a_client"] and found["frozen"] > 4e6

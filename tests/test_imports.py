@@ -17,7 +17,7 @@ PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "signals"),
     ("log", "ranges"),
-    ("search",),
+    ("components", "datakeys", "search"),
     ("catalogue", "config", "device", "files", "sections"),
     ("data", "drawing", "models", "parallel", "provenance", "runfolder", "storage"),
     ("core",),

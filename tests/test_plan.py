@@ -17,6 +17,7 @@ import torch
 from torch import nn
 
 from fl_lightning.cli import main
+from fl_lightning.components import Network
 from fl_lightning.config import Component, Config, DataConfig, FederationConfig, ModelConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.mixing import Mixer
@@ -105,6 +106,18 @@ def test_a_trace_finds_what_can_be_worked_out_by_hand() -> None:
     assert found.saved < found.step < 4 * found.saved + 2 * found.trained
     assert found.mask.all()
     assert not trace(MLP, config(), KAPC(classifier="own"), DIGITS).mask.all()
+
+
+def test_what_is_frozen_is_counted_once_and_trained_by_nobody() -> None:
+    pytest.importorskip("peft")
+    adapted = Network(MLP.class_path, MLP.init_args, adapters={"rank": 2, "head": False})
+    found = trace(adapted, config(), FedAvg(), DIGITS)
+    assert found.trained == 4 * 2 * (64 + 32)
+    assert found.frozen == 4 * (64 * 32 + 32 + 32 * 10 + 10)
+    assert found.numbers == 2 * (64 + 32)
+    many = parts(config(model=adapted), DIGITS)
+    assert many["frozen parts"] == found.frozen and many["clients' vectors"] == 10 * 4 * found.numbers
+    assert "frozen parts" not in parts(config(), DIGITS)
 
 
 def test_activations_grow_with_the_batch() -> None:

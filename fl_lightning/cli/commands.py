@@ -31,11 +31,13 @@ if TYPE_CHECKING:
 
 def fit(argv: list[str]) -> None:
     """Train, in a new run folder or (`--resume`) in the named one."""
-    trained(read_flags(argv, keys(fit_parser())), config_in(argv))
+    trained(read_flags(argv, keys(fit_parser())), config_in(argv), argv)
 
 
-def trained(layers: list[Layer], first: str | None) -> Path | None:
+def trained(layers: list[Layer], first: str | None, words: list[str] | None = None) -> Path | None:
     """Train as `layers` say, in a folder named after the config `first` or the method; None where that is only shown.
+
+    `words`: the command line, which goes on with a run that is resumed.
 
     Returns:
         The run folder.
@@ -56,7 +58,7 @@ def trained(layers: list[Layer], first: str | None) -> Path | None:
         runs.check_goes_on(saved, config, Path(start.out) / str(start.name))
     from fl_lightning.run import fit as engine
 
-    again = ["fl-train", "fit", *argv] if start.name and start.resume else None
+    again = ["fl-train", "fit", *words] if words and start.name and start.resume else None
     with runs.opened(start, name_of(config, Path(first or "").stem), config) as folder, runs.resumable(folder, again):
         engine(config, folder, start.resume)
     return folder
@@ -217,12 +219,18 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
 
 def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:
     """Python that loads the exported model."""
-    imports, made = _called(facts["class_path"], facts["arguments"])
-    if method := facts.get("built_by"):  # the method's own network, with the user's in it
+    path, method = facts["component"].class_path, facts.get("built_by")
+    imports, made = _called(path, facts["arguments"])
+    adapters = getattr(facts["component"], "adapters", None)
+    if method or adapters is not None:
+        kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
+        imports = f"from fl_lightning.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
+        component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
+        text = f", {facts['text']!r}" if facts["text"] is not None else ""
+        made = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"
+    if method:  # the method's own network, with the user's in it
         own, call = _called(method.class_path, method.init_args)
-        imports = f"from fl_lightning.config import Component\n{own}from fl_lightning.models import build\n"
-        component = f"Component({facts['class_path']!r}, {facts['arguments']!r})"
-        made = f"{call}.build(build({component}, {facts['input_shape']!r}, {facts['classes']}), {facts['classes']})"
+        imports, made = f"{imports}{own}", f"{call}.build({made}, {facts['classes']})"
     scored = f"# Scored by more than model(x): {facts['scored_as']}\n" if "scored_as" in facts else ""
     return (
         f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"

@@ -23,13 +23,14 @@ from fl_lightning import catalogue
 from fl_lightning.cli.arguments import check_arguments, sketch
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
+from fl_lightning.components import AdaptersConfig, Network
 from fl_lightning.config import Component, Config, ModelConfig, check_finite
 from fl_lightning.errors import BadInput
 
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
     "methods": (["fl_lightning.methods.base.Method"], frozenset[str]()),
-    "models": (["torch.nn.Module"], frozenset({"input_shape", "num_classes"})),
+    "models": (["torch.nn.Module"], frozenset({"input_shape", "num_classes", "vocabulary", "per_position"})),
     "callbacks": ([f"fl_lightning.callbacks.{kind}" for kind in ("Transform", "Observer", "Aggregator")], frozenset()),
     "loggers": (["fl_lightning.callbacks.Observer"], frozenset[str]()),
 }
@@ -81,7 +82,7 @@ def complete(config: Config) -> Config:
     _look_here()
     one = len(config.models) == 1
     models = [
-        ModelConfig(_completed("models", "model" if one else f"model[{i}]", model.component), model.count)
+        ModelConfig(_network("model" if one else f"model[{i}]", model.component), model.count)
         for i, model in enumerate(config.models)
     ]
     method = _completed("methods", "method", config.method)
@@ -104,7 +105,7 @@ def to_yaml(config: Config) -> str:
 
 def to_settings(config: Config) -> dict[str, Any]:
     """`config` as the mapping that a config file holds, with short names for our own classes."""
-    models = [_named("models", m.component) | ({} if m.count is None else {"count": m.count}) for m in config.models]
+    models = [_named("models", m.component) | m.beside() for m in config.models]
     absent = {name: None for name in DEFAULT_CALLBACKS if name not in config.callbacks}
     return {
         "seed": config.seed,
@@ -145,6 +146,22 @@ def _shrink(config: Config) -> None:
     config.models = [ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n]
 
 
+def _network(key: str, component: Component) -> Component:
+    """A model with all its values, and those of its adapters."""
+    if inspect.isfunction(_import("models", key, component.class_path)):  # of torchvision, timm, or the user's own
+        plain = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in component.init_args.items()}
+        found = Component(component.class_path, plain)
+    else:
+        found = _completed("models", key, component)
+    if not isinstance(component, Network):
+        return found
+    adapters = component.adapters
+    if adapters is not None:
+        adapters = typed(_parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters.").as_dict()
+        AdaptersConfig(**adapters).validate(f"{key}.adapters")
+    return Network(found.class_path, found.init_args, component.weights, adapters)
+
+
 def _completed(kind: str, key: str, component: Component) -> Component:
     cls = _import(kind, key, component.class_path)
     parser = _parser(cls, BASES[kind][1].difference(component.init_args))
@@ -166,8 +183,9 @@ def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
     return parser
 
 
-def _import(kind: str, key: str, class_path: str) -> type:
-    """The class at an import path; `BadInput` if there is none, or it is of another kind."""
+def _import(kind: str, key: str, class_path: str) -> Any:
+    """The class at an import path (of models also a function that makes one); `BadInput` if there is none, or it is of
+    another kind."""
     module, _, name = class_path.rpartition(".")
     try:
         found = getattr(importlib.import_module(module), name)
@@ -179,6 +197,8 @@ def _import(kind: str, key: str, class_path: str) -> type:
         names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
         near = catalogue.did_you_mean(name, names)
         raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None
+    if kind == "models" and inspect.isfunction(found):
+        return found
     bases = [path.rpartition(".") for path in BASES[kind][0]]
     allowed = tuple(getattr(importlib.import_module(module), name) for module, _, name in bases)
     if not (isinstance(found, type) and issubclass(found, allowed)):

@@ -19,6 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fl_lightning import catalogue
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, typed, unknown
+from fl_lightning.components import Network
 from fl_lightning.config import Component, ModelConfig, check
 from fl_lightning.errors import NO_VALUE, BadInput
 
@@ -161,7 +162,8 @@ def _value(key: str, text: str) -> Any:
     """Text of a flag; where it may be a name, a list, a mapping or null of components, it is read as YAML."""
     head, *rest = key.split(".")
     depth = 1 if head in ("callbacks", "loggers") else 0
-    if head not in COMPONENTS or not (len(rest) <= depth or rest[-1] == "init_args"):
+    beside = key in ("model.weights", "model.adapters")
+    if head not in COMPONENTS or not (len(rest) <= depth or rest[-1] == "init_args" or beside):
         return text
     try:
         return yaml.safe_load(text)
@@ -224,9 +226,26 @@ def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
             count = int(count)
         except (TypeError, ValueError):
             raise BadInput(f"{key}.count", count, "it must be a whole number") from None
+    beside = {k: rest.pop(k) for k in ("weights", "adapters") if k in rest} if isinstance(rest, dict) else {}
     component = _component("models", key, rest, old.component if old else None)
     check(key, given, bool(component.class_path), "it must say which model: {name, count, init_args}")
-    return ModelConfig(component, count)
+    same = old is not None and old.component.class_path == component.class_path
+    return ModelConfig(_network(key, component, old.component if old and same else None, beside), count)
+
+
+def _network(key: str, component: Component, old: Component | None, given: dict[str, Any]) -> Component:
+    """A model with what is `given` of its weights and adapters, over what was said before."""
+    before = old if isinstance(old, Network) else Network("")
+    weights, adapters = given.get("weights", before.weights), given.get("adapters", before.adapters)
+    check(f"{key}.weights", weights, isinstance(weights, str | None), "it must be a safetensors file, or null")
+    if adapters is True or adapters is False:  # with all defaults, or none
+        adapters = {} if adapters else None
+    check(f"{key}.adapters", adapters, isinstance(adapters, dict | None), "it must be a mapping, true, or null")
+    if adapters and before.adapters:
+        adapters = before.adapters | adapters
+    if weights is None and adapters is None:
+        return component
+    return Network(component.class_path, component.init_args, weights, adapters)
 
 
 def _named(kind: str, given: Any, old: dict[str, Component | None]) -> dict[str, Component | None]:

@@ -6,7 +6,7 @@ so that training writes the vector in place: loading and saving a client costs n
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Literal
@@ -64,15 +64,23 @@ class Layout:
     A layer is a module that owns parameters and is no normalisation: 20 convolutions and one linear layer in ResNet-18.
     All other buffers (BatchNorm's counters, masks, indices) stay with the client, whatever their type: `own_names`.
     `head` is the dotted name of the classifier module.
+
+    The parameters `frozen` are nobody's: they lie once on every rank and in no vector (`frozen`), and so do the buffers
+    of the normalisations that are frozen (`still`), in training those of evaluation: their statistics stay.
     """
 
-    def __init__(self, model: nn.Module, head: str) -> None:
+    def __init__(self, model: nn.Module, head: str, frozen: Collection[nn.Parameter] = ()) -> None:
         self.head = head
+        ids = {id(p) for p in frozen}
+        self.frozen = [name for name, p in model.named_parameters() if id(p) in ids]
+        """Names of the parameters, and then the buffers, that are the same for all clients of a rank."""
+        self.still = _still(model, ids)
+        """Names of the normalisations that are frozen."""
         self.layers: list[str] = []
         places: list[tuple[str, Tensor, Literal["parameter", "buffer"], int, bool]] = []
         buffers = places[:]
         self.own_names: list[str] = []
-        seen: set[int] = set()
+        seen = set(ids)
         for prefix, module in model.named_modules():
             own = [(n, p) for n, p in module.named_parameters(prefix, recurse=False) if id(p) not in seen]
             seen.update(id(p) for _, p in own)
@@ -82,7 +90,9 @@ class Layout:
             layer = max(len(self.layers) - 1, 0)
             places += [(n, p, "parameter", layer, is_norm) for n, p in own]
             for name, buffer in module.named_buffers(prefix, recurse=False):
-                if is_norm and buffer.is_floating_point():
+                if prefix in self.still:
+                    self.frozen.append(name)
+                elif is_norm and buffer.is_floating_point():
                     buffers.append((name, buffer, "buffer", layer, is_norm))
                 else:
                     self.own_names.append(name)
@@ -173,6 +183,21 @@ class Layout:
         for b in self.blocks:
             vector[b.start : b.stop] = tensors[b.name].detach().reshape(-1).cpu()
         return vector, [tensors[n].detach().cpu().clone() for n in self.own_names]
+
+
+def frozen_in(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that the user has frozen (`requires_grad_(False)`)."""
+    return [p for p in model.parameters() if not p.requires_grad]
+
+
+def _still(model: nn.Module, frozen: Collection[int]) -> list[str]:
+    """The normalisations none of whose weights train; of those without weights, the ones in a module that is frozen."""
+    whole: set[str] = set()  # modules that are frozen with all that is in them
+    for name, module in model.named_modules():
+        ids = [id(p) for p in module.parameters()]
+        if (ids and all(i in frozen for i in ids)) or (name and name.rpartition(".")[0] in whole):
+            whole.add(name)
+    return [name for name, module in model.named_modules() if name in whole and isinstance(module, NORMALISATION)]
 
 
 def _tensors(model: nn.Module) -> dict[str, Tensor]:

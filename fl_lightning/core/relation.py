@@ -68,6 +68,36 @@ class Weights:
         return RelationView(rows, self.receivers, layers, self.sources)
 
 
+def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
+    """The adjusted Rand index of the receivers' true `groups` (of every client) and clusters by what they receive.
+
+    Clusters: average linkage on how much two receive of each other (mean over layers and both ways), cut at the true
+    number of groups. It sees the order of weights, not their size; rows that tell nobody apart have 0. None: fewer
+    than two groups, or no two clients in one, or nobody receives.
+    """
+    known = set(view.sources)
+    receivers = sorted(c for c in view.receivers if c in known)
+    true = np.array([groups[c] for c in receivers])
+    count = len(np.unique(true))
+    if not 1 < count < len(true) <= MOST_CLUSTERED:
+        return None
+    from scipy.cluster.hierarchy import fcluster, linkage
+    from scipy.spatial.distance import squareform
+    from sklearn.metrics import adjusted_rand_score
+
+    at, places = ([held.index(c) for c in receivers] for held in (view.receivers, view.sources))
+    rows = view.rows.mean(axis=1, dtype=np.float64)[np.ix_(at, places)]
+    likeness = rows + rows.T
+    apart = likeness.max() - likeness
+    np.fill_diagonal(apart, 0)
+    found = fcluster(linkage(squareform(apart, checks=False), "average"), count, "maxclust")
+    return float(adjusted_rand_score(true, found))
+
+
+MOST_CLUSTERED = 2000
+"""Receivers whose rows are clustered: its cost grows with the square, half a second there."""
+
+
 def one_view(parts: Sequence[Weights]) -> RelationView:
     """The relations of several groups in one picture of one layer, `model`: nobody receives another group's model."""
     everyone = sorted(c for p in parts for c in p.receivers)

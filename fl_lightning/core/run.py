@@ -62,6 +62,14 @@ class ModelGroup:
     """Vectors of clients that were not kept: fresh memory costs more than a copy."""
 
     @property
+    def frozen(self) -> dict[str, Tensor]:
+        """What does not train, by name: parameters and statistics that lie once on this rank, whoever's turn it is."""
+        if not self.layout.frozen:
+            return {}
+        tensors = {**dict(self.module.model.named_parameters()), **dict(self.module.model.named_buffers())}
+        return {name: tensors[name] for name in self.layout.frozen}
+
+    @property
     def feature_width(self) -> int:
         """d, the width of what the classifier sees.
 

@@ -7,8 +7,8 @@ from dataclasses import dataclass, replace
 import numpy as np
 import torch
 
-from fl_lightning.config import DataConfig, held_out
-from fl_lightning.data import newcomers, partition, planted, public
+from fl_lightning.config import DataConfig, check, held_out
+from fl_lightning.data import newcomers, partition, planted, public, windows
 from fl_lightning.data.federated import ClientData, FederatedData, Part, ResidentPart, Samples
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.sampling import stratified
@@ -30,23 +30,17 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         data = replace(data, min_samples=min(2, data.min_samples), rest_to=heir, groups=min(clients, data.groups))
     source, made_up = load(data, clients, smoke)
     classes = len(source.class_names)
-    groups = planted.groups(data, clients, classes)
+    tasks = planted.tasks(data, clients, classes, seed)
+    groups = planted.truth(data, clients, tasks, source, data.partition == partition.NATURAL)
     dealt = _deal(source, data, clients, seed, smoke)
     raw_train = dealt.train.read_all()
     raw_test = raw_train if dealt.test is dealt.train else dealt.test.read_all()
     rotated = data.partition == "rotated"
-    angles = partition.angles(clients) if rotated else planted.angles(data, groups)
-    needy = {"data.partition": rotated, "data.planted": any(angles), "data.augment": data.augment != "none"}
-    if raw_train.ndim == 2 and any(needy.values()):
-        key = next(key for key, needs in needy.items() if needs)
-        value = getattr(data, key.removeprefix("data."))
-        raise BadInput(key, value, "it needs images, but the samples are plain vectors")
-    labels_train, labels_test = dealt.train.labels, dealt.test.labels
-    if data.planted == "labels":
-        trains, held, tests = dealt.shares
-        for shares in (trains, held):
-            labels_train = planted.relabelled(labels_train, shares, groups, classes)
-        labels_test = planted.relabelled(labels_test, tests, groups, classes)
+    angles = partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
+    _check_images(data, raw_train.ndim, rotated)
+    trains, held, tests = dealt.shares
+    labels_train = planted.relabelled(dealt.train.labels, [*trains, *held], [*groups, *groups], tasks)
+    labels_test = planted.relabelled(dealt.test.labels, tests, groups, tasks)
     here, away = newcomers.apart(dealt.shares, angles, held_out(data.held_out_clients, clients, smoke), seed)
     unseen = [index for who in away for index in (who.train, who.validation)]
     mean, std = normalisation(np.delete(raw_train, np.concatenate(unseen), 0) if away else raw_train)
@@ -78,7 +72,18 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         common,
         [group for c, group in enumerate(groups) if c not in absent],
         away,
+        source.vocabulary,
+        tasks if data.drift_every is not None else None,
     )
+
+
+def _check_images(data: DataConfig, axes: int, rotated: bool) -> None:
+    """Raise `BadInput` for what only images have, where samples have so many `axes`, their number among them."""
+    turned, augmented = data.planted == "rotation", data.augment != "none"
+    needy = {"data.partition": rotated, "data.planted": turned, "data.augment": augmented}
+    for key in (key for key, needs in needy.items() if needs and axes != 4):
+        value, are = getattr(data, key.removeprefix("data.")), "plain vectors" if axes == 2 else "series"
+        raise BadInput(key, value, f"it needs images, but the samples are {are}")
 
 
 @dataclass(frozen=True)
@@ -122,24 +127,40 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if data.client_test is not None:  # what was dealt as training data is all that a client has
         rng = numpy_rng(seed, "data.client_test")
-        trains, tests = partition.hold_out(trains, train.strata, data.client_test, rng)
+        trains, tests = _hold_out(train, trains, data.client_test, rng)
         tested = np.sort(np.concatenate(tests))
         trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
+        if train.spans is not None:  # windows that overlap a test's are nobody's: not in the normalisation either
+            trained = np.sort(np.concatenate(trains))
         trains = [np.searchsorted(trained, share) for share in trains]
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
-    trains, held = partition.hold_out(trains, train.strata, data.validation, numpy_rng(seed, "data.validation"))
+    trains, held = _hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
+    fewest = min(map(len, trains))
+    what = f"some client has {fewest} windows left that overlap none held out: lower it, or data.validation"
+    check("data.min_samples", data.min_samples, fewest >= data.min_samples or train.spans is None, what)
     if data.score_on == "validation":
         return _Dealt(train, train, (trains, held, held), held_back, None)
     return _Dealt(train, test, (trains, held, tests), held_back, common)
 
 
+def _hold_out(
+    pool: Pool, shares: partition.Shares, share: float, rng: np.random.Generator
+) -> tuple[partition.Shares, partition.Shares]:
+    """A share of each client's samples held out: drawn with its class mix, or of windows the last in time."""
+    if pool.spans is not None:
+        return windows.hold_out(shares, pool.spans, share)
+    return partition.hold_out(shares, pool.strata, share, rng)
+
+
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
     """Mean and standard deviation of each channel (or feature) of `raw`, float32, [channels, 1, 1] or [features].
 
-    A channel that never changes keeps the deviation 1.
+    A channel that never changes keeps the deviation 1. Token numbers, int64, are not touched: 0 and 1, [1].
     """
+    if raw.dtype == np.int64:
+        return torch.zeros(1), torch.ones(1)
     axes = (0, *range(2, raw.ndim))
     # Around the first sample's mean, so that the difference of squares loses no digits; in blocks, to save memory.
     origin = raw[:1].astype(np.float64).mean(axes, keepdims=True)

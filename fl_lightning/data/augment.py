@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -38,3 +39,10 @@ class Augmentation:
             windows = frame.unfold(2, height, 1).unfold(3, width, 1)
             x = windows[torch.arange(b, device=x.device), :, draws[:, 1], draws[:, 2]]
         return torch.where(draws[:, 0, None, None, None] == 1, x.flip(-1), x)
+
+    def over(
+        self, batches: Iterator[tuple[Tensor, Tensor]], draws: Sequence[Tensor]
+    ) -> Iterator[tuple[Tensor, Tensor]]:
+        """`batches` (x, y) with x augmented, each by its rows of `draws`."""
+        for (x, y), rows in zip(batches, draws, strict=True):
+            yield self.apply(x, rows), y

@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 import numpy as np
@@ -13,10 +13,14 @@ import torch
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset
 
+from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
+from fl_lightning.data.planted import Tasks
+from fl_lightning.data.sampling import batch_sizes
+from fl_lightning.data.source import HeldOut
 from fl_lightning.device import free_bytes, sent
 from fl_lightning.errors import BadInput
-from fl_lightning.metric import BY_TASK, Task
+from fl_lightning.metric import BY_TASK, NO_TARGET, Task
 
 Batches = Iterator[tuple[Tensor, Tensor]]
 Relabelling = Callable[[Tensor], Tensor]
@@ -31,9 +35,10 @@ class Samples:
     """Raw samples in memory, and how they become the network's input."""
 
     raw: Tensor
-    """uint8 or float32, [n, channels, height, width] or [n, features]."""
+    """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features]; int64 [n, length]: token
+    numbers, which stay what they are."""
     labels: Tensor
-    """int64 [n], or float32 [n] for regression."""
+    """int64 [n] (next tokens: [n, T]), or float32 [n] for regression."""
     mean: Tensor
     """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one sample."""
     std: Tensor
@@ -41,6 +46,8 @@ class Samples:
     def inputs(self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised on `device`."""
         raw = self.raw[index]
+        if raw.dtype == torch.int64:
+            return sent(raw, device)
         if angle and len(index):
             from torchvision.transforms.functional import rotate
 
@@ -90,7 +97,7 @@ class Part(ABC):
             draws = None if draws is None else draws[here]
         if self._augmentation is None or draws is None:
             return self._in_order(order, sizes)
-        return _augmented(self._in_order(order, sizes), self._augmentation, draws.split(sizes))
+        return self._augmentation.over(self._in_order(order, sizes), draws.split(sizes))
 
     @abstractmethod
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches: ...
@@ -151,22 +158,10 @@ class TargetPart(Part):
         return zip(inputs, targets.split(sizes), strict=True)
 
 
-@dataclass(frozen=True)
-class HeldOut:
-    """A client that takes no part."""
-
-    number: int
-    """Among all that the data were dealt to."""
-    train: np.ndarray
-    """Indices into the training samples, as `validation`."""
-    validation: np.ndarray
-    test: np.ndarray
-    """Indices into the test samples."""
-    angle: float
-
-
 class FederatedData:
     """Every client's samples, materialised when first asked for."""
+
+    _round = 1  # whose tasks clients have
 
     def __init__(
         self,
@@ -183,12 +178,16 @@ class FederatedData:
         common: Samples | None = None,
         groups: list[int] | None = None,
         held_out: Sequence[HeldOut] = (),
+        vocabulary: int = 0,
+        drifting: Tasks | None = None,
     ) -> None:
         """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`).
 
         `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part, beside these.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
+        self.vocabulary = vocabulary
+        """Different tokens of texts; 0: samples are none."""
         self.class_names = class_names
         self.task = task
         self.metric = BY_TASK[task]
@@ -202,14 +201,17 @@ class FederatedData:
         self.numbers = [c for c in range(self.clients + len(away)) if c not in away]
         """Of every client, its number among all that the data were dealt to."""
         self.groups = groups or [0] * self.clients
-        """The true group of every client (`data.planted`); all 0 where none are planted."""
+        """The true group of every client, planted, of a mixture or of a domain; all 0 where there are none."""
+        self.vocabulary = vocabulary
+        """Different tokens of texts; 0: samples are none."""
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
         self.train_sizes = [len(index) for index in shares[0]]
         self.test_sizes = [len(index) for index in shares[2]]
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
-        """Training samples by client and class, int64 [N, classes]; targets of a regression are all of one."""
+        """Training samples (or positions, where each has a target) by client and class, int64 [N, classes]; targets of
+        a regression are all of one."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
@@ -217,13 +219,18 @@ class FederatedData:
         """What every process keeps of the samples as they were read."""
         self._train, self._test, self._public, self._common = train, test, public, common
         self._common_parts: dict[tuple[torch.device, torch.dtype], Part] = {}
-        self._shares, self._angles, self._resident = shares, angles, resident
+        self._shares, self._angles, self._resident, self._drifting = shares, list(angles), resident, drifting
         black = -train.mean / train.std
         self._augmentation = None if augment == "none" else Augmentation(augment == "crop_flip", black)
         self._cache: dict[tuple[int, torch.device, torch.dtype], ClientData] = {}
         self._fitting: dict[torch.device, bool] = {}
         self._relabelled: dict[int, Relabelling] = {}
         self._newcomer: ClientData | None = None
+
+    @property
+    def text(self) -> Text | None:
+        """What samples are, where they are texts."""
+        return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None
 
     def client(self, i: int, device: str | torch.device = "cpu", dtype: torch.dtype = torch.float32) -> ClientData:
         """Client `i`'s parts on `device`, kept for the next call."""
@@ -294,15 +301,36 @@ class FederatedData:
         found.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
         found.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
-            counts = np.bincount(np.concatenate(labels) if labels else [], minlength=self.num_classes)
+            y = np.concatenate(labels).ravel() if labels else np.zeros(0, np.int64)
+            counts = np.bincount(y[y != NO_TARGET], minlength=self.num_classes)
             found.class_counts = np.vstack([self.class_counts, counts[None]]).astype(self.class_counts.dtype)
         return found
+
+    def some(self, i: int, most: int) -> tuple[Tensor, Tensor]:
+        """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the CPU."""
+        rows = _Rows(self._train, self._shares[0][i][:most], self._angles[i], torch.device("cpu"), torch.float32)
+        return rows.at(rows.index)
 
     def relabel(self, i: int, change: Relabelling) -> None:
         """From now on client `i` trains on changed labels (`class_counts` stay those of the true ones)."""
         self._relabelled[i] = change
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
+
+    def at_round(self, round: int) -> None:
+        """Give every client the task that it has in `round` (`data.drift_every`), those that are held out included."""
+        if self._drifting is None or round == self._round:
+            return
+        tasks, before, self._round = self._drifting, self._round, round
+        held = [(who.number, who.train, who.validation, who.test) for who in self.held_out]
+        everyone = [*zip(self.numbers, *self._shares, strict=True), *held]
+        tasks.drift(everyone, self._train.labels.numpy(), self._test.labels.numpy(), before, round)
+        self.groups = [tasks.group(number, round) for number in self.numbers]
+        self._angles = [tasks.angle(group) for group in self.groups]
+        self.held_out = [replace(who, angle=tasks.angle(tasks.group(who.number, round))) for who in self.held_out]
+        if tasks.tables is not None:
+            self.class_counts = _class_counts(self._shares[0], self._train.labels.numpy(), self.num_classes)
+        self._cache.clear()
 
     def _part(self, rows: _Rows, augmentation: Augmentation | None = None) -> Part:
         if self._fits(rows.device):
@@ -350,23 +378,9 @@ def _as_is(batch: Any) -> Any:
     return batch
 
 
-def batch_sizes(samples: int, batch_size: int, whole_last: bool) -> list[int]:
-    """Samples in each batch of a pass; with `whole_last` no batch of one sample follows another."""
-    full, rest = divmod(samples, batch_size)
-    sizes = [batch_size] * full
-    if rest == 1 and whole_last and full:
-        sizes[-1] += 1
-    elif rest:
-        sizes.append(rest)
-    return sizes
-
-
-def _augmented(batches: Batches, augmentation: Augmentation, draws: tuple[Tensor, ...]) -> Batches:
-    for (x, y), rows in zip(batches, draws, strict=True):
-        yield augmentation.apply(x, rows), y
-
-
 def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:
     owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
-    flat = owner * classes + labels[np.concatenate(shares)]
+    labels = labels[np.concatenate(shares)]
+    held = labels != NO_TARGET
+    flat = (owner.reshape(-1, *[1] * (labels.ndim - 1)) * classes + labels)[held]
     return np.bincount(flat, minlength=len(shares) * classes).reshape(len(shares), classes)

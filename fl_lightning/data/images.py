@@ -51,23 +51,24 @@ def load(root: str | None, test: bool = True) -> Source:
         raise Absent("data.root", root, f"the source images wants {LAYOUT}")
     folder = Path(root).expanduser()
     if not (folder / "train").is_dir():
-        return split_source(*_class_folders(root, folder))
-    train, names = _class_folders(root, folder / "train")
+        return split_source(*class_folders(root, folder))
+    train, names = class_folders(root, folder / "train")
     if not test:
         return Source(train, train, names)
-    tests, test_names = _class_folders(root, folder / "test")
+    tests, test_names = class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))
     check("data.root", root, not strangers, f"test/ has classes that train/ has not: {', '.join(strangers)}")
     numbers = np.array([names.index(name) for name in test_names])
     return Source(train, Pool(numbers[tests.labels], tests.read), names)
 
 
-def _class_folders(root: str, folder: Path) -> tuple[Pool, list[str]]:
+def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, list[str]]:
+    """The images in `folder`, a folder for each class, and the classes; `BadInput` that says the `layout`."""
     from torchvision.datasets import ImageFolder
 
     try:
         dataset = ImageFolder(folder)
     except OSError as error:
         reason = str(error).split("\n")[0]
-        raise BadInput("data.root", root, f"it must be {LAYOUT} ({reason})") from error
+        raise BadInput("data.root", root, f"it must be {layout} ({reason})") from error
     return Pool(np.array(dataset.targets, np.int64), decoder(lambda index: dataset[index][0], root)), dataset.classes

@@ -10,6 +10,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.config import DataConfig
+from fl_lightning.data.partition import NATURAL
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
 from fl_lightning.names import SOURCES
@@ -19,9 +20,11 @@ SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""
 MADE_UP_FEATURES = 8
 """Columns of a table that is not there and of which none are chosen."""
-TARGETS = ("table", "arrays")
+MADE_UP_TOKENS = 80
+"""Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
+TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
-OVERRIDES = {".npz": "arrays", ".csv": "table"}
+OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
 """The source that a file for `data.root` means, whatever `data.source` says."""
 
 
@@ -41,9 +44,58 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
         return made_up(name, data, clients), True
 
 
+def _watch(data: DataConfig) -> Source:
+    from fl_lightning.data import watch
+
+    return watch.load()
+
+
+def _glyphs(data: DataConfig) -> Source:
+    from fl_lightning.data import glyphs
+
+    return glyphs.load(data.root)
+
+
+def _domains(data: DataConfig) -> Source:
+    from fl_lightning.data import domains
+
+    return domains.load(data.root, data.clients_per_domain, data.reads_test)
+
+
+def _digit_pair(data: DataConfig) -> Source:
+    from fl_lightning.data import domains
+
+    return domains.digit_pair(data.root, data.download, data.clients_per_domain)
+
+
+def _leaf(data: DataConfig) -> Source:
+    from fl_lightning.data import leaf
+
+    return leaf.load(data)
+
+
+def _hub(data: DataConfig) -> Source:
+    from fl_lightning.data import hub
+
+    return hub.load(data)
+
+
+def _text(data: DataConfig) -> Source:
+    from fl_lightning.data import text
+
+    return text.load(data)
+
+
+OTHERS = {
+    "watch": _watch, "glyphs": _glyphs, "domains": _domains, "digit_pair": _digit_pair, "leaf": _leaf, "hf": _hub,
+    "text": _text,
+}  # fmt: skip
+"""Loaders of sources by name, imported when they are needed."""
+
+
 def check_name(key: str, name: str) -> None:
     """Raise `BadInput` for `key` unless there is a source called `name`."""
-    if name not in SOURCES:
+    if name not in SOURCES and "." not in name:
         close = difflib.get_close_matches(name.lower(), SOURCES, n=1)
         hint = f"did you mean {close[0]}? " if close else ""
         raise BadInput(key, name, f"{hint}`fl-train list sources` names them all")
@@ -69,33 +121,59 @@ def read(data: DataConfig) -> Source:
         from fl_lightning.data import table
 
         return table.load(data)
+    if name in OTHERS:
+        return OTHERS[name](data)
+    if "." in name:
+        from fl_lightning.data import datamodule
+
+        return datamodule.load(name, root)
     from fl_lightning.data import vision
 
     return vision.load(name, root, data.download, data.reads_test)
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:
-    """Noise with labels, of the shape and classes of torchvision's `name` (else 10 classes of 3x32x32).
+    """Noise with labels, of the shape and classes of the source `name` (else 10 classes of 3x32x32).
 
     A table of several columns has as many features. Groups are as many as clients.
     """
-    from fl_lightning.data.vision import RECIPES
-
-    recipe = RECIPES.get(name)
-    shape: tuple[int, ...]
-    shape, classes = (recipe.shape, recipe.classes) if recipe else ((3, 32, 32), 10)
+    shape, classes = shape_of(name) or ((3, 32, 32), 10)
+    if name == "text" or data.tokens is not None:
+        return _made_up_text(name, data, clients)
     if name == "table" and len(data.columns or []) != 1:
         shape = (len(data.columns) if data.columns else MADE_UP_FEATURES,)
-    pools = []
+    pools, grouped = [], name == "table" or data.partition == NATURAL
     for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
         size = per_class(classes, per_client, clients) * classes
         noise = numpy_rng(0, f"made up {part}").integers(0, 256, (size, *shape), dtype=np.uint8)
         labels = np.arange(size) % classes
         labels = labels.astype(np.float32) if data.task == "regression" else labels
-        groups = np.arange(size) // classes % clients if name == "table" else None
+        groups = np.arange(size) // classes % clients if grouped else None
         pools.append(replace(Pool.of(noise, labels), groups=groups))
-    group_names = [str(group) for group in range(clients)] if name == "table" else []
+    group_names = [str(group) for group in range(clients)] if grouped else []
     return Source(pools[0], pools[1], [str(label) for label in range(classes)], group_names)
+
+
+def _made_up_text(name: str, data: DataConfig, clients: int) -> Source:
+    """Tokens at random, of which each has a next one (source text), or the text a class."""
+    pools = []
+    for part, per_client in (("train", SMOKE_TRAIN), ("test", SMOKE_TEST)):
+        size, rng = per_client * clients, numpy_rng(0, f"made up {part}")
+        tokens = rng.integers(0, MADE_UP_TOKENS, (size, data.length + 1))
+        labels = tokens[:, 1:] if name == "text" else np.arange(size) % MADE_UP_TOKENS
+        pools.append(replace(Pool.of(tokens[:, :-1], labels), groups=np.arange(size) % clients))
+    names, groups = [str(token) for token in range(MADE_UP_TOKENS)], [str(group) for group in range(clients)]
+    return Source(*pools, names, groups, vocabulary=MADE_UP_TOKENS)
+
+
+def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:
+    """Shape of a sample and number of classes of the source `name`, as far as they are known without its data."""
+    from fl_lightning.data.vision import RECIPES
+    from fl_lightning.data.watch import CLASSES, SHAPE
+
+    known: dict[str, tuple[tuple[int, ...], int]] = {n: (r.shape, r.classes) for n, r in RECIPES.items()}
+    known |= {"watch": (SHAPE, CLASSES), "digit_pair": ((1, 8, 8), 10), "leaf": ((1, 28, 28), 62)}
+    return known.get(name)
 
 
 def per_class(classes: int, per_client: int, clients: int) -> int:

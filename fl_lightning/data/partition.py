@@ -18,6 +18,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data.counts import class_sizes, fill_in_turn, holders, share_out, top_up
 from fl_lightning.data.sampling import apportion, draw, stratified
 from fl_lightning.errors import BadInput
 
@@ -86,7 +87,7 @@ def dirichlet(
     Free sizes: every sample is dealt out. Equal sizes: clients fill up in turn from what is left, as Hsu et al. do, and
     fewer than N training and fewer than N test samples stay out.
     """
-    train_sizes, test_sizes = _class_sizes(train_labels, test_labels)
+    train_sizes, test_sizes = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
     mass = np.zeros((clients, len(train_sizes)))
     if data.by != "client":
@@ -96,13 +97,21 @@ def dirichlet(
         mass[:, present] = rng.dirichlet(data.alpha * train_sizes[present] / train_sizes.sum(), size=clients)
     mass = np.nan_to_num(mass)  # a draw for a minute alpha may underflow to 0 / 0
     if data.sizes == "equal":
-        train = _fill_in_turn(mass, train_sizes)
-        test = _fill_in_turn(train, test_sizes)
-    else:
-        train = _share_out(mass, train_sizes)
-        _top_up(train, least(data), wanted=train.copy())
-        test = _share_out(train, test_sizes)
-        _top_up(test, 1, wanted=train)
+        train = fill_in_turn(mass, train_sizes)
+        test = fill_in_turn(train, test_sizes)
+        return draw(train, train_labels, rng), draw(test, test_labels, rng)
+    return _free_sizes(mass, train_labels, test_labels, train_sizes, test_sizes, data, rng)
+
+
+def _free_sizes(
+    mass: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, train_sizes: np.ndarray,
+    test_sizes: np.ndarray, data: DataConfig, rng: np.random.Generator,
+) -> tuple[Shares, Shares]:  # fmt: skip
+    """Every sample dealt out, each class in proportion to its column of `mass` [N, C]."""
+    train = share_out(mass, train_sizes)
+    top_up(train, least(data), wanted=train.copy())
+    test = share_out(train, test_sizes)
+    top_up(test, 1, wanted=train)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
@@ -111,6 +120,25 @@ def hsu(
 ) -> tuple[Shares, Shares]:
     """The "latent Dirichlet" partition of Hsu, Qi, Brown (2019): `dirichlet` by client, with equal sizes."""
     return dirichlet(train_labels, test_labels, clients, replace(data, by="client", sizes="equal"), rng)
+
+
+def mixture(
+    train_labels: np.ndarray, test_labels: np.ndarray, clients: int, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
+    """A mixture of `data.groups` Dirichlet distributions: client i is of group i modulo that (`FederatedData.groups`).
+
+    A group draws a class mix m from Dir(alpha), each of its clients one of its own from Dir(concentration m). A class
+    is shared out in proportion to the clients' mixes: all samples are dealt out. Ours; clients that are alike in groups
+    are what clustered methods look for (Ghosh et al., NeurIPS 2020).
+    """
+    check("data.groups", data.groups, data.groups <= clients, f"it can be at most {clients}: a group has a client")
+    train_sizes, test_sizes = class_sizes(train_labels, test_labels)
+    present = np.flatnonzero(train_sizes)
+    centres = rng.dirichlet(np.full(len(present), data.alpha), size=data.groups)
+    mixes = [rng.dirichlet(np.maximum(data.concentration * centres[i % data.groups], 1e-6)) for i in range(clients)]
+    mass = np.zeros((clients, len(train_sizes)))
+    mass[:, present] = np.nan_to_num(np.array(mixes))
+    return _free_sizes(mass, train_labels, test_labels, train_sizes, test_sizes, data, rng)
 
 
 def pathological(
@@ -122,14 +150,14 @@ def pathological(
     (clients * classes_per_client) some classes have no holder and stay out.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes = _class_sizes(train_labels, test_labels)[0]
+    train_sizes = class_sizes(train_labels, test_labels)[0]
     if k > np.count_nonzero(train_sizes):
         raise BadInput(key, k, f"the data have {np.count_nonzero(train_sizes)} classes")
     room = np.minimum(train_sizes, clients)
     if room.sum() < clients * k:
         raise BadInput(key, k, f"some classes have too few samples for {clients} clients to hold that many each")
-    holds = _holders(room, clients, k, rng)
-    train = _share_out(holds, np.where(holds.any(0), train_sizes, 0))
+    holds = holders(room, clients, k, rng)
+    train = share_out(holds, np.where(holds.any(0), train_sizes, 0))
     return _of_held_classes(train, holds, train_labels, test_labels, data, rng)
 
 
@@ -143,7 +171,7 @@ def lognormal(
     class has fewer than its holders ask for (there, late clients keep 10), all of them get less in proportion: ours.
     """
     k, key = data.classes_per_client, "data.classes_per_client"
-    train_sizes = _class_sizes(train_labels, test_labels)[0]
+    train_sizes = class_sizes(train_labels, test_labels)[0]
     present = np.flatnonzero(train_sizes)
     check(key, k, k <= len(present), f"the data have {len(present)} classes")
     client, place = np.divmod(np.arange(clients * k), k)
@@ -153,7 +181,7 @@ def lognormal(
     more = np.floor(shares * np.maximum(train_sizes[present][held] - clients, 0)) + rng.integers(300, 601, len(held))
     asked = np.zeros((clients, len(train_sizes)), np.int64)
     asked[client, present[held]] = 10 + more * (2 if clients <= 20 else 1)
-    train = _share_out(asked, np.minimum(asked.sum(0), train_sizes))
+    train = share_out(asked, np.minimum(asked.sum(0), train_sizes))
     return _of_held_classes(train, asked, train_labels, test_labels, data, rng)
 
 
@@ -163,11 +191,11 @@ def _of_held_classes(
 ) -> tuple[Shares, Shares]:  # fmt: skip
     """Samples for the counts `train` [N, C], topped up within the classes of `wanted`, and for tests of those."""
     clients, k = len(train), data.classes_per_client
-    if not _top_up(train, least(data), wanted=wanted, keep=1, strict=True):
+    if not top_up(train, least(data), wanted=wanted, keep=1, strict=True):
         what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
         raise BadInput("data.min_samples", data.min_samples, what)
-    test = _share_out(train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0))
-    if not _top_up(test, 1, wanted=train, strict=True):
+    test = share_out(train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0))
+    if not top_up(test, 1, wanted=train, strict=True):
         what = "the classes of some client have too few test samples for one each"
         raise BadInput("federation.clients", clients, what)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
@@ -176,9 +204,11 @@ def _of_held_classes(
 def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Shares, Shares]:
     """Client i holds the i-th group."""
     if groups is None:
-        what = "the data have no groups: it needs the source table and data.group_column"
+        what = "the data have no groups: it needs a source that has (fl-train list sources), or data.group_column"
         raise BadInput("data.partition", NATURAL, what)
-    what = f"it must be {len(groups.names)}: a client for each value of {data.group_column!r} (data.group_column)"
+    column = data.group_column
+    of = "group of the data" if column is None else f"value of {column!r} (data.group_column)"
+    what = f"it must be {len(groups.names)}: a client for each {of}"
     check("federation.clients", clients, clients == len(groups.names), what)
     train, test = ([np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test))
     for name, ours, theirs in zip(groups.names, train, test, strict=True):
@@ -190,12 +220,18 @@ def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Sha
 
 
 def keep(train: Shares, labels: np.ndarray, data: DataConfig, rng: np.random.Generator) -> Shares:
-    """At most `data.samples_per_client` of each client's share, with its class mix; the rest to `data.rest_to`.
+    """At most `data.samples_per_class` of each class in a client's share, and of the whole `data.samples_per_client`,
+    with its class mix; the rest to `data.rest_to`.
 
     Raises:
         BadInput: fewer than every client needs, or there is no such client.
     """
-    size, heir = data.samples_per_client, data.rest_to
+    size, heir, most = data.samples_per_client, data.rest_to, data.samples_per_class
+    if most is not None:
+        train = [own[draw(np.minimum(np.bincount(labels[own]), most)[None], labels[own], rng)[0]] for own in train]
+        fewest, need = min(map(len, train)), least(replace(data, client_test=None))
+        what = f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, data.validation)"
+        check("data.samples_per_class", most, fewest >= need, what)
     if size is None:
         return train
     if size < (need := least(replace(data, client_test=None))):
@@ -224,6 +260,7 @@ BUILT_IN: dict[str, Partition] = {
     "hsu": hsu,
     "pathological": pathological,
     "lognormal": lognormal,
+    "mixture": mixture,
     "rotated": iid,
     "iid": iid,
 }
@@ -260,84 +297,6 @@ def hold_out(train: Shares, labels: np.ndarray, share: float, rng: np.random.Gen
     parts = zip(np.split(pooled, cuts), np.split(held, cuts), strict=True)
     pairs = [(indices[~out], indices[out]) for indices, out in parts]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
-
-
-def _class_sizes(train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    classes = 1 + max(int(train_labels.max()), int(test_labels.max()))
-    return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)
-
-
-def _share_out(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
-    """Counts [N, C]: each class dealt out whole, in proportion to its column of `mass`."""
-    columns = [apportion(column, size) for column, size in zip(mass.T, class_sizes, strict=True)]
-    return np.stack(columns, axis=1)
-
-
-def _fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
-    """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes not yet used up."""
-    size = int(class_sizes.sum()) // len(mass)
-    left = class_sizes.copy()
-    counts = np.zeros(mass.shape, np.int64)
-    for client, row in enumerate(mass):
-        short = size
-        while short:
-            weights = np.where(left > 0, row, 0)
-            take = np.minimum(apportion(weights if weights.any() else left, short), left)
-            counts[client] += take
-            left -= take
-            short -= int(take.sum())
-    return counts
-
-
-def _top_up(counts: np.ndarray, size: int, wanted: np.ndarray, keep: int = 0, strict: bool = False) -> bool:
-    """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether that could be done.
-
-    A poor client is given classes in the order of its row of `wanted` (none where that is 0), each from the largest
-    client that can spare it: donors stay at `size`, and at `keep` samples of the class. Where that does not suffice it
-    is given whatever the largest client has most of, unless `strict`.
-    """
-    sizes = counts.sum(1)
-    for poor in np.flatnonzero(sizes < size):
-        fitting = [c for c in np.argsort(-wanted[poor], kind="stable") if wanted[poor, c] > 0]
-        while sizes[poor] < size:
-            for c in fitting:
-                spare = np.minimum(counts[:, c] - keep, sizes - size)
-                donor = int(np.argmax(np.where(spare > 0, sizes, -1)))
-                if spare[donor] > 0:
-                    break
-            else:
-                if strict:
-                    return False
-                donor = int(np.argmax(sizes))
-                c = np.argmax(counts[donor])
-                spare = np.minimum(counts[:, c], sizes - size)
-            moved = min(int(spare[donor]), size - int(sizes[poor]))
-            counts[donor, c] -= moved
-            counts[poor, c] += moved
-            sizes[donor] -= moved
-            sizes[poor] += moved
-    return True
-
-
-def _holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
-    """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each column."""
-    quota = np.zeros_like(room)
-    places = clients * k
-    while places:
-        open_classes = np.flatnonzero(quota < room)
-        if places < len(open_classes):
-            open_classes = rng.choice(open_classes, places, replace=False)
-        step = max(1, places // len(open_classes))
-        before = quota.sum()
-        quota[open_classes] = np.minimum(quota[open_classes] + step, room[open_classes])
-        places -= int(quota.sum() - before)
-    holds = np.zeros((clients, len(room)), np.int64)
-    for client in range(clients):
-        # Largest remaining quota first (ties at random): no class can then be left with more places than clients.
-        chosen = np.argsort(-(quota + rng.random(len(quota))))[:k]
-        holds[client, chosen] = 1
-        quota[chosen] -= 1
-    return holds
 
 
 def _find(name: str) -> Partition:

@@ -1,42 +1,106 @@
 """Groups of clients planted in the data, whose tasks differ: it is known whose models should be mixed.
 
 Client i is in group i modulo `data.groups`, whatever the seed. Clustered federated learning is tried on such data:
-rotations in IFCA (Ghosh et al., NeurIPS 2020), permuted labels in CFL (Sattler et al., TNNLS 2020; there at random:
-moved on by g, any two groups disagree about every class).
+rotations in IFCA (Ghosh et al., NeurIPS 2020), permuted labels in CFL (Sattler et al., TNNLS 2020). Moved on by g they
+are ours: any two groups disagree about every class. With `data.drift_every` clients change groups as rounds go by, as
+in FedDrift (Jothimurugesan et al., AISTATS 2023), there at times of each one's own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data.source import Source
+from fl_lightning.rng import numpy_rng
 
 
-def groups(data: DataConfig, clients: int, classes: int) -> list[int]:
-    """The group of every client; all 0 where none are planted.
+@dataclass(frozen=True)
+class Tasks:
+    """What the data of each group's clients mean, and who is in it."""
+
+    groups: int
+    turned: bool
+    """Whether groups differ in how their images are turned."""
+    tables: np.ndarray | None
+    """The class that each becomes in a group, int64 [groups, classes]; None: labels are as they were."""
+    every: int | None
+    """Rounds after which each second client of a group goes over to the next; None: nobody does."""
+
+    def group(self, client: int, round: int = 1) -> int:
+        """The group that a client is in, in a round."""
+        moves = 0 if self.every is None else max(round - 1, 0) // self.every
+        return (client + moves * (client // self.groups % 2)) % self.groups
+
+    def angle(self, group: int) -> float:
+        """Degrees by which a group's images are turned, counter-clockwise: 360 g / G in group g of G."""
+        return 360 * group / self.groups if self.turned else 0.0
+
+    def relabelled(self, labels: np.ndarray, before: int | None, after: int) -> np.ndarray:
+        """The labels [n] of a client that goes over from one group (None: the data as they are read) to another."""
+        if self.tables is None:
+            return labels
+        plain = labels if before is None else np.argsort(self.tables[before])[labels]
+        moved: np.ndarray = self.tables[after][plain]
+        return moved
+
+    def drift(
+        self, everyone: Iterable[tuple[int, np.ndarray, np.ndarray, np.ndarray]], train: np.ndarray, test: np.ndarray,
+        before: int, round: int,
+    ) -> None:  # fmt: skip
+        """Give all labels, in place, the meaning that they have in `round`; they have that of the round `before`.
+
+        Args:
+            everyone: number of each client, and its indices for training and validation (into `train`) and for `test`.
+        """
+        for number, *indices in everyone:
+            groups = self.group(number, before), self.group(number, round)
+            for labels, index in zip((train, train, test), indices, strict=True):
+                labels[index] = self.relabelled(labels[index], *groups)
+
+
+def tasks(data: DataConfig, clients: int, classes: int, seed: int) -> Tasks | None:
+    """What `data.planted` asks for; None: nothing.
 
     Raises:
         BadInput: more groups than clients, or than labels can be moved on by.
     """
     if data.planted == "none":
-        return [0] * clients
+        return None
     most, why = clients, "a group has a client at least"
     if data.planted == "labels" and classes < clients:
         most, why = classes, "labels are moved on by another number in each group, and there are no more classes"
     check("data.groups", data.groups, data.groups <= most, f"it can be at most {most}: {why}")
-    return [client % data.groups for client in range(clients)]
+    tables = None
+    if data.planted == "labels":
+        tables = (np.arange(classes) + np.arange(data.groups)[:, None]) % classes
+    elif data.planted == "permuted":
+        rng = numpy_rng(seed, "data.planted")
+        tables = np.stack([np.arange(classes), *(rng.permutation(classes) for _ in range(data.groups - 1))])
+    return Tasks(data.groups, data.planted == "rotation", tables, data.drift_every)
 
 
-def angles(data: DataConfig, groups: Sequence[int]) -> list[float]:
-    """Degrees by which each client's images are turned, counter-clockwise: 360 g / G in group g of G."""
-    return [360 * group / data.groups if data.planted == "rotation" else 0.0 for group in groups]
+def truth(data: DataConfig, clients: int, planted: Tasks | None, source: Source, natural: bool) -> list[int]:
+    """The true group of every client: planted, of its mixture, or of its domain; all 0 where there are none."""
+    if planted is not None:
+        return [planted.group(client) for client in range(clients)]
+    if data.partition == "mixture":
+        return [client % data.groups for client in range(clients)]
+    if natural and source.domains is not None:
+        return source.domains[:clients]
+    return [0] * clients
 
 
-def relabelled(labels: np.ndarray, shares: Sequence[np.ndarray], groups: Sequence[int], classes: int) -> np.ndarray:
-    """A copy of `labels` [n] in which those of a client in group g, at its indices in `shares`, are moved on by g."""
+def relabelled(
+    labels: np.ndarray, shares: Sequence[np.ndarray], groups: Sequence[int], planted: Tasks | None
+) -> np.ndarray:
+    """A copy of `labels` [n] in which a client's, at its indices in `shares`, are those of its group."""
+    if planted is None or planted.tables is None:
+        return labels
     labels = labels.copy()
     for share, group in zip(shares, groups, strict=True):
-        labels[share] = (labels[share] + group) % classes
+        labels[share] = planted.relabelled(labels[share], None, group)
     return labels

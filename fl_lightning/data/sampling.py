@@ -43,3 +43,14 @@ def split(labels: np.ndarray, test_share: float, rng: np.random.Generator) -> tu
     """Train and test indices, ascending, each with the class mix of the whole."""
     test = stratified(labels, round(test_share * len(labels)), rng)
     return np.setdiff1d(np.arange(len(labels)), test, assume_unique=True), test
+
+
+def batch_sizes(samples: int, batch_size: int, whole_last: bool) -> list[int]:
+    """Samples in each batch of a pass; with `whole_last` no batch of one sample follows another."""
+    full, rest = divmod(samples, batch_size)
+    sizes = [batch_size] * full
+    if rest == 1 and whole_last and full:
+        sizes[-1] += 1
+    elif rest:
+        sizes.append(rest)
+    return sizes

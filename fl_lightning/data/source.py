@@ -24,11 +24,16 @@ class Pool:
     """Labelled samples whose images are read only when they are used."""
 
     labels: np.ndarray
-    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]."""
+    """Class numbers from 0, int64 [n], or targets of a regression, float32 [n]; of texts also next tokens, int64
+    [n, T]."""
     read: Callable[[np.ndarray], np.ndarray]
-    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]."""
+    """Indices [m] to raw samples, uint8 or float32, [m, channels, height, width] or [m, features]; tokens int64
+    [m, T]."""
     groups: np.ndarray | None = None
     """Number of each sample's group from 0, int64 [n], where the data have groups."""
+    spans: np.ndarray | None = None
+    """Of windows of recordings: number of the recording, first sample and the one after the last, int64 [n, 3]. Shares
+    of them that are to be judged by are cut in time (data/windows.py)."""
 
     @classmethod
     def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
@@ -38,14 +43,15 @@ class Pool:
 
     @property
     def strata(self) -> np.ndarray:
-        """What partitions deal by, int64 [n]: class numbers; targets are all of one class."""
-        targets = np.issubdtype(self.labels.dtype, np.floating)
+        """What partitions deal by, int64 [n]: class numbers; targets and next tokens are all of one class."""
+        targets = np.issubdtype(self.labels.dtype, np.floating) or self.labels.ndim > 1
         return np.zeros(len(self.labels), np.int64) if targets else self.labels
 
     def part(self, index: np.ndarray) -> Pool:
         """The samples at `index` as a pool of their own."""
         groups = None if self.groups is None else self.groups[index]
-        return Pool(self.labels[index], lambda inner: self.read(index[inner]), groups)
+        spans = None if self.spans is None else self.spans[index]
+        return Pool(self.labels[index], lambda inner: self.read(index[inner]), groups, spans)
 
     def read_all(self) -> np.ndarray:
         """All raw samples, [n, ...]."""
@@ -61,10 +67,11 @@ class Pool:
             samples[ours], samples[~ours] = first, second
             return samples
 
-        groups = None
-        if self.groups is not None and other.groups is not None:
-            groups = np.concatenate([self.groups, other.groups])
-        return Pool(np.concatenate([self.labels, other.labels]), read, groups)
+        ours, theirs = (self.groups, self.spans), (other.groups, other.spans)
+        groups, spans = (
+            None if a is None or b is None else np.concatenate([a, b]) for a, b in zip(ours, theirs, strict=True)
+        )
+        return Pool(np.concatenate([self.labels, other.labels]), read, groups, spans)
 
 
 @dataclass(frozen=True)
@@ -78,6 +85,24 @@ class Source:
     test: Pool
     class_names: list[str]
     group_names: list[str] = field(default_factory=list)
+    domains: list[int] | None = None
+    """Number of each group's domain, where several groups share one."""
+    vocabulary: int = 0
+    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are none."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """A client that takes no part."""
+
+    number: int
+    """Among all that the data were dealt to."""
+    train: np.ndarray
+    """Indices into the training samples, as `validation`."""
+    validation: np.ndarray
+    test: np.ndarray
+    """Indices into the test samples."""
+    angle: float
 
 
 def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None) -> Source:

@@ -43,6 +43,13 @@ def load(data: DataConfig) -> Source:
     groups, group_names = None, None
     if group is not None:
         group_names, groups = _numbered([row[group] for row in rows], head[group], data.root)
+    if data.tokens is not None:
+        from fl_lightning.data import text
+
+        check("data.columns", chosen, len(places) == 1, "tokens (data.tokens) are of one column of texts: name it")
+        texts = [row[places[0]] for row in rows]
+        source = split_source(Pool(labels, lambda index: index, groups), class_names, group_names)
+        return text.as_tokens(source, texts, data)
     if len(places) == 1 and not _is_number(rows[0][places[0]]):
         from PIL import Image
 

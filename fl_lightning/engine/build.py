@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
 
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
+from fl_lightning.components import Network
 from fl_lightning.config import Config, check
-from fl_lightning.core.layout import Layout
+from fl_lightning.core.layout import Layout, frozen_in
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.device import wide
@@ -61,11 +63,15 @@ def federation(
     if config.fabric.precision == "64-true" and wide(fabric.device) != torch.float64:
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
+    frozen = [frozen_in(model) for model in models]  # a method may freeze what it builds: that is every client's
+    if data.text is not None and data.text.per_position and (method.classes or method.features):
+        allowed = f"{type(method).__name__.lower()} goes by the class of a sample, and here each token has one to come"
+        raise BadInput("method", type(method).__name__.lower(), allowed)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     dealt = members_of([m.count for m in config.models], config.federation.clients)
     groups = []
     for k, (net, model, who) in enumerate(zip(nets, models, dealt, strict=True)):
-        group = make_group(k, fabric.device, config, net, data.taking_part(who), method)
+        group = make_group(k, fabric.device, config, net, data.taking_part(who), method, frozen[k])
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
         group.held_out = [place for place, client in enumerate(data.held_out) if client.number in who]
         allowed = f"all clients of {group.name} are held out"
@@ -79,7 +85,25 @@ def federation(
     if len(groups) > 1 and not (run.relation.several and method.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
-    return _assembled(run, [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)])
+    trainers = [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)]
+    _check_same_start(run)
+    return _assembled(run, trainers)
+
+
+def _check_same_start(run: Run) -> None:
+    """Raise `BadInput` where this process and rank 0 begin with other weights: each reads `model.weights` itself, and a
+    frozen part is nobody's that would be sent."""
+    for group, model in zip(run.groups, run.config.models, strict=True):
+        read = isinstance(model.component, Network) and model.component.weights is not None
+        if run.world_size == 1 or not (read or group.frozen):
+            continue
+        digest = xxhash.xxh3_128()
+        for tensor in (group.initial, *group.frozen.values()):
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy())
+        found = run.processes.gather_objects(digest.hexdigest())
+        odd = [rank for rank, one in enumerate(found) if one != found[0]]
+        allowed = f"rank {odd[0] if odd else 0} has other weights than rank 0: all must read the same file"
+        check("model", group.name, not odd, allowed)
 
 
 def run_of(
@@ -123,14 +147,15 @@ def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.M
 
 
 def make_group(
-    index: int, device: torch.device, config: Config, model: nn.Module, members: list[int], method: Method
-) -> ModelGroup:
-    """The clients `members`, who begin from `model`."""
+    index: int, device: torch.device, config: Config, model: nn.Module, members: list[int], method: Method,
+    frozen: Collection[nn.Parameter] = (),
+) -> ModelGroup:  # fmt: skip
+    """The clients `members`, who begin from `model`; of it the parameters `frozen` are nobody's."""
     dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
-    layout = Layout(model, head_of(model))
+    layout = Layout(model, head_of(model), frozen)
     vector, buffers = layout.read(model, dtype)
     vector = vector.to(device)
-    whole_last = any(isinstance(m, _BatchNorm) for m in model.modules())
+    whole_last = any(isinstance(m, _BatchNorm) and name not in layout.still for name, m in model.named_modules())
     if whole_last and config.federation.batch_size == 1:
         raise BadInput("federation.batch_size", 1, "BatchNorm cannot train on single samples: at least 2")
     scopes = [method.scope(b) for b in layout.blocks]

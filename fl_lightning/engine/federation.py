@@ -54,6 +54,7 @@ class Federation:
     def round(self, t: int, cohort: Sequence[int] | None = None) -> RoundRecord:
         """Round `t` of `cohort` (None: as drawn), to the record of what happened."""
         run, method, timer = self.run, self.run.method, Timer()
+        run.data.at_round(t)
         drawn = self.cohort(t) if cohort is None else list(cohort)  # 1. who takes part, and on which rank
         scored = t % run.config.evaluation.every == 0 or t == run.rounds
         self.pool.rebalance(drawn)

@@ -7,6 +7,7 @@ from typing import Any
 from fl_lightning import __version__, log, provenance
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, Run
+from fl_lightning.data import heterogeneity
 from fl_lightning.metric import MODELS
 from fl_lightning.runfolder import RunFolder, best, mean_of_bests
 
@@ -27,6 +28,7 @@ class Keeper(Observer):
             data = run.data
             counts = data.class_counts if data.task == "classification" else None
             self.folder.write_split(data.train_sizes, data.test_sizes, counts)
+            self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation."""
@@ -74,6 +76,7 @@ class Keeper(Observer):
             f"last_{mean}": judged[-1],
             **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
             **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
+            **self.unlike,
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,

@@ -15,6 +15,7 @@ from torch import Tensor
 
 from fl_lightning import log
 from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.core.relation import agreement
 from fl_lightning.device import peak_bytes, wide
 from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.errors import BadClient
@@ -77,6 +78,8 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
         {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in failures
     ]
     view, layers = server.relation_view(), run.layer_names
+    if (found := agreement(view, run.data.groups)) is not None:
+        metrics["rand_index"] = found
     return RoundRecord(server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
 
 

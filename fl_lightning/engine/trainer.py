@@ -35,6 +35,8 @@ class Trainer:
         name = type(method).__name__
         self.module = ClientModule(model, group.layout, data.num_classes, method.features, data.metric, name)
         group.module = self.module
+        for tensor in group.frozen.values():
+            tensor.data = tensor.data.to(run.dtype) if tensor.is_floating_point() else tensor.data
         self.module.fabric = fabric
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
@@ -61,7 +63,7 @@ class Trainer:
         sizes = [data.train_sizes[c] for c in self.group.members]
         spec = ExecutorSpec(
             config.optimizer, data.input_shape, data.num_classes, run.dtype, config.federation.batch_size, sizes,
-            min(run.cohort_size, len(sizes)), self.group.whole_last, config.fabric.channels_last,
+            min(run.cohort_size, len(sizes)), self.group.whole_last, config.fabric.channels_last, data.text,
         )  # fmt: skip
         return make(name, self.fabric, self.module, self.optimizer, spec)
 

@@ -12,28 +12,37 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 
+from fl_lightning.components import Network, Text
 from fl_lightning.config import Component, check
 from fl_lightning.errors import BadInput
+from fl_lightning.models.base import inputs
+from fl_lightning.models.prepared import adapt, is_inside, read_weights
 
-_MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int]] = WeakKeyDictionary()
+_MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int, Text | None]] = WeakKeyDictionary()
 """What each model that is alive was built of."""
 
 
-def build(component: Component, input_shape: Sequence[int], num_classes: int) -> nn.Module:
+def build(component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None) -> nn.Module:
     """Build the model and try it on two zeros of `input_shape`; raise `BadInput` if it does not fit the data.
 
-    `input_shape` and `num_classes` are passed to classes that take them, unless `init_args` set them.
+    What the data say (`arguments_of`) is passed to classes that take it, unless `init_args` set it. A `Network` begins
+    with the weights that it names, and gets its adapters.
     """
     input_shape = tuple(input_shape)
     try:
-        model: nn.Module = component.load()(**arguments_of(component, input_shape, num_classes))
+        model: nn.Module = component.load()(**arguments_of(component, input_shape, num_classes, text))
     except BadInput:
         raise
     # Whatever a class raises for its arguments is about what the user gave.
     except Exception as error:
         raise BadInput("model", component.class_path, f"building it failed: {_line(error)}") from error
-    _try_out(model, component.class_path, input_shape, num_classes)
-    _MADE[model] = component, input_shape, num_classes
+    check("model", component.class_path, isinstance(model, nn.Module), "it must make a torch.nn.Module")
+    if isinstance(component, Network) and component.weights is not None:
+        read_weights(model, component.weights, head_of(model))
+    if isinstance(component, Network) and component.adapters is not None:
+        adapt(model, component.adapters, head_of(model))
+    _try_out(model, component.class_path, input_shape, num_classes, text)
+    _MADE[model] = component, input_shape, num_classes, text
     return model
 
 
@@ -63,11 +72,20 @@ def another(model: nn.Module) -> nn.Module:
     return twin
 
 
-def arguments_of(component: Component, input_shape: Sequence[int], num_classes: int) -> dict[str, Any]:
-    """What the class of `component` is called with: its `init_args`, and what the data say where it takes that."""
-    taken = inspect.signature(component.load()).parameters
-    offered = {"input_shape": tuple(input_shape), "num_classes": num_classes}
-    return {key: value for key, value in offered.items() if key in taken} | component.init_args
+def arguments_of(
+    component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None
+) -> dict[str, Any]:
+    """What the class of `component` is called with: its `init_args`, and what the data say where it takes that.
+
+    A function that passes on whatever it is given, as those of torchvision and timm do, gets `num_classes`.
+    """
+    makes = component.load()
+    taken = inspect.signature(makes).parameters
+    offered: dict[str, Any] = {"input_shape": tuple(input_shape), "num_classes": num_classes}
+    offered |= {} if text is None else {"vocabulary": text.vocabulary, "per_position": text.per_position}
+    passes = inspect.isfunction(makes) and any(p.kind is p.VAR_KEYWORD for p in taken.values())
+    found = {key: value for key, value in offered.items() if key in taken or (passes and key == "num_classes")}
+    return found | component.init_args
 
 
 def head_of(model: nn.Module) -> str:
@@ -78,28 +96,33 @@ def head_of(model: nn.Module) -> str:
     if isinstance(named, str):
         check("model", name, named in modules, f"its `head` names {named!r}, which is none of its modules")
         return named
-    linear = [path for path, module in modules.items() if isinstance(module, nn.Linear)]
+    linear = [p for p, module in modules.items() if isinstance(module, nn.Linear) and not is_inside(p, modules)]
     if not linear:
         raise BadInput("model", name, "it has no nn.Linear for a head; name its classifier in an attribute `head`")
     return linear[-1]
 
 
-def _try_out(model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int) -> None:
-    """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits; leaves no trace."""
+def _try_out(
+    model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int, text: Text | None
+) -> None:
+    """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits (of tokens with next ones as
+    targets: for each position); leaves no trace."""
     data = f"the data have samples of shape {input_shape} and {num_classes} classes"
+    rows = (2, *input_shape) if text is not None and text.per_position else (2,)
     modes = [(module, module.training) for module in model.modules()]
     try:
         with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = model.eval()(torch.zeros(2, *input_shape))
+            output = model.eval()(inputs(2, input_shape, text))
     # A model that does not fit can fail in any way.
     except Exception as error:
         raise BadInput("model", class_path, f"{data}, on which its forward fails: {_line(error)}") from error
     finally:
         for module, mode in modes:
             module.training = mode
-    if not isinstance(output, Tensor) or output.ndim != 2 or len(output) != 2 or output.shape[1] < num_classes:
+    fits = isinstance(output, Tensor) and output.shape[:-1] == rows and output.shape[-1] >= num_classes
+    if not fits:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        wanted = f"(2, {num_classes})"
+        wanted = (*rows, num_classes)
         raise BadInput("model", class_path, f"{data}, but for two samples it gives {given} instead of {wanted}")
 
 

@@ -195,7 +195,9 @@ def _kept_state(setup: Setup) -> float:
 
 
 def _sample(setup: Setup) -> float:
-    return math.prod(setup.sizes.sample_shape) * setup.widest.item + 8.0
+    text, numbers = setup.sizes.text, math.prod(setup.sizes.sample_shape)
+    item = setup.widest.item if text is None else 8
+    return numbers * item + 8.0 * (numbers if text is not None and text.per_position else 1)
 
 
 def _lasting(setup: Setup) -> list[Part]:
@@ -216,7 +218,9 @@ def _lasting(setup: Setup) -> list[Part]:
     received = " and ".join(copies) or "they are the vectors themselves"
     state = "optimizer.keep_state" if policy.keeps_optimizer else "cleared at every visit"
     program = (PROGRAM_MIB if cpu else CONTEXT_MIB) * MIB
+    frozen = sum(p.frozen for p in setup.profiles)
     return [
+        *([Part("frozen parts", float(frozen), "once for all clients")] if frozen else []),
         Part("program", program, "interpreter and libraries, a GPU's context"),
         Part("samples as read", sizes.raw * cpu, "all of them, on every rank"),
         Part("data", held * _sample(setup) * resident, data),

@@ -4,16 +4,20 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
+from fl_lightning.components import Text
 from fl_lightning.config import Config
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.federated import Samples
+from fl_lightning.data.load import shape_of
 from fl_lightning.data.source import Absent
 from fl_lightning.metric import Task
+from fl_lightning.models.base import inputs, targets
 
 DRAWS = 20
 """Rounds whose cohorts are drawn to see how evenly they fall on the ranks (ours, not tuned)."""
@@ -51,6 +55,8 @@ class DataSizes:
     task: Task = "classification"
     data: FederatedData | None = None
     """The data themselves; None: they are not here, and the sizes are assumed."""
+    text: Text | None = None
+    """What samples are, where they are tokens."""
 
 
 def sizes_of(config: Config, samples: int) -> DataSizes:
@@ -64,16 +70,15 @@ def sizes_of(config: Config, samples: int) -> DataSizes:
         dealt = config.federation.clients
         data = prepare(replace(config.data, download=False), dealt, config.seed, config.smoke)
     except Absent:
-        from fl_lightning.data.vision import RECIPES
-
-        recipe = RECIPES.get(config.data.source)
-        if recipe is None:
+        known = shape_of(config.data.source)
+        if known is None:
             raise
+        shape, classes = known
         tests = max(1, samples // 5)
-        raw = clients * (samples + tests) * (math.prod(recipe.shape) + 8)
-        return DataSizes([samples] * clients, [tests] * clients, recipe.shape, recipe.classes, raw)
+        raw = clients * (samples + tests) * (math.prod(shape) + 8)
+        return DataSizes([samples] * clients, [tests] * clients, shape, classes, raw)
     sizes = data.train_sizes, data.test_sizes
-    return DataSizes(*sizes, data.input_shape, data.num_classes, data.raw_bytes, data.task, data)
+    return DataSizes(*sizes, data.input_shape, data.num_classes, data.raw_bytes, data.task, data, data.text)
 
 
 def made_up(sizes: DataSizes) -> FederatedData:
@@ -82,8 +87,9 @@ def made_up(sizes: DataSizes) -> FederatedData:
     pools, shares = [], []
     for counts in (sizes.train, sizes.test):
         raw = torch.randint(256, (sum(counts), *sizes.sample_shape), generator=generator, dtype=torch.uint8)
-        labels = torch.arange(len(raw)) % sizes.classes
-        labels = labels.float() if sizes.task == "regression" else labels
+        raw = raw if sizes.text is None else inputs(len(raw), sizes.sample_shape, sizes.text, generator)
+        floats = sizes.task == "regression"
+        labels = targets(len(raw), sizes.sample_shape, sizes.classes, sizes.text, floats=floats)
         one = torch.ones(sizes.sample_shape[0], *[1] * (len(sizes.sample_shape) - 1))
         pools.append(Samples(raw, labels, 128 * one, 74 * one))
         shares.append(np.split(np.random.default_rng(0).permutation(len(raw)), np.cumsum(counts)[:-1]))
@@ -91,7 +97,9 @@ def made_up(sizes: DataSizes) -> FederatedData:
     names, straight = [str(k) for k in range(sizes.classes)], [0.0] * len(none)
     train, test = pools
     parts = shares[0], none, shares[1]
-    return FederatedData(train, test, parts, names, straight, made_up=True, task=sizes.task, public=train)
+    options: dict[str, Any] = {"made_up": True, "task": sizes.task, "public": train}
+    vocabulary = sizes.text.vocabulary if sizes.text else 0
+    return FederatedData(train, test, parts, names, straight, **options, vocabulary=vocabulary)
 
 
 def cohorts(config: Config) -> list[np.ndarray]:

@@ -22,6 +22,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
 from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, Run
+from fl_lightning.core.layout import frozen_in
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.costs import SampleCost, sample_cost
@@ -29,6 +30,7 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
+from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
 from fl_lightning.storage.state import MODEL, ClientState
@@ -45,6 +47,8 @@ class ModelProfile:
     """Bytes of a number."""
     own: int
     """Buffers that never travel."""
+    frozen: int
+    """What does not train: once on every rank."""
     layers: int
     mask: np.ndarray
     """Bool [B]: the blocks that travel to clients."""
@@ -125,7 +129,7 @@ def trace(component: Component, config: Config, method: Method, sizes: DataSizes
     Raises:
         BadInput: the model does not fit the data, or fails in its step.
     """
-    build(component, sizes.sample_shape, sizes.classes)  # tried on two zeros: a wrong shape is said as ever
+    build(component, sizes.sample_shape, sizes.classes, sizes.text)  # tried on two zeros: a wrong shape is said as ever
     try:
         with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
             warnings.filterwarnings("ignore", ".*data pointer of FakeTensor.*")  # a method copies a part of the model
@@ -143,8 +147,10 @@ def trace(component: Component, config: Config, method: Method, sizes: DataSizes
 
 def _followed(component: Component, config: Config, method: Method, sizes: DataSizes) -> ModelProfile:
     fabric = one_process(config.fabric.precision)
-    model = method.build(build(component, sizes.sample_shape, sizes.classes), sizes.classes)
-    group = make_group(0, fabric.device, config, model, [0], method)
+    model = build(component, sizes.sample_shape, sizes.classes, sizes.text)
+    frozen = frozen_in(model)
+    model = method.build(model, sizes.classes)
+    group = make_group(0, fabric.device, config, model, [0], method, frozen)
     one = replace(sizes, train=sizes.train[:1], test=sizes.test[:1])  # of all data the first client's, made up
     run = run_of(fabric, config, made_up(one), method, [], [group], Path())
     run.home = [0] * config.clients
@@ -166,6 +172,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         numbers=group.layout.size,
         item=item,
         own=sum(b.nbytes for b in group.initial_buffers),
+        frozen=sum(tensor.nbytes for tensor in group.frozen.values()),
         layers=len(group.layout.layers),
         mask=group.down_mask,
         columns=sum(s.stop - s.start for s in segments),
@@ -203,8 +210,9 @@ def _memory(run: Run) -> int:
 
 
 def _batch(samples: int, sizes: DataSizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
-    x = torch.zeros(samples, *sizes.sample_shape, dtype=dtype)
-    return x, torch.zeros(samples, dtype=torch.int64 if sizes.task == "classification" else torch.float32)
+    x = inputs(samples, sizes.sample_shape, sizes.text)
+    y = targets(samples, sizes.sample_shape, 1, sizes.text, floats=sizes.task != "classification")
+    return x.to(dtype if sizes.text is None else x.dtype), y
 
 
 def _known(client: Client) -> list[Tensor]:

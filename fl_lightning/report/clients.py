@@ -37,8 +37,24 @@ def split_words(split: dict[str, Any], runs: list[Run]) -> str:
     whose = "" if len(split["runs"]) == len(runs) else ", ".join(runs[number].name for number in split["runs"]) + ": "
     return (
         f"{whose}{len(sizes)} clients with {min(sizes)} to {max(sizes)} training samples "
-        f"of {min(held)} to {max(held)} classes"
+        f"of {min(held)} to {max(held)} classes{unlike_words(runs[split['runs'][0]])}"
     )
+
+
+MEASURES = {
+    "jensen_shannon": "label mixes {:.2f} apart by Jensen-Shannon (0 to 1)",
+    "hellinger": "{:.2f} by Hellinger",
+    "feature_shift": "inputs {:.2f} standard deviations",
+    "feature_shift_within": "classes {:.2f}",
+}
+"""Columns of heterogeneity.csv, in words."""
+
+
+def unlike_words(run: Run) -> str:
+    """How far its clients are apart, means over pairs; empty where it is not known."""
+    found = {name: [row[name] for row in run.unlike if name in row] for name in MEASURES}
+    words = [said.format(np.mean(found[name])) for name, said in MEASURES.items() if found[name]]
+    return "; in the mean over pairs " + ", ".join(words) if words else ""
 
 
 def table(runs: list[Run]) -> Table:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
+from types import MethodType
 from typing import Any
 
 import numpy as np
@@ -60,6 +61,10 @@ class ClientModule(LightningModule):
         self.looks, self.method = features, method
         if features:
             self.head.register_forward_pre_hook(self._look)
+        for name in layout.still:  # `train` comes to it with every phase
+            norm = model.get_submodule(name)
+            norm.train = MethodType(_stays, norm)  # type: ignore[method-assign]
+            norm.eval()
         self.binding = Binding(model, layout)
         self.own_step = False
         """Whether the user's model has a `training_step`."""
@@ -67,7 +72,7 @@ class ClientModule(LightningModule):
             self.own_step = type(model).training_step is not LightningModule.training_step
             model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
         self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
-        """Bool: the parameters, in the order of the blocks, that the user has not frozen."""
+        """Bool: the parameters, in the order of the blocks, that a method has not frozen in what it has built."""
         self.used = layout.parameters.stop
         """Columns of a vector up to the last parameter: parameters come first."""
         self._masked = False
@@ -235,6 +240,12 @@ class ClientModule(LightningModule):
         if isinstance(self.model, LightningModule):
             return self.model.configure_optimizers()
         return None
+
+
+def _stays(norm: nn.Module, mode: bool = True) -> nn.Module:
+    """A normalisation's `train`: its statistics stay as they are, and it goes by them."""
+    norm.training = False
+    return norm
 
 
 def _ignore(*args: Any, **kwargs: Any) -> None:

@@ -10,7 +10,7 @@ import torch
 from fl_lightning.config import FederationConfig
 from fl_lightning.core.phase import Batch
 from fl_lightning.data import Part
-from fl_lightning.data.federated import batch_sizes
+from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.rng import generator, key
 
 

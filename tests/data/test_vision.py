@@ -13,6 +13,7 @@ import torch
 import torchvision.datasets
 
 from fl_lightning.data import idx, vision
+from fl_lightning.data.load import OTHERS
 from fl_lightning.data.source import Absent
 from fl_lightning.data.vision import RECIPES
 from fl_lightning.errors import BadInput
@@ -20,7 +21,7 @@ from fl_lightning.names import SOURCES
 
 
 def test_every_listed_source_has_a_recipe() -> None:
-    assert set(SOURCES) == set(RECIPES) | {"digits", "arrays", "images", "table"}
+    assert set(SOURCES) == set(RECIPES) | OTHERS.keys() | {"digits", "arrays", "images", "table"}
 
 
 @pytest.mark.parametrize("name", RECIPES)

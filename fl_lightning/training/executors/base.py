@@ -15,6 +15,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from fl_lightning.components import Text
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core import PLAIN, Fit, Objective
 from fl_lightning.data import Part
@@ -78,6 +79,8 @@ class ExecutorSpec:
     """As in `BatchSchedule`."""
     channels_last: bool = False
     """Images come with their channels side by side."""
+    text: Text | None = None
+    """What samples are, where they are tokens."""
 
     @property
     def largest_batch(self) -> int:

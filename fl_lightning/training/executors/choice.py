@@ -19,6 +19,7 @@ from fl_lightning.core.phase import PLAIN
 from fl_lightning.device import graph_type, no_draws, random_states, same_states, synchronize
 from fl_lightning.errors import BadInput, redact
 from fl_lightning.files import atomic_write
+from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
 from fl_lightning.training.executors.graph import Graph
@@ -84,9 +85,10 @@ def _probed(
     device, binding = fabric.device, module.binding
     size = max(1, min(3, spec.largest_batch - 1))  # less than a whole batch, which is then filled up
     draws = torch.Generator().manual_seed(0)
-    x = torch.randn(max(size, 2) if spec.whole_last else size, *spec.input_shape, generator=draws)
-    labels = torch.arange(len(x)) % spec.num_classes
-    x, y = x.to(device, spec.dtype), (labels if module.metric.rises else labels.float()).to(device)
+    size = max(size, 2) if spec.whole_last else size
+    x = inputs(size, spec.input_shape, spec.text, draws)
+    y = targets(size, spec.input_shape, spec.num_classes, spec.text, floats=not module.metric.rises).to(device)
+    x = x.to(device, spec.dtype if spec.text is None else x.dtype)
     assert binding.vector is not None
     own = dict(module.model.named_buffers())
     binding.bind(binding.vector.clone(), [own[n].detach().clone() for n in module.layout.own_names])

@@ -50,7 +50,7 @@ class Vmap(Stacked):
         stack, row = self.stack, self.module.binding.vector
         assert row is not None
         stack.rows.copy_(row)
-        x, y, weight, _ = laid_out([[(x, y)], *[[]] * (stack.width - 1)], self.spec.largest_batch)
+        x, y, weight, _ = laid_out([[(x, y)], *[[]] * (stack.width - 1)], self.spec.largest_batch, self.spec.dtype)
         try:
             with self._cast():  # to see that it runs; the numbers are compared in full precision
                 self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
@@ -92,7 +92,7 @@ class Vmap(Stacked):
     def _steps(self, slots: Sequence[Sequence[Batch]]) -> None:
         """As many steps as the client with the most batches has in `slots`."""
         stack = self.stack
-        x, y, weight, active = laid_out(slots, self.spec.largest_batch)
+        x, y, weight, active = laid_out(slots, self.spec.largest_batch, self.spec.dtype)
         everyone = min(len(found) for found in slots)
         for k in range(active.shape[0]):
             with self._cast():
@@ -107,19 +107,21 @@ def width_of(cohort: int) -> int:
     return max(2, -(-cohort // groups))  # of one model, convolutions take another kernel
 
 
-def laid_out(slots: Sequence[Sequence[Batch]], size: int) -> tuple[Tensor, Tensor, Tensor, Tensor]:
+def laid_out(
+    slots: Sequence[Sequence[Batch]], size: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor, Tensor]:
     """The next batches by slot: x (width, steps, size, ...), y and weight (width, steps, size), active (steps, width).
 
-    A sample's weight is 1 / its batch's samples; what fills a batch up is its client's first sample, which is finite if
-    the others are, and has weight 0.
+    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills a batch up is its
+    client's first sample, which is finite if the others are, and has weight 0.
     """
     width = len(slots)
     first = next(found for found in slots if found)
     count = max(len(found) for found in slots)
     like, label = first[0]
     x = like.new_empty(width, count * size, *like.shape[1:])
-    y = label.new_empty(width, count * size)
-    weight = torch.zeros(width, count, size, dtype=torch.promote_types(like.dtype, torch.float32))
+    y = label.new_empty(width, count * size, *label.shape[1:])
+    weight = torch.zeros(width, count, size, dtype=torch.promote_types(dtype, torch.float32))
     active = torch.zeros(count, width, dtype=torch.bool)
     for slot, found in enumerate(slots):
         x[slot] = found[0][0][0] if found else like[0]

@@ -1,0 +1,87 @@
+"""What a configuration names by import path: classes of components, and networks with weights and adapters.
+
+Plain data: nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from dataclasses import dataclass, field
+from typing import Any
+
+from fl_lightning.ranges import PositiveFloat, PositiveInt, ShareBelow1, check_ranges
+
+
+@dataclass
+class Component:
+    """A class by its import path, and the arguments it is built with."""
+
+    class_path: str
+    init_args: dict[str, Any] = field(default_factory=dict)
+
+    def load(self) -> Any:
+        """The class itself."""
+        module, _, name = self.class_path.rpartition(".")
+        return getattr(importlib.import_module(module), name)
+
+
+@dataclass
+class AdaptersConfig:
+    """Low-rank adapters (LoRA: Hu et al., ICLR 2022): W stays, and a client trains B A, which is added to it.
+
+    Defaults are those of the paper for RoBERTa-base on GLUE, its setting with a classifier.
+    """
+
+    rank: PositiveInt = 8
+    """r, the rows of A and columns of B. 8: the paper (its GPT-2 has 4)."""
+    alpha: PositiveFloat = 8.0
+    """B A is scaled by alpha / rank. 8: the paper."""
+    targets: list[str] | None = None
+    """Modules that get adapters, by the ends of their dotted names. null: those that the model names itself
+    (`adapter_targets`; in ours the projections to queries and values, as in the paper), else every linear layer but the
+    classifier."""
+    dropout: ShareBelow1 = 0.0
+    """Of what goes into A, in training. 0: the paper names none for its adapters."""
+    head: bool = True
+    """Whether the classifier trains, too, as the paper's does on GLUE: what pretraining has for one is none of ours."""
+
+    def validate(self, key: str) -> None:
+        """Raise `BadInput` for a value that cannot work; `key`: of the adapters."""
+        check_ranges(self, key)
+
+
+@dataclass
+class Network(Component):
+    """A network: its class, the weights that it begins with, and its adapters."""
+
+    weights: str | None = None
+    """A safetensors file; None: drawn from the seed."""
+    adapters: dict[str, Any] | None = None
+    """Values of `AdaptersConfig`; None: there are none, and all weights train."""
+
+    def beside(self) -> dict[str, Any]:
+        """What is said of it beside its class and arguments."""
+        return {k: v for k, v in (("weights", self.weights), ("adapters", self.adapters)) if v is not None}
+
+
+@dataclass
+class ModelConfig:
+    """One architecture and how many clients run it (`count` None: all of them)."""
+
+    component: Component
+    count: int | None = None
+
+    def beside(self) -> dict[str, Any]:
+        """What is said of it beside its class and arguments."""
+        more = self.component.beside() if isinstance(self.component, Network) else {}
+        return ({} if self.count is None else {"count": self.count}) | more
+
+
+@dataclass(frozen=True)
+class Text:
+    """Samples that are tokens, int64 [n, T], as models are told of them."""
+
+    vocabulary: int
+    """Tokens are numbers below it."""
+    per_position: bool
+    """Whether there is a target for each position (int64 [n, T], -100: none) in place of one for each sample."""

@@ -1,0 +1,86 @@
+"""Whole samples by client and class, (N, C): dealt out by weights, topped up, held by so many clients."""
+
+from __future__ import annotations
+
+import numpy as np
+
+from fl_lightning.data.sampling import apportion
+
+
+def class_sizes(train_labels: np.ndarray, test_labels: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Samples of each class, [C], for training and for test."""
+    classes = 1 + max(int(train_labels.max()), int(test_labels.max()))
+    return np.bincount(train_labels, minlength=classes), np.bincount(test_labels, minlength=classes)
+
+
+def share_out(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+    """Counts [N, C]: each class dealt out whole, in proportion to its column of `mass`."""
+    columns = [apportion(column, size) for column, size in zip(mass.T, class_sizes, strict=True)]
+    return np.stack(columns, axis=1)
+
+
+def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
+    """Counts [N, C] with equal row sums: each client takes by its row of `mass` from the classes not yet used up."""
+    size = int(class_sizes.sum()) // len(mass)
+    left = class_sizes.copy()
+    counts = np.zeros(mass.shape, np.int64)
+    for client, row in enumerate(mass):
+        short = size
+        while short:
+            weights = np.where(left > 0, row, 0)
+            take = np.minimum(apportion(weights if weights.any() else left, short), left)
+            counts[client] += take
+            left -= take
+            short -= int(take.sum())
+    return counts
+
+
+def top_up(counts: np.ndarray, size: int, wanted: np.ndarray, keep: int = 0, strict: bool = False) -> bool:
+    """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether that could be done.
+
+    A poor client is given classes in the order of its row of `wanted` (none where that is 0), each from the largest
+    client that can spare it: donors stay at `size`, and at `keep` samples of the class. Where that does not suffice it
+    is given whatever the largest client has most of, unless `strict`.
+    """
+    sizes = counts.sum(1)
+    for poor in np.flatnonzero(sizes < size):
+        fitting = [c for c in np.argsort(-wanted[poor], kind="stable") if wanted[poor, c] > 0]
+        while sizes[poor] < size:
+            for c in fitting:
+                spare = np.minimum(counts[:, c] - keep, sizes - size)
+                donor = int(np.argmax(np.where(spare > 0, sizes, -1)))
+                if spare[donor] > 0:
+                    break
+            else:
+                if strict:
+                    return False
+                donor = int(np.argmax(sizes))
+                c = np.argmax(counts[donor])
+                spare = np.minimum(counts[:, c], sizes - size)
+            moved = min(int(spare[donor]), size - int(sizes[poor]))
+            counts[donor, c] -= moved
+            counts[poor, c] += moved
+            sizes[donor] -= moved
+            sizes[poor] += moved
+    return True
+
+
+def holders(room: np.ndarray, clients: int, k: int, rng: np.random.Generator) -> np.ndarray:
+    """Which classes each client holds, 0 or 1 [N, C]: k in each row and at most `room` [C] in each column."""
+    quota = np.zeros_like(room)
+    places = clients * k
+    while places:
+        open_classes = np.flatnonzero(quota < room)
+        if places < len(open_classes):
+            open_classes = rng.choice(open_classes, places, replace=False)
+        step = max(1, places // len(open_classes))
+        before = quota.sum()
+        quota[open_classes] = np.minimum(quota[open_classes] + step, room[open_classes])
+        places -= int(quota.sum() - before)
+    holds = np.zeros((clients, len(room)), np.int64)
+    for client in range(clients):
+        # Largest remaining quota first (ties at random): no class can then be left with more places than clients.
+        chosen = np.argsort(-(quota + rng.random(len(quota))))[:k]
+        holds[client, chosen] = 1
+        quota[chosen] -= 1
+    return holds

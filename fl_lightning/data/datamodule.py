@@ -1,0 +1,89 @@
+"""The user's own LightningDataModule, whose data sets give (x, y), or (x, y, client) for natural clients."""
+
+from __future__ import annotations
+
+import importlib
+import inspect
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.config import check
+from fl_lightning.data.source import Pool, Source, split_source
+from fl_lightning.errors import BadInput
+
+LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from 0, a name"
+
+
+def load(name: str, root: str | None) -> Source:
+    """The data sets behind `train_dataloader()` and, where there is one, `test_dataloader()`, read whole.
+
+    x: float or uint8 (channels, height, width), (channels, samples) or (features), or int64 (length): tokens, of which
+    the module's attribute `vocabulary` says how many there are. Loaders' own batches and order are not used. `root` is
+    passed to a module that takes it.
+
+    Raises:
+        BadInput: no such class, it fails, or its samples do not fit together.
+    """
+    from lightning import LightningDataModule
+
+    module_name, _, attribute = name.rpartition(".")
+    try:
+        cls = getattr(importlib.import_module(module_name), attribute)
+    except (ImportError, AttributeError) as error:
+        raise BadInput("data.source", name, f"it cannot be imported ({error})") from error
+    fine = inspect.isclass(cls) and issubclass(cls, LightningDataModule)
+    check("data.source", name, fine, "an import path must be that of a LightningDataModule")
+    try:
+        module = cls(root=root) if "root" in inspect.signature(cls).parameters else cls()
+        module.prepare_data()
+        module.setup("fit")
+        train = _samples(module.train_dataloader())
+        test = None
+        if cls.test_dataloader is not LightningDataModule.test_dataloader:
+            module.setup("test")
+            test = _samples(module.test_dataloader())
+    except Exception as error:  # whatever a user's class raises
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput("data.source", name, f"its training and test data cannot be read: {line}") from error
+    return _source(name, module, train, test)
+
+
+def _source(name: str, module: Any, train: list[Any], test: list[Any] | None) -> Source:
+    clients = sorted({str(sample[2]) for sample in train if len(sample) == 3})
+    pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
+    if len(pools) == 2 and pools[0].read(np.arange(1)).shape != pools[1].read(np.arange(1)).shape:
+        raise BadInput("data.source", name, "its training and test samples differ in shape")
+    classes = 1 + max(int(pool.labels.max()) for pool in pools)
+    names = [str(k) for k in getattr(module, "class_names", range(classes))]
+    vocabulary = int(getattr(module, "vocabulary", 0))
+    tokens = pools[0].read(np.arange(1)).dtype == np.int64
+    check(
+        "data.source",
+        name,
+        not tokens or vocabulary,
+        "whole numbers are tokens: its attribute vocabulary must count them",
+    )
+    made = Source(*pools, names, clients) if len(pools) == 2 else split_source(pools[0], names, clients)
+    return Source(made.train, made.test, names, clients, vocabulary=vocabulary)
+
+
+def _samples(loader: Any) -> list[Any]:
+    held = loader.dataset
+    return [held[k] for k in range(len(held))]
+
+
+def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
+    check("data.source", name, bool(samples), f"it has no samples; it must give {LAYOUT}")
+    first = np.asarray(samples[0][0])
+    for number, sample in enumerate(samples):
+        fine = isinstance(sample, tuple | list) and len(sample) == (3 if clients else 2)
+        fine = fine and np.asarray(sample[0]).shape == first.shape and int(sample[1]) >= 0
+        check("data.source", name, fine, f"its sample {number} does not fit the others; it must give {LAYOUT}")
+        known = not clients or str(sample[2]) in clients
+        check("data.source", name, known, f"its sample {number} for tests is of a client without training data")
+    x = np.stack([np.asarray(sample[0]) for sample in samples])
+    x = x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
+    places = {client: place for place, client in enumerate(clients)}
+    groups = np.array([places[str(sample[2])] for sample in samples], np.int64) if clients else None
+    return Pool(np.array([int(sample[1]) for sample in samples], np.int64), lambda index: x[index], groups)

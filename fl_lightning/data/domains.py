@@ -1,0 +1,93 @@
+"""Domains: the same classes seen in several ways (photographs, sketches, ...), each shared by clients."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import replace
+from functools import reduce
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.config import check
+from fl_lightning.data import digits, images, vision
+from fl_lightning.data.sampling import split, stratified
+from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
+from fl_lightning.rng import numpy_rng
+
+LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet have them"
+
+
+def load(root: str | None, per_domain: int, test: bool = True) -> Source:
+    """Image folders by domain and class; classes are those of all domains, in the order of their names.
+
+    A fifth of each class of a domain is its test part, the same in every run. Groups: `of_domains`. `test`: see
+    `Source`.
+    """
+    if root is None or not Path(root).expanduser().is_dir():
+        raise Absent("data.root", root, f"the source domains wants {LAYOUT}")
+    folder = Path(root).expanduser()
+    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    check("data.root", root, bool(found), f"it holds no folder; it must be {LAYOUT}")
+    read = [images.class_folders(root, domain, LAYOUT) for domain in found]
+    names = sorted({name for _, own in read for name in own})
+    parts = []
+    for pool, own in read:
+        numbers = np.array([names.index(name) for name in own])
+        pool = replace(pool, labels=numbers[pool.labels])
+        train, held = split(pool.labels, TEST_SHARE, numpy_rng(0, "data.split"))
+        parts.append((pool.part(train), pool.part(held if test else train)))
+    return of_domains(parts, names, [domain.name for domain in found], per_domain)
+
+
+def digit_pair(root: str | None, download: bool, per_domain: int) -> Source:
+    """scikit-learn's digits, and as many of MNIST, whose 28x28 pixels are averaged to 8x8: (1, 8, 8) uint8, 0 to 255.
+
+    Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features alone.
+    """
+    ours, theirs = digits.load(), vision.load("mnist", root, download)
+    parts = []
+    for name in ("train", "test"):
+        one, other = getattr(ours, name), getattr(theirs, name)
+        chosen = stratified(other.labels, min(len(one.labels), len(other.labels)), numpy_rng(0, f"digit_pair {name}"))
+        small = Pool.of(_averaged(other.read(chosen)), other.labels[chosen])
+        parts.append((Pool.of((one.read_all() * (255 / 16)).round().astype(np.uint8), one.labels), small))
+    (digits_train, mnist_train), (digits_test, mnist_test) = parts
+    pairs = [(digits_train, digits_test), (mnist_train, mnist_test)]
+    return of_domains(pairs, ours.class_names, ["digits", "mnist"], per_domain)
+
+
+def of_domains(
+    parts: Sequence[tuple[Pool, Pool]], class_names: list[str], domain_names: Sequence[str], per_domain: int
+) -> Source:
+    """The training and test pools of domains as one source; the groups are `per_domain` clients of each domain.
+
+    They share each part of their domain equally, with its class mix as far as whole samples allow; `Source.domains`
+    says which is whose.
+    """
+    both: tuple[list[Pool], list[Pool]] = ([], [])
+    for number, pools in enumerate(parts):
+        for out, pool, name in zip(both, pools, ("train", "test"), strict=True):
+            place = _in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {name}"))
+            out.append(replace(pool, groups=number * per_domain + place))
+    train, test = (reduce(Pool.beside, pools) for pools in both)
+    numbered = [(name, k) for name in domain_names for k in range(per_domain)]
+    names = [name if per_domain == 1 else f"{name} {k + 1}" for name, k in numbered]
+    return Source(train, test, class_names, names, [place // per_domain for place in range(len(names))])
+
+
+def _in_turn(labels: np.ndarray, shares: int, rng: np.random.Generator) -> np.ndarray:
+    """The share of each sample, int64 [n]: drawn, class after class, dealt one by one in turn."""
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    found = np.empty(len(labels), np.int64)
+    found[order] = np.arange(len(labels)) % shares
+    return found
+
+
+def _averaged(raw: np.ndarray) -> np.ndarray:
+    """Images (n, 1, height, width) uint8 of 8x8 pixels, each the mean of its area."""
+    import torch
+    from torch.nn.functional import adaptive_avg_pool2d
+
+    return adaptive_avg_pool2d(torch.from_numpy(raw).float(), 8).round().byte().numpy()

@@ -1,0 +1,92 @@
+"""Letters and digits rendered from typefaces, a group for each: no handwriting, but natural clients without a network.
+
+In the place of FEMNIST's writers (28x28 grey, the same 62 classes), for trials offline. Nothing measured here speaks of
+FEMNIST.
+"""
+
+from __future__ import annotations
+
+import string
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.config import check
+from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import numpy_rng
+
+CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
+SIDE, VARIANTS = 28, 5
+"""Pixels along an image, and images of each character: 310 a typeface (FEMNIST: 227 a writer in the mean)."""
+SIZES, TURNS, SHIFTS, NOISE = (16, 23), 12.0, 2, 16.0
+"""Of a character: height in pixels; degrees and pixels to either side at most; deviation of the noise. Ours."""
+OWN = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", "cmb10")
+"""How the files of matplotlib's typefaces begin that have letters and digits."""
+
+
+def load(root: str | None) -> Source:
+    """Images (1, 28, 28) uint8, light on black; the same in every run with the same typefaces.
+
+    Args:
+        root: folder with .ttf or .otf files; None: those that come with matplotlib.
+    """
+    files = _files(root)
+    each = len(CLASSES) * VARIANTS
+    labels = np.tile(np.repeat(np.arange(len(CLASSES)), VARIANTS), len(files))
+    groups = np.repeat(np.arange(len(files)), each)
+
+    def read(index: np.ndarray) -> np.ndarray:
+        found = np.empty((len(index), 1, SIDE, SIDE), np.uint8)
+        fonts: dict[tuple[Path, int], object] = {}
+        for place, number in enumerate(index.tolist()):
+            file = files[number // each]
+            found[place, 0] = _drawn(file, CLASSES[labels[number]], numpy_rng(0, f"{file.name} {number % each}"), fonts)
+        return found
+
+    return split_source(Pool(labels, read, groups), list(CLASSES), [file.stem for file in files])
+
+
+def _files(root: str | None) -> list[Path]:
+    """The typefaces, by name, each of which has all the classes."""
+    from matplotlib.ft2font import FT2Font
+
+    if root is None:
+        import matplotlib
+
+        folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+        return sorted(path for path in folder.glob("*.ttf") if path.stem.split("-")[0].startswith(OWN) and _whole(path))
+    folder = Path(root).expanduser()
+    if not folder.is_dir():
+        raise Absent("data.root", root, "the source glyphs wants a folder with .ttf or .otf files, or null")
+    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf"))
+    check("data.root", root, bool(found), "it holds no .ttf or .otf file")
+    for path in found:
+        try:
+            held = FT2Font(str(path)).get_charmap()
+        except (RuntimeError, OSError) as error:
+            raise BadInput("data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})") from error
+        missing = [character for character in CLASSES if ord(character) not in held]
+        check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
+    return found
+
+
+def _whole(path: Path) -> bool:
+    from matplotlib.ft2font import FT2Font
+
+    return set(map(ord, CLASSES)) <= FT2Font(str(path)).get_charmap().keys()
+
+
+def _drawn(file: Path, character: str, rng: np.random.Generator, fonts: dict[tuple[Path, int], object]) -> np.ndarray:
+    """One image of a character, uint8 [28, 28]. `fonts`: those that are open, by file and size."""
+    from PIL import Image, ImageDraw, ImageFont
+
+    size = int(rng.integers(*SIZES))
+    font = fonts.setdefault((file, size), ImageFont.truetype(str(file), size))
+    shift = rng.integers(-SHIFTS, SHIFTS + 1, 2)
+    image = Image.new("L", (SIDE, SIDE))
+    middle = (SIDE / 2 + shift[0], SIDE / 2 + shift[1])
+    ImageDraw.Draw(image).text(middle, character, fill=255, font=font, anchor="mm")  # type: ignore[arg-type]
+    turned = image.rotate(float(rng.uniform(-TURNS, TURNS)), Image.Resampling.BILINEAR)
+    noisy = np.asarray(turned, np.float32) + rng.normal(0, NOISE, (SIDE, SIDE))
+    return noisy.clip(0, 255).round().astype(np.uint8)

@@ -1,0 +1,132 @@
+"""How unlike the clients of a federation are: in their label mixes, in their inputs, in how much they have."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+
+from fl_lightning.data.federated import FederatedData
+
+MOST_CLIENTS = 200
+"""Clients that are compared with each other, evenly apart by number: pairs grow with the square."""
+MOST_SAMPLES = 100
+"""Training samples of a client that are projected: their means differ by a tenth of a deviation by chance."""
+DIRECTIONS = 16
+"""Of the random projection, which is the same in every run."""
+
+
+@dataclass(frozen=True)
+class Heterogeneity:
+    """Distances between clients."""
+
+    clients: list[int]
+    """Those that are compared, n of them."""
+    pairs: dict[str, np.ndarray]
+    """By measure, (n, n) float32: `jensen_shannon` and `hellinger` (0 to 1) of label mixes, `feature_shift` and
+    `feature_shift_within` (in standard deviations) of inputs; nan where two have no class in common."""
+    gini: float
+    """Of the numbers of training samples: 0 equal ones, towards 1 all with one client."""
+
+    def summary(self) -> dict[str, float]:
+        """What `summary.json` says: means over pairs of clients, and the Gini coefficient."""
+        n = len(self.clients)
+        apart = ~np.eye(n, dtype=bool)
+        known = {name: table[apart & np.isfinite(table)] for name, table in self.pairs.items()}
+        means = {name: float(values.mean(dtype=np.float64)) for name, values in known.items() if len(values)}
+        return {f"heterogeneity_{name}": value for name, value in {**means, "quantity_gini": self.gini}.items()}
+
+    def kept(self, write: Callable[[Sequence[int], Mapping[str, np.ndarray]], None]) -> dict[str, float]:
+        """Hand clients and pairs to `write`; returns the summary."""
+        write(self.clients, self.pairs)
+        return self.summary()
+
+
+def measure(data: FederatedData) -> Heterogeneity:
+    """Compare the clients by their training samples, as they are in the first round.
+
+    Feature shift: inputs are projected on `DIRECTIONS` fixed random directions; between two clients it is the root mean
+    square over directions of the distance of means and deviations (the 2-Wasserstein distance, were they normal), in
+    units of the deviation over all. Two hundred samples of one distribution differ by some 0.15. `within`: the same of
+    the means of single classes that both have, weighted by the smaller number of samples, less what is expected by
+    chance: other label mixes are no shift, other meanings of labels are.
+    """
+    n = data.clients
+    clients = list(range(n)) if n <= MOST_CLIENTS else np.linspace(0, n - 1, MOST_CLIENTS).round().astype(int).tolist()
+    pairs: dict[str, np.ndarray] = {}
+    if data.task == "classification":
+        counts = data.class_counts[clients].astype(np.float64)
+        mixes = counts / np.maximum(counts.sum(axis=1, keepdims=True), 1)
+        pairs["jensen_shannon"] = np.stack([_jensen_shannon(mix, mixes) for mix in mixes])
+        roots = np.sqrt(mixes)
+        pairs["hellinger"] = np.stack([np.sqrt(np.square(root - roots).sum(axis=1) / 2) for root in roots])
+    found = [_projected(data, client) for client in clients]
+    unit = np.concatenate([z for z, _ in found]).std(axis=0)
+    unit[unit == 0] = 1
+    scaled = [(z / unit, y) for z, y in found]
+    pairs["feature_shift"] = _shift([z for z, _ in scaled])
+    if data.task == "classification" and scaled[0][1].ndim == 1:
+        pairs["feature_shift_within"] = _shift_within(scaled, data.num_classes)
+    tables = {name: table.astype(np.float32) for name, table in pairs.items()}
+    return Heterogeneity(clients, tables, gini(np.array(data.train_sizes)))
+
+
+def gini(sizes: np.ndarray) -> float:
+    """The Gini coefficient of numbers of 0 or more, (n,)."""
+    ordered, n = np.sort(sizes.astype(np.float64)), len(sizes)
+    if n == 0 or ordered.sum() == 0:
+        return 0.0
+    return float((2 * np.arange(1, n + 1) - n - 1) @ ordered / (n * ordered.sum()))
+
+
+def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Distances (n,) of a distribution (C,) from n others: the root of the divergence in bits.
+
+    scipy's, without the second that it takes to import: every run measures.
+    """
+    middle = (p + q) / 2
+    with np.errstate(divide="ignore", invalid="ignore"):
+        terms = [np.where(own > 0, own * np.log2(own / middle), 0) for own in (p, q)]
+    return np.sqrt(np.maximum(sum(term.sum(axis=1) for term in terms) / 2, 0))
+
+
+def _projected(data: FederatedData, client: int) -> tuple[np.ndarray, np.ndarray]:
+    """A client's first samples on the fixed directions, float64 (m, DIRECTIONS), and their labels."""
+    x, y = data.some(client, MOST_SAMPLES)
+    generator = torch.Generator().manual_seed(0)
+    if data.vocabulary:  # a text: the mean of a random row for each of its tokens
+        z = torch.randn(data.vocabulary, DIRECTIONS, generator=generator)[x].mean(dim=1)
+    else:
+        flat = x.flatten(1).double()
+        z = flat @ torch.randn(flat.shape[1], DIRECTIONS, generator=generator, dtype=torch.float64)
+    return z.double().numpy(), y.numpy()
+
+
+def _shift(projected: list[np.ndarray]) -> np.ndarray:
+    """Distances (n, n) between the clients' means and deviations."""
+    facts = np.array([np.concatenate([z.mean(axis=0), z.std(axis=0)]) for z in projected])
+    return np.stack([np.sqrt(np.square(own - facts).sum(axis=1) / DIRECTIONS) for own in facts])
+
+
+def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) -> np.ndarray:
+    """Distances (n, n) between the means of classes that two clients have in common; nan without one."""
+    n = len(projected)
+    counts, means = np.zeros((n, classes)), np.zeros((n, classes, DIRECTIONS))
+    scatter = 0.0
+    for client, (z, y) in enumerate(projected):
+        np.add.at(counts[client], y, 1)
+        np.add.at(means[client], y, z)
+        means[client] /= np.maximum(counts[client], 1)[:, None]
+        scatter += np.square(z - means[client][y]).sum()
+    freedom = max(counts.sum() - (counts > 0).sum(), 1)  # of the variance within a client's class
+    chance = scatter / (freedom * DIRECTIONS) / np.maximum(counts, 1)
+    found = np.zeros((n, n))
+    for client in range(n):
+        weight = np.minimum(counts[client], counts)
+        squares = np.square(means[client] - means).mean(axis=2) - chance[client] - chance
+        with np.errstate(invalid="ignore"):
+            found[client] = (weight * squares).sum(axis=1) / weight.sum(axis=1)
+    np.fill_diagonal(found, 0)
+    return np.sqrt(np.maximum(found, 0))

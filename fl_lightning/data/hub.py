@@ -1,0 +1,156 @@
+"""Hugging Face data sets on disk: saved by `save_to_disk`, or parquet files. Nothing is asked of a network."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.config import FLOAT32, DataConfig
+from fl_lightning.data import text
+from fl_lightning.data.images import decoder
+from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.errors import BadInput
+
+LAYOUT = "a folder made by save_to_disk, a .parquet file, or a folder with *.parquet (train* and test*, or one part)"
+
+
+def load(data: DataConfig) -> Source:
+    """Images (3, 32, 32), texts as tokens, or columns of numbers [n, features], with classes and natural groups.
+
+    Classes are those of a ClassLabel, else the values of the column in order. Without a part called `test` (or
+    `validation`) a fifth is one, the same in every run.
+
+    Raises:
+        BadInput: there is nothing (then `Absent`), no such column, a cell that cannot be used (by row and column).
+    """
+    parts = _parts(data.root)
+    whole = parts["train"]
+    label = _known(whole, "data.label_column", data.label_column)
+    group = None if data.group_column is None else _known(whole, "data.group_column", data.group_column)
+    columns = data.columns or [name for name in whole.column_names if name not in (label, group)]
+    for name in columns:
+        _known(whole, "data.columns", name)
+    if not columns or label in columns:
+        raise BadInput("data.columns", data.columns, "it must name columns beside the label's")
+    regression = data.task == "regression"
+    labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
+    groups, group_names = _numbered(parts, group) if group is not None else (None, [])
+    pools, texts = {}, None
+    for name in parts:
+        own = labels[name][:, 0] if regression else labels[name]
+        pools[name] = Pool(own, lambda index: index, None if groups is None else groups[name])
+    kind = type(whole.features[columns[0]]).__name__
+    if len(columns) == 1 and kind == "Image":
+        for name, part in parts.items():
+            read = decoder(lambda index, part=part: part[index][columns[0]], data.root)  # type: ignore[misc]
+            pools[name] = replace(pools[name], read=read)
+    elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
+        texts = [text or "" for part in parts.values() for text in part[columns[0]]]
+        pools["test"] = _behind(pools["test"], len(whole)) if "test" in pools else pools["train"]
+    else:
+        numbers = _numbers(parts, columns)
+        pools = {n: replace(pool, read=Pool.of(numbers[n], pool.labels).read) for n, pool in pools.items()}
+    if "test" in parts:
+        source = Source(pools["train"], pools["test"], names, group_names)
+    else:
+        source = split_source(pools["train"], names, group_names)
+    return source if texts is None else text.as_tokens(source, texts, data)
+
+
+def _behind(pool: Pool, before: int) -> Pool:
+    """A pool whose samples are places, all of them moved on."""
+    return replace(pool, read=lambda index: index + before)
+
+
+def _parts(root: str | None) -> dict[str, Any]:
+    """`train`, and `test` where there is one."""
+    try:
+        import datasets
+        import pyarrow.parquet as parquet
+    except ImportError:
+        raise Absent("data.source", "hf", "it needs the package datasets: the extra hf has it") from None
+    path = Path(root or "").expanduser()
+    if root is None or not path.exists():
+        raise Absent("data.root", root, f"the source hf wants {LAYOUT}")
+    try:
+        if path.is_file() or (files := sorted(path.glob("*.parquet"))):
+            found = {"train": [path]} if path.is_file() else _by_name(files)
+            parts = {
+                name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
+                for name, own in found.items()
+            }
+        else:
+            held = datasets.load_from_disk(str(path))
+            parts = dict(held) if isinstance(held, datasets.DatasetDict) else {"train": held}
+    except Exception as error:  # arrow and datasets answer a broken file in a dozen types
+        raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
+    other = parts.get("test", parts.get("validation"))
+    if "train" not in parts or not len(parts["train"]):
+        raise BadInput("data.root", root, f"it has no part called train, but {', '.join(parts)}")
+    return {"train": parts["train"]} | ({} if other is None else {"test": other})
+
+
+def _by_name(files: list[Path]) -> dict[str, list[Path]]:
+    named = {part: [file for file in files if file.stem.startswith(part)] for part in ("train", "test", "validation")}
+    return {part: own for part, own in named.items() if own} if named["train"] else {"train": files}
+
+
+def _known(part: Any, key: str, name: str) -> str:
+    if name not in part.column_names:
+        raise BadInput(key, name, f"the data have no such column, but {', '.join(part.column_names)}")
+    return name
+
+
+def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """Class numbers of each part, and the classes."""
+    known = getattr(parts["train"].features[column], "names", None)
+    if not known:
+        return _numbered(parts, column)
+    found = {name: np.array(list(part[column]), np.int64) for name, part in parts.items()}
+    for name, labels in found.items():
+        if labels.min(initial=0) < 0:
+            row = int(np.argmin(labels)) + 1
+            raise BadInput("data.label_column", column, f"row {row} of {name} has no class")
+    return found, list(known)
+
+
+def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
+    """The place of each cell among the column's values of training, in order (int64 [n]), and these values."""
+    cells = {name: list(part[column]) for name, part in parts.items()}
+    for name, held in cells.items():
+        if None in held:
+            raise BadInput("data.root", column, f"column {column!r} of row {held.index(None) + 1} of {name} is empty")
+    values = sorted(set(cells["train"]))
+    places = {value: place for place, value in enumerate(values)}
+    for held in cells.values():
+        for row, cell in enumerate(held, 1):
+            if cell not in places:
+                what = f"column {column!r} of row {row} of test holds {cell!r}, which is nowhere in training data"
+                raise BadInput("data.root", column, what)
+    found = {name: np.array([places[cell] for cell in held], np.int64) for name, held in cells.items()}
+    return found, [str(value) for value in values]
+
+
+def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]:
+    """Cells of columns as float32 [n, columns], of lists of numbers as so many features each."""
+    found = {}
+    for name, part in parts.items():
+        made = []
+        for column in columns:
+            rows = []
+            for row, cell in enumerate(part[column], 1):
+                try:
+                    numbers = np.asarray(cell, np.float64).ravel()
+                    fine = bool((np.abs(numbers) < FLOAT32).all()) and (not rows or len(numbers) == len(rows[0]))
+                except (TypeError, ValueError):
+                    fine = False
+                if not fine:
+                    what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: no numbers, or too many"
+                    raise BadInput("data.columns", column, what)
+                rows.append(numbers)
+            made.append(np.array(rows, np.float32))
+        found[name] = np.concatenate(made, axis=1)
+    return found

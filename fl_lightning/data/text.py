@@ -1,0 +1,104 @@
+"""Texts as token numbers: characters or word pieces, learned from training texts. 0 fills up, and is what is new."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.config import DataConfig, check
+from fl_lightning.data import windows
+from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
+from fl_lightning.errors import BadInput
+
+Encode = Callable[[str], list[int]]
+LAYOUT = "a folder with .txt files in UTF-8, a group for each (a play, a role, an author)"
+
+
+def load(data: DataConfig) -> Source:
+    """The next token at every place of a text: samples int64 [n, length], their targets int64 [n, length].
+
+    The last fifth of each file is its test part. Samples follow each other without overlap; one that would reach over
+    the border is in neither part.
+
+    Raises:
+        BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is too short.
+    """
+    root, length = data.root, data.length
+    if root is None or not Path(root).expanduser().is_dir():
+        raise Absent("data.root", root, f"the source text wants {LAYOUT}")
+    files = sorted(Path(root).expanduser().glob("*.txt"))
+    check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
+    texts = [_read(root, file) for file in files]
+    names, encode = learn((text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data)
+    encoded = [np.array(encode(text), np.int64) for text in texts]
+    for file, tokens in zip(files, encoded, strict=True):
+        need = round((length + 1) / TEST_SHARE) + 1
+        what = (
+            f"{file.name} has {len(tokens)} tokens and needs {need}: a test sample of data.length + 1 in its last fifth"
+        )
+        check("data.length", length, len(tokens) >= need, what)
+    spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
+    train, test = (_next_tokens(encoded, part) for part in spans)
+    return Source(train, test, names, [file.stem for file in files], vocabulary=len(names))
+
+
+def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode]:
+    """Names of the tokens by number, and what turns a text into numbers, from training texts."""
+    if data.tokens == "word_pieces":
+        return _word_pieces(texts, data.vocabulary)
+    return characters(texts)
+
+
+def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
+    """A token for each character, in the order of their code points, from 1."""
+    known = sorted({character for text in texts for character in text})
+    numbers = {character: number for number, character in enumerate(known, 1)}
+    return ["<unknown>", *known], lambda text: [numbers.get(character, 0) for character in text]
+
+
+def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
+    """`source`, whose samples are places in `texts`, [m], with the tokens of those in their place."""
+    names, encode = learn((texts[place] for place in source.train.read_all().tolist()), data)
+    held = np.zeros((len(texts), data.length), np.int64)
+    for row, text in zip(held, texts, strict=True):
+        tokens = encode(text)[: data.length]
+        row[data.length - len(tokens) :] = tokens
+
+    def tokens_of(pool: Pool) -> Pool:
+        return replace(pool, read=lambda index: held[pool.read(index)])
+
+    return replace(source, train=tokens_of(source.train), test=tokens_of(source.test), vocabulary=len(names))
+
+
+def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
+    def read(index: np.ndarray, shift: int = 0) -> np.ndarray:
+        return np.stack([encoded[file][begin + shift : end - 1 + shift] for file, begin, end in spans[index]])
+
+    return Pool(read(np.arange(len(spans)), shift=1), read, spans[:, 0], spans)
+
+
+def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode]:
+    try:
+        from tokenizers import Tokenizer
+        from tokenizers.models import WordPiece
+        from tokenizers.pre_tokenizers import Whitespace
+        from tokenizers.trainers import WordPieceTrainer
+    except ImportError:
+        allowed = "it needs the package tokenizers: the extra text has it; characters needs nothing"
+        raise BadInput("data.tokens", "word_pieces", allowed) from None
+    tokenizer = Tokenizer(WordPiece(unk_token="<unknown>"))
+    tokenizer.pre_tokenizer = Whitespace()
+    trainer = WordPieceTrainer(vocab_size=size, special_tokens=["<unknown>"], show_progress=False)
+    tokenizer.train_from_iterator(texts, trainer)
+    names = [tokenizer.id_to_token(number) for number in range(tokenizer.get_vocab_size())]
+    return names, lambda text: tokenizer.encode(text).ids
+
+
+def _read(root: str, file: Path) -> str:
+    try:
+        return file.read_text(encoding="utf-8-sig")
+    except (OSError, ValueError) as error:
+        raise BadInput("data.root", root, f"{file.name} is no text in UTF-8 ({error})") from error

@@ -1,0 +1,54 @@
+"""Smartwatch recordings of shoulder exercises (Burns et al., Physiological Measurement 2018), from seglearn (BSD).
+
+10 persons, 7 exercises, each with either arm: 140 recordings of 6 axes (acceleration and rotation) at 50 Hz.
+"""
+
+from __future__ import annotations
+
+from importlib.util import find_spec
+from pathlib import Path
+from pickle import UnpicklingError
+
+import numpy as np
+
+from fl_lightning.data import windows
+from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.errors import BadInput
+
+WINDOW, STEP = 100, 50
+"""Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is usual (ours)."""
+SHAPE, CLASSES = (6, WINDOW), 7
+
+
+def load() -> Source:
+    """Windows (6, 100) float32; groups are persons. The last fifth of each recording is its test part.
+
+    Raises:
+        Absent: seglearn is not installed.
+        BadInput: its file cannot be read.
+    """
+    found = find_spec("seglearn")  # its file alone is read: importing it takes a second
+    if found is None or found.origin is None:
+        raise Absent("data.source", "watch", "its recordings come with the package seglearn: the extra watch has it")
+    file = Path(found.origin).parent / "data" / "watch_dataset.npy"
+    try:
+        held = np.load(file, allow_pickle=True).item()
+        series = [np.asarray(recording, np.float32) for recording in held["X"]]
+        exercise, person = (np.asarray(held[key]).astype(np.int64) for key in ("y", "subject"))
+        names = [str(name) for name in held["y_labels"]]
+    except (OSError, ValueError, KeyError, AttributeError, EOFError, UnpicklingError) as error:
+        raise BadInput("data.source", "watch", f"seglearn's file {file.name} cannot be read ({error})") from error
+    persons, groups = np.unique(person, return_inverse=True)
+    parts = windows.cut([len(recording) for recording in series], WINDOW, STEP)
+    train, test = (_pool(series, exercise, groups, spans) for spans in parts)
+    return Source(train, test, names, [f"person {number}" for number in persons])
+
+
+def _pool(series: list[np.ndarray], exercise: np.ndarray, groups: np.ndarray, spans: np.ndarray) -> Pool:
+    def read(index: np.ndarray) -> np.ndarray:
+        found = np.empty((len(index), *SHAPE), np.float32)
+        for place, (recording, begin, end) in enumerate(spans[index]):
+            found[place] = series[recording][begin:end].T
+        return found
+
+    return Pool(exercise[spans[:, 0]], read, groups[spans[:, 0]], spans)

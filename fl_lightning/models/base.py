@@ -1,0 +1,64 @@
+"""What our own networks are made of, and inputs that only have the right shape."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.components import Text
+
+
+def inputs(n: int, shape: Sequence[int], text: Text | None, draws: torch.Generator | None = None) -> Tensor:
+    """`n` samples that are made up: tokens [n, T] where there are any, else numbers [n, ...]; without `draws` zeros."""
+    if text is not None:
+        low = torch.zeros(n, *shape, dtype=torch.int64)
+        return low if draws is None else torch.randint(text.vocabulary, (n, *shape), generator=draws)
+    return torch.zeros(n, *shape) if draws is None else torch.randn(n, *shape, generator=draws)
+
+
+def targets(n: int, shape: Sequence[int], classes: int, text: Text | None, *, floats: bool = False) -> Tensor:
+    """Class numbers that are made up, [n], or [n, T] where each position has one; `floats`: numbers of a regression."""
+    each = tuple(shape) if text is not None and text.per_position else ()
+    found = torch.arange(n).reshape(n, *[1] * len(each)).expand(n, *each) % classes
+    return found.float() if floats else found.contiguous()
+
+
+class SelfAttention(nn.Module):
+    """Multi-head attention of a sequence to itself, with a linear layer each for queries, keys, values and output.
+
+    torch's own keeps the first three in one matrix, which leaves no place for an adapter of each. It can stand in the
+    place of it in torchvision's encoders. Weights begin as in torch's.
+
+    Args:
+        width: d of the sequence; a multiple of `heads`.
+        causal: no position sees those behind it.
+    """
+
+    def __init__(self, width: int, heads: int, causal: bool = False) -> None:
+        super().__init__()
+        self.heads, self.causal = heads, causal
+        self.query, self.key, self.value, self.out = (nn.Linear(width, width) for _ in range(4))
+        for part in (self.query, self.key, self.value):
+            nn.init.uniform_(part.weight, -((6 / (4 * width)) ** 0.5), (6 / (4 * width)) ** 0.5)  # Xavier's of (3d, d)
+        for part in (self.query, self.key, self.value, self.out):
+            nn.init.zeros_(part.bias)
+
+    def attended(self, x: Tensor) -> Tensor:
+        """[b, T, width] to the same."""
+        parts = (self.query(x), self.key(x), self.value(x))
+        q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for p in parts)
+        scores = (
+            q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
+        )  # torch's fused kernel cannot be stacked by `vmap` on a CPU
+        if self.causal:
+            place = torch.arange(x.shape[-2], device=x.device)
+            scores = scores.masked_fill(place > place[:, None], -torch.inf)
+        y = scores.softmax(-1) @ v
+        return self.out(y.transpose(-2, -3).flatten(-2))
+
+    def forward(self, x: Tensor, *same: Any, **options: Any) -> tuple[Tensor, None]:
+        """As torch's `MultiheadAttention` with one sequence for queries, keys and values: weights are not given."""
+        return self.attended(x), None

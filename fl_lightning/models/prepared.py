@@ -1,0 +1,111 @@
+"""Weights that a network begins with, read from a file, and adapters that train in their place."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from torch import nn
+
+from fl_lightning.components import AdaptersConfig
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput
+
+SHOWN = 3
+"""Names of tensors that a message lists."""
+
+
+def read_weights(model: nn.Module, file: str, head: str) -> None:
+    """Begin `model` with the tensors of a safetensors file, which are named as the model's own.
+
+    Those of its classifier `head` may be absent or of another shape: then the ones that were drawn stay.
+
+    Raises:
+        BadInput: it cannot be read, or its tensors are not the model's.
+    """
+    from safetensors import SafetensorError
+    from safetensors.torch import load_file
+
+    path = Path(file).expanduser()
+    check("model.weights", file, path.is_file(), "there is no such file")
+    try:
+        found = load_file(path)
+    except (OSError, SafetensorError, ValueError) as error:
+        why = str(error).partition("\n")[0]
+        raise BadInput("model.weights", file, f"it is no file of tensors ({why})") from None
+    own = model.state_dict()
+    loose = {name for name in {*own, *found} if name == head or name.startswith(f"{head}.")}
+    loose |= {name for name in own if name.endswith("num_batches_tracked")}  # some libraries do not write it
+
+    def alike(name: str) -> bool:
+        return name in own and name in found and own[name].shape == found[name].shape
+
+    unknown, absent = sorted({*found} - {*own} - loose), sorted({*own} - {*found} - loose)
+    odd = sorted(name for name in {*own} & {*found} - loose if not alike(name))
+    check("model.weights", file, not absent, f"it lacks {_some(absent)}, which the model has")
+    check("model.weights", file, not unknown, f"it holds {_some(unknown)}, which the model has not")
+    shapes = [f"{n} of shape {tuple(found[n].shape)}, not {tuple(own[n].shape)}" for n in odd]
+    check("model.weights", file, not odd, f"it holds {_some(shapes)}")
+    model.load_state_dict({name: tensor for name, tensor in found.items() if alike(name)}, strict=False)
+
+
+def _some(names: list[str]) -> str:
+    more = len(names) - SHOWN
+    return ", ".join(names[:SHOWN]) + (f" and {more} more" if more > 0 else "")
+
+
+def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
+    """Freeze `model` but for adapters that are put into it, and its classifier `head` where they say so.
+
+    Raises:
+        BadInput: `peft` is not installed, or there is nothing to adapt.
+    """
+    try:
+        from peft import LoraConfig, inject_adapter_in_model
+    except ImportError:
+        raise BadInput("model.adapters", dict(values), 'they need peft: pip install "fl_lightning[adapters]"') from None
+    config = AdaptersConfig(**values)
+    targets = targets_of(model, config.targets, head)
+    said = config.targets if config.targets is not None else "null"
+    check("model.adapters.targets", said, bool(targets), "the model has no such module beside its classifier")
+    lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets)
+    try:
+        inject_adapter_in_model(lora, model)
+    except ValueError as error:  # of a module of a kind that it does not know
+        raise BadInput("model.adapters.targets", said, str(error).partition("\n")[0]) from None
+    if config.head:
+        model.get_submodule(head).requires_grad_(True)
+
+
+def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str]:
+    """Dotted names of the modules that get adapters (`AdaptersConfig.targets`).
+
+    Raises:
+        BadInput: one that is named lies in a module of torch's that looks past it.
+    """
+    ends = named if named is not None else getattr(model, "adapter_targets", None)
+    closed = [name for name, module in model.named_modules() if isinstance(module, _CLOSED)]
+    found = []
+    for name, module in model.named_modules():
+        if not name or name == head or name.startswith(f"{head}."):
+            continue
+        wanted = isinstance(module, nn.Linear) if ends is None else any(f".{name}".endswith(f".{e}") for e in ends)
+        within = next((c for c in closed if name == c or name.startswith(f"{c}.") or not c), None)
+        if wanted and within is not None and ends is not None:
+            kind = type(model.get_submodule(within)).__name__
+            raise BadInput("model.adapters.targets", name, f"torch's {kind} uses weights past their modules")
+        if wanted and within is None:
+            found.append(name)
+    return found
+
+
+_CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
+"""Of torch's modules, those that read the weights of the ones in them without calling them, at least in evaluation:
+an adapter there would go unused."""
+
+
+def is_inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module is a part of an adapter, or what one wraps."""
+    parents = [path[:k] for k, letter in enumerate(path) if letter == "."]
+    return any(hasattr(modules.get(parent), "base_layer") for parent in parents)

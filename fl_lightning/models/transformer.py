@@ -1,0 +1,70 @@
+"""A small causal transformer over tokens."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.config import check
+from fl_lightning.models.base import SelfAttention
+
+
+class _Block(nn.Module):
+    """Attention and a perceptron, each added to what it sees normalised."""
+
+    def __init__(self, width: int, heads: int, dropout: float) -> None:
+        super().__init__()
+        self.norm1, self.attention = nn.LayerNorm(width), SelfAttention(width, heads, causal=True)
+        self.norm2, self.up, self.down = nn.LayerNorm(width), nn.Linear(width, 4 * width), nn.Linear(4 * width, width)
+        self.gelu, self.dropout = nn.GELU(), nn.Dropout(dropout)
+
+    def forward(self, x: Tensor) -> Tensor:
+        x = x + self.dropout(self.attention.attended(self.norm1(x)))
+        return x + self.dropout(self.down(self.gelu(self.up(self.norm2(x)))))
+
+
+class Transformer(nn.Module):
+    """A causal transformer over tokens, as GPT-2's but small: 4 layers of width 128 with 4 heads.
+
+    The sizes are those that nanoGPT trains on Shakespeare's characters on a CPU. Where targets are next tokens every
+    position is scored; where a text has one label, its last position is.
+
+    Args:
+        depth: layers.
+        width: of the tokens, a multiple of `heads`.
+        dropout: behind attention and perceptrons. 0: nanoGPT's on a CPU.
+    """
+
+    head = "classifier"
+    adapter_targets = ("query", "value")
+
+    def __init__(
+        self,
+        input_shape: Sequence[int],
+        num_classes: int,
+        vocabulary: int,
+        per_position: bool = False,
+        depth: int = 4,
+        width: int = 128,
+        heads: int = 4,
+        dropout: float = 0.0,
+    ) -> None:
+        super().__init__()
+        fine = heads >= 1 and width % heads == 0
+        check("model.heads", heads, fine, f"the width {width} must be a multiple of it")
+        self.per_position = per_position
+        self.tokens = nn.Embedding(vocabulary, width)
+        self.positions = nn.Embedding(input_shape[0], width)
+        self.blocks = nn.Sequential(*[_Block(width, heads, dropout) for _ in range(depth)])
+        self.norm = nn.LayerNorm(width)
+        self.classifier = nn.Linear(width, num_classes)
+        for embedding in (self.tokens, self.positions):
+            nn.init.normal_(embedding.weight, std=0.02)  # GPT-2's
+
+    def forward(self, x: Tensor) -> Tensor:
+        """Tokens int64 [b, T] to logits [b, T, num_classes], or [b, num_classes] where a text has one label."""
+        places = torch.arange(x.shape[1], device=x.device)
+        y = self.norm(self.blocks(self.tokens(x) + self.positions(places)))
+        return self.classifier(y if self.per_position else y[:, -1])

@@ -1,0 +1,126 @@
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from fl_lightning.cli import main
+from fl_lightning.config import DataConfig
+from fl_lightning.data import datamodule, prepare
+from fl_lightning.errors import BadInput
+
+CODE = """
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+
+class Readings(Dataset):
+    def __init__(self, first, count, clients):
+        self.first, self.count, self.clients = first, count, clients
+
+    def __len__(self):
+        return self.count
+
+    def __getitem__(self, k):
+        k += self.first
+        x, y = torch.full((1, 8, 8), float(k)), k % 2
+        return (x, torch.tensor(y), f"site {k % 3}") if self.clients else (x, y)
+
+
+class Natural(LightningDataModule):
+    class_names = ["calm", "storm"]
+
+    def setup(self, stage):
+        self.parts = {"fit": Readings(0, 60, True), "test": Readings(60, 15, True)}
+
+    def train_dataloader(self):
+        return DataLoader(self.parts["fit"], batch_size=7, shuffle=True)
+
+    def test_dataloader(self):
+        return DataLoader(self.parts["test"])
+
+
+class Plain(LightningDataModule):
+    def __init__(self, root):
+        super().__init__()
+        self.size = int(root)
+
+    def train_dataloader(self):
+        return DataLoader(Readings(0, self.size, False))
+
+
+class Tokens(Plain):
+    def train_dataloader(self):
+        return DataLoader([(torch.arange(5), 0), (torch.arange(5), 1)] * 10)
+
+
+class Uneven(Plain):
+    def train_dataloader(self):
+        return DataLoader([(torch.zeros(3), 0), (torch.zeros(2), 1)])
+
+
+class Strange(Natural):
+    def setup(self, stage):
+        self.parts = {"fit": Readings(0, 2, True), "test": Readings(60, 15, True)}
+
+
+class Other:
+    pass
+"""
+
+
+@pytest.fixture(autouse=True)
+def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "my_readings.py").write_text(CODE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delitem(sys.modules, "my_readings", raising=False)
+
+
+def test_the_third_of_a_sample_is_its_client() -> None:
+    source = datamodule.load("my_readings.Natural", None)
+    assert source.group_names == ["site 0", "site 1", "site 2"] and source.class_names == ["calm", "storm"]
+    for pool, first, size in ((source.train, 0, 60), (source.test, 60, 15)):
+        raw = pool.read_all()
+        assert raw.shape == (size, 1, 8, 8) and raw.dtype == np.float32
+        assert raw[:, 0, 0, 0].tolist() == list(range(first, first + size))
+        np.testing.assert_array_equal(raw[:, 0, 0, 0] % 2, pool.labels)
+        np.testing.assert_array_equal(raw[:, 0, 0, 0] % 3, pool.groups)
+
+
+def test_without_test_data_a_fifth_is_taken() -> None:
+    source = datamodule.load("my_readings.Plain", "40")
+    assert (len(source.train.labels), len(source.test.labels)) == (32, 8) and source.train.groups is None
+    assert prepare(DataConfig(source="my_readings.Plain", root="40", partition="iid"), 2, 0).train_sizes == [16, 16]
+
+
+def test_whole_numbers_are_tokens() -> None:
+    with pytest.raises(BadInput, match=r"whole numbers are tokens: .*vocabulary"):
+        datamodule.load("my_readings.Tokens", "1")
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("my_readings.Nothing", "it cannot be imported"),
+        ("no_such.Module", "it cannot be imported"),
+        ("my_readings.Other", "must be that of a LightningDataModule"),
+        ("my_readings.Plain", "cannot be read: .*NoneType"),
+        ("my_readings.Uneven", "its sample 1 does not fit the others"),
+        ("my_readings.Strange", "its sample 2 for tests is of a client without training data"),
+    ],
+)
+def test_what_does_not_go_is_said(name: str, message: str) -> None:
+    root = {"my_readings.Uneven": "1", "my_readings.Plain": None}.get(name)
+    with pytest.raises(BadInput, match=rf"data\.source: '{name}' .*{message}"):
+        datamodule.load(name, root)
+
+
+def test_a_run_by_its_import_path(fit: Callable[..., Path]) -> None:
+    flags = "--data.source my_readings.Natural --data.partition natural --federation.clients 3 --data.fraction 1"
+    assert (fit("a", flags, "--method fedavg --federation.rounds 1") / "summary.json").exists()
+    assert main(["fit", "--data.source", "nomodule"]) == 2

@@ -1,0 +1,87 @@
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import domains, prepare
+from fl_lightning.data.source import Absent
+from fl_lightning.errors import BadInput
+
+DOMAINS, KINDS = ("art", "photo", "sketch"), ("dog", "guitar", "horse")
+
+
+@pytest.fixture
+def pacs(tmp_path: Path) -> str:
+    """Ten images of each class and domain; the colour says which: red the domain, green the class, blue the number."""
+    for d, domain in enumerate(DOMAINS):
+        for k, kind in enumerate(KINDS):
+            (tmp_path / domain / kind).mkdir(parents=True)
+            for n in range(10):
+                Image.new("RGB", (40, 30), (50 * d, 50 * k, 20 * n)).save(tmp_path / domain / kind / f"pic_{n:03d}.png")
+    return str(tmp_path)
+
+
+@pytest.mark.parametrize("per_domain", [1, 2])
+def test_every_domain_has_its_clients(pacs: str, per_domain: int) -> None:
+    source = domains.load(pacs, per_domain)
+    assert source.class_names == list(KINDS)
+    clients = 3 * per_domain
+    assert source.domains == [c // per_domain for c in range(clients)]
+    expected = list(DOMAINS) if per_domain == 1 else [f"{name} {k}" for name in DOMAINS for k in (1, 2)]
+    assert source.group_names == expected
+    for pool, size in ((source.train, 24), (source.test, 6)):
+        raw = pool.read_all()[:, :, 16, 16]
+        assert pool.groups is not None and raw.shape == (3 * size, 3)
+        assert (raw[:, 0] // 50 == pool.groups // per_domain).all()
+        assert (raw[:, 1] // 50 == pool.labels).all()
+        assert set(np.bincount(pool.groups)) == {size // per_domain}
+    counts = np.zeros((clients, 3), int)
+    assert source.train.groups is not None
+    np.add.at(counts, (source.train.groups, source.train.labels), 1)
+    assert set(counts.ravel()) == {8 // per_domain}  # the class mix of the domain
+    both = np.concatenate([source.train.read_all()[:, :, 0, 0], source.test.read_all()[:, :, 0, 0]])
+    assert len(np.unique(both, axis=0)) == 90  # each image once
+
+
+def test_domains_are_the_true_groups(pacs: str) -> None:
+    config = DataConfig(source="domains", root=pacs, partition="natural", clients_per_domain=2, min_samples=4)
+    assert prepare(config, 6, 0).groups == [0, 0, 1, 1, 2, 2]
+    assert prepare(replace(config, partition="iid"), 6, 0).groups == [0] * 6
+    with pytest.raises(BadInput, match=r"federation\.clients: 3 .*it must be 6: a client for each group of the data"):
+        prepare(config, 3, 0)
+    assert prepare(config, 4, 0, smoke=True).groups == [0, 0, 1, 1]
+
+
+def test_folders_that_are_none(tmp_path: Path) -> None:
+    with pytest.raises(Absent, match=r"data\.root: None .*DOMAIN/CLASS"):
+        domains.load(None, 1)
+    with pytest.raises(BadInput, match=r"holds no folder"):
+        domains.load(str(tmp_path), 1)
+    (tmp_path / "photo" / "dog").mkdir(parents=True)
+    with pytest.raises(BadInput, match=r"DOMAIN/CLASS/\*\.jpg.*dog"):
+        domains.load(str(tmp_path), 1)
+
+
+def test_two_domains_of_digits(fl_data: Path) -> None:
+    """scikit-learn's and MNIST's: as many of each, on one scale, and another look."""
+    source = domains.digit_pair(str(fl_data), False, 2)
+    assert source.group_names == ["digits 1", "digits 2", "mnist 1", "mnist 2"]
+    for pool, size in ((source.train, 1438), (source.test, 359)):
+        raw = pool.read_all()
+        assert raw.shape == (2 * size, 1, 8, 8) and raw.dtype == np.uint8 and raw.max() > 240
+        assert pool.groups is not None and np.bincount(pool.groups).tolist() == [size // 2 + size % 2, size // 2] * 2
+    data = prepare(DataConfig(source="digit_pair", root=str(fl_data), partition="natural", clients_per_domain=2), 4, 0)
+    assert data.groups == [0, 0, 1, 1] and min(data.class_counts.ravel()) > 50
+
+
+def test_an_average_of_an_image() -> None:
+    """28 pixels to 8: each is the mean of the pixels that it touches, 4 or 5 a side."""
+    raw = np.zeros((1, 1, 28, 28), np.uint8)
+    raw[0, 0, :4, :4] = 160
+    small = domains._averaged(raw)
+    assert small.shape == (1, 1, 8, 8) and small[0, 0, 0, 0] == 160 and small[0, 0, 2:].max() == 0

@@ -1,0 +1,64 @@
+from __future__ import annotations
+
+import shutil
+from pathlib import Path
+
+import matplotlib
+import numpy as np
+import pytest
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import glyphs, prepare
+from fl_lightning.data.source import Absent
+from fl_lightning.errors import BadInput
+
+FONTS = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
+
+
+@pytest.fixture
+def two(tmp_path: Path) -> str:
+    for name in ("DejaVuSans.ttf", "STIXGeneral.ttf"):
+        shutil.copy(FONTS / name, tmp_path)
+    return str(tmp_path)
+
+
+def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str) -> None:
+    source = glyphs.load(two)
+    assert source.group_names == ["DejaVuSans", "STIXGeneral"] and "".join(source.class_names) == glyphs.CLASSES
+    assert len(glyphs.CLASSES) == 62
+    assert (len(source.train.labels), len(source.test.labels)) == (496, 124)
+    chosen = np.flatnonzero(source.train.labels == glyphs.CLASSES.index("Q"))
+    images = source.train.read(chosen)
+    assert images.shape[1:] == (1, 28, 28) and images.dtype == np.uint8
+    assert len({image.tobytes() for image in images}) == len(chosen)
+    ink = (images > 128).mean(axis=(1, 2, 3))
+    assert (ink > 0.03).all() and (ink < 0.5).all()
+    assert (images == glyphs.load(two).train.read(chosen)).all()  # the same in every run
+    plain = images[:, 0].astype(float).mean(axis=0)
+    other = source.train.read(np.flatnonzero(source.train.labels == glyphs.CLASSES.index("I")))[:, 0].mean(axis=0)
+    assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
+
+
+def test_those_of_matplotlib_need_no_files() -> None:
+    names = glyphs.load(None).group_names
+    assert {"DejaVuSans", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "cmr10"} <= set(names)
+    assert not [name for name in names if name.startswith(("STIXSiz", "STIXNon", "cmsy", "cmex", "LastResort"))]
+
+
+def test_a_client_for_each_typeface(two: str) -> None:
+    data = prepare(DataConfig(source="glyphs", root=two, partition="natural"), 2, 0)
+    assert data.train_sizes == [248, 248] and data.input_shape == (1, 28, 28)
+
+
+def test_what_is_no_typeface(tmp_path: Path, two: str) -> None:
+    with pytest.raises(Absent, match=r"data\.root: 'none' .*\.ttf or \.otf"):
+        glyphs.load("none")
+    shutil.copy(FONTS / "STIXSizOneSymReg.ttf", two)
+    with pytest.raises(BadInput, match=r"data\.root: .*STIXSizOneSymReg\.ttf lacks"):
+        glyphs.load(two)
+    (Path(two) / "0broken.ttf").write_bytes(b"none")
+    with pytest.raises(BadInput, match=r"data\.root: .*0broken\.ttf is no typeface"):
+        glyphs.load(two)
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(BadInput, match=r"holds no \.ttf or \.otf file"):
+        glyphs.load(str(tmp_path / "empty"))

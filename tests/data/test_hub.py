@@ -1,0 +1,121 @@
+"""Hugging Face data on disk, in their own formats."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import hub, prepare
+from fl_lightning.data.load import load
+from fl_lightning.data.source import Absent
+from fl_lightning.errors import BadInput
+
+datasets = pytest.importorskip("datasets", reason="the extra hf is not installed")
+
+
+def table(count: int = 60) -> dict[str, list[Any]]:
+    return {
+        "a": [float(k) for k in range(count)],
+        "b": [[k, k + 1] for k in range(count)],
+        "label": ["yes" if k % 2 else "no" for k in range(count)],
+        "writer": [f"w{k % 3}" for k in range(count)],
+    }
+
+
+def test_columns_of_numbers_and_a_group_column(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict(table()).save_to_disk(str(tmp_path / "d"))
+    config = DataConfig(source="hf", root=str(tmp_path / "d"), group_column="writer", partition="natural")
+    source = hub.load(config)
+    assert source.class_names == ["no", "yes"] and source.group_names == ["w0", "w1", "w2"]
+    for pool, size in ((source.train, 48), (source.test, 12)):
+        x = pool.read_all()
+        assert x.shape == (size, 3) and x.dtype == np.float32 and pool.groups is not None
+        np.testing.assert_array_equal(x[:, 0], x[:, 1])
+        np.testing.assert_array_equal(x[:, 0] % 2, pool.labels)
+        np.testing.assert_array_equal(x[:, 0] % 3, pool.groups)
+    assert prepare(config, 3, 0).train_sizes == [16, 16, 16]
+
+
+@pytest.mark.parametrize("form", ["saved", "parquet", "one file"])
+def test_images_with_named_classes_and_a_test_part(form: str, tmp_path: Path) -> None:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+
+    def part(first: int, count: int) -> Any:
+        pictures = [Image.new("RGB", (20, 24), (k, 0, 0)) for k in range(first, first + count)]
+        held = {"image": pictures, "label": [k % 2 for k in range(first, first + count)]}
+        return datasets.Dataset.from_dict(held, features=features)
+
+    if form == "saved":
+        datasets.DatasetDict({"train": part(0, 20), "test": part(100, 6)}).save_to_disk(str(tmp_path / "d"))
+    else:
+        (tmp_path / "d").mkdir()
+        part(0, 20).to_parquet(str(tmp_path / "d" / "train-00000-of-00001.parquet"))
+        part(100, 6).to_parquet(str(tmp_path / "d" / "test-00000-of-00001.parquet"))
+    one = form == "one file"
+    root = tmp_path / "d" / "train-00000-of-00001.parquet" if one else tmp_path / "d"
+    source, made_up = load(DataConfig(source="digits" if one else "hf", root=str(root)), 2, False)
+    assert not made_up and source.class_names == ["cat", "dog"]
+    assert (len(source.train.labels), len(source.test.labels)) == ((16, 4) if one else (20, 6))
+    for pool in (source.train, source.test):
+        raw = pool.read_all()
+        assert raw.shape[1:] == (3, 32, 32) and raw.dtype == np.uint8
+        np.testing.assert_array_equal(raw[:, 0, 5, 5] % 2, pool.labels)
+    if not one:
+        assert source.test.read_all()[:, 0, 0, 0].tolist() == list(range(100, 106))
+
+
+def test_texts(tmp_path: Path) -> None:
+    def part(words: str) -> Any:
+        return datasets.Dataset.from_dict({"text": [words, words[::-1]] * 10, "label": [0, 1] * 10})
+
+    datasets.DatasetDict({"train": part("abcd"), "validation": part("abxd")}).save_to_disk(str(tmp_path / "d"))
+    source = hub.load(DataConfig(source="hf", root=str(tmp_path / "d"), length=6))
+    assert source.vocabulary == 5  # a to d, and what is new
+    assert source.train.read(np.array([0, 1])).tolist() == [[0, 0, 1, 2, 3, 4], [0, 0, 4, 3, 2, 1]]
+    assert source.test.read(np.array([0])).tolist() == [[0, 0, 1, 2, 0, 4]]
+
+
+def test_targets_of_a_regression(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "d.parquet"))
+    config = DataConfig(root=str(tmp_path / "d.parquet"), label_column="a", columns=["b"], task="regression")
+    source, _ = load(config, 2, False)
+    assert source.train.labels.dtype == np.float32 and source.class_names == []
+    np.testing.assert_array_equal(source.train.labels, source.train.read_all()[:, 0])
+
+
+@pytest.mark.parametrize(
+    ("change", "options", "message"),
+    [
+        ({}, {"label_column": "crop"}, r"data\.label_column: 'crop' .*no such column, but a, b, label, writer"),
+        ({}, {"group_column": "crop"}, r"data\.group_column: 'crop'"),
+        ({}, {"columns": ["a", "crop"]}, r"data\.columns: 'crop'"),
+        ({}, {"columns": ["label"]}, r"data\.columns: .*beside the label's"),
+        ({}, {"columns": ["a", "writer"]}, r"data\.columns: 'writer' .*row 1 of train holds 'w0': no numbers"),
+        ({"b": [[1, 2]] * 59 + [[1]]}, {"columns": ["a", "b"]}, r"column 'b' of row 60 of train holds '\[1\]'"),
+        ({"a": [1.0, None] * 30}, {"columns": ["a"]}, r"column 'a' of row 2 of train holds 'None'"),
+        ({"label": ["x", None] * 30}, {"columns": ["a"]}, r"column 'label' of row 2 of train is empty"),
+    ],
+)
+def test_what_does_not_go_is_named(
+    change: dict[str, Any], options: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    datasets.Dataset.from_dict(table() | change).to_parquet(str(tmp_path / "d.parquet"))
+    with pytest.raises(BadInput, match=message):
+        hub.load(DataConfig(source="hf", root=str(tmp_path / "d.parquet"), **options))
+
+
+def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Absent, match=r"data\.root: 'nowhere' .*save_to_disk"):
+        hub.load(DataConfig(source="hf", root="nowhere"))
+    (tmp_path / "d.parquet").write_bytes(b"PAR1")
+    with pytest.raises(BadInput, match=r"data\.root: .*it must be a folder made by save_to_disk"):
+        hub.load(DataConfig(source="hf", root=str(tmp_path / "d.parquet")))
+    monkeypatch.setitem(sys.modules, "datasets", None)
+    with pytest.raises(Absent, match=r"data\.source: 'hf' .*the extra hf"):
+        hub.load(DataConfig(source="hf", root=str(tmp_path)))

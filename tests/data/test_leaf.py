@@ -1,0 +1,124 @@
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import leaf, prepare
+from fl_lightning.data.source import Absent
+from fl_lightning.errors import BadInput
+
+
+def write(folder: Path, part: str, users: dict[str, tuple[list[Any], list[Any]]], name: str = "all_data_0") -> None:
+    """A file as LEAF's scripts write it."""
+    (folder / part).mkdir(parents=True, exist_ok=True)
+    held = {
+        "users": list(users),
+        "num_samples": [len(y) for _, y in users.values()],
+        "user_data": {user: {"x": x, "y": y} for user, (x, y) in users.items()},
+    }
+    (folder / part / f"{name}.json").write_text(json.dumps(held))
+
+
+def images(user: int, count: int) -> tuple[list[Any], list[Any]]:
+    x = np.full((count, 784), 1.0)
+    x[:, 0], x[:, 1] = user / 10, np.arange(count) / 100
+    return x.tolist(), [(user + k) % 4 for k in range(count)]
+
+
+def femnist(folder: Path) -> str:
+    write(folder, "train", {"f1": images(1, 12), "f0": images(0, 16)})
+    write(folder, "train", {"f2": images(2, 14)}, "all_data_1")
+    write(folder, "test", {"f0": images(0, 4), "f1": images(1, 3), "f2": images(2, 2)})
+    return str(folder)
+
+
+def test_femnist(tmp_path: Path) -> None:
+    root = femnist(tmp_path)
+    source = leaf.load(DataConfig(source="leaf", root=root))
+    assert source.group_names == ["f0", "f1", "f2"] and source.class_names == ["0", "1", "2", "3"]
+    for pool, sizes in ((source.train, [16, 12, 14]), (source.test, [4, 3, 2])):
+        raw = pool.read_all()
+        assert raw.shape[1:] == (1, 28, 28) and raw.dtype == np.float32
+        assert pool.groups is not None and np.bincount(pool.groups).tolist() == sizes
+        np.testing.assert_allclose(raw[:, 0, 0, 0], pool.groups / 10, rtol=1e-6)
+        np.testing.assert_array_equal((pool.groups + np.round(raw[:, 0, 0, 1] * 100)) % 4, pool.labels)
+    data = prepare(DataConfig(source="leaf", root=root, partition="natural"), 3, 0)
+    assert data.train_sizes == [16, 12, 14] and data.test_sizes == [4, 3, 2]
+    validated = DataConfig(
+        source="leaf", root=root, partition="natural", score_on="validation", validation=0.2, min_samples=5
+    )
+    assert prepare(validated, 3, 0).test_sizes == [3, 2, 2]
+
+
+def test_one_folder_is_split_within_each_user(tmp_path: Path) -> None:
+    write(tmp_path, ".", {"a": images(0, 20), "b": images(1, 10)})
+    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+    assert source.test.groups is not None and np.bincount(source.test.groups).tolist() == [4, 2]
+    assert len(source.train.labels) == 24
+
+
+def test_features_that_make_no_square(tmp_path: Path) -> None:
+    write(tmp_path, "train", {"a": ([[0.5, 1, 2], [3, 4, 5]], [0, 1])})
+    write(tmp_path, "test", {"a": ([[6, 7, 8]], [1])})
+    assert leaf.load(DataConfig(source="leaf", root=str(tmp_path))).train.read_all().tolist() == [
+        [0.5, 1, 2],
+        [3, 4, 5],
+    ]
+
+
+LINES = ["the quick ", "he quick b", "e quick br", " quick bro"]
+
+
+def test_shakespeare(tmp_path: Path) -> None:
+    write(tmp_path, "train", {"KING": (LINES * 4, list("brow") * 4), "FOOL": (LINES[:2] * 8, list("br") * 8)})
+    write(tmp_path, "test", {"FOOL": (["the quick?"], ["!"]), "KING": (["quick"], ["k"])})
+    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path), length=8))
+    names = source.class_names
+    assert names == ["<unknown>", *sorted(set("".join(LINES) + "brow"))] and source.vocabulary == len(names)
+    assert source.group_names == ["FOOL", "KING"]
+    tokens, labels, groups = source.train.read_all(), source.train.labels, source.train.groups
+    assert tokens.dtype == np.int64 and groups is not None and groups.tolist() == [0] * 16 + [1] * 16
+    for row, label, line, letter in zip(tokens[16:], labels[16:], LINES * 4, "brow" * 4, strict=True):
+        assert "".join(names[t] for t in row) == line[-8:] and names[label] == letter
+    assert [names[t] for t in source.test.read_all()[0]] == [*"e quick", "<unknown>"]  # the end of it
+    assert source.test.read_all()[1, :3].tolist() == [0, 0, 0] and source.test.labels[0] == 0
+    data = prepare(DataConfig(source="leaf", root=str(tmp_path), length=8, partition="natural"), 2, 0)
+    assert data.vocabulary == len(names) == data.num_classes
+
+
+@pytest.mark.parametrize(
+    ("users", "message"),
+    [
+        ({"a": ([[1.0, 2.0]], [0, 1])}, r"all_data_0\.json: the user 'a' must have lists x and y of one length"),
+        ({"a": ([], [])}, r"the user 'a' must have lists"),
+        ({"a": ([[1.0, 2.0], [1.0]], [0, 1])}, r"sample 2 of user 'a': x must hold 2 numbers"),
+        ({"a": ([[1.0, 2.0]], [-1])}, r"sample 1 of user 'a': .*y is -1"),
+        ({"a": ([[1.0, "x"]], [0])}, r"x holds what is no number"),
+    ],
+)
+def test_bad_samples_are_named(users: dict[str, Any], message: str, tmp_path: Path) -> None:
+    write(tmp_path, ".", users)
+    with pytest.raises(BadInput, match=rf"data\.root: .*{message}"):
+        leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+
+
+def test_bad_files_are_named(tmp_path: Path) -> None:
+    config = DataConfig(source="leaf", root=str(tmp_path))
+    with pytest.raises(Absent, match=r"there is no \.json file"):
+        leaf.load(config)
+    (tmp_path / "broken.json").write_text("{")
+    with pytest.raises(BadInput, match=r"broken\.json is none of LEAF's: JSONDecodeError"):
+        leaf.load(config)
+    (tmp_path / "broken.json").write_text("[]")
+    with pytest.raises(BadInput, match=r"broken\.json is none of LEAF's: TypeError"):
+        leaf.load(config)
+    (tmp_path / "broken.json").unlink()
+    femnist(tmp_path)
+    write(tmp_path, "test", {"f9": images(1, 2)})
+    with pytest.raises(BadInput, match=r"the user 'f9' has test samples and none for training"):
+        leaf.load(config)

@@ -1,0 +1,143 @@
+"""Windows are split in time: no sample of a recording is in two parts."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import prepare, watch, windows
+from fl_lightning.data.source import Absent
+from fl_lightning.errors import BadInput
+
+RNG = np.random.default_rng(0)
+
+
+def samples_of(spans: np.ndarray) -> set[tuple[int, int]]:
+    """(recording, sample) of all that lies in the windows."""
+    return {(int(r), k) for r, begin, end in spans for k in range(begin, end)}
+
+
+def test_no_sample_is_in_the_training_and_the_test_part() -> None:
+    train, test = windows.cut([1000, 437, 90], 100, 50)
+    assert not samples_of(train) & samples_of(test)
+    assert {tuple(row) for row in train[train[:, 0] == 0]} == {(0, k, k + 100) for k in range(0, 701, 50)}
+    assert {tuple(row) for row in test} == {(0, 800, 900), (0, 850, 950), (0, 900, 1000)}  # the second's fifth is short
+
+
+@pytest.mark.parametrize("dealt", ["by recording", "at random"])
+def test_what_is_held_out_is_the_last_and_shares_no_sample_with_training(dealt: str) -> None:
+    spans = windows.cut([2000, 1500, 900, 600], 100, 50)[0]
+    order = RNG.permutation(len(spans))
+    owner = spans[:, 0] % 2 if dealt == "by recording" else RNG.integers(0, 2, len(spans))
+    shares = [np.sort(order[owner[order] == c]) for c in (0, 1)]
+    left, held = windows.hold_out(shares, spans, 0.25)
+    together = [np.concatenate(parts) for parts in (left, held)]
+    assert not samples_of(spans[together[0]]) & samples_of(spans[together[1]])
+    for share, ours, theirs in zip(shares, left, held, strict=True):
+        assert len(theirs) == len(share) // 4
+        assert set(ours) | set(theirs) <= set(share) and len(ours)
+        for recording in np.unique(spans[theirs, 0]):
+            began = spans[theirs][spans[theirs, 0] == recording][:, 1].min()
+            assert (spans[ours][spans[ours, 0] == recording][:, 1] < began).all()
+
+
+def test_nothing_is_held_out_of_nothing() -> None:
+    spans = windows.cut([500], 100, 50)[0]
+    everything = [np.arange(len(spans))]
+    left, held = windows.hold_out(everything, spans, 0)
+    assert left[0].tolist() == everything[0].tolist() and held[0].tolist() == []
+
+
+def test_overlaps_are_found_whatever_the_lengths() -> None:
+    ours = np.array([[0, 0, 10], [0, 10, 20], [1, 0, 10], [2, 5, 6]])
+    theirs = np.array([[0, 9, 10], [1, 10, 30], [2, 0, 99]])
+    assert windows.overlapping(ours, theirs).tolist() == [True, False, False, True]
+
+
+PERSONS, EXERCISES = 4, 3
+
+
+@pytest.fixture
+def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """seglearn's file as its wheel has it; a sample's first two axes say where it is: recording and place."""
+    kinds = [(person, exercise) for person in range(1, PERSONS + 1) for exercise in range(EXERCISES) for _ in "ab"]
+    lengths = [1000 + 37 * k for k in range(len(kinds))]
+    series = [np.stack([np.full(n, float(k)), np.arange(n), *np.zeros((4, n))], axis=1) for k, n in enumerate(lengths)]
+    person, exercise = np.array(kinds, float).T
+    held = {"X": series, "y": exercise, "subject": person, "y_labels": ["PEN", "ABD", "FEL"], "side": person}
+    folder = tmp_path / "seglearn" / "data"
+    folder.mkdir(parents=True)
+    (folder.parent / "__init__.py").touch()
+    np.save(folder / "watch_dataset.npy", np.array(held, dtype=object), allow_pickle=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    return folder / "watch_dataset.npy"
+
+
+@pytest.mark.usefixtures("wheel")
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"validation": 0.2},
+        {"validation": 0.2, "client_test": 0.3},
+        {"validation": 0.2, "partition": "dirichlet", "alpha": 10.0},
+        {"validation": 0.25, "samples_per_class": 4, "min_samples": 5},
+        {"validation": 0.2, "score_on": "validation"},
+    ],
+)
+def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, Any]) -> None:
+    config = DataConfig(source="watch", **{"partition": "natural", **options})
+    config.validate()
+    data = prepare(config, PERSONS, 0)
+    assert data.input_shape == (6, 100) and data.class_names == ["PEN", "ABD", "FEL"]
+    seen: dict[str, set[tuple[int, int]]] = {"train": set(), "validation": set(), "test": set()}
+    for client in range(PERSONS):
+        for name, samples in seen.items():
+            x, y = next(iter(getattr(data.client(client), name).batches(10_000)))
+            raw = (x * data._train.std + data._train.mean).round().long()
+            assert (raw[:, 0] == raw[:, :1, 0]).all() and (raw[:, 1].diff() == 1).all()
+            recordings = raw[:, 0, 0]
+            assert (recordings // 2 % EXERCISES == y).all()
+            if config.partition == "natural":
+                assert (recordings // 2 // EXERCISES == client).all()
+            samples |= {(r, k) for r, begin in raw[:, :2, 0].tolist() for k in range(begin, begin + 100)}
+        if config.samples_per_class:
+            assert (data.class_counts[client] <= 4).all() and len(data.client(client).validation) == 3
+    assert not seen["train"] & seen["validation"]
+    if config.score_on == "test":
+        assert not seen["test"] & (seen["train"] | seen["validation"])
+
+
+@pytest.mark.usefixtures("wheel")
+def test_what_does_not_go_is_said() -> None:
+    natural = DataConfig(source="watch", partition="natural")
+    with pytest.raises(BadInput, match=r"federation\.clients: 5 .*it must be 4: a client for each group of the data"):
+        prepare(natural, 5, 0)
+    with pytest.raises(BadInput, match=r"data\.samples_per_class: 2 .*keeps 6 samples, and each needs 10"):
+        prepare(replace(natural, samples_per_class=2), PERSONS, 0)
+    with pytest.raises(BadInput, match=r"data\.augment: 'flip' .*it needs images, but the samples are series"):
+        prepare(replace(natural, augment="flip"), PERSONS, 0)
+    with pytest.raises(BadInput, match=r"data\.min_samples: 55 .*some client has \d+ windows left"):
+        prepare(replace(natural, validation=0.4, min_samples=55), PERSONS, 0)
+
+
+def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    wheel.write_bytes(b"none")
+    with pytest.raises(BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"):
+        watch.load()
+    monkeypatch.setattr(watch, "find_spec", lambda name: None)
+    with pytest.raises(Absent, match=r"data\.source: 'watch' .*the extra watch"):
+        watch.load()
+    made = prepare(DataConfig(source="watch", partition="natural"), 3, 0, smoke=True)
+    assert made.made_up and made.input_shape == (6, 100) and made.num_classes == 7
+
+
+@pytest.mark.skipif(watch.find_spec("seglearn") is None, reason="seglearn is not installed: the extra watch")
+def test_the_real_recordings() -> None:
+    data = prepare(DataConfig(source="watch", partition="natural"), 10, 0)
+    assert data.num_classes == 7 and (data.class_counts > 20).all()
+    assert min(data.test_sizes) >= 40

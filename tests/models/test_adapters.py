@@ -1,0 +1,309 @@
+"""Adapters and weights: what trains, what it computes, and what is refused."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from safetensors.torch import save_file
+from torch import Tensor, nn
+
+from fl_lightning.callbacks.selection import LayerSelection
+from fl_lightning.cli import main as cli
+from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.resolve import complete, plan, to_settings
+from fl_lightning.cli.settings import layer_of, read_flags
+from fl_lightning.components import AdaptersConfig, Network
+from fl_lightning.config import Component
+from fl_lightning.engine.build import federation as federate
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.models import another, build, head_of
+from fl_lightning.models.vit import ViT
+
+pytest.importorskip("peft")
+
+HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes
+MLP = "fl_lightning.models.mlp.MLP"
+VIT = "fl_lightning.models.vit.ViT"
+SMALL = {"depth": 2, "width": 16, "heads": 2}
+DIGITS: Any = ((1, 8, 8), 10)
+
+
+def trains(model: nn.Module) -> dict[str, Tensor]:
+    return {name: p for name, p in model.named_parameters() if p.requires_grad}
+
+
+def adapted(path: str = VIT, args: dict[str, Any] | None = None, **adapters: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return build(Network(path, SMALL if args is None else args, adapters=adapters), *DIGITS)
+
+
+def test_queries_and_values_of_every_layer_get_a_and_b() -> None:
+    model = adapted(rank=3)
+    assert isinstance(model, ViT) and head_of(model) == "net.heads.head"
+    names = trains(model)
+    places = [
+        f"net.encoder.layers.encoder_layer_{k}.self_attention.{part}" for k in (0, 1) for part in ("query", "value")
+    ]
+    ab = {f"{place}.lora_{x}.default.weight" for place in places for x in "AB"}
+    assert {*names} == ab | {"net.heads.head.weight", "net.heads.head.bias"}
+    assert sum(names[n].numel() for n in ab) == 4 * 2 * 3 * 16
+    assert {*trains(adapted(head=False))} == ab
+
+
+def test_it_begins_as_the_model_without_adapters() -> None:
+    torch.manual_seed(0)
+    plain, x = build(Component(VIT, SMALL), *DIGITS), torch.randn(3, 1, 8, 8)
+    assert torch.equal(plain.eval()(x), adapted().eval()(x))
+
+
+def test_what_an_adapter_adds_is_alpha_b_a_over_r() -> None:
+    """Hu et al., section 4.1; in double precision, by hand."""
+    model, x = adapted(MLP, {"hidden": [5]}, rank=2, alpha=6.0).double(), torch.randn(3, 64).double()
+    layer = model.get_submodule("hidden.0")
+    b = torch.nn.init.normal_(layer.lora_B.default.weight)  # type: ignore[union-attr, arg-type]
+    a, w, bias = layer.lora_A.default.weight, layer.base_layer.weight, layer.base_layer.bias  # type: ignore[union-attr]
+    wanted = x @ (w + 6 / 2 * b @ a).T + bias  # type: ignore[operator]
+    assert torch.allclose(layer(x), wanted, rtol=0, atol=1e-12)
+
+
+def test_targets_are_ends_of_names() -> None:
+    chosen = adapted(MLP, {"hidden": [5, 6]}, targets=["1"])
+    assert {n.partition(".lora")[0] for n in trains(chosen)} == {"hidden.1", "classifier.weight", "classifier.bias"}
+    everything = adapted(MLP, {"hidden": [5, 6]})  # it names none itself: all linear layers but the classifier
+    assert {n.partition(".lora")[0] for n in trains(everything) if "lora" in n} == {"hidden.0", "hidden.1"}
+    assert head_of(everything) == "classifier"
+
+
+class Torchs(nn.Module):
+    """Torch's own encoder layer, which reads weights past their modules."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.TransformerEncoderLayer(8, 2, 8, batch_first=True)
+        self.free, self.out = nn.Linear(8, 8), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.free(self.layer(x[:, 0])).flatten(1))
+
+
+def test_where_an_adapter_would_go_unused_it_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HERE}.Torchs", Torchs, raising=False)
+    for target in ("self_attn", "linear1", "out_proj"):
+        with pytest.raises(BadInput, match=r"model\.adapters\.targets.*torch's .* past their modules"):
+            adapted(f"{HERE}.Torchs", {}, targets=[target])
+    assert {n.partition(".")[0] for n in trains(adapted(f"{HERE}.Torchs", {}))} == {"free", "out"}
+
+
+@pytest.mark.parametrize(
+    ("adapters", "said"),
+    [
+        ({"targets": ["nowhere"]}, r"model\.adapters\.targets: \['nowhere'\] .* no such module"),
+        ({"targets": ["net.heads.head"]}, "no such module beside its classifier"),
+        ({"targets": ["dropout"]}, "not supported"),
+    ],
+)
+def test_what_cannot_be_adapted_is_said(adapters: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        adapted(**adapters)
+
+
+def test_without_peft_it_is_said(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "peft", None)
+    with pytest.raises(BadInput, match=r'they need peft: pip install "fl_lightning\[adapters\]"'):
+        adapted()
+
+
+def test_another_first_model_has_other_adapters_on_the_same_targets() -> None:
+    model = adapted()
+    twin = another(model)
+    assert {*trains(twin)} == {*trains(model)}
+    a = next(n for n in trains(model) if "lora_A" in n)
+    assert not torch.equal(trains(twin)[a], trains(model)[a])
+
+
+# ---------------------------------------------------------------- in a federation
+
+
+Make = Callable[..., Federation]
+
+
+@pytest.fixture
+def around(federation: Make) -> Make:
+    """A federation of small vision transformers with adapters."""
+
+    def make(method: Method, callbacks: Any = (), **changes: Any) -> Federation:
+        fed = federation(method, **changes)
+        run, fabric = fed.run, fed.worker.trainers[0].fabric
+        model = adapted(rank=2).to(run.dtype)
+        return federate(fabric, run.config, run.data, [model], run.method, callbacks, run.folder)
+
+    return make
+
+
+def test_the_cube_and_selection_go_by_a_and_b(around: Make) -> None:
+    """A and B are layers: KAPC learns a relation for each, and layer selection leaves some of them out."""
+    fed = around(KAPC(), [LayerSelection(mu=0.5)], rounds=2)
+    layers = fed.run.layer_names
+    assert len(layers) == 9 and layers[-1] == "net.heads.head"
+    assert [n.rpartition(".self_attention.")[2] for n in layers[:4]] == [
+        "query.lora_A.default", "query.lora_B.default", "value.lora_A.default", "value.lora_B.default"
+    ]  # fmt: skip
+    frozen = {n: t.clone() for n, t in fed.run.groups[0].frozen.items()}
+    record = fed.round(1)
+    assert record.relation.rows.shape[1] == 9
+    assert 0 < record.metrics["upload_bytes"] < 4 * 4 * sum(b.size for b in fed.run.groups[0].layout.blocks)
+    fed.round(2)
+    assert all(torch.equal(t, frozen[n]) for n, t in fed.run.groups[0].frozen.items())
+    moved = fed.run.states[0].vectors["model"] - fed.run.groups[0].initial
+    blocks = {b.name: moved[b.start : b.stop].norm() for b in fed.run.groups[0].layout.blocks}
+    assert all(norm > 0 for norm in blocks.values())
+
+
+def test_stacked_clients_share_the_frozen_part(around: Make) -> None:
+    """What `vmap` trains is what the loop trains, with one copy of the backbone for all."""
+    found = []
+    for name in ("loop", "vmap"):
+        fed = around(FedAvg(), precision="64-true", optimizer={"momentum": 0.5}, fabric={"executor": name})
+        fed.fit()
+        assert fed.worker.trainers[0].executor.name == name
+        found.append(fed.run.groups[0].vectors["model"])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+
+
+# ---------------------------------------------------------------- on the command line
+
+
+def resolved(*flags: str) -> Any:
+    return complete(plan(read_flags(list(flags), keys(fit_parser()))))
+
+
+def test_flags_and_configs_say_adapters() -> None:
+    [model] = resolved("--model.adapters.rank=4", "--model.adapters.targets=[hidden.0]").models
+    assert isinstance(model.component, Network)
+    assert model.component.adapters == {"rank": 4, "alpha": 8.0, "targets": ["hidden.0"], "dropout": 0.0, "head": True}
+    config = resolved("--model.adapters=true", "--model.weights=w.safetensors")
+    assert config.models[0].component.adapters == vars(AdaptersConfig())
+    said = to_settings(config)["model"]
+    assert said["weights"] == "w.safetensors" and said["adapters"] == vars(AdaptersConfig())
+    layer = layer_of("again", {"model": said}, keys(fit_parser()))
+    assert complete(plan([layer])).models == config.models
+    off = complete(plan([layer, *read_flags(["--model.adapters=null", "--model.weights=null"], keys(fit_parser()))]))
+    assert not isinstance(off.models[0].component, Network)
+    assert config.spoken()["model"]["adapters"]["rank"] == 8
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--model.adapters.rank=0"], r"model\.adapters\.rank: 0 .* at least 1"),
+        (["--model.adapters.rank=two"], r"model\.adapters\.rank: 'two' .* whole number"),
+        (["--model.adapters.dropout=1"], r"model\.adapters\.dropout"),
+        (["--model.adapters.alpha=-1"], r"model\.adapters\.alpha: -1\.0 .* above 0"),
+        (["--model.adapters.rnk=2"], r"model\.adapters\.rnk: .* no such key \(did you mean model\.adapters\.rank"),
+        (["--model.adapters=lora"], r"model\.adapters: 'lora' .* a mapping, true, or null"),
+        (["--model.weights=3"], r"model\.weights: 3 .* a safetensors file"),
+    ],
+)
+def test_bad_adapters_are_named(flags: list[str], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        resolved(*flags)
+
+
+# ---------------------------------------------------------------- weights, and whoever makes networks
+
+
+def saved(path: Path, change: Callable[[dict[str, Tensor]], None] = lambda tensors: None) -> str:
+    torch.manual_seed(1)
+    tensors = {n: t.contiguous() for n, t in build(Component(MLP, {"hidden": [5]}), *DIGITS).state_dict().items()}
+    change(tensors)
+    save_file(tensors, path)
+    return str(path)
+
+
+def read(file: str, **options: Any) -> nn.Module:
+    torch.manual_seed(0)
+    return build(Network(MLP, {"hidden": [5]}, file, **options), *DIGITS)
+
+
+def test_weights_are_where_a_model_begins(tmp_path: Path) -> None:
+    file = saved(tmp_path / "w.safetensors")
+    torch.manual_seed(1)
+    there = build(Component(MLP, {"hidden": [5]}), *DIGITS).state_dict()
+    assert all(torch.equal(t, there[n]) for n, t in read(file).state_dict().items())
+    under = read(file, adapters={"rank": 2})
+    assert torch.equal(under.get_parameter("hidden.0.base_layer.weight"), there["hidden.0.weight"])
+
+
+@pytest.mark.parametrize(
+    "change", [lambda w: w.update({"classifier.weight": torch.zeros(3, 5)}), lambda w: w.pop("classifier.bias")]
+)
+def test_a_classifier_of_other_classes_is_drawn(tmp_path: Path, change: Any) -> None:
+    model, plain = read(saved(tmp_path / "w.safetensors", change)), build(Component(MLP, {"hidden": [5]}), *DIGITS)
+    assert model.get_parameter("classifier.weight").shape == plain.get_parameter("classifier.weight").shape
+    assert float(model.get_parameter("classifier.weight").detach().abs().min()) > 0
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda w: w.pop("hidden.0.bias"), r"it lacks hidden\.0\.bias, which the model has"),
+        (lambda w: w.update(more=torch.zeros(1)), "it holds more, which the model has not"),
+        (lambda w: w.update({"hidden.0.bias": torch.zeros(7)}), r"hidden\.0\.bias of shape \(7,\), not \(5,\)"),
+        (lambda w: w.update({f"x{k}": torch.zeros(1) for k in range(5)}), "it holds x0, x1, x2 and 2 more"),
+    ],
+)
+def test_weights_of_another_model_are_refused(tmp_path: Path, change: Any, said: str) -> None:
+    with pytest.raises(BadInput, match=rf"model\.weights: .*{said}"):
+        read(saved(tmp_path / "w.safetensors", change))
+
+
+def test_what_is_no_file_of_weights_is_said(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match="there is no such file"):
+        read(str(tmp_path / "none.safetensors"))
+    (tmp_path / "bad.safetensors").write_bytes(b"abc")
+    with pytest.raises(BadInput, match="no file of tensors"):
+        read(str(tmp_path / "bad.safetensors"))
+
+
+def test_functions_of_torchvision_get_the_classes() -> None:
+    model = build(Component("torchvision.models.squeezenet1_1", {"dropout": 0.1}), (3, 32, 32), 7)
+    assert model(torch.zeros(2, 3, 32, 32)).shape == (2, 7)
+    path = "torchvision.models.squeezenet1_1"
+    found = resolved(f"--model={path}", "--model.dropout=0.25", "--model.weights=a.safetensors").models[0].component
+    assert found == Network(path, {"dropout": 0.25}, "a.safetensors")
+
+
+def test_functions_of_timm_get_the_classes() -> None:
+    pytest.importorskip("timm")
+    args = {"model_name": "vit_tiny_patch16_224", "in_chans": 1, "img_size": 8, "patch_size": 4}
+    model = build(Network("timm.create_model", args, adapters={"targets": ["attn.qkv"]}), (1, 8, 8), 7)
+    assert model(torch.zeros(2, 1, 8, 8)).shape == (2, 7)
+    assert {n.rpartition("lora_")[0].rpartition("attn.")[2] for n in trains(model) if "lora" in n} == {"qkv."}
+
+
+@pytest.mark.slow
+def test_a_run_with_adapters_goes_on_and_gives_its_models_away(
+    fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Taken up after its second round it ends as one that was never stopped; what is exported scores as it did."""
+    flags = "--model.adapters.rank 2 --callbacks checkpoint --callbacks.checkpoint.seconds 0"
+    whole, parts = fit("whole", flags), fit("parts", flags, "--federation.rounds 2")
+    assert cli(["fit", "--name", "parts", "--resume", "--federation.rounds", "3"]) == 0
+    rows = [(folder / "metrics.csv").read_text().splitlines()[-1].split(",")[:4] for folder in (whole, parts)]
+    assert rows[0] == rows[1]
+    assert cli(["export", "--run", str(whole), "--client", "1", "--out", "one.safetensors"]) == 0
+    assert "adapters={'rank': 2" in capsys.readouterr().out
+    monkeypatch.chdir(whole.parents[1])
+    made: dict[str, Any] = {}
+    exec(Path("one.py").read_text(), made)
+    names = dict(made["model"].named_parameters())
+    assert any("lora_B" in n and float(p.detach().abs().max()) > 0 for n, p in names.items())

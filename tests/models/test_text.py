@@ -1,0 +1,180 @@
+"""Models of text, their loss and score over positions, and a federation of them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch.nn.functional import cross_entropy
+
+from fl_lightning.components import Component, Text
+from fl_lightning.data.federated import FederatedData
+from fl_lightning.engine.build import federation as federate
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedproto import FedProto
+from fl_lightning.methods.moon import MOON
+from fl_lightning.metric import ACCURACY, NO_TARGET
+from fl_lightning.models import build, head_of
+from fl_lightning.models.base import SelfAttention
+from fl_lightning.models.vit import ViT
+from fl_lightning.planning.setting import DataSizes, made_up
+
+Make = Callable[..., Federation]
+SMALL: dict[str, dict[str, Any]] = {
+    "transformer.Transformer": {"depth": 1, "width": 16, "heads": 2},
+    "lstm.LSTM": {"width": 16, "layers": 1},
+    "textcnn.TextCNN": {"embedding": 8, "channels": 4},
+}
+LENGTH, VOCABULARY = 6, 11
+
+
+def model_of(name: str, per_position: bool, classes: int = 3) -> torch.nn.Module:
+    torch.manual_seed(0)
+    path = f"fl_lightning.models.{name}"
+    return build(Component(path, SMALL[name]), (LENGTH,), classes, Text(VOCABULARY, per_position))
+
+
+@pytest.mark.parametrize("name", SMALL)
+def test_models_of_text(name: str) -> None:
+    tokens = torch.randint(VOCABULARY, (4, LENGTH))
+    model = model_of(name, False).eval()
+    assert model(tokens).shape == (4, 3) and model.get_submodule(head_of(model)).out_features == 3
+    if "CNN" in name:
+        with pytest.raises(BadInput, match="next tokens want transformer or lstm"):
+            model_of(name, True, VOCABULARY)
+        with pytest.raises(BadInput, match=r"model\.widths: \[9\] .* from 1 to the 6 tokens"):
+            build(Component("fl_lightning.models.textcnn.TextCNN", {"widths": [9]}), (LENGTH,), 3, Text(5, False))
+        return
+    model = model_of(name, True, VOCABULARY).eval()
+    scores = model(tokens)
+    assert scores.shape == (4, LENGTH, VOCABULARY)
+    later = tokens.clone()
+    later[:, 3:] = (later[:, 3:] + 1) % VOCABULARY  # nobody sees what is to come
+    assert torch.allclose(model(later)[:, :3], scores[:, :3], atol=1e-6)
+    assert not torch.allclose(model(later)[:, 3:], scores[:, 3:])
+
+
+def test_sizes_are_those_of_the_papers() -> None:
+    lstm = build(Component("fl_lightning.models.lstm.LSTM"), (80,), 90, Text(90, True))
+    gates = sum(4 * 256 * (n + 256) + 2 * 4 * 256 for n in (8, 256))
+    assert sum(p.numel() for p in lstm.parameters()) == 90 * 8 + gates + 256 * 90 + 90
+    gpt = build(Component("fl_lightning.models.transformer.Transformer"), (64,), 65, Text(65, True))
+    layer = 12 * 128 * 128 + 13 * 128
+    assert sum(p.numel() for p in gpt.parameters()) == (65 + 64) * 128 + 4 * layer + 2 * 128 + 65 * 129
+    assert (
+        sum(p.numel() for p in ViT((3, 32, 32), 10).parameters()) == 48 * 128 + 128 + 66 * 128 + 6 * layer + 256 + 1290
+    )
+
+
+@pytest.mark.parametrize(
+    ("shape", "args", "said"),
+    [((1, 8, 9), {}, "square images"), ((1, 6, 6), {}, "multiple of it"), ((1, 8, 8), {"heads": 3}, "width 128")],
+)
+def test_images_that_cannot_be_cut_into_patches_are_refused(shape: Any, args: dict[str, Any], said: str) -> None:
+    with pytest.raises(BadInput, match=said):
+        ViT(shape, 10, **args)
+
+
+# ---------------------------------------------------------------- loss and score
+
+
+def test_loss_and_accuracy_are_over_positions() -> None:
+    scores, y = torch.randn(5, LENGTH, VOCABULARY).double(), torch.randint(VOCABULARY, (5, LENGTH))
+    flat = cross_entropy(scores.flatten(0, 1), y.flatten())
+    torch.testing.assert_close(ACCURACY.loss(scores, y), flat)
+    torch.testing.assert_close(ACCURACY.loss(scores, y, "none").mean(), flat)
+    torch.testing.assert_close(ACCURACY.loss(scores, y, "sum"), 5 * flat)
+    right = (scores.argmax(-1) == y).double().mean()
+    assert float(ACCURACY.total(scores, y, VOCABULARY)) / 5 == pytest.approx(float(right))
+
+
+def test_positions_without_a_target_do_not_count() -> None:
+    """A sample's loss and its share of right answers are means over those that have one; of none at all: 0."""
+    scores, y = torch.randn(3, 4, VOCABULARY).double(), torch.randint(VOCABULARY, (3, 4))
+    y[0, 2:], y[2] = NO_TARGET, NO_TARGET
+    each = ACCURACY.loss(scores, y, "none")
+    torch.testing.assert_close(each[0], cross_entropy(scores[0, :2], y[0, :2]))
+    torch.testing.assert_close(each[1], cross_entropy(scores[1], y[1]))
+    assert float(each[2]) == 0
+    scores[0, 0, y[0, 0]] = scores[1, :, :].max() + 50
+    scores[0, 1, y[0, 1]] = -100
+    share = float((scores[1].argmax(-1) == y[1]).double().mean())
+    assert float(ACCURACY.total(scores, y, VOCABULARY)) == pytest.approx(0.5 + share)
+
+
+# ---------------------------------------------------------------- a federation
+
+
+def texts(per_position: bool = True, classes: int = VOCABULARY) -> FederatedData:
+    """Tokens that count up, from anywhere: the next one is known."""
+    text = Text(VOCABULARY, per_position)
+    data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, 0, text=text))
+    for samples in (data._train, data._test):
+        first = torch.randint(VOCABULARY, (len(samples.raw), 1), generator=torch.Generator().manual_seed(0))
+        samples.raw.copy_((first + torch.arange(LENGTH)) % VOCABULARY)
+        samples.labels.copy_((samples.raw + 1) % VOCABULARY if per_position else samples.raw[:, 0] % classes)
+    return data
+
+
+def around(make: Make, method: Method, name: str, data: FederatedData, **changes: Any) -> Federation:
+    """A federation on texts."""
+    fed = make(method, **changes)
+    run, fabric = fed.run, fed.worker.trainers[0].fabric
+    assert data.text is not None
+    model = model_of(name, data.text.per_position, data.num_classes).to(run.dtype)
+    return federate(fabric, run.config, data, [model], run.method, [], run.folder)
+
+
+def test_next_tokens_are_learned(federation: Make) -> None:
+    data = texts()
+    assert data.text == Text(VOCABULARY, True) and data.input_shape == (LENGTH,)
+    assert data.class_counts.sum(1).tolist() == [40 * LENGTH] * 4
+    options: dict[str, Any] = {"batch_size": 8, "optimizer": {"name": "adam", "lr": 0.01}, "local_epochs": 3}
+    fed = around(federation, FedAvg(), "transformer.Transformer", data, rounds=3, **options)
+    fed.round(1)
+    assert fed.round(2).metrics["mean_accuracy"] > 0.9
+    x, y = next(iter(data.client(0).train.batches(4)))
+    assert x.dtype == torch.int64 and torch.equal(y, (x + 1) % VOCABULARY)
+
+
+def test_a_text_has_a_label(federation: Make) -> None:
+    data = texts(per_position=False, classes=3)
+    options: dict[str, Any] = {"batch_size": 8, "optimizer": {"name": "adam", "lr": 0.02}, "local_epochs": 8}
+    fed = around(federation, FedAvg(), "textcnn.TextCNN", data, rounds=1, **options)
+    assert fed.round(1).metrics["mean_accuracy"] > 0.7
+
+
+def test_stacked_clients_train_on_texts_alike(federation: Make) -> None:
+    found = []
+    for name in ("loop", "vmap"):
+        options: dict[str, Any] = {"precision": "64-true", "fabric": {"executor": name}}
+        fed = around(federation, FedAvg(), "transformer.Transformer", texts(), **options)
+        fed.fit()
+        assert fed.worker.trainers[0].executor.name == name
+        found.append(fed.run.groups[0].vectors["model"])
+    torch.testing.assert_close(*found, rtol=0, atol=1e-10)
+
+
+@pytest.mark.parametrize("method", [FedProto(), MOON()])
+def test_methods_that_go_by_a_samples_class_refuse_next_tokens(federation: Make, method: Method) -> None:
+    with pytest.raises(BadInput, match="goes by the class of a sample, and here each token"):
+        around(federation, method, "transformer.Transformer", texts())
+
+
+def test_attention_is_torchs() -> None:
+    """With the same weights, causal or not."""
+    torch.manual_seed(0)
+    x = torch.randn(2, 5, 8)
+    theirs = torch.nn.MultiheadAttention(8, 2, batch_first=True)
+    for causal in (False, True):
+        ours = SelfAttention(8, 2, causal)
+        for k, part in enumerate((ours.query, ours.key, ours.value)):
+            part.weight.data = theirs.in_proj_weight.detach()[8 * k : 8 * k + 8]
+        ours.out.weight.data = theirs.out_proj.weight.detach()
+        mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1) if causal else None
+        torch.testing.assert_close(ours(x)[0], theirs(x, x, x, attn_mask=mask, need_weights=False)[0])
