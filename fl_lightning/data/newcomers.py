@@ -35,8 +35,9 @@ def few(
     Args:
         data: of the run.
         who: the client.
-        per_class: labelled samples of each class (of a regression or of next tokens: in all), or as many as it has: the first
-            of an order that is drawn, so that more samples hold the fewer ones. 0: all of its training samples, without labels.
+        per_class: labelled samples of each class (of a regression or of next tokens: in all), or as many as it has:
+            the first of an order that is drawn, so that more samples hold the fewer ones. 0: all of its training
+            samples, without labels.
         validation: share of these that is set apart.
         seed: of the run.
         device: where it trains.
