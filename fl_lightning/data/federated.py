@@ -286,6 +286,7 @@ class FederatedData:
 
     def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Samples of a client that is new, as everybody's are prepared."""
+        raw = raw.long() if self.vocabulary else raw
         samples = Samples(raw, torch.empty(0), self._train.mean, self._train.std)
         return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 
