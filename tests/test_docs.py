@@ -29,7 +29,17 @@ from fl_lightning.methods import Method
 ROOT = Path(__file__).resolve().parents[1]
 TOP = ("README.md", "CHANGELOG.md", "CONTRIBUTING.md")
 PAGES = [*(ROOT / name for name in TOP), *sorted((ROOT / "docs").rglob("*.md"))]
-OWN = ("my_callbacks", "my_data", "my_frozen", "my_groups", "my_losses", "my_methods", "my_models", "my_sites", "my_watch")
+OWN = (
+    "my_callbacks",
+    "my_data",
+    "my_frozen",
+    "my_groups",
+    "my_losses",
+    "my_methods",
+    "my_models",
+    "my_sites",
+    "my_watch",
+)
 QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null")
 ELSEWHERE = {
     "test": "e2e/test_commands.py",

@@ -188,15 +188,11 @@ class FederatedData:
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
         self.vocabulary = vocabulary
         """Different tokens of texts; 0: samples are none."""
-        self.class_names = class_names
-        self.task = task
-        self.metric = BY_TASK[task]
+        self.class_names, self.task, self.metric = class_names, task, BY_TASK[task]
         """What its models are judged by, and their local loss."""
         self.num_classes = 1 if task == "regression" else len(class_names)
         """Outputs of a model."""
-        self.clients = len(angles)
-        self.held_out = list(held_out)
-        """Clients that take no part."""
+        self.clients, self.held_out = len(angles), list(held_out)
         away = {who.number for who in held_out}
         self.numbers = [c for c in range(self.clients + len(away)) if c not in away]
         """Of every client, its number among all that the data were dealt to."""

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.config import Config
+from fl_lightning.config import Component, Config
 
 
 class Engine(ModuleType):
@@ -36,7 +36,7 @@ class Engine(ModuleType):
         return {
             "kind": "after",
             "round": 3,
-            "class_path": "fl_lightning.models.mlp.MLP",
+            "component": Component("fl_lightning.models.mlp.MLP"),
             "arguments": {"input_shape": (1, 8, 8), "num_classes": 10},
         }
 
