@@ -47,7 +47,7 @@ def data(run: Run) -> str:
         words.append(f"alpha {text(run.setting('data.alpha'))}")
     if run.setting("data.partition") == "pathological":
         words.append(f"{text(run.setting('data.classes_per_client'))} classes a client")
-    if run.setting("data.planted") in ("labels", "rotation"):
+    if run.setting("data.planted") in ("labels", "permuted", "rotation"):
         words.append(f"{text(run.setting('data.groups'))} planted groups by {text(run.setting('data.planted'))}")
     return ", ".join(words)
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import json
 import sys
 from pathlib import Path
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 import torch
 
+from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import prepare, table, text
 from fl_lightning.data.load import made_up
@@ -122,3 +124,31 @@ def test_word_pieces_want_their_package(reviews: str, monkeypatch: pytest.Monkey
 def test_texts_want_one_column(reviews: str) -> None:
     with pytest.raises(BadInput, match=r"data\.columns: .*one column of texts"):
         table.load(DataConfig(root=reviews, label_column="mood", tokens="characters"))
+
+
+# ---------------------------------------------------------------- runs
+
+
+def test_a_run_on_next_characters(plays: str, tmp_path: Path) -> None:
+    """A client for each file; the measures of how unlike they are go by characters."""
+    flags = f"--data.source text --data.root {plays} --data.length 10 --federation.clients 2"
+    model = "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples 5"
+    folder = fit_text(tmp_path, flags, model)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 0.3 < summary["heterogeneity_jensen_shannon"] < 1 and summary["heterogeneity_feature_shift"] > 0
+    assert "heterogeneity_feature_shift_within" not in summary and not summary["made_up_data"]
+    assert 0 <= summary["final_mean_accuracy"] <= 1
+
+
+def test_a_run_on_labels_of_texts(reviews: str, tmp_path: Path) -> None:
+    flags = f"--data.root {reviews} --data.columns [review] --data.label_column mood --data.group_column site"
+    text_of = "--data.tokens characters --data.length 12 --data.partition natural --federation.clients 3"
+    folder = fit_text(tmp_path, flags, text_of, "--model textcnn --model.embedding 8 --model.channels 8")
+    assert json.loads((folder / "summary.json").read_text())["final_mean_accuracy"] > 0.9
+
+
+def fit_text(tmp_path: Path, *flags: str) -> Path:
+    quiet = "--fabric.accelerator cpu --fabric.threads 1 --callbacks null --method fedavg --optimizer.lr 0.5"
+    words = f"{quiet} --federation.rounds 2 --federation.local_epochs 2 --name a --out {tmp_path} {' '.join(flags)}"
+    assert main(["fit", *words.split()]) == 0
+    return tmp_path / "a"
