@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import check
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data import digits, images, vision
 from fl_lightning.data.sampling import split, stratified
 from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
@@ -18,12 +18,12 @@ from fl_lightning.rng import numpy_rng
 LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet have them"
 
 
-def load(root: str | None, per_domain: int, test: bool = True) -> Source:
+def load(data: DataConfig) -> Source:
     """Image folders by domain and class; classes are those of all domains, in the order of their names.
 
-    A fifth of each class of a domain is its test part, the same in every run. Groups: `of_domains`. `test`: see
-    `Source`.
+    A fifth of each class of a domain is its test part, the same in every run. Groups: `of_domains`.
     """
+    root = data.root
     if root is None or not Path(root).expanduser().is_dir():
         raise Absent("data.root", root, f"the source domains wants {LAYOUT}")
     folder = Path(root).expanduser()
@@ -36,16 +36,16 @@ def load(root: str | None, per_domain: int, test: bool = True) -> Source:
         numbers = np.array([names.index(name) for name in own])
         pool = replace(pool, labels=numbers[pool.labels])
         train, held = split(pool.labels, TEST_SHARE, numpy_rng(0, "data.split"))
-        parts.append((pool.part(train), pool.part(held if test else train)))
-    return of_domains(parts, names, [domain.name for domain in found], per_domain)
+        parts.append((pool.part(train), pool.part(held if data.reads_test else train)))
+    return of_domains(parts, names, [domain.name for domain in found], data.clients_per_domain)
 
 
-def digit_pair(root: str | None, download: bool, per_domain: int) -> Source:
+def digit_pair(data: DataConfig) -> Source:
     """scikit-learn's digits, and as many of MNIST, whose 28x28 pixels are averaged to 8x8: (1, 8, 8) uint8, 0 to 255.
 
     Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features alone.
     """
-    ours, theirs = digits.load(), vision.load("mnist", root, download)
+    ours, theirs = digits.load(), vision.load("mnist", data.root, data.download)
     parts = []
     for name in ("train", "test"):
         one, other = getattr(ours, name), getattr(theirs, name)
@@ -54,7 +54,7 @@ def digit_pair(root: str | None, download: bool, per_domain: int) -> Source:
         parts.append((Pool.of((one.read_all() * (255 / 16)).round().astype(np.uint8), one.labels), small))
     (digits_train, mnist_train), (digits_test, mnist_test) = parts
     pairs = [(digits_train, digits_test), (mnist_train, mnist_test)]
-    return of_domains(pairs, ours.class_names, ["digits", "mnist"], per_domain)
+    return of_domains(pairs, ours.class_names, ["digits", "mnist"], data.clients_per_domain)
 
 
 def of_domains(

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import check
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
@@ -25,13 +25,12 @@ OWN = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", 
 """How the files of matplotlib's typefaces begin that have letters and digits."""
 
 
-def load(root: str | None) -> Source:
+def load(data: DataConfig) -> Source:
     """Images (1, 28, 28) uint8, light on black; the same in every run with the same typefaces.
 
-    Args:
-        root: folder with .ttf or .otf files; None: those that come with matplotlib.
+    `data.root`: folder with .ttf or .otf files; None: those that come with matplotlib.
     """
-    files = _files(root)
+    files = _files(data.root)
     each = len(CLASSES) * VARIANTS
     labels = np.tile(np.repeat(np.arange(len(CLASSES)), VARIANTS), len(files))
     groups = np.repeat(np.arange(len(files)), each)

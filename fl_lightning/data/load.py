@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import difflib
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
@@ -20,6 +22,16 @@ SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""
 MADE_UP_FEATURES = 8
 """Columns of a table that is not there and of which none are chosen."""
+OTHERS = {
+    "watch": "watch.load",
+    "glyphs": "glyphs.load",
+    "domains": "domains.load",
+    "digit_pair": "domains.digit_pair",
+    "leaf": "leaf.load",
+    "hf": "hub.load",
+    "text": "text.load",
+}
+"""Sources by name, and the function in this folder that reads each from the keys of `data`."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
 TARGETS = ("table", "arrays", "hf")
@@ -44,53 +56,11 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
         return made_up(name, data, clients), True
 
 
-def _watch(data: DataConfig) -> Source:
-    from fl_lightning.data import watch
-
-    return watch.load()
-
-
-def _glyphs(data: DataConfig) -> Source:
-    from fl_lightning.data import glyphs
-
-    return glyphs.load(data.root)
-
-
-def _domains(data: DataConfig) -> Source:
-    from fl_lightning.data import domains
-
-    return domains.load(data.root, data.clients_per_domain, data.reads_test)
-
-
-def _digit_pair(data: DataConfig) -> Source:
-    from fl_lightning.data import domains
-
-    return domains.digit_pair(data.root, data.download, data.clients_per_domain)
-
-
-def _leaf(data: DataConfig) -> Source:
-    from fl_lightning.data import leaf
-
-    return leaf.load(data)
-
-
-def _hub(data: DataConfig) -> Source:
-    from fl_lightning.data import hub
-
-    return hub.load(data)
-
-
-def _text(data: DataConfig) -> Source:
-    from fl_lightning.data import text
-
-    return text.load(data)
-
-
-OTHERS = {
-    "watch": _watch, "glyphs": _glyphs, "domains": _domains, "digit_pair": _digit_pair, "leaf": _leaf, "hf": _hub,
-    "text": _text,
-}  # fmt: skip
-"""Loaders of sources by name, imported when they are needed."""
+def _loader(name: str) -> Callable[[DataConfig], Source]:
+    """What reads one of `OTHERS`; imported when it is needed."""
+    module, _, function = OTHERS[name].partition(".")
+    found: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
+    return found
 
 
 def check_name(key: str, name: str) -> None:
@@ -122,7 +92,7 @@ def read(data: DataConfig) -> Source:
 
         return table.load(data)
     if name in OTHERS:
-        return OTHERS[name](data)
+        return _loader(name)(data)
     if "." in name:
         from fl_lightning.data import datamodule
 

@@ -11,6 +11,7 @@ from pickle import UnpicklingError
 
 import numpy as np
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data import windows
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
@@ -20,8 +21,11 @@ WINDOW, STEP = 100, 50
 SHAPE, CLASSES = (6, WINDOW), 7
 
 
-def load() -> Source:
+def load(data: DataConfig) -> Source:
     """Windows (6, 100) float32; groups are persons. The last fifth of each recording is its test part.
+
+    Args:
+        data: none of its keys is read.
 
     Raises:
         Absent: seglearn is not installed.

@@ -28,7 +28,7 @@ def pacs(tmp_path: Path) -> str:
 
 @pytest.mark.parametrize("per_domain", [1, 2])
 def test_every_domain_has_its_clients(pacs: str, per_domain: int) -> None:
-    source = domains.load(pacs, per_domain)
+    source = domains.load(DataConfig(root=pacs, clients_per_domain=per_domain))
     assert source.class_names == list(KINDS)
     clients = 3 * per_domain
     assert source.domains == [c // per_domain for c in range(clients)]
@@ -59,17 +59,17 @@ def test_domains_are_the_true_groups(pacs: str) -> None:
 
 def test_folders_that_are_none(tmp_path: Path) -> None:
     with pytest.raises(Absent, match=r"data\.root: None .*DOMAIN/CLASS"):
-        domains.load(None, 1)
+        domains.load(DataConfig())
     with pytest.raises(BadInput, match=r"holds no folder"):
-        domains.load(str(tmp_path), 1)
+        domains.load(DataConfig(root=str(tmp_path)))
     (tmp_path / "photo" / "dog").mkdir(parents=True)
     with pytest.raises(BadInput, match=r"DOMAIN/CLASS/\*\.jpg.*dog"):
-        domains.load(str(tmp_path), 1)
+        domains.load(DataConfig(root=str(tmp_path)))
 
 
 def test_two_domains_of_digits(fl_data: Path) -> None:
     """scikit-learn's and MNIST's: as many of each, on one scale, and another look."""
-    source = domains.digit_pair(str(fl_data), False, 2)
+    source = domains.digit_pair(DataConfig(root=str(fl_data), clients_per_domain=2))
     assert source.group_names == ["digits 1", "digits 2", "mnist 1", "mnist 2"]
     for pool, size in ((source.train, 1438), (source.test, 359)):
         raw = pool.read_all()

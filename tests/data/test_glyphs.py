@@ -23,7 +23,7 @@ def two(tmp_path: Path) -> str:
 
 
 def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str) -> None:
-    source = glyphs.load(two)
+    source = glyphs.load(DataConfig(root=two))
     assert source.group_names == ["DejaVuSans", "STIXGeneral"] and "".join(source.class_names) == glyphs.CLASSES
     assert len(glyphs.CLASSES) == 62
     assert (len(source.train.labels), len(source.test.labels)) == (496, 124)
@@ -33,14 +33,14 @@ def test_a_typeface_is_a_group_and_draws_each_character_in_several_ways(two: str
     assert len({image.tobytes() for image in images}) == len(chosen)
     ink = (images > 128).mean(axis=(1, 2, 3))
     assert (ink > 0.03).all() and (ink < 0.5).all()
-    assert (images == glyphs.load(two).train.read(chosen)).all()  # the same in every run
+    assert (images == glyphs.load(DataConfig(root=two)).train.read(chosen)).all()  # the same in every run
     plain = images[:, 0].astype(float).mean(axis=0)
     other = source.train.read(np.flatnonzero(source.train.labels == glyphs.CLASSES.index("I")))[:, 0].mean(axis=0)
     assert np.corrcoef(plain.ravel(), other.ravel())[0, 1] < 0.8
 
 
 def test_those_of_matplotlib_need_no_files() -> None:
-    names = glyphs.load(None).group_names
+    names = glyphs.load(DataConfig(root=None)).group_names
     assert {"DejaVuSans", "DejaVuSerif-Bold", "DejaVuSansMono", "STIXGeneral", "cmr10"} <= set(names)
     assert not [name for name in names if name.startswith(("STIXSiz", "STIXNon", "cmsy", "cmex", "LastResort"))]
 
@@ -52,13 +52,13 @@ def test_a_client_for_each_typeface(two: str) -> None:
 
 def test_what_is_no_typeface(tmp_path: Path, two: str) -> None:
     with pytest.raises(Absent, match=r"data\.root: 'none' .*\.ttf or \.otf"):
-        glyphs.load("none")
+        glyphs.load(DataConfig(root="none"))
     shutil.copy(FONTS / "STIXSizOneSymReg.ttf", two)
     with pytest.raises(BadInput, match=r"data\.root: .*STIXSizOneSymReg\.ttf lacks"):
-        glyphs.load(two)
+        glyphs.load(DataConfig(root=two))
     (Path(two) / "0broken.ttf").write_bytes(b"none")
     with pytest.raises(BadInput, match=r"data\.root: .*0broken\.ttf is no typeface"):
-        glyphs.load(two)
+        glyphs.load(DataConfig(root=two))
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match=r"holds no \.ttf or \.otf file"):
-        glyphs.load(str(tmp_path / "empty"))
+        glyphs.load(DataConfig(root=str(tmp_path / "empty")))

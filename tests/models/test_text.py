@@ -207,4 +207,4 @@ def test_few_samples_of_texts_are_drawn_in_all() -> None:
 
 def test_subspaces_of_token_numbers_are_refused(federation: Make) -> None:
     with pytest.raises(BadInput, match=r"method\.similarity: 'subspace' .* tokens span no subspace"):
-        around(federation, FEDORA(), "transformer.Transformer", texts(), data={"validation": 0.2})
+        around(federation, FEDORA(), "transformer.Transformer", texts())

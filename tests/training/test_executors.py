@@ -504,10 +504,10 @@ def test_a_batch_that_fails_is_trained_one_by_one(federation: Make, monkeypatch:
     run(fine)
     original = laid_out
 
-    def burst(slots: Any, size: int) -> Any:
+    def burst(slots: Any, *more: Any) -> Any:
         if slots[3]:
             raise ArithmeticError("it burst")
-        return original(slots, size)
+        return original(slots, *more)
 
     fed.prepare()
     monkeypatch.setattr(vmap, "laid_out", burst)
