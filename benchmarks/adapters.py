@@ -39,7 +39,7 @@ RANK_4 = {"rank": 4}
 GOAL = 1.2
 STEPS = {
     "vit-adapters-32px": Workload(
-        "vit-adapters-32px", Network(VIT, {}, adapters=RANK_4), NOISE, (3, 32, 32), 128, 16, 32, clients=2, goal=GOAL
+        "vit-adapters-32px", Network(VIT, {}, adapters=RANK_4), NOISE, (3, 32, 32), 64, 16, 16, clients=2, goal=GOAL
     ),
     "vit-adapters-8px": Workload(
         "vit-adapters-8px", Network(VIT, {}, adapters=RANK_4), NOISE, (1, 8, 8), 512, 40, 16, clients=4, goal=GOAL

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.config import check
 from fl_lightning.core import Client, RelationInputs, Run
 from fl_lightning.data.federated import Part
 
@@ -129,6 +130,8 @@ class Propagation(Relation):
         oneself = self.directions * torch.eye(run.clients, dtype=torch.float64)  # p, as of subspaces
         if self.similarity == "random":
             return {"fedora.rows": self._matrix(random_graph(run.clients, run.config.seed) + oneself)}
+        allowed = "numbers of tokens span no subspace that would tell clients apart: similarity random"
+        check("method.similarity", self.similarity, not run.data.vocabulary, allowed)
         mine = {}
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train

@@ -28,7 +28,8 @@ from fl_lightning.methods import Method
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = [ROOT / "README.md", ROOT / "CHANGELOG.md", *sorted((ROOT / "docs").rglob("*.md"))]
-OWN = ("my_callbacks", "my_data", "my_groups", "my_losses", "my_methods", "my_models", "my_sites", "my_watch")
+OWN = ("my_callbacks", "my_data", "my_frozen", "my_groups", "my_losses", "my_methods", "my_models", "my_sites",
+       "my_watch")  # fmt: skip
 QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null")
 OTHERS = ("test", "export", "report", "join", "relative", "status", "study", "compare", "reproduce", "tune", "archive",
           "dashboard")  # fmt: skip

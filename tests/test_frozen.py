@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core.client import Client
-from fl_lightning.core.layout import ALIGN, Layout, frozen_in
+from fl_lightning.core.layout import ALIGN, Layout
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
 from fl_lightning.engine.build import _check_same_start
@@ -26,6 +26,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcp import FedCP
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
+from fl_lightning.models import frozen_in
 
 Make = Callable[..., Federation]
 

@@ -185,11 +185,6 @@ class Layout:
         return vector, [tensors[n].detach().cpu().clone() for n in self.own_names]
 
 
-def frozen_in(model: nn.Module) -> list[nn.Parameter]:
-    """The parameters that the user has frozen (`requires_grad_(False)`)."""
-    return [p for p in model.parameters() if not p.requires_grad]
-
-
 def _still(model: nn.Module, frozen: Collection[int]) -> list[str]:
     """The normalisations none of whose weights train; of those without weights, the ones in a module that is frozen."""
     whole: set[str] = set()  # modules that are frozen with all that is in them

@@ -186,8 +186,6 @@ class FederatedData:
         `common`: what `global_test` gives; it may be `test`. `held_out`: clients that take no part, beside these.
         """
         self.input_shape: tuple[int, ...] = tuple(train.raw.shape[1:])
-        self.vocabulary = vocabulary
-        """Different tokens of texts; 0: samples are none."""
         self.class_names = class_names
         self.task = task
         self.metric = BY_TASK[task]
@@ -210,8 +208,7 @@ class FederatedData:
         self.test_sizes = [len(index) for index in shares[2]]
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
-        """Training samples (or positions, where each has a target) by client and class, int64 [N, classes]; targets of
-        a regression are all of one."""
+        """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one class."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
@@ -286,6 +283,7 @@ class FederatedData:
 
     def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Samples of a client that is new, as everybody's are prepared."""
+        raw = raw.long() if self.vocabulary else raw
         samples = Samples(raw, torch.empty(0), self._train.mean, self._train.std)
         return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 

@@ -35,8 +35,9 @@ def few(
     Args:
         data: of the run.
         who: the client.
-        per_class: labelled samples of each class (of a regression: in all), or as many as it has: the first of an order
-            that is drawn, so that more samples hold the fewer ones. 0: all of its training samples, without labels.
+        per_class: labelled samples of each class (of a regression or of next tokens: in all), or as many as it has:
+            the first of an order that is drawn, so that more samples hold the fewer ones. 0: all of its training
+            samples, without labels.
         validation: share of these that is set apart.
         seed: of the run.
         device: where it trains.
@@ -45,7 +46,8 @@ def few(
     (x, y), test = data.of_held_out(who, device, dtype)
     if not per_class:
         return _parts(x, torch.zeros_like(y), test, validation, seed), False
-    kept = labelled(y if data.task == "classification" else torch.zeros_like(y), who, per_class, seed)
+    classed = data.task == "classification" and y.ndim == 1
+    kept = labelled(y if classed else torch.zeros(len(y), device=y.device), who, per_class, seed)
     return _parts(x[kept], y[kept], test, validation, seed), True
 
 

@@ -17,7 +17,7 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
 from fl_lightning.components import Network
 from fl_lightning.config import Config, check
-from fl_lightning.core.layout import Layout, frozen_in
+from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, Run, layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.device import wide
@@ -29,7 +29,7 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
-from fl_lightning.models import another, head_of
+from fl_lightning.models import another, frozen_in, frozen_when_built, head_of
 from fl_lightning.parallel import Group, assign_homes
 from fl_lightning.rng import key
 from fl_lightning.storage.policy import StoragePolicy
@@ -63,15 +63,15 @@ def federation(
     if config.fabric.precision == "64-true" and wide(fabric.device) != torch.float64:
         allowed = f"{fabric.device.type} has no 64-bit numbers: 32-true, bf16-mixed, 16-mixed"
         raise BadInput("fabric.precision", config.fabric.precision, allowed)
+    _check_suits(method, data, models)
     frozen = [frozen_in(model) for model in models]  # a method may freeze what it builds: that is every client's
-    if data.text is not None and data.text.per_position and (method.classes or method.features):
-        allowed = f"{type(method).__name__.lower()} goes by the class of a sample, and here each token has one to come"
-        raise BadInput("method", type(method).__name__.lower(), allowed)
     nets = [built(method, model, data.num_classes, config.seed) for model in models]
     dealt = members_of([m.count for m in config.models], config.federation.clients)
     groups = []
     for k, (net, model, who) in enumerate(zip(nets, models, dealt, strict=True)):
-        group = make_group(k, fabric.device, config, net, data.taking_part(who), method, frozen[k])
+        group = make_group(
+            k, fabric.device, config, net, data.taking_part(who), method, frozen[k] + frozen_when_built(net)
+        )
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
         group.held_out = [place for place, client in enumerate(data.held_out) if client.number in who]
         allowed = f"all clients of {group.name} are held out"
@@ -88,6 +88,17 @@ def federation(
     trainers = [Trainer(fabric, run, group, net) for group, net in zip(groups, nets, strict=True)]
     _check_same_start(run)
     return _assembled(run, trainers)
+
+
+def _check_suits(method: Method, data: FederatedData, models: Sequence[nn.Module]) -> None:
+    """Raise `BadInput` where the method wants of data or networks what they have not."""
+    name = type(method).__name__.lower()
+    per_position = data.text is not None and data.text.per_position
+    allowed = f"{name} goes by the class of a sample, and here each token has one to come"
+    check("method", name, not (per_position and (method.classes or method.features)), allowed)
+    trains = all(any(p.requires_grad for p in m.get_submodule(head_of(m)).parameters()) for m in models)
+    allowed = f"{name} builds on the classifier, and it is frozen (model.adapters.head)"
+    check("method", name, trains or type(method).build is Method.build, allowed)
 
 
 def _check_same_start(run: Run) -> None:

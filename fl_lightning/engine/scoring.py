@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import Run
 from fl_lightning.data.federated import Part
-from fl_lightning.metric import CLASS_SHARE, FURTHER, Further, by_shares, recalls
+from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, by_shares, recalls
 
 Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
@@ -100,5 +100,6 @@ def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str
 
 
 def _whole(seen: Seen) -> tuple[Tensor, Tensor]:
-    scores, labels = zip(*seen, strict=True)
-    return torch.cat(scores).double(), torch.cat(labels)
+    scores, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
+    held = labels != NO_TARGET if labels.ndim > 1 else slice(None)  # of texts: positions that have a target
+    return scores[held].double(), labels[held]

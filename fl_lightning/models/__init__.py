@@ -20,6 +20,8 @@ from fl_lightning.models.prepared import adapt, is_inside, read_weights
 
 _MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int, Text | None]] = WeakKeyDictionary()
 """What each model that is alive was built of."""
+_FROZEN: WeakKeyDictionary[nn.Module, list[nn.Parameter]] = WeakKeyDictionary()
+"""Its parameters that did not train then."""
 
 
 def build(component: Component, input_shape: Sequence[int], num_classes: int, text: Text | None = None) -> nn.Module:
@@ -43,7 +45,21 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int, te
         adapt(model, component.adapters, head_of(model))
     _try_out(model, component.class_path, input_shape, num_classes, text)
     _MADE[model] = component, input_shape, num_classes, text
+    _FROZEN[model] = frozen_in(model)
     return model
+
+
+def frozen_in(model: nn.Module) -> list[nn.Parameter]:
+    """The parameters that do not train (`requires_grad_(False)`)."""
+    return [p for p in model.parameters() if not p.requires_grad]
+
+
+def frozen_when_built(net: nn.Module) -> list[nn.Parameter]:
+    """Those of the networks in `net` that did not train when they were built: several, where a method has drawn more.
+
+    What a method itself freezes afterwards is none of them: it is every client's.
+    """
+    return [p for module in net.modules() for p in _FROZEN.get(module, [])]
 
 
 def another(model: nn.Module) -> nn.Module:

@@ -22,14 +22,13 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
 from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, Run
-from fl_lightning.core.layout import frozen_in
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
-from fl_lightning.models import build
+from fl_lightning.models import build, frozen_in, frozen_when_built
 from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
@@ -150,7 +149,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     model = build(component, sizes.sample_shape, sizes.classes, sizes.text)
     frozen = frozen_in(model)
     model = method.build(model, sizes.classes)
-    group = make_group(0, fabric.device, config, model, [0], method, frozen)
+    group = make_group(0, fabric.device, config, model, [0], method, frozen + frozen_when_built(model))
     one = replace(sizes, train=sizes.train[:1], test=sizes.test[:1])  # of all data the first client's, made up
     run = run_of(fabric, config, made_up(one), method, [], [group], Path())
     run.home = [0] * config.clients

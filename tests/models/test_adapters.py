@@ -24,6 +24,8 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedem import FedEM
+from fl_lightning.methods.fedrod import FedRoD
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models import another, build, head_of
 from fl_lightning.models.vit import ViT
@@ -166,6 +168,22 @@ def test_the_cube_and_selection_go_by_a_and_b(around: Make) -> None:
     moved = fed.run.states[0].vectors["model"] - fed.run.groups[0].initial
     blocks = {b.name: moved[b.start : b.stop].norm() for b in fed.run.groups[0].layout.blocks}
     assert all(norm > 0 for norm in blocks.values())
+
+
+def test_further_networks_of_a_method_have_adapters_alone_too(around: Make) -> None:
+    """FedEM builds more of them: their backbones lie once on a rank as well."""
+    layout = around(FedEM(components=2)).run.groups[0].layout
+    assert not any("base_layer" in b.name for b in layout.blocks)
+    assert sum("lora_A" in b.name for b in layout.blocks) == 2 * 4
+    assert sum("base_layer.weight" in name for name in layout.frozen) == 2 * 4
+
+
+def test_who_builds_on_the_classifier_wants_one_that_trains(federation: Make) -> None:
+    fed = federation(FedAvg())
+    run, fabric = fed.run, fed.worker.trainers[0].fabric
+    with pytest.raises(BadInput, match="fedrod builds on the classifier, and it is frozen"):
+        federate(fabric, run.config, run.data, [adapted(head=False)], FedRoD(), [], run.folder)
+    federate(fabric, run.config, run.data, [adapted(head=False)], FedAvg(), [], run.folder)
 
 
 def test_stacked_clients_share_the_frozen_part(around: Make) -> None:

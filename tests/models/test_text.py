@@ -5,17 +5,22 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from sklearn.metrics import balanced_accuracy_score
 from torch.nn.functional import cross_entropy
 
 from fl_lightning.components import Component, Text
 from fl_lightning.data.federated import FederatedData
+from fl_lightning.data.newcomers import few
+from fl_lightning.data.source import HeldOut
 from fl_lightning.engine.build import federation as federate
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.moon import MOON
 from fl_lightning.metric import ACCURACY, NO_TARGET
@@ -178,3 +183,28 @@ def test_attention_is_torchs() -> None:
         ours.out.weight.data = theirs.out_proj.weight.detach()
         mask = torch.triu(torch.ones(5, 5, dtype=torch.bool), 1) if causal else None
         torch.testing.assert_close(ours(x)[0], theirs(x, x, x, attn_mask=mask, need_weights=False)[0])
+
+
+def test_further_metrics_are_over_positions(federation: Make) -> None:
+    """Calibration and the like of all positions, as sklearn would see them; newcomers' samples are counted in all."""
+    options: dict[str, Any] = {"evaluation": {"metrics": ["balanced_accuracy"]}, "batch_size": 8, "rounds": 1}
+    fed = around(federation, FedAvg(), "transformer.Transformer", texts(), **options)
+    [row] = [r for r in fed.round(1).clients if r["client"] == 0]
+    client = fed.evaluator.at_rest(0)
+    [(x, y)] = client.data.test.batches(100)
+    scores = client.bind(fed.run.groups[0].vectors["model"]).model.eval()(x)
+    wanted = balanced_accuracy_score(y.flatten(), scores.argmax(-1).flatten())
+    assert row["balanced_accuracy_global"] == pytest.approx(wanted)
+
+
+def test_few_samples_of_texts_are_drawn_in_all() -> None:
+    data = texts()
+    everything = np.arange(12)
+    who = HeldOut(4, everything, everything[:0], everything, 0.0)
+    parts, knows = few(data, who, 5, 0.0, 0, torch.device("cpu"), torch.float32)
+    assert knows and len(parts.train) == 5 and next(iter(parts.train.batches(9)))[1].shape == (5, LENGTH)
+
+
+def test_subspaces_of_token_numbers_are_refused(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"method\.similarity: 'subspace' .* tokens span no subspace"):
+        around(federation, FEDORA(), "transformer.Transformer", texts())
