@@ -147,7 +147,8 @@ def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str
         elif tool == "pytest":
             assert words == ["test_my_methods.py"]  # run below
         else:
-            assert main([*words, *(QUICK if words[0] == "fit" else [])]) == 0, (line, capsys.readouterr().err)
+            less = QUICK if words[0] == "fit" else LESS.get(words[0], [])
+            assert main([*words, *less]) == 0, (line, capsys.readouterr().err)
     for text in blocks(page, "yaml"):
         (folder / "own.yaml").write_text(text)
         assert main(["fit", "--config", "own.yaml", *QUICK]) == 0
