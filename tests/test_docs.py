@@ -171,7 +171,8 @@ def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str
         elif tool == "pytest":
             assert words == ["test_my_methods.py"]  # run below
         else:
-            assert main([*words, *(QUICK if words[0] == "fit" else [])]) == 0, (line, capsys.readouterr().err)
+            less = QUICK if words[0] == "fit" else LESS.get(words[0], [])
+            assert main([*words, *less]) == 0, (line, capsys.readouterr().err)
     for text in blocks(page, "yaml"):
         (folder / "own.yaml").write_text(text)
         assert main(["fit", "--config", "own.yaml", *QUICK]) == 0
@@ -182,7 +183,7 @@ def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str
 
 SMALL = shlex.split("--federation.rounds 2 --federation.local_epochs 1 --data.fraction 0.4 --fabric.accelerator cpu")
 LESS = {
-    "fit": [*QUIET, *SMALL],
+    "fit": [*QUIET, *SMALL, "--fabric.devices", "1"],
     "study": [*SMALL, "--workers", "1"],
     "plan": ["--no-run"],
     "check-method": ["--only", "runs,seed", "--federation.rounds", "3"],
@@ -192,7 +193,6 @@ TUTORIALS = ("first-run", "paper", "cluster", "reading-a-relation", "python")
 LONG = {
     "fl-train tune study.yaml --out tuned/mine --trials 20": "study/test_tune.py",
     "fl-train compare tuned/mine/study --baseline local --format latex --out tuned.tex": "study/test_tune.py",
-    "fl-train fit --config kapc_digits.yaml --fabric.devices 2 --loggers null --name two": "e2e/test_ranks.py",
 }
 """Lines of tutorials that take longer than a test may, and the tests that run their like."""
 

@@ -125,15 +125,16 @@ def quiet() -> Iterator[io.StringIO]:
 def difference(one: Path, other: Path) -> str | None:
     """In what two runs differ, in words, but for seconds and memory; None: they agree to the last bit."""
     ours, theirs = RunFolder(one), RunFolder(other)
+    nothing: Row = {}
     tables = {
         "metrics.csv": (ours.read_metrics(), theirs.read_metrics()),
         "clients.csv": (ours.read_clients(), theirs.read_clients()),
         "final.csv": (ours.read_final(), theirs.read_final()),
     }
     for name, pair in tables.items():
-        for a, b in zip_longest(*pair, fillvalue={}):
+        for a, b in zip_longest(*pair, fillvalue=nothing):
             if columns := _unlike(a, b):
-                at = f"from round {int(round)} on" if (round := {**a, **b}.get("round")) else "at the end"
+                at = f"from round {int({**a, **b}['round'])} on" if "round" in {**a, **b} else "at the end"
                 return f"{name} differs {at} ({', '.join(columns[:3])}{', ...' * (len(columns) > 3)})"
     if weights(one) != weights(other):
         return "their tables agree, but not what clients and server keep"

@@ -16,6 +16,7 @@ from lightning.fabric import Fabric
 from fl_lightning import run as engine
 from fl_lightning.checking.bench import Bench, Wrong, difference, forget, quiet
 from fl_lightning.config import Component, Config, ModelConfig
+from fl_lightning.data import ResidentPart
 from fl_lightning.metric import BY_TASK
 from fl_lightning.runfolder import CLIENT_FLOPS, RunFolder
 
@@ -155,8 +156,9 @@ def _apart(bench: Bench, way: str) -> None:
 def _others(fabric: Fabric, config: Config, folder: Path, turned: bool) -> dict[str, Any]:
     """The vectors of all clients but client 0, whose training samples are `turned` negative, after three rounds."""
     fed = engine.assemble(fabric, config, folder, [])
-    if turned:
-        fed.run.data.client(0).train.x.neg_()
+    part = fed.run.data.client(0).train
+    if turned and isinstance(part, ResidentPart):
+        part.x.neg_()
     fed.prepare()
     for t in (1, 2, 3):
         fed.round(t)
