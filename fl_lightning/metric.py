@@ -81,19 +81,14 @@ class Accuracy(Metric):
     """Share of right answers; local loss cross-entropy."""
 
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
-        """Number of right answers."""
-        from torchmetrics.functional.classification import multiclass_stat_scores
-
-        counts: Tensor = multiclass_stat_scores(
-            output, y, num_classes=num_classes, average="micro", validate_args=False
-        )
-        return counts[0]  # true positives; a share would be rounded
+        """Number of right answers. (torchmetrics counts the same, and takes ten times as long on a small batch.)"""
+        return (output.argmax(1) == y).sum()
 
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy."""
-        from torch.nn.functional import cross_entropy
+        import torch
 
-        return cross_entropy(output, y, reduction=reduction)
+        return torch.nn.functional.cross_entropy(output, y, reduction=reduction)
 
 
 class AbsoluteError(Metric):

@@ -15,6 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
+    ("later",),
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng"),
     ("ranges",),
     ("search",),
