@@ -38,6 +38,7 @@ from fl_lightning.callbacks.channel import Wireless
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
+from fl_lightning.config import Component
 from fl_lightning.core.payload import KINDS, Payload
 from fl_lightning.core.server import GroupServer
 from fl_lightning.engine import record
@@ -331,9 +332,12 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
         found[f"saving-{resnet.name}"] = partial(saving, resnet, min(pairs, 3))
     for name, workload in known.items():
         found[f"kapc-{name}"] = partial(coaching, workload, pairs)
-    for name in ("mnist-cnn-b10", "100-mlps-10-a-round"):
-        if name in known:
-            found[f"executors-{name}"] = partial(executors, known[name], pairs)
+    tried = [known[name] for name in ("mnist-cnn-b10", "100-mlps-10-a-round") if name in known]
+    if cnn := known.get("mnist-cnn-b10"):
+        mlp = Component("fl_lightning.models.mlp.MLP", {"hidden": (200,)})  # 784-200-10
+        tried.append(replace(cnn, name="mnist-mlp", model=mlp))
+    for workload in tried:
+        found[f"executors-{workload.name}"] = partial(executors, workload, pairs)
     for name, workload in known.items():
         found[f"accounting-{name}"] = partial(accounting, workload, pairs)
     for clients, most in SERVER_PAIRS.items():

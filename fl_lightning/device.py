@@ -144,6 +144,8 @@ def empty_beside(vector: Tensor, device: torch.device) -> Tensor:
 
 def sent(tensor: Tensor, device: torch.device) -> Tensor:
     """`tensor` of the main memory on the device, without waiting for it where it can be sent from pinned memory."""
+    if tensor.device == device:
+        return tensor
     if tensor.device.type != "cpu" or not has_streams(device):
         return tensor.to(device)
     return empty_beside(tensor, device).copy_(tensor).to(device, non_blocking=True)
@@ -160,8 +162,8 @@ def graph_type(device: torch.device) -> Any:
 def seed(number: int, device: torch.device) -> None:
     """`torch.manual_seed` for the two generators in use, the CPU's and the device's: all of it asks every kind."""
     torch.default_generator.manual_seed(number)
-    if (module := module_of(device)) is not None:
-        module.manual_seed(number)
+    if device.type != "cpu":
+        module_of(device).manual_seed(number)
 
 
 def random_states(device: torch.device) -> list[Any]:

@@ -218,8 +218,10 @@ class Group:
 
     def gather_parts(self, part: Tensor, width: int) -> list[Tensor]:
         """Flat `part`s of at most `width` numbers from every rank, each padded to `width`."""
-        padded = part.new_zeros(width)
-        padded[: part.numel()] = part
+        padded = part
+        if part.numel() < width:
+            padded = part.new_zeros(width)
+            padded[: part.numel()] = part
         parts = [torch.empty_like(padded) for _ in range(self.size)]
         with self._together():
             dist.all_gather(parts, padded)

@@ -251,6 +251,15 @@ def test_what_a_hook_trains_and_looks_at_is_counted(federation: Make) -> None:
         assert row["flops_forward"] == FORWARD * row["train_samples"]  # scores before and after are no part of it
 
 
+def test_no_hook_hangs_at_the_classifier_while_nothing_is_counted(federation: Make) -> None:
+    """A hook makes every pass of a small model slower."""
+    fed, hooks = federation(FedAvg(), evaluation={"models": ["before", "after"]}), set()
+    head = fed.worker.trainers[0].module.head
+    head.register_forward_pre_hook(lambda *_: hooks.add(len(head._forward_hooks)))
+    counted(fed)
+    assert hooks == {0}
+
+
 @dataclass(frozen=True)
 class Phases(FedProx):
     """Three steps of 4 on other data, an own step on each batch, and half of the steps of an epoch with the pull."""

@@ -20,7 +20,7 @@ NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""
 
 MOST_TABLES = 1000
-"""Tables of bytes that are remembered: with top-k sparsification every payload has its own."""
+"""Tables of bytes and of layers that are remembered: with top-k sparsification every payload has its own."""
 
 ALIGN = 16
 """Blocks start at multiples of 16 numbers (64 bytes), so that vectorised kernels meet aligned memory."""
@@ -162,19 +162,25 @@ class Layout:
         """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds), the last row 0."""
         known = (sent.tobytes(), block_bytes.tobytes(), kinds)
         if known not in self._tables:
-            if len(self._tables) > MOST_TABLES:
-                self._tables.clear()
             shape = (len(self.layers) + 1, kinds)
             cells = self.layer_of * kinds + ~self.is_parameter  # the first kind, or the second: buffers
             sums = np.bincount(cells[sent], block_bytes[sent], minlength=shape[0] * shape[1])
-            self._tables[known] = sums.astype(np.int64).reshape(shape)  # sums in float64: exact up to 2^53
+            self._keep(known, sums.astype(np.int64).reshape(shape))  # sums in float64: exact up to 2^53
         return self._tables[known]
 
     def layers_in(self, sent: np.ndarray) -> np.ndarray:
-        """The layers of which own parameters are in `sent` (bool [B]), bool [L]."""
-        found = np.zeros(len(self.layers), dtype=bool)
-        found[self.layer_of[sent & self.is_own]] = True
-        return found
+        """The layers of which own parameters are in `sent` (bool [B]), bool [L]; not to be written to."""
+        known = (sent.tobytes(), b"", 0)
+        if known not in self._tables:
+            found = np.zeros(len(self.layers), dtype=bool)
+            found[self.layer_of[sent & self.is_own]] = True
+            self._keep(known, found)
+        return self._tables[known]
+
+    def _keep(self, name: tuple[bytes, bytes, int], table: np.ndarray) -> None:
+        if len(self._tables) > MOST_TABLES:
+            self._tables.clear()
+        self._tables[name] = table
 
     def read(self, model: nn.Module, dtype: torch.dtype = torch.float32) -> tuple[Tensor, list[Tensor]]:
         """The model's blocks as a new vector (D,), and its other buffers, on the CPU."""
@@ -205,17 +211,20 @@ class Binding:
     def __init__(self, model: nn.Module, layout: Layout) -> None:
         tensors = _tensors(model)
         self.layout = layout
-        self._targets = [(tensors[b.name], b.start, b.stop, b.shape) for b in layout.blocks]
+        self._targets = [(tensors[b.name], b.shape) for b in layout.blocks]
+        ends = [*(b.start for b in layout.blocks[1:]), layout.size]
+        self._sizes = [n for b, end in zip(layout.blocks, ends, strict=True) for n in (b.size, end - b.stop)]
         self._own = [tensors[n] for n in layout.own_names]
-        self.parameters = [t for t, *_ in self._targets if isinstance(t, nn.Parameter)]
+        self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.vector: Tensor | None = None
         self.buffers: Sequence[Tensor] = ()
         """The other buffers that are bound, in the order of `own_names`."""
 
     def bind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
         """From now on the model *is* `vector` (D,) and `buffers`: what training writes stands in them."""
-        for tensor, start, stop, shape in self._targets:
-            tensor.data = vector[start:stop].view(shape)
+        blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
+        for (tensor, shape), block in zip(self._targets, blocks, strict=True):
+            tensor.data = block.view(shape)
         for tensor, buffer in zip(self._own, buffers, strict=True):
             tensor.data = buffer
         self.vector, self.buffers = vector, buffers

@@ -54,14 +54,19 @@ class Payload:
         for vector in self.vectors.values():
             item = self.layout.numbers * vector.element_size()
             table += self.layout.bytes_by_layer(self.layout.is_parameter, item, len(KINDS))
-        table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
-        return sum((payload.by_layer for payload in self.further.values()), table)
+        if self.statistics or self.extra:
+            table[-1, 2:] = _bytes(self.statistics), _bytes(self.extra)
+        for payload in self.further.values():
+            table += payload.by_layer
+        return table
 
     @property
     def layers_sent(self) -> np.ndarray:
         """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation behind them."""
-        own = self.layout.layers_in(self.sent)
-        return np.any([own, *(payload.layers_sent for payload in self.further.values())], axis=0)
+        found = self.layout.layers_in(self.sent)
+        for payload in self.further.values():
+            found = found | payload.layers_sent
+        return found
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

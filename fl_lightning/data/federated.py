@@ -90,8 +90,9 @@ class Part(ABC):
         draws = None
         if self._augmentation is not None and augment is not None:
             draws = self._augmentation.draw(len(self), augment)
-        if (first := sum(sizes[: only.indices(len(sizes))[0]])) or only.stop is not None:
-            sizes = sizes[only]
+        start, stop, _ = only.indices(len(sizes))
+        if (start, stop) != (0, len(sizes)):
+            first, sizes = sum(sizes[:start]), sizes[start:stop]
             here = slice(first, first + sum(sizes))
             order = (torch.arange(len(self)) if order is None else order)[here]
             draws = None if draws is None else draws[here]
@@ -115,7 +116,7 @@ class ResidentPart(Part):
         if order is not None:
             order = sent(order, x.device)
             x, y = x[order], y[order]  # keeps the memory format, which pooling on grey images is 7 times faster in
-        return zip(x.split(sizes), y.split(sizes), strict=True)
+        return zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True)
 
 
 class LoadedPart(Part):

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
+
 import numpy as np
 
 
@@ -45,6 +47,7 @@ def split(labels: np.ndarray, test_share: float, rng: np.random.Generator) -> tu
     return np.setdiff1d(np.arange(len(labels)), test, assume_unique=True), test
 
 
+@lru_cache(maxsize=128)  # every epoch of every client asks; what it gives is not to be written to
 def batch_sizes(samples: int, batch_size: int, whole_last: bool) -> list[int]:
     """Samples in each batch of a pass; with `whole_last` no batch of one sample follows another."""
     full, rest = divmod(samples, batch_size)

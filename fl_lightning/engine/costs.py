@@ -8,9 +8,7 @@ runs.
 
 from __future__ import annotations
 
-import contextlib
 import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -86,34 +84,44 @@ class Meter:
 
     It looks at the classifier, which every pass meets, also where a user's step calls the model's parts by itself, and
     for the way back at the features before it, where they train: a loss of features alone never reaches scores.
-    There is one for each module, and never two clients in it at once.
+    There is one for each module, and never two clients in it at once. It is entered several times in a visit: what a
+    pass of a small model takes is much for it.
     """
 
     def __init__(self, module: ClientModule) -> None:
-        self.module, self.on = module, False
         self.forward = self.backward = 0
-        module.head.register_forward_hook(self._passed)  # for good: to hang it up each time takes longer than a pass
+        self._parameters = module.binding.parameters
+        self._client: Client
+        self._cost: SampleCost | None = None
+        self._before = 0
+        hook = module.head.register_forward_hook(self._passed)
+        self._hooks, self._place = module.head._forward_hooks, hook.id
+        hook.remove()  # it hangs there only while it counts: a hook makes every pass of the classifier slower
 
-    @contextlib.contextmanager
-    def of(self, client: Client, cost: SampleCost | None) -> Iterator[None]:
+    def of(self, client: Client, cost: SampleCost | None) -> Meter:
         """Within, count for `client`, whose samples cost `cost`."""
+        self._client, self._cost = client, cost
+        return self
+
+    def __enter__(self) -> None:
         self.forward = self.backward = 0
-        before, self.on = self._versions(), True
-        try:
-            yield
-        finally:
-            self.on = False
-        if cost is None or (not self.backward and self._versions() != before):
+        self._before = self._versions()
+        self._hooks[self._place] = self._passed
+
+    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
+        self._hooks.pop(self._place, None)
+        if kind is not None:
+            return
+        client, cost = self._client, self._cost
+        if cost is None or (not self.backward and self._versions() != self._before):
             client.flops = math.nan  # unknown: steps were taken, and no way back was seen
-        else:
+        elif self.forward or self.backward:
             client.flops += round(cost.forward * self.forward + cost.backward * self.backward)
 
     def _versions(self) -> int:
-        return sum(p._version for p in self.module.binding.parameters)  # each write in place adds one
+        return sum([p._version for p in self._parameters])  # each write in place adds one
 
     def _passed(self, head: nn.Module, inputs: Any, out: Any) -> None:
-        if not self.on:
-            return
         scores = out if isinstance(out, Tensor) else out[0]
         samples = len(scores)
         self.forward += samples

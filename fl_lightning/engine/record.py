@@ -64,11 +64,13 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
     further = further_columns(run)
     parted = [set_apart({"client": r.client, **r.values}, further) for r in found]
     clients = [own for own, _ in parted]
-    for client, table, layers in zip(clients, traffic.sum(axis=2), sent.sum(axis=2), strict=True):
+    by_kind = traffic.sum(axis=2)
+    counted = (by_kind.sum(axis=2).tolist(), by_kind[:, :, 0].tolist(), sent.sum(axis=2).tolist())
+    for client, totals, parameters, layers in zip(clients, *counted, strict=True):
         for way, direction in enumerate(("download", "upload")):
-            client[f"{direction}_bytes"] = int(table[way].sum())
-            client[f"{direction}_parameter_bytes"] = int(table[way, 0])
-            client[f"layers_{direction}ed"] = int(layers[way])
+            client[f"{direction}_bytes"] = totals[way]
+            client[f"{direction}_parameter_bytes"] = parameters[way]
+            client[f"layers_{direction}ed"] = layers[way]
     if run.is_main:
         _say(run, failures, found)
     for client, (_, apart) in zip(clients, parted, strict=True):
@@ -154,15 +156,18 @@ def spread(scores: Sequence[float], metric: Metric) -> dict[str, float]:
 
 def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     """Tensors to numbers, waiting for the device once."""
-    places = [(result, name) for result in results for name, value in result.items() if isinstance(value, Tensor)]
-    values = torch.stack([_wide(result[name]) for result, name in places]).tolist() if places else []
-    for (result, name), value in zip(places, values, strict=True):
+    places: dict[torch.dtype, list[tuple[dict[str, Any], str]]] = {}
+    for result in results:
+        for name, value in result.items():
+            if isinstance(value, Tensor):
+                places.setdefault(value.dtype, []).append((result, name))
+    if not places:
+        return results
+    parts = [torch.stack([result[name] for result, name in ours]) for ours in places.values()]
+    values = torch.cat([part.to(wide(part.device)) for part in parts]).tolist()
+    for (result, name), value in zip((place for ours in places.values() for place in ours), values, strict=True):
         result[name] = value
     return results
-
-
-def _wide(value: Tensor) -> Tensor:
-    return value.to(wide(value.device))
 
 
 def server_bytes(run: Run, server: Server) -> int:

@@ -32,14 +32,15 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
     """
     run, module, outputs = client.run, client.module, client.run.method.outputs
     module.model.eval()
-    right = torch.zeros((), device=run.device)
+    right: Tensor | None = None
     for x, y in part.batches(run.config.evaluation.batch_size):
         with module.cast():
             scores = outputs(client, x, kind)
-            right = right + module.metric.total(scores, y, module.num_classes)
+            total = module.metric.total(scores, y, module.num_classes)
+        right = total if right is None else right + total
         if seen is not None:
             seen.append((scores, y))
-    return right / len(part) if len(part) else right * torch.nan
+    return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
 def measured(kind: str, client: Client, part: Part) -> dict[str, Tensor]:

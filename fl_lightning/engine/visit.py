@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Generator, Iterable
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
 
@@ -90,8 +90,9 @@ class Visit:
         """One phase after the other; the method goes on between them."""
         self.stage = "training"
         rest = iter(phases or ())
+        runs = not isinstance(phases, list | tuple | None)  # between its phases a generator does what it likes
         while True:
-            with self.metered():
+            with self.metered() if runs else nullcontext():
                 phase = next(rest, None)
             if phase is None:
                 return
@@ -132,16 +133,17 @@ class Visit:
             allowed = "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
             raise BadInput(f"{type(run.method).__name__}.slots", slot, allowed)
         result.values |= self.norms(upload)
-        result.traffic = np.stack([download.by_layer, upload.by_layer])
-        result.sent = np.stack([download.layers_sent, upload.layers_sent])
+        result.traffic = np.array((download.by_layer, upload.by_layer))
+        result.sent = np.array((download.layers_sent, upload.layers_sent))
         result.statistics = {k: v.cpu() for k, v in (upload.statistics | upload.extra).items()}
         if run.policy.keeps_received:  # what did not arrive stays stale (KAPC+BLS, Eq. 33)
             copy_columns(state.received[MODEL], upload.vector, client.layout.segments(upload.sent))
         for slot, vector in upload.vectors.items():
             state.received[slot].copy_(vector)
         state.rounds += 1
-        with self.metered():
-            self.worker.client_ended(self.id)
+        if self.worker.observers:
+            with self.metered():
+                self.worker.client_ended(self.id)
         self.sum_up()
 
     def norms(self, upload: Payload) -> dict[str, Tensor]:
@@ -162,9 +164,9 @@ class Visit:
         if kept:
             kept = [torch.linalg.vector_norm(v).to(own.device, wide(own.device)) for v in kept]
             norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(kept))
-        segments = self.client.layout.segments(upload.sent)
         parts = [torch.linalg.vector_norm(v) for v in upload.vectors.values()]
         if upload.vector is not own:
+            segments = self.client.layout.segments(upload.sent)
             parts += [torch.linalg.vector_norm(upload.vector[s.start : s.stop]) for s in segments]
         if parts:
             norms["upload_norm"] = torch.linalg.vector_norm(torch.stack(parts))

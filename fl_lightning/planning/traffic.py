@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 
-from fl_lightning.core.mixing import tiles_at_once
+from fl_lightning.core.mixing import EXCHANGE, tiles_at_once
 from fl_lightning.planning.memory import Setup
 from fl_lightning.planning.setting import cohorts
 
@@ -28,4 +28,5 @@ def traffic(setup: Setup) -> tuple[dict[str, float], int]:
         found["inner products"] = (tiles * away + 2 * setup.layers * (ranks - 1)) * (n * n + n + 1.0) * 8
     found["results"] = len(cohorts(setup.config)[0]) * (RESULT_BYTES + 66.0 * (widest.layers + 1)) * (ranks - 1)
     stripes = math.ceil(tiles / (ranks * tiles_at_once(n, tiles, ranks))) if tiles else 0
-    return found, stripes * (2 + learns) + 3 + 2 * learns
+    back = min(stripes, math.ceil(widest.columns / EXCHANGE)) if setup.policy.one_download else stripes
+    return found, stripes * (1 + learns) + back + 3 + 2 * learns

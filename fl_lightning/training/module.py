@@ -78,7 +78,11 @@ class ClientModule(LightningModule):
         self._masked = False
         self._room: Tensor | None = None
         self._known: tuple[bytes, list[Columns], list[tuple[int, int]], int] = (b"", [], [], 0)
-        self.set_objective(PLAIN)
+        self.objective = PLAIN
+        self.pulled_numbers = 0
+        """How many numbers of the model the objective pulls."""
+        self._terms: Terms | None = None
+        self._adds = False
         self.last = Last()
         """What the last training step came to."""
 
@@ -108,8 +112,10 @@ class ClientModule(LightningModule):
 
     def set_objective(self, objective: Objective) -> None:
         """Train, from now on, down `objective`."""
+        if objective is PLAIN and self.objective is PLAIN:
+            return
         self.objective, self.pulled_numbers = objective, 0
-        self._terms: Terms | None = None
+        self._terms = None
         self._adds = objective.linear is not None or objective.pulls
         if not objective.pulls:
             return

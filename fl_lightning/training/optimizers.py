@@ -33,27 +33,28 @@ class FastSGD:
         self._plain = not (config.momentum or config.weight_decay or config.clip_norm)
         self._momenta: list[Tensor | None] = [None] * len(self.parameters)
         self._trained = [k for k, p in enumerate(self.parameters) if p.requires_grad]
-        self._targets = [self.parameters[k] for k in self._trained]
+        self._targets: list[Tensor] = [self.parameters[k] for k in self._trained]
 
     def step(self, loss: Tensor) -> None:
         """w <- w - lr (clipping, momentum and weight decay as torch has them)."""
         gradients = torch.autograd.grad(loss, self._targets, allow_unused=True)
         config, used = self.config, self._trained
-        parameters: list[Tensor] = list(self._targets)
-        found = list(gradients)
-        if any(g is None for g in gradients):  # parameters that the loss does not reach
-            reached = [k for k, g in enumerate(gradients) if g is not None]
+        parameters = self._targets
+        found: list[Tensor] | tuple[Tensor, ...] = gradients
+        reached = [k for k, g in enumerate(gradients) if g is not None]
+        if len(reached) < len(gradients):
             used, parameters = [used[k] for k in reached], [parameters[k] for k in reached]
-            found = [found[k] for k in reached]
+            found = [gradients[k] for k in reached]
         with torch.no_grad():
             if self._plain:
                 torch._foreach_add_(parameters, found, alpha=-self.lr)
                 return
             if config.clip_norm is not None:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
-                found = list(torch._foreach_mul(found, clip_factor(norm, config.clip_norm)))
+                found = torch._foreach_mul(found, clip_factor(norm, config.clip_norm))
             momenta = [self._momentum(k) for k in used] if config.momentum else []
-            step = direction(parameters, found, momenta, config.weight_decay, config.momentum, config.nesterov)
+            decay = config.weight_decay
+            step = direction(parameters, list(found), momenta, decay, config.momentum, config.nesterov)
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
     def _momentum(self, k: int) -> Tensor:

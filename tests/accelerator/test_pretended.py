@@ -215,10 +215,7 @@ def waits(fit: Fit, name: str, flags: str) -> int:
         "--method kapc",
         "--method ditto --optimizer.momentum 0.9 --optimizer.keep_state true",
         "--method kapc --callbacks layerselection,quantize --callbacks.layerselection.mu 0.5",
-        pytest.param(
-            "--method fedavg --fabric.executor vmap",
-            marks=pytest.mark.xfail(reason="vmap waits 14 times with 3 epochs, 10 with 1", strict=True),
-        ),
+        "--method fedavg --fabric.executor vmap",
         "--method fedavg --fabric.executor graph",
     ],
     ids=["fedavg", "kapc", "kept", "selected", "vmap", "graph"],

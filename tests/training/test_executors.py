@@ -544,6 +544,16 @@ def test_auto_changes_no_number_and_is_remembered(
             choose(again)
 
 
+@pytest.mark.parametrize(("loop", "vmap", "best"), [(1.0, 2.1, "loop"), (1.0, 0.95, "loop"), (1.0, 0.85, "vmap")])
+def test_auto_takes_nothing_that_it_has_measured_to_be_slower(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, loop: float, vmap: float, best: str
+) -> None:
+    monkeypatch.setattr(choice, "seconds_by_client", lambda *_: {"loop": loop, "vmap": vmap})
+    fed = named(federation(FedAvg()), "auto")
+    choose(fed)
+    assert first(fed).executor.name == best
+
+
 def test_steps_that_are_not_measured_count_too() -> None:
     """By hand: one client has 40 batches, three have 2, and 4 of each are measured at most."""
     assert choice.more_steps([2, 3, 4], 1) == choice.more_steps([2, 3, 4], 3) == 1

@@ -11,6 +11,7 @@ from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core.phase import Batch, Fit
+from fl_lightning.device import sent
 from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob
 from fl_lightning.training.executors.stack import Stacked
 from fl_lightning.training.module import ClientModule
@@ -135,7 +136,7 @@ def laid_out(
             weight[slot, k, : len(labels)] = 1 / len(labels)
     device = like.device
     shaped = x.unflatten(1, (count, size)), y.unflatten(1, (count, size))
-    return *shaped, weight.to(device), active.to(device)
+    return *shaped, sent(weight, device), sent(active, device)
 
 
 def _runs(found: Sequence[Batch], size: int) -> Iterator[tuple[int, Sequence[Batch]]]:
