@@ -98,7 +98,6 @@ class Joined(dist.ProcessGroup):
 
 def main() -> int:
     """As `fl-train`, and 1 where memory was raced for."""
-    os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # the recorder asks for a backend in C++, which it has not
     install(StreamBackend)
     dist.Backend.register_backend("pretended_ccl", Joined, devices=[NAME])
     from fl_lightning.cli import main as fl_train

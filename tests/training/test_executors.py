@@ -548,7 +548,7 @@ def test_auto_changes_no_number_and_is_remembered(
 def test_auto_takes_nothing_that_it_has_measured_to_be_slower(
     federation: Make, monkeypatch: pytest.MonkeyPatch, loop: float, vmap: float, best: str
 ) -> None:
-    monkeypatch.setattr(choice, "seconds_by_client", lambda *_: {"loop": loop, "vmap": vmap})
+    monkeypatch.setattr(choice, "_measured", lambda contest: {"loop": loop, "vmap": vmap})
     fed = named(federation(FedAvg()), "auto")
     choose(fed)
     assert first(fed).executor.name == best
