@@ -208,7 +208,7 @@ class FederatedData:
         self.test_sizes = [len(index) for index in shares[2]]
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
-        """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one class."""
+        """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
