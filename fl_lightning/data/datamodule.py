@@ -61,10 +61,10 @@ def _source(name: str, module: Any, train: list[Any], test: list[Any] | None) ->
     check(
         "data.source",
         name,
-        not tokens or vocabulary,
+        not tokens or vocabulary > 0,
         "whole numbers are tokens: its attribute vocabulary must count them",
     )
-    made = Source(*pools, names, clients) if len(pools) == 2 else split_source(pools[0], names, clients)
+    made = Source(pools[0], pools[1], names, clients) if len(pools) == 2 else split_source(pools[0], names, clients)
     return Source(made.train, made.test, names, clients, vocabulary=vocabulary)
 
 

@@ -140,7 +140,7 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
     for name, part in parts.items():
         made = []
         for column in columns:
-            rows = []
+            rows: list[np.ndarray] = []
             for row, cell in enumerate(part[column], 1):
                 try:
                     numbers = np.asarray(cell, np.float64).ravel()

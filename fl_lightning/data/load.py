@@ -133,7 +133,7 @@ def _made_up_text(name: str, data: DataConfig, clients: int) -> Source:
         labels = tokens[:, 1:] if name == "text" else np.arange(size) % MADE_UP_TOKENS
         pools.append(replace(Pool.of(tokens[:, :-1], labels), groups=np.arange(size) % clients))
     names, groups = [str(token) for token in range(MADE_UP_TOKENS)], [str(group) for group in range(clients)]
-    return Source(*pools, names, groups, vocabulary=MADE_UP_TOKENS)
+    return Source(pools[0], pools[1], names, groups, vocabulary=MADE_UP_TOKENS)
 
 
 def shape_of(name: str) -> tuple[tuple[int, ...], int] | None:

@@ -93,7 +93,7 @@ def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode]:
     tokenizer.pre_tokenizer = Whitespace()
     trainer = WordPieceTrainer(vocab_size=size, special_tokens=["<unknown>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
-    names = [tokenizer.id_to_token(number) for number in range(tokenizer.get_vocab_size())]
+    names = [str(tokenizer.id_to_token(number)) for number in range(tokenizer.get_vocab_size())]
     return names, lambda text: tokenizer.encode(text).ids
 
 

@@ -77,8 +77,8 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
         {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in failures
     ]
     view, layers = server.relation_view(), run.layer_names
-    if (found := agreement(view, run.data.groups)) is not None:
-        metrics["rand_index"] = found
+    if (agreed := agreement(view, run.data.groups)) is not None:
+        metrics["rand_index"] = agreed
     return RoundRecord(server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
 
 
