@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from torch import nn
 
@@ -69,7 +69,8 @@ def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
     targets = targets_of(model, config.targets, head)
     said = config.targets if config.targets is not None else "null"
     check("model.adapters.targets", said, bool(targets), "the model has no such module beside its classifier")
-    lora = LoraConfig(r=config.rank, lora_alpha=config.alpha, lora_dropout=config.dropout, target_modules=targets)
+    alpha = cast(int, config.alpha)  # a scale, whatever its type says
+    lora = LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets)
     try:
         inject_adapter_in_model(lora, model)
     except ValueError as error:  # of a module of a kind that it does not know
