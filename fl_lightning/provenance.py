@@ -46,6 +46,11 @@ def keep(folder: Path, config: Config) -> None:
         shutil.copyfile(source, folder / "source" / source.name)
 
 
+def look() -> None:
+    """Look up what all runs that this process, and those forked from it, will start have in common."""
+    _installed(), _git(os.getcwd()), _machine()
+
+
 def now() -> str:
     """The date and time here, to the second."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")

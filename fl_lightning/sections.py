@@ -17,6 +17,7 @@ _BEGINNINGS = {
     "training": ("train_loss", "coaching_loss", "objective", "gradient_norm_"),
     "privacy": ("privacy_",),
     "clients": ("clients_",),
+    "newcomers": ("newcomer_",),
 }
 """Sections of columns that are no scores, by how those begin."""
 _AT_THE_END = ("best_", "last_", "final_", "validation_", "mean_best_")

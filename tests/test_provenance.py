@@ -5,9 +5,12 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import NoReturn
 
 import pytest
+import yaml
 
 import fl_lightning
 from fl_lightning import provenance
@@ -68,3 +71,22 @@ def test_every_start_is_kept_with_code_command_and_versions(
 
 def test_where_there_is_no_repository_none_is_claimed(tmp_path: Path) -> None:
     assert provenance._git(str(tmp_path)) is None
+
+
+def test_what_all_runs_of_a_process_share_is_read_once(
+    fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each of a study's short runs takes as long beside its rounds as in them."""
+    fit("a", "--federation.rounds 1")
+
+    def again(*args: object, **flags: object) -> NoReturn:
+        raise AssertionError("it was read anew")
+
+    monkeypatch.setattr("sklearn.datasets.load_digits", again)
+    monkeypatch.setattr(provenance, "distributions", again)
+    monkeypatch.setattr(provenance.subprocess, "run", again)
+    monkeypatch.setattr("lightning.fabric.utilities.registry.entry_points", again)
+    if yaml.__with_libyaml__:
+        monkeypatch.setattr("yaml.emitter.Emitter.emit", again)  # Python's own
+    folder = fit("b", "--federation.rounds 1")
+    assert (folder / "environment.txt").read_text() and (folder / "summary.json").is_file()
