@@ -17,6 +17,8 @@ from fl_lightning.rng import numpy_rng
 TINY = 1e-3
 """A vector so much shorter than the longest has no direction that inner products of 32 bits could tell: they round at
 some 1e-7 of the squared lengths. What a client has changed that has not uploaded yet is 0, but for that."""
+WEAKEST = 1e-9
+"""A pull that decides nothing but between cosines that differ by less than it: numbers of 64 bits bear its inverse."""
 
 
 def cosines(G: Tensor) -> Tensor:
@@ -70,7 +72,7 @@ class CollaborationGraph(Relation):
     has changed in the clients' parameters since the initial model.
 
     Args:
-        alpha: pull towards p.
+        alpha: pull towards p. 0: none, a row is as with `WEAKEST`: on the most alike, among equals by p.
         near: a cosine above it counts as 1.
         mixes: as in `Attention`.
     """
@@ -86,7 +88,7 @@ class CollaborationGraph(Relation):
         alike = cosines(inputs.gram("initial").total().full[0])
         alike = torch.where(alike > self.near, torch.ones_like(alike), alike)
         shares = inputs.samples / inputs.samples.sum()
-        return to_simplex(shares + alike / (2 * self.alpha))[inputs.places][None]
+        return to_simplex(shares + alike / (2 * max(self.alpha, WEAKEST)))[inputs.places][None]
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Sums over layers, cosines and the projection (sorting aside)."""

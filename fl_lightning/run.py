@@ -33,8 +33,8 @@ from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
-from fl_lightning.engine.joining import rule_of
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
@@ -71,14 +71,14 @@ def export(config: Config, folder: Path, client: int, out: Path, which: Literal[
     return _launch(single, _export, folder, client, out, which)
 
 
-def join(config: Config, folder: Path, data: str, out: Path, rounds: int | None) -> dict[str, Any]:
-    """Write a model for a client that was not in the run of `folder`, whose data are in the npz file `data`.
+def join(config: Config, folder: Path, *asked: Any) -> dict[str, Any]:
+    """Write a model for a client that was not in the run of `folder`; nothing in the folder is written to.
 
-    Nothing in the run folder is written to. Returns what `export` returns, whether the data are `labelled`, and the
-    accuracy on test data where there are any: as received, and after training.
+    `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what `export` returns,
+    whether the data are `labelled`, and the accuracy on test data where there are any: as received, and after training.
     """
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return _launch(single, _join, folder, data, out, rounds)
+    return _launch(single, _join, folder, *asked)
 
 
 # ---------------------------------------------------------------- on every rank
@@ -146,19 +146,18 @@ def _export(
     return {"kind": kind, **_written(fed, client, vector, buffers, out)}
 
 
-def _join(fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int | None) -> dict[str, Any]:
+def _join(
+    fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int | None, model: str | None
+) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
+    group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
     new, labelled = from_file(fed.run.data, data, config.data.validation if rounds else 0.0, config.seed, fed.run.dtype)
-    vector, buffers, scores = join_client(fed.worker, new, labelled, rounds)
-    return {
-        "kind": "after" if labelled and rounds else "before",
-        "labelled": labelled,
-        "rule": rule_of(fed.run, fed.run.groups[0]).says,
-        **scores,
-        **_written(fed, 0, vector, buffers, out),  # all run the one architecture
-    }
+    vector, buffers, scores = join_client(fed.worker, new, labelled, rounds, group)
+    kind, rule = "after" if labelled and rounds else "before", rule_of(fed.run, group).says
+    written = _written(fed, group.members[0], vector, buffers, out)  # whoever runs the same architecture
+    return {"kind": kind, "labelled": labelled, "rule": rule, **scores, **written}
 
 
 def _written(

@@ -316,7 +316,7 @@ def test_every_method_stands_in_the_table_of_costs(script: Load) -> None:
     assert set(table(DOCS.read_text(), script)) == set(catalogue.table("methods"))
 
 
-@pytest.mark.sampled("[fedavg]", "[fedcp]")
+@pytest.mark.sampled("[fedavg]")
 @pytest.mark.parametrize("name", catalogue.table("methods"))
 def test_the_table_of_costs_is_what_a_round_counts(script: Load, name: str) -> None:
     """Within the digits that are shown, and 5 %: how often a solver or a search goes on depends on rounding."""

@@ -48,7 +48,7 @@ def test_what_it_resolves_to_can_be_fed_back(
     assert [path.name for path in tmp_path.iterdir()] == ["again.yaml"]
 
 
-@pytest.mark.sampled("kapc_digits", "fedora_digits", "ktpfl_digits", "ditto_digits")
+@pytest.mark.sampled("kapc_digits", "ktpfl_digits")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_runs_without_data_and_without_a_network(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -71,6 +71,7 @@ def test_it_runs_without_data_and_without_a_network(
 # ---------------------------------------------------------------- studies
 
 
+@pytest.mark.slow
 def test_the_study_of_switches_is_about_each_one_alone() -> None:
     """Every row resolves; each method is there as it is, and every other row of it is another run."""
     file = FOLDER / "studies" / "digits" / "switches.yaml"

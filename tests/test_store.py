@@ -158,7 +158,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 }
 
 
-@pytest.mark.sampled("late")
+@pytest.mark.sampled("kept", "prototypes-late", "kapc-late", "many")
 @pytest.mark.parametrize("place", ["host", "late"])
 @pytest.mark.parametrize("name", VARIANTS)
 def test_no_number_depends_on_where_vectors_lie(federation: Make, tmp_path: Path, name: str, place: str) -> None:

@@ -123,7 +123,7 @@ def join(argv: list[str]) -> None:
     check("rounds", values.rounds, values.rounds is None or values.rounds >= 0, "it must be 0 or more")
     from fl_lightning.run import join as engine
 
-    facts = engine(config, folder, values.data, out, values.rounds)
+    facts = engine(config, folder, values.data, out, values.rounds, values.architecture)
     text = _snippet(config, folder, "a new client", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")

@@ -115,7 +115,7 @@ def compare_parser() -> ArgumentParser:
 
 
 def join_parser() -> ArgumentParser:
-    """`--run`, `--data`, `--out`, `--rounds`."""
+    """`--run`, `--data`, `--out`, `--rounds`, `--architecture`."""
     parser = _parser("join", "Give a new client a personalised model from a finished run, which stays as it is.")
     parser.add_argument("--run", type=str, required=True, metavar="DIR", help="The run folder.")
     parser.add_argument(
@@ -125,6 +125,8 @@ def join_parser() -> ArgumentParser:
     parser.add_argument("--out", type=str, required=True, metavar="FILE.safetensors", help="The file to write.")
     text = "How many times local_epochs a labelled client trains; null: the run's evaluation.newcomer_rounds."
     parser.add_argument("--rounds", type=int | None, default=None, help=text)
+    text = "Its architecture, where clients run several: its name, or where that is not one's alone its place from 0."
+    parser.add_argument("--architecture", type=str | None, default=None, metavar="NAME", help=text)
     return parser
 
 

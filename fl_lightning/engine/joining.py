@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, client_memory
+from fl_lightning.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, Run, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData, Part, ResidentPart
@@ -48,20 +49,33 @@ def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: Mo
         new: the client's data.
         labelled: whether its labels mean anything.
         rounds: that it takes part in, where it has labels.
-        group: the clients of its architecture; None: the only one.
+        group: the clients of its architecture; None: the first.
 
     Raises:
-        BadInput: there is no model for such a client, or several architectures.
+        BadInput: there is no model for such a client.
     """
     run = worker.run
-    if group is None and len(run.groups) > 1:
-        names = [g.name for g in run.groups]
-        raise BadInput("run", str(run.folder), f"its clients run {', '.join(names)}: whose model to give is open")
     group = group or run.groups[0]
     if not comes_to_a_model(rule_of(run, group), labelled and rounds > 0):
         allowed = f"{run.method_name} gives a new client no model: it can but train its own, with labels"
         raise BadInput("run", str(run.folder), allowed)
     return _Newcomer(worker, new, labelled, group).joined(rounds)
+
+
+def architecture(run: Run, model: str | None) -> ModelGroup:
+    """The clients whose architecture is called so, or stands at that place; None: the only one.
+
+    Raises:
+        BadInput: `architecture`: there is none, or are several.
+    """
+    names = [group.name for group in run.groups]
+    if model is None and len(names) == 1:
+        return run.groups[0]
+    known = {str(k): group for k, group in enumerate(run.groups)}
+    known |= {name: group for name, group in zip(names, run.groups, strict=True) if names.count(name) == 1}
+    allowed = f"clients run {', '.join(names)}: name its own, or give its place from 0"
+    check("architecture", model, model in known, allowed)
+    return known[str(model)]
 
 
 def newcomers(worker: Worker) -> dict[str, Any]:

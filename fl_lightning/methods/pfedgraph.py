@@ -18,7 +18,7 @@ from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.server import Server
 from fl_lightning.knowledge.alignment import alignment, mean_directions
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import PositiveFloat, Range
+from fl_lightning.ranges import NonNegativeFloat, Range
 from fl_lightning.search import LogRange, searched
 
 
@@ -30,7 +30,7 @@ class PFedGraph(Method):
     Client: f(w) - lam <w, u_i> / ||w||, u_i = sum_j r_ij w_j / ||w_j||: lam times the mean cosine with its neighbours.
 
     Args:
-        alpha: pull of the graph towards p. 0.8: the authors' code.
+        alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client trains alone.
         lam: weight of the cosine. 0.01: the authors' code, which adds it, where the paper subtracts it: below 0 here.
         near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
         mixes: whose models are mixed: of all that have been `heard` so far, `known` (who has not been counts with the
@@ -41,7 +41,7 @@ class PFedGraph(Method):
     judge = "after"
     several = False
 
-    alpha: PositiveFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
+    alpha: NonNegativeFloat = searched(0.8, LogRange(0.08, 8), "a decade around the authors'")
     lam: Annotated[float, Range(-FLOAT32, FLOAT32)] = searched(
         0.01, LogRange(0.001, 0.1), "a decade around the authors'"
     )

@@ -35,6 +35,7 @@ def told(capsys: pytest.CaptureFixture[str]) -> dict[str, str]:
 # ---------------------------------------------------------------- test
 
 
+@pytest.mark.sampled("[]", "fedavg", "finetuned")
 @pytest.mark.parametrize(
     "flags",
     [
@@ -210,7 +211,7 @@ NEEDS = {
 """What some ask for beyond their name."""
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("[fedavg]", "[kapc]", "[ktpfl]")
 @pytest.mark.parametrize("method", table("methods"))
 def test_every_method_runs_and_learns_on_the_shipped_config(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], method: str
@@ -225,6 +226,7 @@ def test_every_method_runs_and_learns_on_the_shipped_config(
     assert all(sent) if method != "local" else not any(sent)
 
 
+@pytest.mark.sampled("attack", "fixedrate", "krum", "layerselection", "topk")  # the others are in other tests
 @pytest.mark.parametrize("callback", table("callbacks"))
 def test_every_shipped_callback_can_be_named(
     fit: Callable[..., Path], table: Callable[..., list[dict[str, str]]], callback: str
@@ -399,3 +401,18 @@ def test_without_wandb_s_variable_nothing_waits_for_a_key(
     monkeypatch.setenv("HOME", str(workplace))  # no key in a .netrc either
     done = command("fit --config kapc_digits --smoke --loggers.tensorboard null --fabric.accelerator cpu")
     assert "W&B: offline, since no API key is known" in done.stderr
+
+
+def test_join_where_clients_run_several_architectures(
+    fit: Callable[..., Path], refused: Callable[..., str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The one that is named, or the one at a place; without either it says which there are."""
+    fit("a", "--config ../mixed.yaml --federation.clients 5 --federation.rounds 1 --method fedavg")
+    np.savez("new.npz", x_train=np.zeros((30, 8, 8), np.uint8), y_train=np.arange(30) % 10)
+    for name, architecture in (("mlp", "MLP("), ("1", "Normed(")):
+        capsys.readouterr()
+        assert main(f"join --run runs/a --data new.npz --out {name}.safetensors --architecture {name}".split()) == 0
+        assert f"model = {architecture}" in capsys.readouterr().out
+    for words, value in (("", "None"), (" --architecture cnn", "'cnn'"), (" --architecture 2", "'2'")):
+        said = refused(f"join --run runs/a --data new.npz --out other.safetensors{words}")
+        assert said.startswith(f"architecture: {value} ") and "mlp, normed" in said

@@ -119,6 +119,7 @@ def test_export_of_a_client_that_does_not_exist(fit: Callable[..., Path], refuse
     assert refused("export --run runs/a --client -1 --out m.safetensors").startswith("client: -1 ")
 
 
+@pytest.mark.sampled("hidden", "fedavg")
 @pytest.mark.parametrize(
     ("flags", "begins"),
     [

@@ -192,7 +192,7 @@ def test_a_table_that_outgrows_what_the_system_allows(whole: Any) -> None:
 # ---------------------------------------------------------------- the checkpoint
 
 
-@pytest.mark.sampled("cut-rows", "flipped-server", "gone-manifest")
+@pytest.mark.sampled("flipped-server")
 @pytest.mark.parametrize("what", ["rows/client-*-round-00006*", "server-round-00006*", "manifest-round-00006*"])
 @pytest.mark.parametrize("how", ["cut", "flipped", "gone"])
 def test_a_damaged_checkpoint_is_passed_over(what: str, how: str, whole: Any) -> None:
@@ -246,7 +246,7 @@ def test_a_table_with_a_hole_is_not_continued() -> None:
 # ---------------------------------------------------------------- ranks
 
 
-@pytest.mark.sampled("[0]")
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_dies_is_named(rank: int) -> None:
     several = ranks(2, line("a", SLOW), Path("said"))
@@ -262,6 +262,7 @@ def test_a_rank_that_dies_is_named(rank: int) -> None:
     assert [row["round"] for row in record(Path("runs/a")).metrics] == ["1", "2", "3", "4"]
 
 
+@pytest.mark.sampled("[0]")
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_named(rank: int) -> None:
     several = ranks(2, line("a", f"{SLOW} --fabric.timeout 5"), Path("said"))
@@ -278,6 +279,7 @@ def test_a_rank_that_hangs_is_named(rank: int) -> None:
     assert said == f"rank {rank} gave no sign of life for 5 s; the run can be continued with --resume"
 
 
+@pytest.mark.slow
 def test_a_rank_with_a_full_disk_is_told_from_one_that_died() -> None:
     several = ranks(2, line("a", SLOW), Path("said"), strike("fsync before row", 2, refuse), rank=1)
     assert [a.wait() for a in several] == [1, 1]

@@ -308,6 +308,7 @@ def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: P
     )  # it is not written over
 
 
+@pytest.mark.sampled("classes")
 @pytest.mark.parametrize(
     ("arrays", "said"),
     [

@@ -162,7 +162,7 @@ def test_pfedgraph_between_fedavg_and_local(federation: Make, net: str) -> None:
     """INV1: without the cosine and with a strong pull FedAvg's models; with none at all local's, bit for bit."""
     graph, fedavg, alone, local = (
         run_all(federation(m, net=net, rounds=3, evaluation={"judge": "after"}))
-        for m in (PFedGraph(1e9, 0.0), FedAvg(), PFedGraph(1e-9, 0.0), Local())
+        for m in (PFedGraph(1e9, 0.0), FedAvg(), PFedGraph(0.0, 0.0), Local())
     )
     for a, b in zip(models(graph), models(fedavg), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-5)
@@ -336,7 +336,7 @@ def test_products_of_changes_and_models(federation: Make) -> None:
 @pytest.mark.parametrize(
     ("make", "key"),
     [
-        (lambda: PFedGraph(alpha=0.0), "alpha"),
+        (lambda: PFedGraph(alpha=-1.0), "alpha"),
         (lambda: PFedGraph(lam=float("nan")), "lam"),
         (lambda: PFedGraph(near=2.0), "near"),
         (lambda: HeurFedAMP(self_weight=1.5), "self_weight"),

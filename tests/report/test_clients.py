@@ -134,6 +134,7 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
     assert 'id="share-0"' not in page
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
 def test_charts_become_files_that_are_the_same_every_time(
     kind: str, make_run: MakeRun, tmp_path: Path, monkeypatch, capsys

@@ -147,6 +147,7 @@ SETTINGS: dict[str, dict[str, Any]] = {
 }
 
 
+@pytest.mark.sampled("pulled-")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("method", [FedAvg(), FedProx(mu=0.7)], ids=["free", "pulled"])
 def test_they_agree_with_the_loop(federation: Make, method: Method, settings: dict[str, Any]) -> None:
@@ -419,7 +420,7 @@ PLAIN_STEPS = ("APFL", "PFedMe", "PerFedAvg", "SCAFFOLD")
 """Methods that refuse an optimiser with a memory."""
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("KAPC-0.5", "FedRep-0.5", "Ditto-1.0", "FedHKD-0.5")
 @pytest.mark.parametrize("participation", [1.0, 0.5])
 @pytest.mark.parametrize("method", every_method(), ids=lambda method: type(method).__name__)
 def test_every_method_agrees_with_the_loop(
@@ -585,6 +586,7 @@ def phase_jobs(fed: Federation, *, masks: str, keep: bool = False, linear: bool 
     return jobs
 
 
+@pytest.mark.sampled("mixed-", "none-plain")
 @pytest.mark.parametrize("settings", SETTINGS.values(), ids=SETTINGS)
 @pytest.mark.parametrize("masks", ["none", "alike", "mixed"])
 def test_phases_agree_with_the_loop(federation: Make, masks: str, settings: dict[str, Any]) -> None:
