@@ -37,6 +37,7 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.channel import Wireless
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
+from fl_lightning.callbacks.ledger import Ledger
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.config import Component
 from fl_lightning.core.payload import KINDS, Payload
@@ -58,6 +59,7 @@ STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
 SERVER_PAIRS = {10: 10, 30: 6, 100: 3}
 LENGTH = 200
 """Rounds of a run with callbacks, of which some are drawn."""
+KEPT = "the same with run folder, checkpoint, pictures and progress"
 START_GOAL = 5.0  # seconds
 
 
@@ -114,11 +116,9 @@ def against_bare(workload: Workload, pairs: int) -> list[Row]:
     scale = workload.rounds_at_once
     return [
         compared(workload.name, what, seconds["engine"], f"bare loop ({floor})", seconds[floor], scale, goal, note),
-        compared(
-            workload.name, "the same with run folder, checkpoint, pictures and progress", seconds["kept"],
-            f"bare loop ({floor})", seconds[floor], scale,
-        ),
-    ]  # fmt: skip
+        compared(workload.name, KEPT, seconds["kept"], f"bare loop ({floor})", seconds[floor], scale),
+        compared(workload.name, f"{KEPT}, beside none", seconds["kept"], what, seconds["engine"], scale, "<= 1.25"),
+    ]
 
 
 def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -> float:
@@ -144,7 +144,7 @@ def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -
 
 def callbacks(folder: Path) -> list[Callback]:
     """What `fl-train fit` hangs on a run unless told otherwise, in its order."""
-    return [Heatmaps(), Progress(), Keeper(RunFolder(folder)), Checkpoint()]
+    return [Heatmaps(), Ledger(), Progress(), Keeper(RunFolder(folder)), Checkpoint()]
 
 
 def saving(workload: Workload, pairs: int) -> list[Row]:

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, NamedTuple
@@ -35,7 +35,7 @@ CHEAP = 20
 class Checkpoint(Observer):
     """Saves the run, so that it can be resumed: a run that is killed loses the rounds since the last checkpoint.
 
-    The first and the last round are always saved (with `every`, the first that it names).
+    The last round is always saved. A run that is killed before its first checkpoint begins again.
 
     Args:
         every: rounds between checkpoints, at least. 1: rounds that take long are saved one by one.
@@ -44,8 +44,9 @@ class Checkpoint(Observer):
             the greatest `mean_accuracy`, which looks at test data. A round better than all that are saved is saved
             before its time where that is cheap, so that saving takes a twentieth of a run at most. Which round it is:
             `best_checkpoint_round` in `summary.json`.
-        seconds: between checkpoints, at least, whatever rounds take. 10: rounds of milliseconds would cost more to save
-            than to run, and nobody minds running ten seconds again. 0: every round that `every` names.
+        seconds: between checkpoints, and from the start to the first, at least, whatever rounds take. 10: rounds of
+            milliseconds would cost more to save than to run, and nobody minds running ten seconds again. 0: every round
+            that `every` names.
     """
 
     every: int = 1
@@ -53,9 +54,9 @@ class Checkpoint(Observer):
     best: bool = True
     seconds: float = 10.0
     _saved_at: float | None = field(default=None, init=False, repr=False)
-    """When this process last saved."""
-    _took: float = field(default=0.0, init=False, repr=False)
-    """Seconds that this took."""
+    """When this process last saved, or began."""
+    _took: float = field(default=0.1, init=False, repr=False)
+    """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
     _last: Manifest | None = field(default=None, init=False, repr=False)
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
     """Manifests in the folder, by round, once it has been looked through."""
@@ -67,7 +68,8 @@ class Checkpoint(Observer):
         check("callbacks.checkpoint.seconds", self.seconds, fine, "it must be 0 or more")
 
     def on_fit_start(self, run: Run) -> None:
-        """Look up which files hold the clients that the run was resumed with."""
+        """Look at the clock, and look up which files hold the clients that the run was resumed with."""
+        self._saved_at = time.monotonic()
         if run.resumed_from:
             self._last = disk.read_manifest(run.folder / "checkpoints", run.resumed_from)
 
@@ -93,6 +95,14 @@ class Checkpoint(Observer):
         greatest = disk.best(kept.values())
         if greatest is not None:
             summary["best_checkpoint_round"] = greatest
+
+    def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
+        """Whether a run that was broken off with these `rows` of metrics.csv may have no checkpoint yet.
+
+        Of the last row's round nothing is known; of those before, all that were due would have been saved.
+        """
+        due = len(rows) - 1 - (len(rows) - 1) % self.every
+        return due <= 0 or sum(row["seconds"] for row in rows[:due]) < self.seconds
 
     def _due(self, run: Run, round: int, score: float | None) -> bool:
         """Whether a round is saved: the same on every rank, by rank 0's clock and what it has kept."""

@@ -23,6 +23,7 @@ class Progress(Observer):
 
     def __init__(self) -> None:
         self._rows: list[Row] = []
+        self._judged: list[Row] = []  # the best judged round and the last: a line must not cost more the more there are
         self._summary: dict[str, Any] | None = None
         self._console = Console(stderr=True)
         self._bar: Bar | None = None
@@ -34,12 +35,16 @@ class Progress(Observer):
         if not run.is_main:
             return
         if run.resumed_from:
-            self._rows = [row for row in RunFolder(run.folder).read_metrics() if row["round"] <= run.resumed_from]
+            for row in RunFolder(run.folder).read_metrics():
+                if row["round"] <= run.resumed_from:
+                    self._add(row)
         if self._console.is_terminal:
             note, left = TextColumn("{task.fields[note]}"), TimeRemainingColumn()
             line = (TextColumn("{task.description}"), BarColumn(bar_width=None), note, left)
             self._bar = Bar(*line, console=self._console, expand=True)
-            self._task = self._bar.add_task("", total=run.rounds, completed=run.resumed_from, note=_so_far(self._rows))
+            self._task = self._bar.add_task(
+                "", total=run.rounds, completed=run.resumed_from, note=_so_far(self._judged)
+            )
             self._bar.start()
 
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
@@ -58,16 +63,22 @@ class Progress(Observer):
         """Show what the round brought."""
         if not run.is_main:
             return
-        self._rows.append({"round": record.round, **record.metrics})
+        self._add({"round": record.round, **record.metrics})
         if self._bar is not None:
-            self._bar.update(self._task, completed=record.round, note=_so_far(self._rows))
+            self._bar.update(self._task, completed=record.round, note=_so_far(self._judged))
         else:
             judged = of_rows([record.metrics]).of("mean") in record.metrics
-            accuracy = _so_far(self._rows) if judged else "not judged"
+            accuracy = _so_far(self._judged) if judged else "not judged"
             loss, seconds = record.metrics.get("train_loss"), record.metrics["seconds"]
             trained = "no steps" if loss is None else f"loss {loss:.4f}"
             line = f"round {record.round}/{run.rounds}: {accuracy}, {trained}, {seconds:.1f} s"
-            self._print(self._console, line)
+            print(line, file=self._console.file, flush=True)
+
+    def _add(self, row: Row) -> None:
+        self._rows.append(row)
+        if of_rows([row]).of("mean") in row:
+            _, at = best(both := [*self._judged, row])
+            self._judged = [next((one for one in both if one["round"] == at), row), row]
 
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
         """Keep the summary, which others may still add to."""

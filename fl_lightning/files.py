@@ -7,7 +7,8 @@ import fcntl
 import os
 import socket
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import IO
 
@@ -15,6 +16,8 @@ from safetensors import SafetensorError
 
 from fl_lightning.errors import MachineFailed
 
+AT_ONCE = 8
+"""Files flushed at a time: a disk takes 100 small ones in a tenth of the time that one by one needs."""
 _ENDING = 30.0  # seconds that the processes of a dead one may take to end: torch's own patience with them
 
 
@@ -69,6 +72,17 @@ def flush(path: Path) -> None:
         os.fsync(handle)
     finally:
         os.close(handle)
+
+
+def flush_all(paths: Iterable[Path]) -> None:
+    """Wait until the disk has all of these, some at a time. Raises `RunFailed` if it refuses one."""
+
+    def one(path: Path) -> None:
+        with writing(path):
+            flush(path)
+
+    with ThreadPoolExecutor(AT_ONCE) as pool:
+        list(pool.map(one, paths))
 
 
 class Taken(Exception):

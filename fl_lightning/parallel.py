@@ -117,6 +117,15 @@ class TorchAccelerator(Accelerator):
         return device.here() or "cpu"
 
 
+class _Fabric(Fabric):
+    """Fabric that does not look for callbacks of other packages: nobody would call them, and to find them it reads what
+    all installed packages say of themselves, anew for each of a study's runs."""
+
+    @staticmethod
+    def _configure_callbacks(callbacks: Any) -> list[Any]:
+        return list(callbacks or [])
+
+
 def fabric_of(
     kind: str, precision: Any, devices: int = 1, num_nodes: int = 1, start_method: Literal["popen", "spawn"] = "spawn"
 ) -> Fabric:
@@ -140,7 +149,7 @@ def fabric_of(
         except (RuntimeError, ValueError, NotImplementedError) as error:
             allowed = f"{kind} cannot scale losses ({error}): bf16-mixed, 32-true".replace("\n", " ")
             raise BadInput("fabric.precision", precision, allowed) from error
-    return Fabric(
+    return _Fabric(
         accelerator=TorchAccelerator() if ours else kind,
         devices=devices,
         num_nodes=num_nodes,

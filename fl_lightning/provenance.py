@@ -56,6 +56,11 @@ def ended(folder: Path) -> None:
     _write(file, json.dumps(starts, indent=1) + "\n")
 
 
+def look() -> None:
+    """Look up what all runs that this process, and those forked from it, will start have in common."""
+    _installed(), _git(os.getcwd()), _machine()
+
+
 def name_of(config: Config, stem: str = "") -> str:
     """What a run is called: method, data and seed. `stem`, which says the method and no other data, comes first."""
     root = Path(config.data.root or "")

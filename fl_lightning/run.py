@@ -101,10 +101,11 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers, *saver])
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
-    elif resume:
-        every = next((c.every for c in saver if isinstance(c, Checkpoint)), 0)
-        if len(keeper.folder.read_metrics()) > every:  # more than the rounds before a first checkpoint
+    elif resume and (rows := keeper.folder.read_metrics()):
+        if not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in saver):
             raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
+        if fed.run.is_main and len(rows) > 1:
+            print("resume: the run was broken off before its first checkpoint; it begins again", file=sys.stderr)
     keeper.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()

@@ -20,7 +20,7 @@ import numpy as np
 
 from fl_lightning import metric as metrics
 from fl_lightning.errors import BadInput
-from fl_lightning.files import atomic_write, flush, writing
+from fl_lightning.files import atomic_write, flush_all, writing
 from fl_lightning.record import KINDS, RelationView, RoundRecord
 
 Row = dict[str, float]
@@ -68,10 +68,8 @@ class RunFolder:
         rounds = range(after + 1, upto + 1)
         files = [file(t) for t in rounds for file in (self.relation_file, self.traffic_file)]
         tables = [table.path for table in (self._clients, self._failures, self._metrics)]
-        for path in [*files, *dict.fromkeys(file.parent for file in files), *tables, self.path]:
-            if path.exists():
-                with writing(path):
-                    flush(path)
+        every = [*files, *dict.fromkeys(file.parent for file in files), *tables, self.path]
+        flush_all([path for path in every if path.exists()])
 
     def truncate(self, round: int) -> None:
         """Forget what was written after `round` (0: everything), and rows that a crash cut short."""
@@ -190,7 +188,7 @@ class RunFolder:
         ]
         for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
             row |= {f"class_{k}": count for k, count in enumerate(counts)}
-        _Table(self.path / "split.csv").write(rows)
+        _Table(self.path / "split.csv").write(rows, durable=False)  # each start writes it anew
 
     def read_split(self) -> list[Row]:
         """The rows of `split.csv`; none in run folders of earlier versions."""
@@ -290,10 +288,10 @@ class _Table:
     def __init__(self, path: Path) -> None:
         self.path = path
 
-    def write(self, rows: Sequence[Mapping[str, float | str]]) -> None:
+    def write(self, rows: Sequence[Mapping[str, float | str]], durable: bool = True) -> None:
         """Make the file hold `rows` and nothing else."""
         header = list(dict.fromkeys(name for row in rows for name in row))
-        self._rewrite(header, _lines(header, rows))
+        self._rewrite(header, _lines(header, rows), durable)
 
     def append(self, rows: Sequence[Mapping[str, float | str]], always: Iterable[str] = ()) -> None:
         """Add `rows` in one write; columns that are new are added to all of it, `always` even if empty."""
@@ -302,7 +300,8 @@ class _Table:
         new = list(dict.fromkeys(name for name in [*names, *always] if name not in header))
         lines = _lines(header + new, rows)
         if new:
-            self._rewrite(header + new, self._read()[1] + lines)
+            # Rows that are there may have been flushed: they stay on the disk.
+            self._rewrite(header + new, self._read()[1] + lines, durable=bool(header))
             return
         with writing(self.path), self.path.open("ab") as file:
             file.write(_encode(lines))
@@ -339,9 +338,9 @@ class _Table:
         header, *lines = [*csv.reader(io.StringIO(whole))] or [[]]
         return header, [line for line in lines if len(line) == len(header)]
 
-    def _rewrite(self, header: list[str], lines: list[list[str]]) -> None:
+    def _rewrite(self, header: list[str], lines: list[list[str]], durable: bool = True) -> None:
         padded = [line + [""] * (len(header) - len(line)) for line in lines]
-        _replace(self.path, _encode([header, *padded]))
+        _replace(self.path, _encode([header, *padded]), durable)
 
 
 def _lines(header: list[str], rows: Sequence[Mapping[str, float | str]]) -> list[list[str]]:

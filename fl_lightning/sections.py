@@ -19,6 +19,7 @@ _BEGINNINGS = {
     "clients": ("clients_",),
     "data": ("heterogeneity_",),
     "relation": ("rand_index",),
+    "newcomers": ("newcomer_",),
 }
 """Sections of columns that are no scores, by how those begin."""
 _AT_THE_END = ("best_", "last_", "final_", "validation_", "mean_best_")

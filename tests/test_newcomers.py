@@ -45,6 +45,7 @@ from fl_lightning.methods.local import Local
 from fl_lightning.methods.perfedavg import PerFedAvg
 from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.methods.pfedla import PFedLA
+from fl_lightning.metric import FURTHER
 from fl_lightning.run import instantiate
 
 Make = Callable[..., Federation]
@@ -483,6 +484,30 @@ def test_one_sample_and_batchnorm(federation: Make) -> None:
     [(x, y)] = new.train.batches(1, only=slice(0, 1))
     lone = ClientData(ResidentPart(x, y, None), new.validation, new.test)
     assert join(fed.worker, lone, True, 1).vector.isfinite().all()
+
+
+def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make) -> None:
+    """As its last columns; of one class there is no AUROC. Without them the other numbers are the same."""
+    names = ["f1", "auroc"]
+    plain, fed = (
+        done(federation, FedAvg(), evaluation={"metrics": m, "newcomer_samples": [0, 5]}) for m in (None, names)
+    )
+    found = newcomers(fed.worker)
+    rows, before = found["newcomers"], newcomers(plain.worker)["newcomers"]
+    columns = ["f1_heard", "f1", "auroc_heard", "auroc"]
+    assert [{k: v for k, v in row.items() if k not in columns} for row in rows] == before
+    assert all(list(row)[-4:] == columns for row in rows)
+    for count, row in zip((0, 5), rows, strict=True):
+        assert found[f"newcomer_mean_f1_{count}"] == row["f1"] and found[f"newcomer_mean_auroc_{count}"] == row["auroc"]
+    run, who = fed.run, fed.run.data.held_out[0]
+    new, knows = few(run.data, who, 5, 0.0, 0, run.device, run.dtype)
+    joined = join(fed.worker, new, knows, 2)
+    client = fed.evaluator.at_rest(0)
+    module = client.bind(joined.vector)
+    module.model.eval()
+    scores = module.model(new.test.x).detach()
+    assert rows[1]["f1"] == pytest.approx(float(FURTHER["f1"].value(scores, new.test.y)), abs=1e-6)
+    assert rows[0]["f1"] == rows[0]["f1_heard"] and rows[1]["f1"] != rows[1]["f1_heard"]
 
 
 # ---------------------------------------------------------------- the run folder

@@ -39,7 +39,7 @@ from fl_lightning.models import build, head_of
 from fl_lightning.parallel import Group, assign_homes
 from fl_lightning.planning import visits
 from fl_lightning.planning.memory import Setup, memory
-from fl_lightning.planning.plan import Planner, left_out
+from fl_lightning.planning.plan import Planner, left_out, newcomers
 from fl_lightning.planning.seconds import Link, Observed, Speeds, mixing_of, seconds, work_of
 from fl_lightning.planning.setting import DataSizes, Hardware, cohorts
 from fl_lightning.planning.trace import trace
@@ -474,6 +474,22 @@ def test_a_plan_says_what_its_operations_leave_out() -> None:
     assert left_out(PFedDF()) == {"aggregate": "The means, then a student of all from each"}
     assert list(left_out(FedFomo())) == ["broadcast", "receive", "upload", "aggregate"]
     assert {"personal", "upload"} <= left_out(PFedFDA()).keys()
+
+
+def test_unseen_clients_are_counted_by_themselves(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Each of them from each number of samples; no more labels than it has samples; and nobody, nothing."""
+    monkeypatch.chdir(tmp_path)
+    assert newcomers(setup(config(), DIGITS)) == {}
+    made = config(local_epochs=2)
+    made.data.held_out_clients, made.evaluation.newcomer_rounds = 0.2, 3
+    made.evaluation.newcomer_samples = [0, 3, 10**6]
+    cost = trace(MLP, made, FedAvg(), DIGITS).cost
+    assert newcomers(setup(made, DIGITS)) == {
+        "training": 3 * 2 * cost.step * 2 * (0 + 3 * DIGITS.classes + DIGITS.train[0]),
+        "evaluation": 2 * 3 * 4 * cost.forward * DIGITS.test[0],
+    }
+    line = "--config kapc_digits --loggers null --no-run --data.held_out_clients 0.2"
+    assert "after the last round, 2 unseen clients: at most" in run(line, capsys)
 
 
 @pytest.mark.slow

@@ -48,6 +48,7 @@ def test_columns_stand_in_sections(column: str, name: str, kept: str) -> None:
         ("mean_best_mae", "final/own_judge_mean_best_mae"),
         ("final_worst_accuracy", "final/own_judge_final_worst_accuracy"),
         ("final_mean_f1", "final/own_judge_final_mean_f1"),
+        ("newcomer_mean_f1_5", "newcomers/newcomer_mean_f1_5"),
         ("final_clients_auroc", "final/own_judge_final_clients_auroc"),
         ("best_accuracy_after", "final/best_accuracy_after"),
         ("total_upload_bytes", "communication/total_upload_bytes"),

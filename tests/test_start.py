@@ -46,6 +46,6 @@ def test_until_its_first_round_a_fit_on_digits_imports_only_what_it_uses(tmp_pat
 
 
 def test_digits_are_those_of_scikit_learn_wherever_it_keeps_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    table = digits._table()
+    table = digits._table.__wrapped__()
     monkeypatch.setattr(digits, "FILE", "elsewhere.csv.gz")
-    assert np.array_equal(table, digits._table())
+    assert np.array_equal(table, digits._table.__wrapped__())

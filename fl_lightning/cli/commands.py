@@ -22,7 +22,7 @@ from fl_lightning.cli.resolve import complete, method_class, plan, start_of, to_
 from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
-from fl_lightning.metric import MODELS
+from fl_lightning.metric import BY_TASK, FURTHER, MODELS
 from fl_lightning.provenance import name_of
 
 if TYPE_CHECKING:
@@ -138,7 +138,8 @@ def join(argv: list[str]) -> None:
     text = _snippet(config, folder, "a new client", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
-    for name in ("labelled", "rule", "accuracy_heard", "accuracy", "mae_heard", "mae", "loss"):
+    scores = [by for m in (*BY_TASK.values(), *FURTHER.values()) for by in (m.by("heard"), m.name)]
+    for name in ("labelled", "rule", *scores, "loss"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
 

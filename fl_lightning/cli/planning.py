@@ -140,6 +140,10 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     for name, size in plan.wire.items():
         print(f"between ranks, a round: {name}: {mib(size)}")
     print("a round:", ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.flops.items()))
+    if plan.newcomers:
+        said = ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.newcomers.items())
+        worth = sum(plan.newcomers.values()) / max(sum(plan.flops.values()), 1.0)
+        print(f"after the last round, {config.held_out} unseen clients: at most {said} ({worth:.2g} rounds' worth)")
     if hooks := left_out(planner.setup(hardware).method):
         print(f"not in these: what {method} does in", "; ".join(f"{hook} ({what})" for hook, what in hooks.items()))
     if timing.round_seconds is not None:

@@ -19,6 +19,11 @@ from typing import Any
 import yaml
 from jsonargparse import ArgumentParser
 
+try:
+    from yaml import CSafeDumper as SafeDumper  # the same text, ten times as fast
+except ImportError:  # PyYAML was built without libyaml
+    from yaml import SafeDumper  # type: ignore[assignment]
+
 from fl_lightning import catalogue
 from fl_lightning.cli.arguments import check_arguments, sketch
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
@@ -228,7 +233,7 @@ def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
     return {"class_path": component.class_path, "init_args": component.init_args}
 
 
-class _Dumper(yaml.SafeDumper):
+class _Dumper(SafeDumper):
     """Paths as text, choices by name, and no anchors for arguments that are one object."""
 
     def ignore_aliases(self, data: Any) -> bool:

@@ -248,8 +248,10 @@ def _check_different(found: list[Run], configs: list[Config]) -> None:
 
 def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: int | None, line: str) -> None:
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
+    from fl_lightning import provenance
     from fl_lightning.study.runner import Runner
 
+    provenance.look()  # likewise
     jobs: list[Job] = [(config, folder.path / run.folder) for run, config in zip(found, configs, strict=True)]
     runner = Runner(folder, found, run_one, jobs)
     before, start = len(found) - len(runner.todo), time.monotonic()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+from functools import cache
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -21,8 +22,10 @@ def load() -> Source:
     return split_source(Pool.of(images, table[:, -1].astype(np.int64)), [str(digit) for digit in range(10)])
 
 
+@cache
 def _table() -> np.ndarray:
-    """Pixels and class (1797, 65): from the file, since importing scikit-learn takes as long as some rounds."""
+    """Pixels and class (1797, 65), once for all runs of a process: from the file, since importing scikit-learn takes as
+    long as some rounds. Not to be written to."""
     package = find_spec("sklearn")
     file = Path(package.origin).parent / FILE if package and package.origin else None
     if file is not None and file.is_file():

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import copy
+import itertools
 import math
 from collections.abc import Iterable
 from dataclasses import replace
@@ -18,6 +19,7 @@ from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, Run, Ser
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData, Part, ResidentPart
 from fl_lightning.data.newcomers import few
+from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
@@ -35,7 +37,8 @@ class Joined(NamedTuple):
     buffers: list[Tensor]
     scores: dict[str, float]
     """On its test data, where it has any: `accuracy_heard` as it begins, where there is a model for it then, and after
-    training `accuracy`; `loss`: the mean task loss of the last of these, where it is finite."""
+    training `accuracy`, by the metrics of `evaluation.metrics` too; `loss`: the mean task loss of the last of these.
+    What is not finite is absent."""
 
 
 def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None) -> Joined:
@@ -77,7 +80,7 @@ def architecture(run: Run, model: str | None) -> ModelGroup:
 
 def newcomers(worker: Worker) -> dict[str, Any]:
     """How the clients that were held out fare: for the summary their mean scores, and all rows under `newcomers`."""
-    run, name = worker.run, worker.run.data.metric.name
+    run = worker.run
     asked = run.config.evaluation.newcomer_samples or SAMPLES
     mine = [_row(worker, group, place, count) for group in run.groups for place in group.held_out for count in asked]
     if not mine:
@@ -85,15 +88,15 @@ def newcomers(worker: Worker) -> dict[str, Any]:
     rows = run.processes.gather_objects(sorted(mine, key=lambda row: row["client"]))[0]
     found: dict[str, Any] = {"held_out_clients": [who.number for who in run.data.held_out], "newcomers": rows}
     found["newcomer_rule"] = "; ".join(dict.fromkeys(row["rule"] for row in rows))
-    for count in asked:
-        scores = [row[name] for row in rows if row["samples_per_class"] == count and name in row]
-        found |= {f"newcomer_{run.data.metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
+    for metric, count in itertools.product([run.data.metric, *scoring.asked(run)], asked):
+        scores = [row[metric.name] for row in rows if row["samples_per_class"] == count and metric.name in row]
+        found |= {f"newcomer_{metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
     return found
 
 
 def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
     """How the client at a place of `data.held_out` fares with `count` labelled samples of each class (rank 0)."""
-    run, config, heard = worker.run, worker.run.config, worker.run.data.metric.by("heard")
+    run, config = worker.run, worker.run.config
     who, rule = run.data.held_out[place], rule_of(run, group)
     new, labelled = few(run.data, who, count, config.data.validation, config.seed, run.device, run.dtype)
     used = (len(new.train) + len(new.validation)) * labelled
@@ -101,9 +104,11 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     scores: dict[str, float] = {}
     if comes_to_a_model(rule, labelled):
         scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
-    if heard in scores:
-        scores = {heard: scores[heard], run.data.metric.name: scores[heard]} | scores  # who trains nothing keeps that
-    return row | {"rule": rule.says} | scores
+    own, *further = [run.data.metric, *scoring.asked(run)]
+    kept = {m.name: scores[m.by("heard")] for m in (own, *further) if m.by("heard") in scores}
+    scores = kept | scores  # who trains nothing keeps what it had
+    columns = [own.by("heard"), own.name, "loss", *(c for m in further for c in (m.by("heard"), m.name))]
+    return row | {"rule": rule.says} | {name: scores[name] for name in columns if name in scores}
 
 
 def rule_of(run: Run, group: ModelGroup) -> Rule:
@@ -159,7 +164,7 @@ class _Newcomer:
             if k == 0 or self.again:
                 self._receive(server, k)
             if self.run.is_main and (k == 0 and self.rule.gives):
-                scores |= self._scores("before", self.old.data.metric.by("heard"))
+                scores |= self._scores("before", heard=True)
             if trains:
                 if self.run.is_main:
                     with self.worker.guard.naming(self.client.round, self.id, self):
@@ -169,7 +174,7 @@ class _Newcomer:
         if not self.run.is_main:
             return Joined(self.group.initial, [], {})
         if trains:
-            scores |= self._scores("after", self.old.data.metric.name)
+            scores |= self._scores("after", heard=False)
         return Joined(self.run.method.personal(self.client), self.client.state.buffers, scores)
 
     # ---------------------------------------------------------------- a federation with one client more
@@ -277,14 +282,16 @@ class _Newcomer:
 
     # ---------------------------------------------------------------- scores
 
-    def _scores(self, kind: str, name: str) -> dict[str, float]:
-        """Of its model, bound as `kind`: the metric as `name`, and the loss."""
+    def _scores(self, kind: str, heard: bool) -> dict[str, float]:
+        """Of its model, bound as `kind`: all metrics (`heard`: of what it was given), and the loss."""
         client, test = self.client, self.client.data.test
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
-        evaluator = self.worker.evaluator
-        found = {name: float(evaluator.score(kind, client, test)), "loss": self._loss(kind)}
+        values = scoring.measured(kind, client, test)
+        asked = [self.run.data.metric, *scoring.asked(self.run)]
+        found = {m.by("heard") if heard else m.name: float(values[m.by(kind)]) for m in asked}
+        found["loss"] = self._loss(kind)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     @torch.no_grad()

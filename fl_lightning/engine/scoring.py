@@ -18,9 +18,9 @@ Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
 
-def asked(client: Client) -> list[Further]:
-    """The further metrics of a client's own test data."""
-    named = client.run.config.evaluation.metrics or ()
+def asked(run: Run) -> list[Further]:
+    """The further metrics of each client's own test data."""
+    named = run.config.evaluation.metrics or ()
     return [FURTHER[name] for name in named if name != CLASS_SHARE.name]
 
 
@@ -45,7 +45,7 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
 
 def measured(kind: str, client: Client, part: Part) -> dict[str, Tensor]:
     """What is bound on the client's test data, by columns of `kind`: NaN where a further metric is not defined."""
-    named = asked(client)
+    named = asked(client.run)
     seen: Seen | None = [] if named else None
     found = {client.run.data.metric.by(kind): score(kind, client, part, seen)}
     if seen:

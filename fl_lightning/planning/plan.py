@@ -9,10 +9,11 @@ from typing import Any, Literal
 import numpy as np
 
 from fl_lightning.config import Component, Config
+from fl_lightning.engine.joining import SAMPLES
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.planning.memory import Part, Setup, main_memory, memory, peak
-from fl_lightning.planning.seconds import steps_of
+from fl_lightning.planning.seconds import steps_of, work_of
 from fl_lightning.planning.setting import DataSizes, Hardware, cohorts
 from fl_lightning.planning.trace import ModelProfile, trace
 from fl_lightning.planning.traffic import traffic
@@ -36,6 +37,8 @@ class Plan:
     """Operations of a round, over all ranks, in training and evaluation of one kind of model."""
     host: float
     """Bytes of a node's main memory, over all of its processes: every one of them reads all samples."""
+    newcomers: dict[str, float]
+    """Operations of the clients that are held out, after the last round, at most; empty where nobody is."""
 
     @property
     def fits(self) -> bool:
@@ -64,6 +67,23 @@ def left_out(method: Method) -> dict[str, str]:
     kind = type(method)
     own = [hook for hook in WORKING if getattr(kind, hook) is not getattr(Method, hook)]
     return {hook: (getattr(kind, hook).__doc__ or "no words").partition("\n")[0].rstrip(".") for hook in own}
+
+
+def newcomers(setup: Setup) -> dict[str, float]:
+    """Operations of the clients that are held out, if any: each is given a model from each number of samples, with as
+    many labels as are asked for, trains all of it, and is scored (and its loss taken) before and after."""
+    config, sizes = setup.config, setup.sizes
+    if not config.held_out:
+        return {}
+    held = [(sizes.train[0], sizes.test[0])] * config.held_out
+    if sizes.data is not None:
+        held = [(len(who.train) + len(who.validation), len(who.test)) for who in sizes.data.held_out]
+    classes = sizes.classes if sizes.task == "classification" else 1
+    asked = config.evaluation.newcomer_samples or SAMPLES
+    train, test = zip(*((min(count * classes, own), judged) for own, judged in held for count in asked), strict=True)
+    work, rounds = work_of(config, train, test), config.evaluation.newcomer_rounds
+    step, forward = (max(getattr(p.cost, k) for p in setup.profiles) for k in ("step", "forward"))
+    return {"training": rounds * step * work[:, 2].sum(), "evaluation": 4 * forward * work[:, 3].sum()}
 
 
 class Planner:
@@ -101,7 +121,7 @@ class Planner:
             "evaluation": float(np.mean([(forward * self.sizes.test)[c].sum() for c in drawn])),
         }
         ranks, host = hardware.ranks, main_memory(setup, total)
-        return Plan(parts, total, hardware.capacity, ranks, wire, exchanges, flops, host)
+        return Plan(parts, total, hardware.capacity, ranks, wire, exchanges, flops, host, newcomers(setup))
 
     def ways(self, hardware: Hardware) -> list[Way]:
         """Single changes that need less memory, those that fit first, then by how much they save."""

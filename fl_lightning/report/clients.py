@@ -4,27 +4,28 @@ from __future__ import annotations
 
 from typing import Any
 
-import numpy as np
-
 from fl_lightning.report.load import Comparison, Run
-from fl_lightning.report.pictures import encode
 from fl_lightning.report.tables import NONE, Table
 
 MOST_CLIENTS = 500
 """Rows of the table of clients, and columns of the picture of the split: more make a page that nobody reads."""
+MOST_CELLS = 20_000
+"""Of the table of the split: half a megabyte of the page."""
 
 
 def splits(runs: list[Run]) -> list[dict[str, Any]]:
-    """Each different split once: the numbers of its `runs`, its `classes` and `clients`, and `counts` to be drawn."""
+    """Each different split once: the numbers of its `runs`, its `classes` and `clients`, training samples by these
+    (`counts`), and the most of one client and class."""
     found: dict[bytes, dict[str, Any]] = {}
     for number, run in enumerate(runs):
         classes = list(dict.fromkeys(name for row in run.split for name in row if name.startswith("class_")))
         if not classes:
             continue
-        counts = np.array([[row.get(name, 0) for name in classes] for row in run.split[:MOST_CLIENTS]])
+        counts = [[int(row.get(name, 0)) for row in run.split[:MOST_CLIENTS]] for name in classes]
         made = {
             "runs": [], "classes": [int(name.removeprefix("class_")) for name in classes],
-            "clients": [int(row["client"]) for row in run.split[:MOST_CLIENTS]], "counts": encode(counts.T),
+            "clients": [int(row["client"]) for row in run.split[:MOST_CLIENTS]], "counts": counts,
+            "most": max(map(max, counts)),
         }  # fmt: skip
         found.setdefault(repr(run.split).encode(), made)["runs"].append(number)
     return list(found.values())
@@ -55,6 +56,14 @@ def unlike_words(run: Run) -> str:
     found = {name: [row[name] for row in run.unlike if name in row] for name in MEASURES}
     words = [said.format(np.mean(found[name])) for name, said in MEASURES.items() if found[name]]
     return "; in the mean over pairs " + ", ".join(words) if words else ""
+
+
+def split_table(split: dict[str, Any]) -> Table:
+    """Training samples by client and class; an empty cell stands for none."""
+    rows = zip(split["clients"], *split["counts"], strict=True)
+    head = ["client", *(f"class {number}" for number in split["classes"])]
+    cells = [[str(client), *(str(count or "") for count in counts)] for client, *counts in rows]
+    return Table(head, cells[: MOST_CELLS // len(head)], of_runs=False)
 
 
 def table(runs: list[Run]) -> Table:

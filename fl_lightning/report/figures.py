@@ -230,7 +230,7 @@ def costs(runs: list[Run]) -> dict[str, Figure]:
     made = {}
     for name, columns, title in (
         ("cost-seconds", phases, "wall seconds"),
-        ("cost-channel", channel, "modelled seconds of the slowest participants"),
+        ("cost-channel", channel, "modelled seconds, slowest clients"),
         ("cost-flops", FLOPS, "floating-point operations"),
     ):
         having = [run for run in runs if any(run.has(column) for column in columns)]

@@ -6,23 +6,28 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.metric import FURTHER
 from fl_lightning.report.figures import Figure, colour, run_labels
 from fl_lightning.report.load import Run
 from fl_lightning.report.tables import NONE, Table, percent
 
 
-def means(run: Run) -> dict[int, list[float]]:
-    """Accuracies of its newcomers by labelled samples of each class, ascending."""
+def means(run: Run, metric: str | None = None) -> dict[int, list[float]]:
+    """Scores of its newcomers by labelled samples of each class, ascending; `metric`: another than the run's."""
     found: dict[int, list[float]] = {}
     for row in sorted(run.newcomers, key=lambda row: row["samples_per_class"]):
-        found.setdefault(int(row["samples_per_class"]), []).append(row["accuracy"])
+        if (name := metric or run.metric.name) in row:
+            found.setdefault(int(row["samples_per_class"]), []).append(row[name])
     return found
 
 
 def curve(runs: list[Run]) -> dict[str, Figure]:
-    """Their mean accuracy, with the spread over clients; nothing where nobody was held out."""
+    """Their mean score, with the spread over clients; nothing where nobody was held out."""
     lines: list[dict[str, Any]] = []
     ticks: list[str] = [str(count) for count in sorted({count for run in runs for count in means(run)})]
+    metric = runs[0].metric
+    samples = "labelled samples" + (" of each class" if metric.rises else "")  # of a regression: in all
+    tick, hover = ("~%", ".2%") if metric.rises else ("~g", ".4~g")
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         found = means(run)
         if found:
@@ -32,14 +37,15 @@ def curve(runs: list[Run]) -> dict[str, Figure]:
                     "type": "scatter", "mode": "lines+markers", "name": label, "x": [str(count) for count in found],
                     "y": [round(float(np.mean(scores)), 5) for scores in found.values()],
                     "error_y": {"type": "data", "array": spread, "thickness": 1},
-                    "line": {"color": colour(number), "width": 2}, "hovertemplate": "%{x} samples a class: %{y:.2%}",
+                    "line": {"color": colour(number), "width": 2},
+                    "hovertemplate": f"%{{x}} {samples}: %{{y:{hover}}}",
                 }
             )  # fmt: skip
     if not lines:
         return {}
-    x = {"title": {"text": "labelled samples of each class"}, "type": "category", "categoryarray": ticks}
-    layout = {"xaxis": x, "yaxis": {"title": {"text": "accuracy, mean and spread"}, "tickformat": "~%"}}
-    return {"newcomers-curve": {"data": lines, "layout": layout | {"showlegend": True}}}
+    x = {"title": {"text": samples}, "type": "category", "categoryarray": ticks}
+    y = {"title": {"text": f"{metric.words}, mean and spread"}, "tickformat": tick}
+    return {"newcomers-curve": {"data": lines, "layout": {"xaxis": x, "yaxis": y, "showlegend": True}}}
 
 
 def table(runs: list[Run]) -> Table:
@@ -47,7 +53,19 @@ def table(runs: list[Run]) -> Table:
     found = [means(run) for run in runs]
     rows = [["held out", *(", ".join(map(str, run.summary.get("held_out_clients", []))) or NONE for run in runs)]]
     rows.append(["a newcomer gets", *(str(run.summary.get("newcomer_rule", NONE)) for run in runs)])
+    shown = runs[0].metric.shown
     for count in sorted({count for scores in found for count in scores}):
-        cells = [percent(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
+        cells = [shown(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
         rows.append([f"{count} labelled samples a class", *cells])
+    return Table(["", *(run.name for run in runs)], rows)
+
+
+def further(runs: list[Run]) -> Table:
+    """The same by further metrics; without rows where none was asked for."""
+    rows = []
+    for name, metric in FURTHER.items():
+        found = [means(run, name) for run in runs]
+        for count in sorted({count for scores in found for count in scores}):
+            cells = [percent(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
+            rows.append([f"{metric.words}, {count} labelled samples a class", *cells])
     return Table(["", *(run.name for run in runs)], rows)

@@ -13,12 +13,14 @@ function draw(id, traces, layout) {
   const ink = css.getPropertyValue("--ink").trim(), line = css.getPropertyValue("--line").trim();
   const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
   drawn.add(id);
+  // On narrow screens bars have a line for each name. The place is as high as its chart, or what follows lies over it.
+  const height = layout.height && layout.barmode && innerWidth < 560 ? layout.height + 20 * traces.length : layout.height;
+  if (height) find(id).style.height = `${height}px`;
   Plotly.react(find(id), traces, {
     autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: ink },
     margin: { l: 60, r: 24, t: 36, b: 50 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: axis.linecolor, activecolor: ink },
-    ...layout,
-    ...(layout.barmode && innerWidth < 560 ? { height: layout.height + 20 * traces.length } : {}), // a line for each name
+    ...layout, height,
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...layout.legend },
   }, {
@@ -88,13 +90,13 @@ function decode(picture, columns) {
   return rows;
 }
 
-// `range`: pictures that share their colours.
+// `picture`: codes to be decoded, or rows of numbers. `range`: pictures that share their colours.
 function drawPicture(id, picture, x, y, range, layout, hover) {
   const column = x.map(String), row = y.map(String);
   const ends = range.length ? range : [{ low: 0, high: 1 }];
   const high = Math.max(...ends.map((other) => other.high)), low = Math.min(...ends.map((other) => other.low));
   draw(id, [{
-    type: "heatmap", z: picture ? decode(picture, x.length) : [], x: column, y: row, zmin: low, zmax: high,
+    type: "heatmap", z: Array.isArray(picture) ? picture : picture ? decode(picture, x.length) : [], x: column, y: row, zmin: low, zmax: high,
     colorscale: "Viridis", hovertemplate: `${hover}<extra></extra>`, hoverongaps: false,
     colorbar: { thickness: 12, outlinewidth: 0, tickformat: layout.tickformat || "" },
   }], {
@@ -110,10 +112,11 @@ function drawRelation() {
   if (!find("round")) return;
   const round = data.relation.rounds[find("round").value], client = find("client") && find("client").value;
   const same = find("same").checked;
-  const everywhere = (kind) => data.relation.runs.flatMap((run) => Object.values(run.pictures).map(kind)).filter(Boolean);
+  const everywhere = (kind, constant) => data.relation.runs.filter((run) => !run.constant === !constant)
+    .flatMap((run) => Object.values(run.pictures).map(kind)).filter(Boolean);
   find("round-number").textContent = round;
   find("round").setAttribute("aria-valuetext", `round ${round}`);
-  data.relation.runs.forEach(({ pictures, layers }, number) => {
+  data.relation.runs.forEach(({ pictures, layers, constant }, number) => {
     if (!Object.keys(pictures).length) return;
     // A run that ended before this round, or has no file of it, shows the round before; the title says so.
     const kept = Object.keys(pictures).map(Number);
@@ -123,7 +126,7 @@ function drawRelation() {
     const when = at === round ? `round ${round}` : `round ${at} (${round} is not there)`;
     find(`overview-title-${number}`).textContent = `${when}, who receives from whom (${mean})`;
     drawPicture(`overview-${number}`, now.overview, now.sources, now.receivers,
-      same ? everywhere((picture) => picture.overview) : [now.overview],
+      same ? everywhere((picture) => picture.overview, constant) : [now.overview],
       { height: 440, x: "source client", y: "receiving client" },
       "client %{y} receives from client %{x}<br>weight %{z:.4~g}");
     if (client === null) return;
@@ -131,7 +134,7 @@ function drawRelation() {
     find(`client-title-${number}`).textContent = own ? `${when}, what client ${client} receives of each layer`
       : `${when}: client ${client} is not in the cohort`;
     drawPicture(`client-${number}`, own, own ? now.sources : [], own ? layers : [],
-      same ? everywhere((picture) => picture.clients[client]) : [own].filter(Boolean),
+      same ? everywhere((picture) => picture.clients[client], constant) : [own].filter(Boolean),
       { height: Math.max(layersHeight(layers), 440), x: "source client", y: "", all: true },
       "layer %{y} of client %{x}<br>weight %{z:.4~g}");
   });
@@ -149,8 +152,8 @@ function drawShares() {
 }
 
 function drawSplits() {
-  data.splits.forEach(({ clients, classes, counts }, at) => {
-    drawPicture(`split-${at}`, counts, clients, classes, [counts],
+  data.splits.forEach(({ clients, classes, counts, most }, at) => {
+    drawPicture(`split-${at}`, counts, clients, classes, [{ low: 0, high: most }],
       { height: Math.max(280, 130 + 22 * classes.length), x: "client", y: "class" },
       "client %{x}, class %{y}<br>%{z:.0f} training samples");
   });
@@ -195,6 +198,7 @@ on("client", "change", drawRelation);
 on("same", "change", drawRelation);
 on("play", "click", play);
 on("way", "change", drawShares);
+on("constant", "toggle", () => find("constant").querySelectorAll(".plot").forEach((plot) => Plotly.Plots.resize(plot)));
 matchMedia("(prefers-color-scheme: dark)").addEventListener("change", drawAll);
 for (const [event, printed] of [["beforeprint", true], ["afterprint", false]]) {
   addEventListener(event, () => { // paper is white, and narrower than a screen

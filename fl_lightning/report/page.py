@@ -53,7 +53,7 @@ def render(runs: list[Run]) -> str:
         relation=relation,
         clients=_clients(relation),
         shares=data["shares"],
-        splits=[clients.split_words(split, runs) for split in found],
+        splits=[(clients.split_words(split, runs), clients.split_table(split)) for split in found],
         by_client=clients.table(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
     )

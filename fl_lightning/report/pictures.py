@@ -21,6 +21,10 @@ BUDGET = 6_000_000
 """Characters of the page that all relations together may take."""
 MOST_ROUNDS, FEWEST_ROUNDS = 100, 4
 """Rounds that the slider shows at most, and at least as long as leaving out clients makes room for them."""
+ROUNDED = 1e-6
+"""By how much equal weights may differ: they were worked out and kept as 32-bit numbers."""
+MOST_NAMES = 6
+"""Layers that a sentence names."""
 
 Picture = dict[str, Any]
 
@@ -49,7 +53,8 @@ def decode(picture: Picture, columns: int) -> np.ndarray:
 
 
 def relations(runs: list[Run]) -> dict[str, Any]:
-    """The pictures of all runs: `rounds` of the slider, and for each run its `layers` and `pictures` by round.
+    """The pictures of all runs: `rounds` of the slider, and for each run its `layers` and `pictures` by round, and in
+    words what is `constant` in all of them: empty where there is something to see.
 
     A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients` (layers x sources by
     receiver). What is left out is noted in the runs.
@@ -64,15 +69,16 @@ def relations(runs: list[Run]) -> dict[str, Any]:
     for run in runs:
         pictures: dict[int, Any] = {}
         layers: list[str] = []
+        same: set[str] = set()
         details = most[run.name]
         due = [number for number in rounds if number in kept[run.name]] if details is not None else []
         for number in due:
             view = _view(run, number)
             if view is not None:
-                layers = view.layers
+                layers, same = view.layers, same | {_same(view)}
                 pictures[number] = _round(view, details or 0)
         run.note_damaged("relation", [number for number in due if number not in pictures])
-        shown.append({"layers": layers, "pictures": pictures})
+        shown.append({"layers": layers, "pictures": pictures, "constant": same.pop() if len(same) == 1 else ""})
     rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
     return {"rounds": rounds, "of": len({number for numbers in kept.values() for number in numbers}), "runs": shown}
 
@@ -125,6 +131,23 @@ def _view(run: Run, number: int) -> RelationView | None:
     except UNREADABLE:
         return None
     return view
+
+
+def _same(view: RelationView) -> str:
+    """In words a relation in which no client differs from another: of each layer all receive one mix, or their own.
+
+    Empty for any other.
+    """
+    own = np.array(view.receivers)[:, None] == np.array(view.sources)
+    kept = [layer for k, layer in enumerate(view.layers) if np.array_equal(view.rows[:, k], own)]
+    mixed = np.ptp(view.rows, axis=0).max(axis=1) <= ROUNDED
+    if len(view.receivers) < 2 or len(kept) + mixed.sum() < len(view.layers):
+        return ""
+    if not mixed.any():
+        return "every client receives its own model alone"
+    names = f"{len(kept)} layers" if len(kept) > MOST_NAMES else ", ".join(kept)
+    but = f", but for {names}: of these each has its own" if kept else ""
+    return f"all clients receive one and the same mix{but}"
 
 
 def _round(view: RelationView, most: int) -> dict[str, Any]:

@@ -13,6 +13,7 @@ from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric, of_column
 from fl_lightning.report.load import MIB, Comparison, Run, differing, differing_keys, seeds_apart
 from fl_lightning.report.words import NONE as NONE
 from fl_lightning.report.words import (
+    clients,
     component,
     data,
     judged_by,
@@ -45,7 +46,7 @@ def overview(runs: list[Run]) -> Table:
         "method": lambda run: component(method(run, runs)),
         "model": lambda run: component(run.config.get("model")),
         "data": data,
-        "clients": lambda run: text(run.setting("federation.clients")),
+        "clients": clients,
         "participation": participation,
         "local epochs": local_training,
         "batch size": lambda run: text(run.setting("federation.batch_size")),
@@ -327,6 +328,8 @@ def seconds(value: float) -> str:
     """Seconds, minutes or hours."""
     if value >= 7200:
         return f"{value / 3600:,.1f} h"
+    if 0 < value < 0.1:
+        return f"{value:.2g} s"
     return f"{value / 60:.1f} min" if value >= 600 else f"{value:.1f} s"
 
 

@@ -10,9 +10,8 @@ import numpy as np
 
 from fl_lightning.drawing import top
 from fl_lightning.files import atomic_write
-from fl_lightning.report import clients, figures
+from fl_lightning.report import clients, figures, newcomers
 from fl_lightning.report.load import UNREADABLE, Run
-from fl_lightning.report.pictures import decode
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -26,6 +25,7 @@ _WIDTH = 5.5
 def write(runs: list[Run], folder: Path, kind: Kind) -> list[Path]:
     """Write the charts on `runs`, each to a file of its own in `folder`; returns the files."""
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
+    drawn |= newcomers.curve(runs)
     drawn.pop("fairness-box", None)  # the same as in order, for eyes that want both
     made = [_write(folder, kind, name, _chart, figure) for name, figure in drawn.items()]
     if figures.curves(runs)["kinds"]:
@@ -59,6 +59,9 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
     """A chart of curves or of stacked bars, from what plotly would draw."""
     data, layout = figure["data"], figure["layout"]
     before: dict[str, float] = {}
+    places = layout.get("xaxis", {}).get("categoryarray")
+    if places:
+        axes.set_xticks(range(len(places)), places)
     for trace in data:
         label = html.unescape(trace["name"])
         if trace["type"] == "bar":
@@ -70,7 +73,9 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
             before |= {row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)}
         else:
             look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
-            axes.plot(_gaps(trace["x"]), _gaps(trace["y"]), label=label, linewidth=1.4, **look)
+            x = [places.index(place) for place in trace["x"]] if places else _gaps(trace["x"])
+            spread = trace.get("error_y", {}).get("array")
+            axes.errorbar(x, _gaps(trace["y"]), spread, label=label, linewidth=1.4, capsize=3, **look)
     if before:
         axes.invert_yaxis()
     _finish(axes, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
@@ -98,7 +103,7 @@ def _accuracy(axes: Axes, runs: list[Run]) -> None:
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:
     """A dot for each client and class, its area in proportion to the samples."""
-    counts = decode(split["counts"], len(split["clients"]))
+    counts = np.array(split["counts"])
     rows, columns = np.nonzero(counts)
     sizes = counts[rows, columns] / counts.max() * 90
     axes.scatter([split["clients"][k] for k in columns], [split["classes"][k] for k in rows], s=sizes, color="#440154")

@@ -52,6 +52,13 @@ def data(run: Run) -> str:
     return ", ".join(words)
 
 
+def clients(run: Run) -> str:
+    """How many there are, and how many of them were held out."""
+    held = run.summary.get("held_out_clients")
+    number = text(run.setting("federation.clients"))
+    return f"{number}, {len(held)} of them held out" if isinstance(held, list) and held else number
+
+
 def participation(run: Run) -> str:
     """Share of the clients in a cohort."""
     share = run.setting("federation.participation")

@@ -8,6 +8,8 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import FURTHER
+from fl_lightning.sections import shown
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace
@@ -16,6 +18,7 @@ VIEW = "fl_lightning"
 """How the view is called unless told otherwise."""
 _BANDS = {"groupby": "Group", "groupby_aggfunc": "mean", "groupby_rangefunc": "stddev"}
 """Runs of a group differ by their seed: their mean, and a band one standard deviation wide on either side."""
+_NEWCOMERS = tuple(f"newcomers/newcomer_mean_accuracy_{count}" for count in (0, 1, 5, 20))
 _JUDGE, _ROUND = "accuracy/own_judge_mean", "round"
 _VIEWS = """query Views($entity: String, $project: String) {
     project(name: $project, entityName: $entity) {
@@ -58,9 +61,16 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         ),
         Panel("Clients at the end", ("clients/final",), "table"),
     ),
+    "Further metrics, where evaluation.metrics asks for them": tuple(
+        Panel(f"{metric.words[:1].upper()}{metric.words[1:]}, by each run's own judge", (shown(metric.of("mean")),))
+        for metric in FURTHER.values()
+    ),
     "Gain over local, share harmed": _curves(
         gain__over_local="Accuracy above training alone, mean over clients",
         gain__share_harmed="Share of clients below training alone",
+    ),
+    "Unseen clients, where data.held_out_clients holds some out": (
+        Panel("Accuracy by labelled samples of each class", _NEWCOMERS, "bars"),
     ),
     "Bytes and time to accuracy": (
         Panel("Accuracy over MiB, up and down", (_JUDGE,), x="communication/mib_so_far"),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 from collections.abc import Callable, Sequence
@@ -19,9 +20,11 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform, client_memory
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.core import ModelGroup, Run, Slot
+from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.run import _restore
 from fl_lightning.runfolder import RunFolder
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore
@@ -180,6 +183,47 @@ def test_rounds_that_take_no_time_are_saved_every_ten_seconds(
             Checkpoint(seconds=wrong)
 
 
+def test_the_first_checkpoint_comes_as_late_as_any_other(
+    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Of a run that has begun at 0 with rounds of 3 s, each better than the last; a short one saves once."""
+    run, now = make_run(net="norm", rounds=9), [0.0]
+    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
+    saver = Checkpoint(keep=99, best=False)
+    saver.on_fit_start(run)
+    for t in range(1, 10):
+        now[0] = 3.0 * t
+        record = a_round(run, t)
+        record.metrics["mean_accuracy"] = t / 10
+        saver.on_round_end(run, record)
+    assert rounds(tmp_path) == [4, 8, 9]
+    saver = Checkpoint()
+    saver.on_fit_start(run)
+    now[0] += 1.9
+    assert not saver._due(run, 1, 0.5)  # the best so far, but to save it is not known to be cheap
+    now[0] += 0.2
+    assert saver._due(run, 1, 0.5)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "every", "took", "fine"),
+    [
+        (10, 1, [], True),
+        (10, 1, [30], True),  # killed as it was being saved
+        (10, 1, [5, 4, 9], True),
+        (10, 1, [5, 5, 1], False),  # round 2 was due
+        (0, 1, [1], True),
+        (0, 1, [1, 1], False),
+        (0, 3, [1, 1, 1], True),
+        (0, 3, [1, 1, 1, 1], False),
+        (10, 3, [4, 4, 1, 4, 4, 4], True),  # 9 s at round 3; round 6 is being saved
+        (10, 3, [4, 4, 4, 1], False),
+    ],
+)
+def test_a_run_may_have_no_checkpoint_yet(seconds: float, every: int, took: list[float], fine: bool) -> None:
+    assert Checkpoint(every=every, seconds=seconds).may_be_none([{"seconds": s} for s in took]) is fine
+
+
 def test_a_best_round_is_saved_early_where_that_is_cheap(
     make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -200,6 +244,31 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
     for other in (Checkpoint(best=False), Checkpoint()):
         assert not other._is_best(None)
         assert other._is_best(0.5) == other.best
+
+
+@pytest.mark.parametrize("column", ["mean_accuracy", "validation_accuracy"])
+def test_a_better_round_that_was_not_saved_is_told(
+    federation: Callable[..., Federation], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any, column: str
+) -> None:
+    """By validation data where there are any. A clock that moves on by a second each time that it is looked at."""
+    fed, folder, seconds = federation(net="norm", rounds=4), RunFolder(tmp_path), itertools.count()
+    monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: float(next(seconds)))
+    saver = Checkpoint()
+    for t, score in enumerate([0.1, 0.2, 0.8, 0.5], 1):
+        record = a_round(fed.run, t)
+        record.metrics |= {"mean_accuracy": 0.0, column: score}
+        record.clients.append({"client": 0})
+        folder.append(record)
+        saver.on_round_end(fed.run, record)
+    assert rounds(tmp_path) == [1, 4]
+    _restore(fed, "best")
+    said = f"checkpoint best: round 4 ({column} 0.5000), the best that was saved; round 3 (0.8000) was not"
+    assert capsys.readouterr().err == f"{said}: callbacks.checkpoint.seconds\n"
+    _restore(fed, "last")
+    assert capsys.readouterr().err == ""
+    folder.truncate(2)  # round 3 was never there
+    _restore(fed, "best")
+    assert fed.run.server.round == 4 and capsys.readouterr().err == ""
 
 
 @dataclass(frozen=True)

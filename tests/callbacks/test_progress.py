@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from rich.console import Console
 
+from fl_lightning.callbacks import progress
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.runfolder import RunFolder
@@ -34,16 +35,16 @@ def record(round: int, accuracy: float | None) -> RoundRecord:
     return RoundRecord(round, [0, 1], metrics, [], view, [], np.zeros((0, 2, 1, 4)), np.zeros((0, 2, 0)))
 
 
-def show(run, progress: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:
-    progress.on_fit_start(run)
+def show(run, shown: Progress, accuracies: dict[int, float | None], ended: bool = True) -> None:
+    shown.on_fit_start(run)
     for round, accuracy in accuracies.items():
-        progress.on_round_start(run, round, [0, 1])
+        shown.on_round_start(run, round, [0, 1])
         for client in (0, 1):
-            progress.on_client_end(run, client)
-        progress.on_round_end(run, record(round, accuracy))
+            shown.on_client_end(run, client)
+        shown.on_round_end(run, record(round, accuracy))
     summary: dict = {}
     if ended:
-        progress.on_fit_end(run, summary)
+        shown.on_fit_end(run, summary)
         summary |= {
             "final_mean_accuracy": 0.4321,
             "mean_best_accuracy": 0.5678,
@@ -51,7 +52,7 @@ def show(run, progress: Progress, accuracies: dict[int, float | None], ended: bo
             "final_kinds": {"after": 3, "before": 1},
             "wandb": "wandb sync there",
         }  # later callbacks add to it
-    progress.on_close(run)
+    shown.on_close(run)
 
 
 def cells(text: str, label: str) -> list[str]:
@@ -66,6 +67,17 @@ def test_without_a_terminal_one_plain_line_a_round(tmp_path, capsys) -> None:
         "round 2/3: not judged, loss 0.5000, 2.0 s",
         "round 3/3: mean accuracy 0.2500 (best 0.5000 in round 1), loss 0.5000, 2.0 s",
     ]
+
+
+def test_a_line_costs_the_same_however_many_rounds_there_have_been(tmp_path, capsys, monkeypatch) -> None:
+    looked, found = [], progress.best
+    monkeypatch.setattr(progress, "best", lambda rows: looked.append(len(rows)) or found(rows))
+    accuracies = {t: t / 50 if t < 30 else (t - 20) / 50 for t in range(1, 50)}
+    show(run_of(tmp_path), Progress(), accuracies, ended=False)
+    assert max(looked) <= 3
+    lines = capsys.readouterr().err.splitlines()
+    bests = [max(range(1, t + 1), key=lambda u: (accuracies[u], -u)) for t in accuracies]
+    assert [int(line.partition(" in round ")[2].partition(")")[0]) for line in lines] == bests
 
 
 def test_a_round_without_a_step_has_no_loss(tmp_path, capsys) -> None:

@@ -105,9 +105,33 @@ def test_half_a_row_that_a_crash_left_is_written_again(fit: Callable[..., Path],
     assert record(fit("parts", "--federation.rounds 4 --resume")) == whole
 
 
+BURSTING = "--model fl_own_models.Bursting --federation.batch_size 1000"
+
+
+def test_broken_off_before_its_first_checkpoint_a_run_begins_again(
+    fit: Callable[..., Path], record: Any, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Which is told; a run that should have one by now is refused."""
+    import fl_own_models
+
+    whole = record(fit("unbroken", BURSTING, "--federation.rounds 4"))
+    fl_own_models.Bursting.at = 2 + 5 * 2 + 2  # client 1 in round 3
+    try:
+        with pytest.raises(AssertionError):
+            fit("parts", BURSTING, "--federation.rounds 4")
+    finally:
+        fl_own_models.Bursting.at = 0
+    assert not Path("runs/parts/checkpoints").exists() and Path("runs/parts/metrics.csv").exists()
+    with pytest.raises(AssertionError):
+        fit("parts", BURSTING, "--federation.rounds 4 --resume --callbacks.checkpoint.seconds 0")
+    assert "the run has no checkpoint, and would begin again" in capsys.readouterr().err
+    assert record(fit("parts", BURSTING, "--federation.rounds 4 --resume")) == whole
+    assert "resume: the run was broken off before its first checkpoint; it begins again" in capsys.readouterr().err
+
+
 def test_rounds_after_the_last_checkpoint_are_run_again(fit: Callable[..., Path], record: Any) -> None:
     """A checkpoint every other round: what was written of round 3 is forgotten and written again, once."""
-    flags = "--callbacks.checkpoint.every 2 --model fl_own_models.Bursting --federation.batch_size 1000"
+    flags = "--callbacks.checkpoint.every 2 --callbacks.checkpoint.seconds 0 " + BURSTING
     import fl_own_models
 
     assert fl_own_models.Bursting.at == 0

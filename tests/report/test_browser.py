@@ -206,6 +206,19 @@ def test_curves_against_another_axis_and_of_another_kind(opened: Callable[..., B
     check_quiet(browser)
 
 
+def test_what_is_folded_away_opens_as_wide_as_the_rest(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+    path = make_run("a")
+    for file in (path / "relation").iterdir():
+        np.savez(file, **(dict(np.load(file)) | {"rows": np.eye(4, dtype=np.float32)[:, None].repeat(3, axis=1)}))
+    browser = opened(path, make_run("b"))
+    width = "return document.querySelector('#overview-%d .main-svg').getBoundingClientRect().width"
+    assert browser.run(width % 0) == 0 < browser.run(width % 1)
+    browser.click("#constant summary")
+    time.sleep(0.5)
+    assert browser.run(width % 0) == browser.run("return document.getElementById('overview-0').clientWidth") > 300
+    check_quiet(browser)
+
+
 def test_layers_sent_down_and_up(opened: Callable[..., Browser], make_run: MakeRun) -> None:
     browser = opened(make_run("a"))
     cells = "return document.getElementById('share-0').data[0].z.map((row) => row[0])"
@@ -246,4 +259,6 @@ def test_nothing_is_wider_than_the_window(opened: Callable[..., Browser], make_r
     })  # fmt: skip
     time.sleep(0.5)  # charts follow the window
     assert browser.run("return document.documentElement.scrollWidth") <= width
+    taller = "p.scrollHeight > p.clientHeight + 1"  # what follows a chart would lie over it
+    assert browser.run(f"return [...document.querySelectorAll('.plot')].filter((p) => {taller}).length") == 0
     browser.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}})

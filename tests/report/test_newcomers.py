@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from fl_lightning.report import load, render
-from fl_lightning.report.newcomers import curve, table
+from fl_lightning.report import load, render, vector
+from fl_lightning.report.newcomers import curve, further, table
 
 from .conftest import MakeRun
 
@@ -44,8 +44,30 @@ def test_the_curve_is_the_mean_over_unseen_clients(make_run: MakeRun, held: Path
 
 def test_it_stands_on_the_page_where_there_is_one(make_run: MakeRun, held: Path) -> None:
     page = render(load([held]))
+    assert "4, 2 of them held out" in page
     assert 'id="newcomers-curve"' in page and 'href="#newcomers"' in page and "then &lt;local&gt; training" in page
     assert 'id="newcomers' not in render(load([make_run("plain")]))
+
+
+def test_further_metrics_and_errors_of_regressions_stand_there_too(make_run: MakeRun, held: Path) -> None:
+    lines = ROWS.splitlines()
+    rows = [f"{line},{cell}" for line, cell in zip(lines, ["f1", "", "0.5", "0.25", "1.0"], strict=True)]
+    (held / "newcomers.csv").write_text("\n".join(rows) + "\n")
+    assert further(load([held])).rows == [
+        ["macro F1, 0 labelled samples a class", "25.00 %"],
+        ["macro F1, 5 labelled samples a class", "75.00 %"],
+    ]
+    assert "By further metrics (2)" in render(load([held])) and "further metrics" not in render(load([make_run("a")]))
+    errors = make_run("errors", config={"data": {"task": "regression"}}, summary=SUMMARY)
+    (errors / "newcomers.csv").write_text("client,samples_per_class,rule,mae\n3,0,own,2.5\n3,5,own,1.25\n")
+    figure = curve(load([errors]))["newcomers-curve"]
+    assert (figure["data"][0]["y"], figure["layout"]["xaxis"]["title"]["text"]) == ([2.5, 1.25], "labelled samples")
+    assert "mean absolute error" in figure["layout"]["yaxis"]["title"]["text"]
+
+
+def test_the_curve_is_a_file_for_a_paper_too(make_run: MakeRun, held: Path, tmp_path: Path) -> None:
+    [file] = [f for f in vector.write(load([held]), tmp_path / "figures", "svg") if f.stem == "newcomers-curve"]
+    assert "labelled samples of each class" in file.read_text()
 
 
 @pytest.mark.parametrize("text", ["client,samples_per_class\n3,", "client,samples_per_class,accuracy\n3,x,1\n", "\xff"])

@@ -50,6 +50,51 @@ def test_cohorts_keep_their_numbers(make_run: MakeRun) -> None:
     assert list(picture["clients"]) == [1, 5, 7]
 
 
+def rewritten(path: Path, rows: np.ndarray) -> Path:
+    """The run with `rows` (receivers, layers, sources) as the relation of every round."""
+    for file in (path / "relation").iterdir():
+        held = dict(np.load(file))
+        np.savez(file, **(held | {"rows": rows.astype(np.float32)}))
+    return path
+
+
+OWN, MIX = np.eye(4)[:, None].repeat(3, axis=1), np.tile([0.1, 0.2, 0.3, 0.4], (4, 3, 1))
+CONSTANT = {
+    "every client receives its own model alone": OWN,
+    "all clients receive one and the same mix": MIX,
+    "all clients receive one and the same mix, but for norm, head: of these each has its own": np.concatenate(
+        [MIX[:, :1], OWN[:, 1:]], axis=1
+    ),
+}
+
+
+@pytest.mark.parametrize("said", CONSTANT)
+def test_a_relation_without_differences_is_folded_away(make_run: MakeRun, said: str) -> None:
+    """A sentence stands for it; its pictures are in there still."""
+    runs = load([rewritten(make_run("a"), CONSTANT[said]), make_run("b")])
+    assert [run["constant"] for run in relations(runs)["runs"]] == [said, ""]
+    page = render(runs)
+    assert f"a: in every round shown {said}." in page
+    before, folded = page.split('<details id="constant">')
+    folded = folded.partition("</details>")[0]
+    assert 'id="overview-0"' in folded and 'id="client-0"' in folded and 'id="play"' not in folded
+    assert 'id="overview-1"' in before and 'id="overview-1"' not in folded and 'id="play"' in before
+    alone = render(runs[:1])
+    assert alone.index('<details id="constant">') < alone.index('id="play"') < alone.index('id="overview-0"')
+    assert 'id="constant"' not in render(runs[1:])
+
+
+def test_what_is_not_the_same_for_all_is_shown(make_run: MakeRun) -> None:
+    """One weight of one layer is another, one round is of another kind, or there is a single receiver."""
+    other = MIX.copy()
+    other[2, 1] += [0.01, -0.01, 0, 0]
+    changing = rewritten(make_run("b"), MIX)
+    np.savez(file := changing / "relation" / "round-0002.npz", **(dict(np.load(file)) | {"rows": OWN}))
+    lone = make_run("c", cohort=(1,))
+    runs = load([rewritten(make_run("a"), other), changing, lone])
+    assert [run["constant"] for run in relations(runs)["runs"]] == ["", "", ""]
+
+
 def big_run(make_run: MakeRun, rounds: int, clients: int, layers: int) -> Path:
     """A run whose relation does not compress, with tables to match."""
     path = make_run("big", tuple(np.linspace(0.1, 0.9, rounds)), cohort=tuple(range(clients)))

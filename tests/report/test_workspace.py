@@ -16,6 +16,7 @@ import yaml
 
 from fl_lightning.callbacks.loggers import WandB
 from fl_lightning.cli import main
+from fl_lightning.metric import FURTHER
 from fl_lightning.report.workspace import SECTIONS, view
 
 pytest.importorskip("wandb_workspaces", reason="the extra `dashboard` is not installed")
@@ -58,13 +59,14 @@ class Opened:
 def test_every_panels_keys_are_logged_by_real_runs(
     fit: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A relation, a global model and a privacy report: no method has all three."""
+    """A relation, a global model with all metrics, and a privacy report: no method has all three."""
     opened = Opened()
     monkeypatch.setattr(WandB, "_open", lambda *_: opened)
     alone = fit("alone", "--method local --federation.rounds 1")
     quick = "--federation.rounds 1 --loggers.wandb.mode offline"
     fit("kapc", quick, f"--callbacks.heatmaps.every 1 --callbacks fixedrate --loggers.wandb.local {alone}")
-    fit("fedavg", quick, "--method fedavg")
+    more = f"--evaluation.metrics [{','.join(FURTHER)}] --data.global_test true --data.held_out_clients 0.25"
+    fit("fedavg", quick, "--method fedavg", more)
     fit("fedhkd", quick, "--method fedhkd --method.sigma 1")
     logged = opened.keys | opened.summary.keys()
     asked = {key for panels in SECTIONS.values() for panel in panels for key in (*panel.keys, panel.x)}
