@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from statistics import fmean
 from typing import Any
 
 from fl_lightning.report.load import Comparison, Run
@@ -54,7 +55,7 @@ MEASURES = {
 def unlike_words(run: Run) -> str:
     """How far its clients are apart, means over pairs; empty where it is not known."""
     found = {name: [row[name] for row in run.unlike if name in row] for name in MEASURES}
-    words = [said.format(np.mean(found[name])) for name, said in MEASURES.items() if found[name]]
+    words = [said.format(fmean(found[name])) for name, said in MEASURES.items() if found[name]]
     return "; in the mean over pairs " + ", ".join(words) if words else ""
 
 
