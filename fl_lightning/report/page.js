@@ -20,7 +20,7 @@ function draw(id, traces, layout) {
     autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",
     font: { family: "system-ui, -apple-system, 'Segoe UI', sans-serif", size: 13, color: ink },
     margin: { l: 60, r: 24, t: 36, b: 50 }, modebar: { bgcolor: "rgba(0,0,0,0)", color: axis.linecolor, activecolor: ink },
-    ...layout, height,
+    ...layout, ...(height ? { height } : {}),
     xaxis: { ...axis, ...layout.xaxis }, yaxis: { ...axis, ...layout.yaxis },
     legend: { orientation: "h", x: 0, y: 1.02, yanchor: "bottom", ...layout.legend },
   }, {
@@ -45,7 +45,7 @@ function drawCurves() {
       const { mean, low, high } = band.y[kind], colour = data.colours[band.runs[0]];
       const shared = { type: "scatter", mode: "lines", x: band.round, connectgaps: true, legendgroup: `${band.runs[0]} ${kind}` };
       const edge = { ...shared, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
-      const name = `${data.names[band.runs[0]]} and ${band.runs.length - 1} more seeds`;
+      const name = `${data.names[band.runs[0]]} and ${band.runs.length - 1} more seed${band.runs.length > 2 ? "s" : ""}`;
       traces.push({ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: `${colour}33` });
       traces.push({
         ...shared, y: mean, name: kinds.length > 1 ? `${name} · ${data.curves.kinds[kind]}` : name,

@@ -90,7 +90,8 @@ def _accuracy(axes: Axes, runs: list[Run]) -> None:
         first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
         banded |= set(band["runs"])
         axes.fill_between(band["round"], low, high, color=figures.colour(first), alpha=0.2, linewidth=0)
-        label = f"{html.unescape(labels[first])} and {len(band['runs']) - 1} more seeds"
+        more = f"{len(band['runs']) - 1} more seed{'s' * (len(band['runs']) > 2)}"
+        label = f"{html.unescape(labels[first])} and {more}"
         axes.plot(band["round"], mean, color=figures.colour(first), label=label)
     for number, curve in enumerate(held["runs"]):
         if number not in banded and kind in curve["y"]:

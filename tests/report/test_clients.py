@@ -156,4 +156,4 @@ def test_charts_become_files_that_are_the_same_every_time(
     assert all(content.startswith(start) for content in kept[0].values())
     if kind == "svg":
         words = re.findall(r">([^<>]+)</text>", kept[0]["accuracy"].decode())
-        assert {"round", "a and 1 more seeds"} <= set(words)  # letters, not outlines
+        assert {"round", "a and 1 more seed"} <= set(words)  # letters, not outlines
