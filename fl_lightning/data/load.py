@@ -47,7 +47,7 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
         name = OVERRIDES.get(Path(data.root).suffix, name)
     check_name("data.source", name)
     if data.task == "regression" and name not in TARGETS:
-        raise BadInput("data.task", data.task, f"its targets come from the sources {' and '.join(TARGETS)}, not {name}")
+        raise BadInput("data.task", data.task, f"its targets come from the sources {', '.join(TARGETS)}, not {name}")
     try:
         return read(replace(data, source=name, download=data.download and not smoke)), False
     except Absent:

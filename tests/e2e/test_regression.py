@@ -126,7 +126,7 @@ def test_processes_give_the_same_bits(
             "--method fedavg --callbacks attack --callbacks.attack.kind label_flip --callbacks.attack.share 0.4",
             "label_flip",
         ),
-        ("--data.source digits --data.root null --data.partition iid", "data.task: .*table and arrays, not digits"),
+        ("--data.source digits --data.root null --data.partition iid", "data.task: .*table, arrays, hf, not digits"),
         ("--data.label_column farm --data.group_column null --data.partition pathological", "classes_per_client"),
     ],
 )
