@@ -82,7 +82,7 @@ def test_a_mapping_a_file_and_flags_are_one_run(workplace: Path) -> None:
     Path("own.yaml").write_text(yaml.safe_dump({**yaml.safe_load((one.folder / "config.yaml").read_text())}))
     other, third = fit(Path("own.yaml")), fit(FLAGS.split())
     assert [run.folder.as_posix() for run in (one, other, third)] == [
-        "runs/kapc_digits-seed0-001", "runs/kapc-digits-seed0-001", "runs/kapc_digits-seed0-002",
+        "runs/kapc_digits-001", "runs/own-001", "runs/kapc_digits-002",
     ]  # fmt: skip
     assert one.config == other.config == third.config
     assert str(untimed(one)) == str(untimed(other)) == str(untimed(third))

@@ -166,5 +166,5 @@ def test_a_wheel_works_in_an_empty_folder(wheel: Path, tmp_path: Path) -> None:
     listed = [line.split()[0] for line in run(command, "list", "configs").splitlines()]
     assert listed == sorted(path.stem for path in (ROOT / "configs").glob("*.yaml"))
     out = run(command, "fit", "--config", "kapc_mnist.yaml", "--smoke", "--fabric.accelerator", "cpu")
-    assert "runs/kapc_mnist-seed0-001" in out
-    assert (empty / "runs" / "kapc_mnist-seed0-001" / "summary.json").exists()
+    assert "runs/kapc_mnist-001" in out
+    assert (empty / "runs" / "kapc_mnist-001" / "summary.json").exists()

@@ -23,9 +23,9 @@ HELP = """usage: fl-train COMMAND [--key value ...]
 Personalised federated learning: who learned what from whom.
 
   fit      train a federation            fl-train fit --config kapc_digits.yaml
-  test     judge a finished run again    fl-train test --run runs/kapc_digits-seed0-001
-  export   write one client's model      fl-train export --run runs/kapc_digits-seed0-001 --client 3 --out m.safetensors
-  report   one HTML page on runs         fl-train report runs/kapc_digits-seed0-001
+  test     judge a finished run again    fl-train test --run runs/kapc_digits-001
+  export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out m.safetensors
+  report   one HTML page on runs         fl-train report runs/kapc_digits-001
   join     a model for a new client      fl-train join --run runs/fedora --data new.npz --out model.safetensors
   relative compare with training alone   fl-train relative --run runs/fedora
   compare  methods over seeds, tested    fl-train compare studies/digits --baseline local

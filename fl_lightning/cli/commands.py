@@ -59,7 +59,8 @@ def trained(layers: list[Layer], first: str | None, words: list[str] | None = No
     from fl_lightning.run import fit as engine
 
     again = ["fl-train", "fit", *words] if words and start.name and start.resume else None
-    with runs.opened(start, name_of(config, Path(first or "").stem), config) as folder, runs.resumable(folder, again):
+    stem = Path(first or "").stem or name_of(config)
+    with runs.opened(start, stem, config) as folder, runs.resumable(folder, again):
         engine(config, folder, start.resume)
     return folder
 

@@ -179,6 +179,7 @@ def _named(words: list[str], point: dict[str, str]) -> list[str]:
     parts = [_shown(key, value) for key, value in point.items() if key not in said]
     name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
     if start.name is None and not point:
+        stem = _stem(words)
         number = next(k for k in itertools.count(1) if not (Path(start.out) / f"{stem}-{k:03d}").exists())
         name = f"{stem}-{number:03d}"
     return [*words, *swept, "--out", str(Path(start.out).resolve()), "--name", name]

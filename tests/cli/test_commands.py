@@ -25,7 +25,7 @@ def test_the_engine_gets_the_resolved_config(engine: Any) -> None:
     ((config, folder, resume),) = engine.calls
     assert config.method.class_path == "fl_lightning.methods.fedprox.FedProx"
     assert config.method.init_args == {"mu": 0.01}
-    assert (folder, resume, config.smoke) == (Path("runs/fedprox-mnist-seed0-001"), False, True)
+    assert (folder, resume, config.smoke) == (Path("runs/kapc_mnist-001"), False, True)
 
 
 @pytest.mark.parametrize("kind", KINDS)

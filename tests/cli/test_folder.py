@@ -23,22 +23,22 @@ def rows(folder: str, done: int) -> None:
     Path(folder, "metrics.csv").write_text("\n".join(lines) + "\n")
 
 
-def test_a_run_is_named_after_method_data_and_seed_and_counted(engine: Any) -> None:
+def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine: Any) -> None:
     for _ in range(2):
         assert main(["fit", "--config", "kapc_digits.yaml"]) == 0
     assert main(["fit", "--config", "kapc_digits.yaml", "--method", "fedavg", "--seed", "3"]) == 0
     assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
-        "runs/kapc_digits-seed0-001", "runs/kapc_digits-seed0-002", "runs/fedavg-digits-seed3-001",
+        "runs/kapc_digits-001", "runs/kapc_digits-002", "runs/kapc_digits-003",
         "other/fedavg-fields-seed0-001",
     ]  # fmt: skip
-    assert saved("runs/kapc_digits-seed0-001")["federation"]["clients"] == 10
+    assert saved("runs/kapc_digits-001")["federation"]["clients"] == 10
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--config kapc_digits", "fl-train fit --name kapc_digits-seed0-001 --resume"),
+        ("--config kapc_digits", "fl-train fit --name kapc_digits-001 --resume"),
         ("--method fedavg --out there --name 'a b'", "fl-train fit --out there --name 'a b' --resume"),
     ],
 )

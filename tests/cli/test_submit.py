@@ -37,7 +37,7 @@ def test_nodes_and_gpus_set_the_fabric(tmp_path: Path, monkeypatch, capsys) -> N
     assert "--fabric.num_nodes 2 --fabric.devices 4" in text
     (words,) = lines_of(text)
     assert words[:4] == ["--config", "kapc_digits.yaml", "--federation.rounds", "3"]
-    assert words[-2:] == ["--name", "kapc_digits-seed0-001"]
+    assert words[-2:] == ["--name", "kapc_digits-001"]
     assert words[words.index("--out") + 1] == str(tmp_path / "runs")
     assert "--array" not in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -104,7 +104,7 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main(shlex.split(f"{BASE} --nodes 1")) == 0
     out = capsys.readouterr().out
     assert "Submitted batch job 42" in out
-    file = tmp_path / "runs" / "jobs" / "kapc_digits-seed0-001.sbatch"
+    file = tmp_path / "runs" / "jobs" / "kapc_digits-001.sbatch"
     assert file.read_text() == (tmp_path / "got").read_text()
     (tmp_path / "sbatch").write_text("#!/bin/bash\necho no such partition >&2; exit 1\n")
     assert main(shlex.split(f"{BASE} --partition nowhere --name b")) == 2
@@ -222,6 +222,6 @@ def test_further_words_for_sbatch(given: str, tmp_path: Path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} {given} --seed 3", capsys)
     assert "#SBATCH --mail-type=END\n#SBATCH --exclusive\n" in text
-    assert "kapc_digits-seed3-001" in text
+    assert "kapc_digits-001" in text
     assert main(shlex.split(f"{BASE} --sbatch --dry-run")) == 2  # a key of ours is no value
     assert "sbatch: it needs a value" in capsys.readouterr().err

@@ -243,7 +243,7 @@ def test_the_run_folder_is_what_scripts_rely_on(
     line = "fit --config kapc_digits --federation.rounds 2 --federation.clients 4 --federation.local_epochs 1"
     assert main([*line.split(), "--out", "deep/runs", "--fabric.accelerator", "cpu"]) == 0
     out, err = capsys.readouterr()
-    folder = workplace / "deep" / "runs" / "kapc_digits-seed0-001"
+    folder = workplace / "deep" / "runs" / "kapc_digits-001"
     assert str(folder.relative_to(workplace)) in out  # where everything is
     assert "round 2/2" in err
     present = {path.name for path in folder.iterdir()}
