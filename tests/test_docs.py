@@ -130,6 +130,9 @@ def test_decisions_that_the_code_and_the_pages_name_exist() -> None:
     assert named <= {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
 
 
+@pytest.mark.sampled(
+    "README.md-False", "CHANGELOG", "own-model", "add-a-method", "reference", "studies", "methods", "tune"
+)
 @pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -161,6 +164,7 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.sampled("add-a-method")
 @pytest.mark.parametrize("name", ["own-model-and-data.md", "add-a-method.md"])
 def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = ROOT / "docs" / name

@@ -262,7 +262,7 @@ def test_a_rank_that_dies_is_named(rank: int) -> None:
     assert [row["round"] for row in record(Path("runs/a")).metrics] == ["1", "2", "3", "4"]
 
 
-@pytest.mark.sampled("[0]")
+@pytest.mark.slow
 @pytest.mark.parametrize("rank", [0, 1])
 def test_a_rank_that_hangs_is_named(rank: int) -> None:
     several = ranks(2, line("a", f"{SLOW} --fabric.timeout 5"), Path("said"))
