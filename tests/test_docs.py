@@ -224,7 +224,7 @@ def test_tutorials_run(name: str, folder: Path, capsys: pytest.CaptureFixture[st
     if name == "paper":
         assert r"\toprule" in (folder / "table.tex").read_text()
     if name == "reading-a-relation":
-        assert float(re.findall(r"stays in the group ([\d.]+)", out)[0]) > 0.9
+        assert float(re.findall(r"stays in the group ([\d.]+)", out)[0]) > 0.7  # 3 of 7 without groups
     if name == "python":
         assert "(5, 10) (10, 3, 10)" in out
 

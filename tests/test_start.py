@@ -13,7 +13,7 @@ import pytest
 from fl_lightning.data import digits
 
 NOT_NEEDED = (
-    *("pandas", "plotly", "jinja2", "wandb", "tensorboard", "optuna", "dp_accounting"),
+    *("pandas", "plotly", "wandb", "tensorboard", "optuna", "dp_accounting"),
     "sklearn",
 )
 FIRST = """

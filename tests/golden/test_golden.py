@@ -112,7 +112,7 @@ ARGUMENTS = {
     "ktpflmodels": ("rho",), "fedmd": ("lam",), "fedavg-clipped": ("bound",), "ditto": ("lam",),
     "pfedme": ("lam", "personal_lr", "beta"), "apfl": ("alpha",), "scaffold": ("server_lr",), "fedala": ("eta",),
     "pfedhn": ("hyper_lr", "hyper_momentum"), "moon": ("mu", "tau"), "dbe": ("kappa", "momentum"), "fedcp": ("lam",),
-    "gpfl": ("lam", "mu"), "fedpac": ("lam", "head_lr"), "fedalign": ("mu",), "perfedavg": ("alpha",),
+    "gpfl": ("lam", "mu"), "fedpac": ("lam",), "fedalign": ("mu",), "perfedavg": ("alpha",),
     "fedgen": ("alpha", "beta", "generator_lr"), "fedas": ("align_lr",), "feddf": ("server_lr",), "fedu": ("gamma",),
     "pfedgraph": ("alpha", "lam"), "heurfedamp": ("lam", "sigma", "self_weight"), "pfedla": ("hyper_lr",),
     "pfedfda": ("ridge",),
