@@ -172,3 +172,15 @@ def test_a_channel_has_a_line(tmp_path, capsys) -> None:
     progress.on_close(run)
     line = "11.50 s over the channel (download 3.00, compute 0.50, upload 8.00; the slowest client of each round)"
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_unseen_clients_have_a_line(tmp_path, capsys) -> None:
+    run, progress = run_of(tmp_path), Progress()
+    progress.on_round_end(run, record(1, 0.5))
+    scores = {"newcomer_mean_accuracy_0": 0.5, "newcomer_mean_accuracy_5": 0.75}
+    progress.on_fit_end(run, summary := {})
+    summary |= {"held_out_clients": [3, 7], "newcomer_rule": "the global model", **scores}
+    progress.on_close(run)
+    held = "2 unseen clients, labelled samples of each class"
+    line = f"{held}: mean accuracy 0.5000 with 0, 0.7500 with 5 (the global model)"
+    assert line in capsys.readouterr().out.splitlines()
