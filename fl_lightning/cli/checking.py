@@ -86,11 +86,11 @@ def _checked(config: Config, folder: Path, asked: list[str]) -> list[str]:
         except BadInput as error:
             if not bench.made:
                 raise  # with these settings it cannot work at all
-            verdict, said = "ok", f"it is refused in one line: {error}"
+            verdict, said = "refused", f"in one line: {error}"
         except Wrong as error:
             verdict, said = "FAILS", str(error)
             failed.append(each.name)
-        print(f"{verdict:6}{each.name:{WIDTH}} {each.says}: {said}", flush=True)
+        print(f"{verdict:8}{each.name:{WIDTH}} {each.says}: {said}", flush=True)
         if each.name == "runs" and failed:
             print("the other checks are not made: they would say the same")
             break

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -62,7 +63,8 @@ def measure(data: FederatedData) -> Heterogeneity:
         pairs["jensen_shannon"] = np.stack([_jensen_shannon(mix, mixes) for mix in mixes])
         roots = np.sqrt(mixes)
         pairs["hellinger"] = np.stack([np.sqrt(np.square(root - roots).sum(axis=1) / 2) for root in roots])
-    found = [_projected(data, client) for client in clients]
+    directions = _directions(data)
+    found = [_projected(data, client, directions) for client in clients]
     unit = np.concatenate([z for z, _ in found]).std(axis=0)
     unit[unit == 0] = 1
     scaled = [(z / unit, y) for z, y in found]
@@ -92,15 +94,18 @@ def _jensen_shannon(p: np.ndarray, q: np.ndarray) -> np.ndarray:
     return np.sqrt(np.maximum(sum(term.sum(axis=1) for term in terms) / 2, 0))
 
 
-def _projected(data: FederatedData, client: int) -> tuple[np.ndarray, np.ndarray]:
-    """A client's first samples on the fixed directions, float64 (m, DIRECTIONS), and their labels."""
-    x, y = data.some(client, MOST_SAMPLES)
+def _directions(data: FederatedData) -> torch.Tensor:
+    """The fixed directions: float64 (numbers of an input, DIRECTIONS); of texts float32, a row for each token."""
     generator = torch.Generator().manual_seed(0)
-    if data.vocabulary:  # a text: the mean of a random row for each of its tokens
-        z = torch.randn(data.vocabulary, DIRECTIONS, generator=generator)[x].mean(dim=1)
-    else:
-        flat = x.flatten(1).double()
-        z = flat @ torch.randn(flat.shape[1], DIRECTIONS, generator=generator, dtype=torch.float64)
+    if data.vocabulary:
+        return torch.randn(data.vocabulary, DIRECTIONS, generator=generator)
+    return torch.randn(math.prod(data.input_shape), DIRECTIONS, generator=generator, dtype=torch.float64)
+
+
+def _projected(data: FederatedData, client: int, directions: torch.Tensor) -> tuple[np.ndarray, np.ndarray]:
+    """A client's first samples on the directions, float64 (m, DIRECTIONS), and their labels."""
+    x, y = data.some(client, MOST_SAMPLES)
+    z = directions[x].mean(dim=1) if data.vocabulary else x.flatten(1).double() @ directions  # a text: of its tokens
     return z.double().numpy(), y.numpy()
 
 
