@@ -15,12 +15,12 @@ from fl_lightning.errors import BadInput
 LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from 0, a name"
 
 
-def load(name: str, root: str | None) -> Source:
+def load(name: str, root: str | None, reads_test: bool = True) -> Source:
     """The data sets behind `train_dataloader()` and, where there is one, `test_dataloader()`, read whole.
 
     x: float or uint8 (channels, height, width), (channels, samples) or (features), or int64 (length): tokens, of which
     the module's attribute `vocabulary` says how many there are. Loaders' own batches and order are not used. `root` is
-    passed to a module that takes it.
+    passed to a module that takes it. Without `reads_test` nothing is asked for tests.
 
     Raises:
         BadInput: no such class, it fails, or its samples do not fit together.
@@ -41,8 +41,9 @@ def load(name: str, root: str | None) -> Source:
         train = _samples(module.train_dataloader())
         test = None
         if cls.test_dataloader is not LightningDataModule.test_dataloader:
-            module.setup("test")
-            test = _samples(module.test_dataloader())
+            if reads_test:
+                module.setup("test")
+            test = _samples(module.test_dataloader()) if reads_test else train
     except Exception as error:  # whatever a user's class raises
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise BadInput("data.source", name, f"its training and test data cannot be read: {line}") from error

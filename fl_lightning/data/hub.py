@@ -28,6 +28,7 @@ def load(data: DataConfig) -> Source:
     """
     parts = _parts(data.root)
     whole = parts["train"]
+    unread = None if data.reads_test else parts.pop("test", None)
     label = _known(whole, "data.label_column", data.label_column)
     group = None if data.group_column is None else _known(whole, "data.group_column", data.group_column)
     columns = data.columns or [name for name in whole.column_names if name not in (label, group)]
@@ -55,6 +56,8 @@ def load(data: DataConfig) -> Source:
         pools = {n: replace(pool, read=Pool.of(numbers[n], pool.labels).read) for n, pool in pools.items()}
     if "test" in parts:
         source = Source(pools["train"], pools["test"], names, group_names)
+    elif unread is not None:
+        source = Source(pools["train"], pools["train"], names, group_names)
     else:
         source = split_source(pools["train"], names, group_names)
     return source if texts is None else text.as_tokens(source, texts, data)

@@ -96,7 +96,7 @@ def read(data: DataConfig) -> Source:
     if "." in name:
         from fl_lightning.data import datamodule
 
-        return datamodule.load(name, root)
+        return datamodule.load(name, root, data.reads_test)
     from fl_lightning.data import vision
 
     return vision.load(name, root, data.download, data.reads_test)

@@ -10,6 +10,7 @@ import pytest
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import datamodule, prepare
+from fl_lightning.data.load import read
 from fl_lightning.errors import BadInput
 
 CODE = """
@@ -90,6 +91,16 @@ def test_the_third_of_a_sample_is_its_client() -> None:
         assert raw[:, 0, 0, 0].tolist() == list(range(first, first + size))
         np.testing.assert_array_equal(raw[:, 0, 0, 0] % 2, pool.labels)
         np.testing.assert_array_equal(raw[:, 0, 0, 0] % 3, pool.groups)
+
+
+def test_tests_are_left_alone_where_validation_scores(monkeypatch: pytest.MonkeyPatch) -> None:
+    import my_readings  # type: ignore[import-not-found]
+
+    monkeypatch.setattr(my_readings.Natural, "test_dataloader", lambda self: 1 / 0)
+    with pytest.raises(BadInput, match="division by zero"):
+        read(DataConfig(source="my_readings.Natural"))
+    source = read(DataConfig(source="my_readings.Natural", score_on="validation"))
+    assert len(source.train.labels) == 60 and source.test.read_all().max() == 59
 
 
 def test_without_test_data_a_fifth_is_taken() -> None:
