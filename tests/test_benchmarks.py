@@ -334,3 +334,9 @@ def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.Monk
     assert row.ratio > 0 and "numbers train" in row.note
     found = adapters.memory(40)
     assert found["vector"] / 2 < found["a_client"] and found["frozen"] > 4e6
+
+
+@pytest.mark.slow
+def test_a_study_is_timed_with_its_rounds(script: Load) -> None:
+    took = script("studies").study(runs=4, rounds=1, workers=1)
+    assert 0 < took.rounds < took.wall
