@@ -31,7 +31,6 @@ from fl_lightning.components import Network
 from fl_lightning.config import DataConfig
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.local import Local
 
 VIT, NOISE = "fl_lightning.models.vit.ViT", DataConfig(source="arrays")
 RANK_4 = {"rank": 4}
@@ -69,13 +68,13 @@ def against_bare(workload: Workload, pairs: int) -> Row:
 
 
 def memory(clients: int) -> dict[str, float]:
-    """Of a round in which each of so many clients takes a step and is kept, in bytes."""
+    """Of a round of FedAvg in which each of so many clients takes a step and is kept (for the judge), in bytes."""
     name = f"{clients} clients"
     model = Network(VIT, {}, adapters=RANK_4)
     workload = Workload(name, model, NOISE, (1, 8, 8), 2 * clients, clients, 2, clients=clients)
     data, peak = workload.noise(), PeakMemory()
     with tempfile.TemporaryDirectory() as folder:
-        fed = workload.federation(Local(), data, Path(folder), judge="after")
+        fed = workload.federation(FedAvg(), data, Path(folder), judge="after")
         for c in range(clients):
             data.client(c)
         fed.round(1, [0])  # what the first round alone takes

@@ -11,6 +11,7 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import are_numbers, check
 from fl_lightning.core import Client, Payload, Run
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import NO_TARGET
 from fl_lightning.rng import numpy_rng
 
 
@@ -21,7 +22,7 @@ class Attack(Transform):
     Args:
         kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's change from;
             `noise` uploads s and Gaussian noise of scale times the length of w - s; `label_flip` trains on the labels
-            C - 1 - y, and uploads what comes of it.
+            C - 1 - y (positions without a target have none then, too), and uploads what comes of it.
         clients: who attacks, by number.
         share: instead of `clients`: this share of all clients, rounded, drawn from the seed.
         scale: how much harder than its honest change an attacker pushes. 1: as much.
@@ -66,8 +67,9 @@ class Attack(Transform):
         if self.kind == "label_flip":
             fine = run.data.task == "classification"
             check("callbacks.attack.kind", self.kind, fine, "it flips classes, and a regression has none")
+            last = run.data.num_classes - 1
             for client in self.attackers:
-                run.data.relabel(client, lambda y: run.data.num_classes - 1 - y)
+                run.data.relabel(client, lambda y: torch.where(y == NO_TARGET, y, last - y))
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Upload something else."""

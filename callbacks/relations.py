@@ -70,7 +70,9 @@ class Alone(Relation):
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The identity, (1, m, n)."""
-        return torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places][None]
+        rows = torch.zeros(1, len(inputs.receivers), len(inputs.sources), dtype=torch.float64)
+        rows[0, torch.arange(len(inputs.receivers)), inputs.places] = 1
+        return rows
 
 
 class SampleCounts(Relation):

@@ -29,19 +29,20 @@ class Component:
 class AdaptersConfig:
     """Low-rank adapters (LoRA: Hu et al., ICLR 2022): W stays, and a client trains B A, which is added to it.
 
-    Defaults are those of the paper for RoBERTa-base on GLUE, its setting with a classifier.
+    Defaults are those of the paper for RoBERTa-base on GLUE (its Table 9), its setting with a classifier; they are also
+    `peft`'s for rank, alpha and dropout. The authors' script for MNLI has alpha 16.
     """
 
     rank: PositiveInt = 8
-    """r, the rows of A and columns of B. 8: the paper (its GPT-2 has 4)."""
+    """r, the rows of A and columns of B. 8: the paper, Table 9 (its GPT-2 has 4, Table 11)."""
     alpha: PositiveFloat = 8.0
-    """B A is scaled by alpha / rank. 8: the paper."""
+    """B A is scaled by alpha / rank. 8: the paper, Table 9 (its GPT-2 has 32, Table 11)."""
     targets: list[str] | None = None
     """Modules that get adapters, by the ends of their dotted names. null: those that the model names itself
-    (`adapter_targets`; in ours the projections to queries and values, as in the paper), else every linear layer but the
-    classifier."""
+    (`adapter_targets`; in ours the projections to queries and values, as in the paper's Table 9), else every linear
+    layer but the classifier."""
     dropout: ShareBelow1 = 0.0
-    """Of what goes into A, in training. 0: the paper names none for its adapters."""
+    """Of what goes into A, in training. 0: `peft`; the paper's Table 9 names none (GPT-2: 0.1 or 0, Table 11)."""
     head: bool = True
     """Whether the classifier trains, too, as the paper's does on GLUE: what pretraining has for one is none of ours."""
 

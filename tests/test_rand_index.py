@@ -10,7 +10,9 @@ import numpy as np
 import pytest
 import torch
 
+from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
+from fl_lightning.core import server
 from fl_lightning.core.relation import agreement
 from fl_lightning.data import prepare
 from fl_lightning.record import RelationView
@@ -165,3 +167,18 @@ def test_drift_needs_planted_groups() -> None:
 
     with pytest.raises(BadInput, match=r"data\.drift_every: 3 .*data\.planted"):
         DataConfig(drift_every=3).validate()
+
+
+@pytest.mark.parametrize("most", [31, 32])
+def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
+    most: int, fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "MOST_KEPT", most)
+    whole = 4 * 2 * 4  # receivers, layers, sources
+    folder = fit("a", "--callbacks heatmaps,ledger --data.planted labels --data.groups 2 --federation.rounds 2")
+    said = capsys.readouterr().err.count("relation: 4 receivers by 4 sources by layer is 0.0 GiB a round")
+    assert said == (most < whole)  # once, not in every round
+    held = [RunFolder(folder).read_relation(t).rows.size for t in (1, 2)]
+    assert held == [whole * (most >= whole)] * 2
+    assert ("rand_index" in RunFolder(folder).read_metrics()[1]) == (most >= whole)
+    assert main(["report", str(folder)]) == 0

@@ -61,7 +61,7 @@ class Weights:
         """As it can be drawn: layers of which nothing is sent are one's own."""
         group = self.group
         weights = self.weights.expand(len(layers), len(self.receivers), -1)
-        rows = weights.transpose(0, 1).to(torch.float32).numpy().copy()
+        rows = weights.transpose(0, 1).numpy().astype(np.float32, order="C")  # one copy: it is the largest there is
         sent = {b.layer for b, travels in zip(group.layout.blocks, group.down_mask, strict=True) if travels}
         own = [layer for layer in range(len(layers)) if layer not in sent]
         rows[:, own] = np.equal.outer(self.receivers, self.sources)[:, None]

@@ -5,6 +5,7 @@ through it.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
@@ -103,14 +104,23 @@ class Server:
             group.answered = [c for c in group.cohort if c in here]
 
     def relation_view(self) -> RelationView:
-        """Who received whom in this round, ready to be drawn."""
+        """Who received whom in this round, ready to be drawn; nobody, and that is said, where it is too large."""
         if self.view is not None:
             return self.view
-        parts = [g.weighed for g in self.groups if g.weighed is not None]
-        if len(self.groups) > 1 and parts:
-            return one_view(parts)
-        nobody = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
-        return parts[0].view(self.run.layer_names) if parts else nobody
+        parts, layers = [g.weighed for g in self.groups if g.weighed is not None], self.run.layer_names
+        sizes = [sum(map(len, whose)) for whose in zip(*((p.receivers, p.sources) for p in parts), strict=True)]
+        size = math.prod([*sizes, 1 if len(self.groups) > 1 else len(layers)])
+        if not parts or size > MOST_KEPT:
+            if parts and "relation" not in self.run.said and self.run.is_main:
+                what = f"{sizes[0]:,} receivers by {sizes[1]:,} sources by layer is {4 * size / 2**30:.1f} GiB a round"
+                log.say(f"relation: {what}: it is not kept, nor drawn; with a lower federation.participation it is")
+            self.run.said.add("relation")
+            return RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+        return one_view(parts) if len(self.groups) > 1 else parts[0].view(layers)
+
+
+MOST_KEPT = 10**8
+"""Numbers of a round's relation as it is kept and drawn: 400 MB, 2,000 clients at once and 25 layers (ours)."""
 
 
 class GroupServer:

@@ -99,12 +99,18 @@ def _pool(key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Ta
     elif not np.issubdtype(y.dtype, np.integer):
         raise BadInput(key, root, f"y_{part} holds {y.dtype} but must hold whole numbers (classes from 0)")
     elif y.min() < 0:
-        raise BadInput(key, root, f"y_{part} holds the negative label {y.min()}")
+        raise BadInput(key, root, f"y_{part} holds the negative label {y.min()} (sample {_first(y < 0)})")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
         raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
-    check(key, root, bool(np.isfinite(x).all()), f"x_{part} holds values that are not finite")
+    if not (finite := np.isfinite(x)).all():
+        raise BadInput(key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})")
     return Pool.of(_channels_first(key, root, part, x), y)
+
+
+def _first(bad: np.ndarray) -> int:
+    """The number, from 1, of the first sample of which something is so."""
+    return 1 + int(np.argmax(bad.reshape(len(bad), -1).any(axis=1)))
 
 
 def _channels_first(key: str, root: str, part: str, x: np.ndarray) -> np.ndarray:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import warnings
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +36,9 @@ def load(data: DataConfig) -> Source:
     columns = data.columns or [name for name in whole.column_names if name not in (label, group)]
     for name in columns:
         _known(whole, "data.columns", name)
+    for name in (label, *([] if group is None else [group]), *columns):
+        if any(name not in part.column_names for part in parts.values()):
+            raise BadInput("data.root", data.root, f"its part test has no column {name!r}, which train has")
     if not columns or label in columns:
         raise BadInput("data.columns", data.columns, "it must name columns beside the label's")
     regression = data.task == "regression"
@@ -46,8 +51,7 @@ def load(data: DataConfig) -> Source:
     kind = type(whole.features[columns[0]]).__name__
     if len(columns) == 1 and kind == "Image":
         for name, part in parts.items():
-            read = decoder(lambda index, part=part: part[index][columns[0]], data.root)  # type: ignore[misc]
-            pools[name] = replace(pools[name], read=read)
+            pools[name] = replace(pools[name], read=_images(part, name, columns[0], data.root))
     elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
         pools["test"] = _behind(pools["test"], len(whole)) if "test" in pools else pools["train"]
@@ -61,6 +65,13 @@ def load(data: DataConfig) -> Source:
     else:
         source = split_source(pools["train"], names, group_names)
     return source if texts is None else text.as_tokens(source, texts, data)
+
+
+def _images(part: Any, name: str, column: str, root: str | None) -> Callable[[np.ndarray], np.ndarray]:
+    def where(index: int) -> str:
+        return f"column {column!r} of row {index + 1} of {name}"
+
+    return decoder(lambda index: part[index][column], root, where)
 
 
 def _behind(pool: Pool, before: int) -> Pool:
@@ -81,10 +92,12 @@ def _parts(root: str | None) -> dict[str, Any]:
     try:
         if path.is_file() or (files := sorted(path.glob("*.parquet"))):
             found = {"train": [path]} if path.is_file() else _by_name(files)
-            parts = {
-                name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
-                for name, own in found.items()
-            }
+            with warnings.catch_warnings():
+                warnings.filterwarnings("ignore", "Cannot (locate|pickle)")  # dill's, of fingerprints nobody asks for
+                parts = {
+                    name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
+                    for name, own in found.items()
+                }
         else:
             held = datasets.load_from_disk(str(path))
             parts = dict(held) if isinstance(held, datasets.DatasetDict) else {"train": held}
@@ -112,11 +125,13 @@ def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], 
     known = getattr(parts["train"].features[column], "names", None)
     if not known:
         return _numbered(parts, column)
-    found = {name: np.array(list(part[column]), np.int64) for name, part in parts.items()}
-    for name, labels in found.items():
-        if labels.min(initial=0) < 0:
-            row = int(np.argmin(labels)) + 1
-            raise BadInput("data.label_column", column, f"row {row} of {name} has no class")
+    found = {}
+    for name, part in parts.items():
+        cells = list(part[column])
+        without = next((row for row, cell in enumerate(cells, 1) if cell is None or cell < 0), None)
+        if without is not None:
+            raise BadInput("data.label_column", column, f"row {without} of {name} has no class")
+        found[name] = np.array(cells, np.int64)
     return found, list(known)
 
 
@@ -126,6 +141,10 @@ def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray]
     for name, held in cells.items():
         if None in held:
             raise BadInput("data.root", column, f"column {column!r} of row {held.index(None) + 1} of {name} is empty")
+        odd = next((row for row, cell in enumerate(held, 1) if isinstance(cell, list | dict)), None)
+        if odd is not None:
+            what = f"column {column!r} of row {odd} of {name} holds several values: classes and groups are one each"
+            raise BadInput("data.root", column, what)
     values = sorted(set(cells["train"]))
     places = {value: place for place, value in enumerate(values)}
     for held in cells.values():

@@ -19,27 +19,30 @@ SIZE = 32
 LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone (split 80/20)"
 
 
-def decoder(image: Callable[[int], Any], root: str | None) -> Callable[[np.ndarray], np.ndarray]:
+def decoder(
+    image: Callable[[int], Any], root: str | None, where: Callable[[int], str]
+) -> Callable[[np.ndarray], np.ndarray]:
     """The reader of a pool whose sample i is the PIL image `image(i)`: uint8 [m, 3, SIZE, SIZE], decoded by threads.
 
-    It raises `BadInput`, with `root` as the value of `data.root`, for an image that cannot be read.
+    It raises `BadInput`, with `root` as the value of `data.root`, for an image that cannot be read, and says `where`
+    that lies.
     """
 
     def decode(index: int) -> np.ndarray:
         from PIL import Image
 
-        resized = image(index).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        try:
+            resized = image(index).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+        except Exception as error:  # pillow answers broken files in half a dozen types
+            reason = str(error).split("\n")[0]
+            raise BadInput("data.root", root, f"an image cannot be read: {where(index)} ({reason})") from error
         return np.asarray(resized).transpose(2, 0, 1)
 
     def read(indices: np.ndarray) -> np.ndarray:
         samples = np.empty((len(indices), 3, SIZE, SIZE), np.uint8)
-        try:
-            with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
-                for place, sample in enumerate(threads.map(decode, indices.tolist())):
-                    samples[place] = sample
-        except (OSError, RuntimeError, ValueError) as error:
-            reason = str(error).split("\n")[0]
-            raise BadInput("data.root", root, f"an image cannot be read ({reason})") from error
+        with ThreadPoolExecutor(min(16, os.cpu_count() or 1)) as threads:
+            for place, sample in enumerate(threads.map(decode, indices.tolist())):
+                samples[place] = sample
         return samples
 
     return read
@@ -71,4 +74,5 @@ def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, 
     except OSError as error:
         reason = str(error).split("\n")[0]
         raise BadInput("data.root", root, f"it must be {layout} ({reason})") from error
-    return Pool(np.array(dataset.targets, np.int64), decoder(lambda index: dataset[index][0], root)), dataset.classes
+    read = decoder(lambda index: dataset[index][0], root, lambda index: dataset.samples[index][0])
+    return Pool(np.array(dataset.targets, np.int64), read), dataset.classes

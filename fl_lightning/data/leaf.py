@@ -14,7 +14,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
@@ -36,15 +36,18 @@ def load(data: DataConfig) -> Source:
     folder = Path(root).expanduser()
     whole = not (folder / "train").is_dir()
     train = _files(root, folder if whole else folder / "train")
-    test: Samples = {} if whole or not data.reads_test else _files(root, folder / "test")
+    first = next(iter(train.values()))[0][0]
+    test: Samples = {} if whole or not data.reads_test else _files(root, folder / "test", first)
     users = sorted(train)
     strangers = sorted(set(test) - set(users))
     if strangers:
         raise BadInput("data.root", root, f"the user {strangers[0]!r} has test samples and none for training")
-    if isinstance(next(iter(train.values()))[0][0], str):
+    if isinstance(first, str):
         return _texts(train, test, users, data)
-    classes = 1 + max(int(max(y)) for part in (train, test) for _, y in part.values() if y)
-    pools = [_pool(root, part, users) for part in (train, test) if part]
+    classes = 1 + max(max(y) for part in (train, test) for _, y in part.values())
+    samples = sum(len(y) for _, y in train.values())
+    check("data.root", root, classes <= samples, f"class {classes - 1} is above {samples} training samples: from 0 on")
+    pools = [_pool(part, users) for part in (train, test) if part]
     names = [str(label) for label in range(classes)]
     if len(pools) == 2:
         return Source(pools[0], pools[1], names, users)
@@ -76,30 +79,21 @@ def _pairs(part: Samples, user: str) -> Iterator[tuple[Any, Any]]:
     return zip(*part.get(user, ([], [])), strict=True)
 
 
-def _pool(root: str, part: Samples, users: list[str]) -> Pool:
-    width = len(next(iter(part.values()))[0][0])
-    side = math.isqrt(width)
-    rows, labels, groups = [], [], []
-    for number, user in enumerate(users):
-        for k, (x, y) in enumerate(_pairs(part, user), 1):
-            fine = isinstance(x, list) and len(x) == width and type(y) is int and y >= 0
-            if not fine:
-                what = f"sample {k} of user {user!r}: x must hold {width} numbers, y a class from 0; y is {y!r}"
-                raise BadInput("data.root", root, what)
-            rows.append(x)
-            labels.append(y)
-            groups.append(number)
-    try:
-        raw = np.array(rows, np.float32)
-    except (TypeError, ValueError) as error:
-        raise BadInput("data.root", root, f"x holds what is no number ({str(error).splitlines()[0]})") from error
-    if side * side == width and side > 1:
+def _pool(part: Samples, users: list[str]) -> Pool:
+    numbered = [(*pair, number) for number, user in enumerate(users) for pair in _pairs(part, user)]
+    raw = np.array([x for x, _, _ in numbered], np.float32)
+    side = math.isqrt(raw.shape[1])
+    if side * side == raw.shape[1] and side > 1:
         raw = raw.reshape(-1, 1, side, side)
-    return Pool(np.array(labels, np.int64), lambda index: raw[index], np.array(groups, np.int64))
+    labels, groups = np.array([place for _, *place in numbered], np.int64).T
+    return Pool(labels, lambda index: raw[index], groups)
 
 
-def _files(root: str, folder: Path) -> Samples:
-    """All users of a folder's files; a user that stands in two of them has both's samples."""
+def _files(root: str, folder: Path, like: Any = None) -> Samples:
+    """All users of a folder's files; a user that stands in two of them has both's samples.
+
+    All samples are `like` this one: a text, or as many numbers. None: like the first.
+    """
     files = sorted(folder.glob("*.json"))
     if not files:
         raise Absent("data.root", root, f"there is no .json file in {folder.name}/; it must be {LAYOUT}")
@@ -107,18 +101,43 @@ def _files(root: str, folder: Path) -> Samples:
     for file in files:
         try:
             held = json.loads(file.read_text(encoding="utf-8"))
-            users, of_user = held["users"], held["user_data"]
-        except (OSError, ValueError, KeyError, TypeError) as error:
+            users = {user: held["user_data"].get(user) for user in held["users"]}
+        except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{file.name} is none of LEAF's: {type(error).__name__}: {str(error).splitlines()[0]}"
             raise BadInput("data.root", root, what) from error
-        for user in users:
-            own = of_user.get(user, {}) if isinstance(of_user, dict) else {}
-            x, y = own.get("x"), own.get("y")
+        for user, own in users.items():
+            x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not x:
                 raise BadInput(
                     "data.root", root, f"{file.name}: the user {user!r} must have lists x and y of one length"
                 )
+            like = x[0] if like is None else like
+            wrong = _wrong(str(user), x, y, like)
+            check("data.root", root, wrong is None, f"{file.name}: {wrong}")
             before = found.setdefault(str(user), ([], []))
             before[0].extend(x)
             before[1].extend(y)
+    check("data.root", root, bool(found), f"the files of {folder.name}/ name no user")
     return found
+
+
+def _wrong(user: str, x: list[Any], y: list[Any], like: Any) -> str | None:
+    """What is wrong with the first bad sample of a user, if one is."""
+    texts, width = isinstance(like, str), len(like) or 1 if isinstance(like, list) else 1
+    wanted = "be a text, y the character behind it" if texts else f"hold {width} numbers, y a class from 0"
+    for k, (sample, label) in enumerate(zip(x, y, strict=True), 1):
+        if texts:
+            fine = isinstance(sample, str) and isinstance(label, str)
+        else:
+            fine = _is_numbers(sample, width) and type(label) is int and label >= 0
+        if not fine:
+            return f"sample {k} of user {user!r}: x must {wanted}; y is {label!r}"
+    return None
+
+
+def _is_numbers(sample: Any, width: int) -> bool:
+    try:
+        found = np.asarray(sample)
+    except ValueError:  # lists of several lengths
+        return False
+    return found.shape == (width,) and found.dtype.kind in "biuf" and bool((np.abs(found) < FLOAT32).all())

@@ -15,6 +15,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data.source import Source
+from fl_lightning.metric import NO_TARGET
 from fl_lightning.rng import numpy_rng
 
 
@@ -40,11 +41,15 @@ class Tasks:
         return 360 * group / self.groups if self.turned else 0.0
 
     def relabelled(self, labels: np.ndarray, before: int | None, after: int) -> np.ndarray:
-        """The labels [n] of a client that goes over from one group (None: the data as they are read) to another."""
+        """The labels [n] of a client that goes over from one group (None: the data as they are read) to another.
+
+        What is no target stays so.
+        """
         if self.tables is None:
             return labels
-        plain = labels if before is None else np.argsort(self.tables[before])[labels]
-        moved: np.ndarray = self.tables[after][plain]
+        known, moved = labels != NO_TARGET, labels.copy()
+        plain = labels[known] if before is None else np.argsort(self.tables[before])[labels[known]]
+        moved[known] = self.tables[after][plain]
         return moved
 
     def drift(

@@ -55,7 +55,10 @@ def load(data: DataConfig) -> Source:
 
         folder = Path(data.root or "").expanduser().parent
         files = [folder / row[places[0]] for row in rows]
-        read = decoder(lambda index: Image.open(files[index]), data.root)
+        read = decoder(
+            lambda index: Image.open(files[index]), data.root,
+            lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
+        )  # fmt: skip
     else:
         features = _features(data.root, head, rows, places)
         read = Pool.of(features, labels).read

@@ -164,7 +164,8 @@ def _pool(dataset: Any, recipe: Recipe) -> Pool:
         raise ValueError(f"labels {labels.min()} to {labels.max()} for {recipe.classes} classes")
     samples = getattr(dataset, "data", None)
     if samples is None:
-        return Pool(labels, decoder(lambda index: dataset[index][0], recipe.dataset))
+        read = decoder(lambda index: dataset[index][0], recipe.dataset, lambda index: f"sample {index + 1}")
+        return Pool(labels, read)
     samples = np.asarray(samples)
     if samples.ndim == 3:
         samples = samples[:, None]

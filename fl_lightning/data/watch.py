@@ -40,6 +40,11 @@ def load(data: DataConfig) -> Source:
         series = [np.asarray(recording, np.float32) for recording in held["X"]]
         exercise, person = (np.asarray(held[key]).astype(np.int64) for key in ("y", "subject"))
         names = [str(name) for name in held["y_labels"]]
+        odd = next((k for k, r in enumerate(series, 1) if r.ndim != 2 or r.shape[1] != SHAPE[0]), None)
+        if odd is not None:
+            raise ValueError(f"recording {odd} has the shape {series[odd - 1].shape}, not (samples, {SHAPE[0]})")
+        if not len(series) == len(exercise) == len(person):
+            raise ValueError(f"{len(series)} recordings, {len(exercise)} exercises and {len(person)} persons")
     except (OSError, ValueError, KeyError, AttributeError, EOFError, UnpicklingError) as error:
         raise BadInput("data.source", "watch", f"seglearn's file {file.name} cannot be read ({error})") from error
     persons, groups = np.unique(person, return_inverse=True)

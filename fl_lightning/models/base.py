@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.components import Text
+from fl_lightning.config import check
 
 
 def inputs(n: int, shape: Sequence[int], text: Text | None, draws: torch.Generator | None = None) -> Tensor:
@@ -24,6 +25,12 @@ def targets(n: int, shape: Sequence[int], classes: int, text: Text | None, *, fl
     each = tuple(shape) if text is not None and text.per_position else ()
     found = torch.arange(n).reshape(n, *[1] * len(each)).expand(n, *each) % classes
     return found.float() if floats else found.contiguous()
+
+
+def check_heads(heads: int, width: int) -> None:
+    """Raise `BadInput` unless attention of that `width` can be split among its `heads`."""
+    fine = heads >= 1 and width % heads == 0
+    check("model.heads", heads, fine, f"the width {width} must be a multiple of it")
 
 
 class SelfAttention(nn.Module):

@@ -7,8 +7,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import check
-from fl_lightning.models.base import SelfAttention
+from fl_lightning.models.base import SelfAttention, check_heads
 
 
 class _Block(nn.Module):
@@ -52,8 +51,7 @@ class Transformer(nn.Module):
         dropout: float = 0.0,
     ) -> None:
         super().__init__()
-        fine = heads >= 1 and width % heads == 0
-        check("model.heads", heads, fine, f"the width {width} must be a multiple of it")
+        check_heads(heads, width)
         self.per_position = per_position
         self.tokens = nn.Embedding(vocabulary, width)
         self.positions = nn.Embedding(input_shape[0], width)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from torchvision.models import VisionTransformer
 
 from fl_lightning.config import check
-from fl_lightning.models.base import SelfAttention
+from fl_lightning.models.base import SelfAttention, check_heads
 
 
 class ViT(nn.Module):
@@ -42,8 +42,7 @@ class ViT(nn.Module):
         shape = (*input_shape,)
         square = len(shape) == 3 and shape[1] == shape[2] and patch >= 1 and shape[1] % patch == 0
         check("model.patch", patch, square, f"square images whose side is a multiple of it, not {shape}")
-        fine = heads >= 1 and width % heads == 0
-        check("model.heads", heads, fine, f"the width {width} must be a multiple of it")
+        check_heads(heads, width)
         net = VisionTransformer(shape[1], patch, depth, heads, width, 4 * width, dropout, num_classes=num_classes)
         if shape[0] != 3:
             net.conv_proj = nn.Conv2d(shape[0], width, patch, patch)

@@ -32,6 +32,7 @@ from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
+from fl_lightning.metric import NO_TARGET
 from fl_lightning.parallel import Group
 from fl_lightning.runfolder import RunFolder
 
@@ -314,6 +315,16 @@ def test_label_flippers_train_on_turned_labels_and_are_judged_on_true_ones(make_
     part = run.data.client(2).test, plain.data.client(2).test
     assert torch.equal(*(next(iter(p.batches(500)))[1] for p in part))
     assert run.data.client(2).train.augmented
+
+
+def test_label_flippers_leave_positions_without_a_target_alone(make_run: MakeRun) -> None:
+    run = make_run(FedAvg(), callbacks=[Attack("label_flip", clients=[1])])
+    true = torch.cat([y for _, y in batch(run.data, 1)])
+    without = int(true[0])
+    run.data._train.labels[run.data._train.labels == without] = NO_TARGET
+    begin(run)
+    [(_, flipped)] = batch(run.data, 1)
+    assert torch.equal(flipped, torch.where(true == without, NO_TARGET, 9 - true))
 
 
 def batch(data: FederatedData, client: int) -> list[tuple[Tensor, Tensor]]:

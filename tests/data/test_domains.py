@@ -67,6 +67,13 @@ def test_folders_that_are_none(tmp_path: Path) -> None:
         domains.load(DataConfig(root=str(tmp_path)))
 
 
+def test_an_image_that_cannot_be_read_is_named(pacs: str) -> None:
+    for file in Path(pacs, "photo", "dog").iterdir():
+        file.write_bytes(b"none")
+    with pytest.raises(BadInput, match=r"an image cannot be read: .*photo/dog/\w+\.\w+ "):
+        domains.load(DataConfig(root=pacs)).train.read_all()
+
+
 def test_two_domains_of_digits(fl_data: Path) -> None:
     """scikit-learn's and MNIST's: as many of each, on one scale, and another look."""
     source = domains.digit_pair(DataConfig(root=str(fl_data), clients_per_domain=2))

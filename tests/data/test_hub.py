@@ -112,6 +112,7 @@ def test_targets_of_a_regression(tmp_path: Path) -> None:
         ({"b": [[1, 2]] * 59 + [[1]]}, {"columns": ["a", "b"]}, r"column 'b' of row 60 of train holds '\[1\]'"),
         ({"a": [1.0, None] * 30}, {"columns": ["a"]}, r"column 'a' of row 2 of train holds 'None'"),
         ({"label": ["x", None] * 30}, {"columns": ["a"]}, r"column 'label' of row 2 of train is empty"),
+        ({"label": [[1, 2]] * 60}, {"columns": ["a"]}, r"column 'label' of row 1 of train holds several values"),
     ],
 )
 def test_what_does_not_go_is_named(
@@ -120,6 +121,26 @@ def test_what_does_not_go_is_named(
     datasets.Dataset.from_dict(table() | change).to_parquet(str(tmp_path / "d.parquet"))
     with pytest.raises(BadInput, match=message):
         hub.load(DataConfig(source="hf", root=str(tmp_path / "d.parquet"), **options))
+
+
+def test_cells_without_an_image_or_a_class_are_named(tmp_path: Path) -> None:
+    features = datasets.Features({"image": datasets.Image(), "label": datasets.ClassLabel(names=["cat", "dog"])})
+    held = {"image": [Image.new("RGB", (8, 8)), None] * 5, "label": [0, 1] * 5}
+    datasets.Dataset.from_dict(held, features=features).save_to_disk(str(tmp_path / "images"))
+    source = hub.load(DataConfig(source="hf", root=str(tmp_path / "images")))
+    with pytest.raises(BadInput, match=r"an image cannot be read: column 'image' of row \d+ of train"):
+        source.train.read_all()
+    held["label"][3] = None  # type: ignore[call-overload]
+    datasets.Dataset.from_dict(held, features=features).save_to_disk(str(tmp_path / "classes"))
+    with pytest.raises(BadInput, match=r"data\.label_column: 'label' .*row 4 of train has no class"):
+        hub.load(DataConfig(source="hf", root=str(tmp_path / "classes")))
+
+
+def test_a_test_part_of_other_columns(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
+    datasets.Dataset.from_dict(table()).remove_columns("b").to_parquet(str(tmp_path / "test.parquet"))
+    with pytest.raises(BadInput, match=r"its part test has no column 'b', which train has"):
+        hub.load(DataConfig(source="hf", root=str(tmp_path), group_column="writer"))
 
 
 def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

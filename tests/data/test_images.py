@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from io import BytesIO
 from pathlib import Path
 
 import numpy as np
@@ -63,5 +64,11 @@ def test_a_broken_image_is_one_line(tmp_path: Path) -> None:
     source = images.load(str(fill(tmp_path, {"a": 1})))
     for number in range(5):
         (tmp_path / "a" / f"{number}.png").write_bytes(b"no image")
-    with pytest.raises(BadInput, match="an image cannot be read"):
+    with pytest.raises(BadInput, match=r"an image cannot be read: .*\d\.png \("):
+        source.train.read(np.arange(2))
+    whole = BytesIO()
+    Image.new("RGB", (64, 64)).save(whole, "png")
+    for number in range(5):  # pillow does not say of which file it is
+        (tmp_path / "a" / f"{number}.png").write_bytes(whole.getvalue()[:-30])
+    with pytest.raises(BadInput, match=r"an image cannot be read: .*\d\.png \("):
         source.train.read(np.arange(2))

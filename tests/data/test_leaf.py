@@ -96,9 +96,17 @@ def test_shakespeare(tmp_path: Path) -> None:
     [
         ({"a": ([[1.0, 2.0]], [0, 1])}, r"all_data_0\.json: the user 'a' must have lists x and y of one length"),
         ({"a": ([], [])}, r"the user 'a' must have lists"),
-        ({"a": ([[1.0, 2.0], [1.0]], [0, 1])}, r"sample 2 of user 'a': x must hold 2 numbers"),
+        ({"a": ([[1.0, 2.0], [1.0]], [0, 1])}, r"all_data_0\.json: sample 2 of user 'a': x must hold 2 numbers"),
         ({"a": ([[1.0, 2.0]], [-1])}, r"sample 1 of user 'a': .*y is -1"),
-        ({"a": ([[1.0, "x"]], [0])}, r"x holds what is no number"),
+        ({"b": ([[1.0, 2.0]], [0]), "a": ([[1.0, "x"]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
+        ({"a": ([[1.0, None]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
+        ({"a": ([[1.0, float("nan")]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
+        ({"a": ([[[1.0], [1.0, 2.0]]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
+        ({"a": ([3.5], [0])}, r"sample 1 of user 'a': x must hold 1 numbers"),
+        ({"a": ([[1.0, 2.0]], ["0"])}, r"sample 1 of user 'a': .* a class from 0; y is '0'"),
+        ({"a": ([[1.0, 2.0]], [10**15])}, r"class 10+ is above 1 training samples"),
+        ({"a": (["to be ", 5], ["o", "r"])}, r"sample 2 of user 'a': x must be a text"),
+        ({"a": (["to be "], [3])}, r"sample 1 of user 'a': x must be a text, y the character behind it; y is 3"),
     ],
 )
 def test_bad_samples_are_named(users: dict[str, Any], message: str, tmp_path: Path) -> None:
@@ -117,8 +125,18 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     (tmp_path / "broken.json").write_text("[]")
     with pytest.raises(BadInput, match=r"broken\.json is none of LEAF's: TypeError"):
         leaf.load(config)
+    for users, of_user, what in (
+        (5, {}, "is none of LEAF's"), (["a"], [], "is none of LEAF's"), (["a"], {"a": 1}, "user 'a' must have lists"),
+        ([], {}, "name no user"),
+    ):  # fmt: skip
+        (tmp_path / "broken.json").write_text(json.dumps({"users": users, "user_data": of_user}))
+        with pytest.raises(BadInput, match=what):
+            leaf.load(config)
     (tmp_path / "broken.json").unlink()
     femnist(tmp_path)
+    write(tmp_path, "test", {"f0": ([[1.0] * 783], [0])})
+    with pytest.raises(BadInput, match=r"all_data_0\.json: sample 1 of user 'f0': x must hold 784 numbers"):
+        leaf.load(config)
     write(tmp_path, "test", {"f9": images(1, 2)})
     with pytest.raises(BadInput, match=r"the user 'f9' has test samples and none for training"):
         leaf.load(config)

@@ -9,8 +9,9 @@ import pytest
 import torch
 
 from fl_lightning.config import DataConfig
-from fl_lightning.data import Part, prepare
+from fl_lightning.data import Part, planted, prepare
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import NO_TARGET
 
 PARTS = ("train", "validation", "test")
 PLAIN = DataConfig(partition="iid", validation=0.2)
@@ -32,6 +33,15 @@ def test_labels_are_moved_on_in_every_part_and_nothing_else_changes(partition: s
             assert torch.equal(x, same)
             assert torch.equal(changed, (y + group) % 10)
         assert moved.class_counts[i].tolist() == np.roll(plain.class_counts[i], group).tolist()
+
+
+def test_positions_without_a_target_have_none_in_any_group() -> None:
+    tasks = planted.tasks(replace(PLAIN, planted="labels", groups=3), 6, 120, 0)
+    assert tasks is not None
+    labels = np.array([[5, NO_TARGET, 119], [NO_TARGET, 0, 1]])
+    moved = tasks.relabelled(labels, None, 2)
+    assert moved.tolist() == [[7, NO_TARGET, 1], [NO_TARGET, 2, 3]]
+    assert tasks.relabelled(moved, 2, 0).tolist() == labels.tolist()
 
 
 def test_images_of_a_group_are_turned_alike() -> None:

@@ -88,7 +88,7 @@ def test_images_beside_the_table(tmp_path: Path) -> None:
             assert (raw % 4 == client).all()
             assert torch.equal((raw % 3 == 0).long(), y)
     (tmp_path / "1905" / "0.png").unlink()
-    with pytest.raises(BadInput, match=r"data\.root: .*an image cannot be read .*0\.png"):
+    with pytest.raises(BadInput, match=r"data\.root: .*an image cannot be read: column 'file' of sample 1, 0\.png"):
         prepare(config, 4, 0)
 
 

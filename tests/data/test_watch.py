@@ -126,6 +126,12 @@ def test_what_does_not_go_is_said() -> None:
 
 
 def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    held = np.load(wheel, allow_pickle=True).item()
+    for change, what in (({"X": [*held["X"][:2], held["X"][2][:, :5]]}, r"recording 3 has the shape \(\d+, 5\)"),
+                         ({"y": held["y"][1:]}, "24 recordings, 23 exercises and 24 persons")):  # fmt: skip
+        np.save(wheel, np.array({**held, **change}, dtype=object), allow_pickle=True)
+        with pytest.raises(BadInput, match=rf"data\.source: 'watch' .*watch_dataset\.npy .*{what}"):
+            watch.load(DataConfig())
     wheel.write_bytes(b"none")
     with pytest.raises(BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"):
         watch.load(DataConfig())

@@ -41,11 +41,14 @@ COMMAND = str(Path(sys.executable).with_name("fl-train"))
 OWN_MODELS = '''
 """A user's own models."""
 
+import json
+from pathlib import Path
+
 import torch
 from lightning import LightningModule
 from torch import nn
 
-from fl_lightning.callbacks import Transform
+from fl_lightning.callbacks import Observer, Transform
 
 
 class Normed(nn.Module):
@@ -61,6 +64,26 @@ class Normed(nn.Module):
 
     def forward(self, x):
         return self.out(self.norm(self.conv(x)).relu().flatten(1))
+
+
+class Frozen(Normed):
+    """Its convolution and BatchNorm stand still."""
+
+    def __init__(self):
+        super().__init__()
+        self.conv.requires_grad_(False)
+        self.norm.requires_grad_(False)
+
+
+class Where(Observer):
+    """Every rank notes after each round where what is frozen lies, and how long what it holds of clients is."""
+
+    def on_round_end(self, run, record):
+        frozen = {name: (t.data_ptr(), t.tolist()) for name, t in run.groups[0].frozen.items()}
+        of_client = lambda s: [*s.vectors.values(), *s.received.values(), *s.buffers, *s.memory.values()]
+        lengths = sorted({t.numel() for s in run.states.values() for t in of_client(s)})
+        noted = {"frozen": frozen, "lengths": lengths, "clients": sorted(run.states)}
+        Path(f"{run.folder.name}-{run.rank}-{record.round}.json").write_text(json.dumps(noted))
 
 
 class Lit(LightningModule):
@@ -226,7 +249,7 @@ def fl_train() -> str:
 
 @pytest.fixture(scope="session")
 def own_models(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A folder with the module `fl_own_models`: Normed, Lit, Bursting, Slow."""
+    """A folder with the module `fl_own_models`: Normed, Frozen, Lit, Bursting, Slow."""
     folder = tmp_path_factory.mktemp("own")
     (folder / "fl_own_models.py").write_text(OWN_MODELS)
     return folder
