@@ -19,7 +19,6 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from rotated import name_of
 
 from fl_lightning.cli import main as fl_train
 from fl_lightning.runfolder import RunFolder, best
@@ -47,6 +46,11 @@ model:
   - {name: resnet18, count: 5}
   - {name: shufflenetv2, count: 5}
 """
+
+
+def name_of(label: str) -> str:
+    """The run folder of a line."""
+    return "".join(c if c.isalnum() else "-" for c in label.lower()).strip("-")
 
 
 def table(out: Path) -> str:

@@ -18,25 +18,28 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
 from statistics import mean, stdev
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 import numpy as np
 import torch
+import yaml
 from scipy.stats import ttest_rel
 from sklearn.cluster import AgglomerativeClustering
 from sklearn.metrics import adjusted_rand_score
-from tables import finished_rounds, run
 from torch import Tensor
 from workloads import settings
 
 from fl_lightning.callbacks.cube import LearnedCube
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.cli.folder import CONFIG, write_config
+from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, DataConfig, EvaluationConfig
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
 from fl_lightning.data import FederatedData
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.rng import numpy_rng
+from fl_lightning.run import fit
 from fl_lightning.runfolder import RunFolder
 
 Fixed = Literal["uniform", "alone", "samples", "random", "oracle"]
@@ -269,6 +272,33 @@ def _beside(out: Path, seeds: Sequence[int]) -> Iterator[str]:
 
 def _figure(value: float) -> str:
     return "-" if np.isnan(value) else f"{value:.2f}"
+
+
+def run(folder: Path, wanted: Config) -> None:
+    """Run `wanted` in `folder`, or what is left of it; exits if the folder holds another run."""
+    if finished_rounds(folder) >= wanted.federation.rounds:
+        return
+    folder.mkdir(parents=True, exist_ok=True)
+    saved = folder / CONFIG
+    if saved.exists() and _identity(saved.read_text(encoding="utf-8")) != _identity(to_yaml(wanted)):
+        raise SystemExit(f"{folder} holds a run with other settings: remove it, or give another --out")
+    write_config(folder, wanted)
+    fit(wanted, folder, resume=True)
+
+
+def finished_rounds(folder: Path) -> int:
+    """Rounds of a run that has ended; 0 if it has not."""
+    try:
+        return int(RunFolder(folder).read_summary()["rounds"])
+    except FileNotFoundError:
+        return 0
+
+
+def _identity(text: str) -> dict[str, Any]:
+    """A configuration without its number of rounds, which may change from call to call."""
+    found: dict[str, Any] = yaml.safe_load(text)
+    found["federation"].pop("rounds")
+    return found
 
 
 def main(argv: Sequence[str] | None = None) -> None:

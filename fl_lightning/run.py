@@ -54,12 +54,12 @@ def fit(config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
     """
     if config.fabric.precision == "16-mixed" and device.resolved(config.fabric.accelerator) == "cpu":
         raise BadInput("fabric.precision", "16-mixed", "a CPU trains with bf16-mixed, 32-true or 64-true")
-    return _launch(config, _fit, folder, resume)
+    return launch(config, fit_on_rank, folder, resume)
 
 
 def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     """Judge the models in a checkpoint of the run in `folder` again; returns their scores and its round."""
-    return _launch(config, _test, folder, which)
+    return launch(config, _test, folder, which)
 
 
 def export(config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]) -> dict[str, Any]:
@@ -67,7 +67,7 @@ def export(config: Config, folder: Path, client: int, out: Path, which: Literal[
     if not 0 <= client < config.clients:
         raise BadInput("client", client, f"it must lie in [0, {config.clients - 1}]")
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return _launch(single, _export, folder, client, out, which)
+    return launch(single, _export, folder, client, out, which)
 
 
 def join(config: Config, folder: Path, *asked: Any) -> dict[str, Any]:
@@ -77,13 +77,14 @@ def join(config: Config, folder: Path, *asked: Any) -> dict[str, Any]:
     whether the data are `labelled`, and the accuracy on test data where there are any: as received, and after training.
     """
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return _launch(single, _join, folder, *asked)
+    return launch(single, _join, folder, *asked)
 
 
 # ---------------------------------------------------------------- on every rank
 
 
-def _fit(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
+def fit_on_rank(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
+    """`fit` on one rank, where a caller's own task has been launched already."""
     folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
     with log.kept(folder / "log.txt", f"rank {fabric.global_rank}: " if fabric.global_rank else ""):
         return _logged(fabric, config, folder, resume)
@@ -215,7 +216,7 @@ def instantiate(key_: str, component: Component) -> Any:
 # ---------------------------------------------------------------- starting processes
 
 
-def _launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
+def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> dict[str, Any]:
     """Run `task(fabric, config, *args)` on every process that the configuration asks for; rank 0's answer."""
     outside = launched_from_outside()
     clients = config.clients

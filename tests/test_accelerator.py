@@ -8,7 +8,6 @@ import subprocess
 import sys
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -147,35 +146,14 @@ def test_no_kind_of_device_is_named_where_another_would_fall_through() -> None:
     assert wrong == []
 
 
-def suite(mark: str, among: str = "") -> None:
-    """The accelerator's suite on a device that is written in Python, in a process of its own."""
-    setup = SimpleNamespace(root=Path(__file__).parents[1])
-    line = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "tests/accelerator",
-        "-n",
-        "0",
-        "-q",
-        "-m",
-        mark,
-        "-k",
-        among,
-        "-p",
-        "no:cacheprovider",
-    ]
+@pytest.mark.slow
+def test_the_suite_passes_on_a_pretended_device() -> None:
+    """In a process of its own. Of the golden runs, which take many minutes (docs/devices.md), it is one."""
+    among = "not numbers_of_the_cpu or scaffold-host"
+    words = ["-m", "pytest", "tests/accelerator", "-n", "0", "-q", "-p", "no:cacheprovider", "-m"]
     env = {**os.environ, "FL_TEST_DEVICE": "pretended"}
-    done = subprocess.run(line, cwd=setup.root, env=env, capture_output=True, text=True, check=False)
+    root = Path(__file__).parents[1]
+    done = subprocess.run(
+        [sys.executable, *words, "", "-k", among], cwd=root, env=env, capture_output=True, text=True, check=False
+    )
     assert done.returncode == 0, done.stdout[-4000:] + done.stderr[-2000:]
-
-
-@pytest.mark.slow
-def test_some_of_the_suite_passes_on_a_pretended_device() -> None:
-    suite("not slow")
-
-
-@pytest.mark.slow
-def test_more_of_the_suite_passes_on_a_pretended_device() -> None:
-    """All but the golden runs, which take minutes (docs/devices.md)."""
-    suite("slow", "not numbers_of_the_cpu")

@@ -14,17 +14,13 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 import torch
-import yaml
 
 from fl_lightning import catalogue, rng
-from fl_lightning.cli.folder import write_config
-from fl_lightning.cli.resolve import complete, to_yaml
 from fl_lightning.config import Component
 from fl_lightning.core.mixing import Gram
 from fl_lightning.data import prepare
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.mlp import MLP
-from fl_lightning.run import instantiate
 from fl_lightning.runfolder import RunFolder
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
@@ -130,78 +126,6 @@ def test_the_interval_holds_the_median_with_95_percent(script: Load) -> None:
     assert interval([float(k) for k in range(1, 31)]) == (10.0, 21.0)  # the textbook's ranks for n = 30
 
 
-def test_every_row_of_the_tables_has_a_run_that_can_be_built(script: Load, tmp_path: Path) -> None:
-    tables = script("tables")
-    for experiment, model, cells, split in (
-        ("mnist", "CNN", 8, "hsu"),
-        ("mnist", "CNN", 8, "dirichlet"),
-        ("digits", "MLP", 7, "hsu"),
-    ):
-        runs = list(tables.plan(experiment, [0, 1], 20, "data", tmp_path, split))
-        assert len({folder for folder, _ in runs}) == len(runs) == 2 * 2 * cells
-        assert {config.data.partition for _, config in runs} == {split}
-        for _, config in runs:
-            config.validate()
-            instantiate("method", config.method)
-            assert config.models[0].component.class_path.endswith(model)
-
-
-def test_a_finished_run_is_not_repeated_and_a_longer_one_goes_on(
-    script: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    tables = script("tables")
-    cell = next(c for c in tables.CELLS if c.name == "fedavg")
-    folder = tables.folder_of(tmp_path, "digits", cell, 0.1, 0)
-    config = tables.config("digits", cell, 0.1, 0, 1, None)
-    config.federation.local_epochs = 1
-    tables.run(folder, config)
-    with monkeypatch.context() as patch:
-        patch.setattr(tables, "fit", lambda *args, **options: pytest.fail("it has run already"))
-        tables.run(folder, config)
-    config.federation.rounds = 2
-    tables.run(folder, config)
-    assert [row["round"] for row in RunFolder(folder).read_metrics()] == [1, 2]
-    best = max(row["accuracy_finetuned"] for row in RunFolder(folder).read_metrics())
-    config.federation.local_epochs = 5
-    write_config(folder, config)  # as one of the table's
-    line = next(t for t in tables.table(tmp_path, "digits", [0]).splitlines() if "fine-tuned" in t)
-    assert f"| {100 * best:.2f} / " in line
-    config.federation.local_epochs = 1
-    write_config(folder, config)
-    with pytest.raises(SystemExit, match="other settings"):
-        tables.run(folder, tables.config("digits", cell, 0.1, 0, 3, None))
-
-
-@pytest.mark.slow
-def test_runs_are_read_by_what_they_are(script: Load, tmp_path: Path) -> None:
-    """Whatever their folders are called, and whichever version's keys their configs have."""
-    tables = script("tables")
-    local5, kapc = (next(c for c in tables.CELLS if c.name == name) for name in ("local5", "kapc"))
-    rows = [(1, 0, 0.5), (1, 1, 0.9), (2, 0, 0.7), (2, 1, 0.8)]
-    for name, cell, alpha in (("some", local5, 0.1), ("other", kapc, 0.3)):
-        saved = yaml.safe_load(to_yaml(complete(tables.config("mnist", cell, alpha, 0, 50, None, "hsu"))))
-        saved["data"] |= {"partition": "dirichlet", "by": "client", "sizes": "equal"}  # what hsu was called
-        saved["method"]["init_args"].pop("epochs", None)  # not known then
-        folder = tmp_path / name
-        folder.mkdir()
-        (folder / "config.yaml").write_text(yaml.safe_dump(saved))
-        (folder / "metrics.csv").write_text("round,accuracy_after\n1,0.7\n2,0.75\n")
-        (folder / "clients.csv").write_text(
-            "round,client,accuracy_after\n" + "".join(f"{t},{c},{x}\n" for t, c, x in rows)
-        )
-        (folder / "summary.json").write_text('{"rounds": 2}')
-    lines = tables.table(tmp_path, "mnist", [0], "hsu").splitlines()
-    figures = "75.00 / 75.00 / 80.00"
-    assert f"| local, 5 epochs in all | {figures} |  | 95.91, 93.13 |" in lines[3]
-    assert f"| KAPC, paper |  | {figures} | 97.97, 97.66 |" in lines[2]
-    assert len([line for line in lines if line.startswith("|")]) == 4  # rows without a run are left out
-    assert "75.00" not in tables.table(tmp_path, "mnist", [0], "dirichlet")
-    assert "75.00" not in tables.table(tmp_path, "mnist", [1], "hsu")
-    saved["method"]["init_args"]["lam"] = 0.5
-    (tmp_path / "other" / "config.yaml").write_text(yaml.safe_dump(saved))
-    assert "KAPC" not in tables.table(tmp_path, "mnist", [0], "hsu").split("Paper:")[0]
-
-
 @pytest.mark.slow
 def test_the_table_of_attackers(
     script: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -275,7 +199,7 @@ def test_the_table_of_relations(
     words = ["--rounds", "2", "--seeds", "0", "1", "--out", str(tmp_path)]
     relation.main(words)
     printed = capsys.readouterr().out
-    monkeypatch.setattr(script("tables"), "fit", lambda *args, **options: pytest.fail("it has run already"))
+    monkeypatch.setattr(relation, "fit", lambda *args, **options: pytest.fail("it has run already"))
     relation.main(words)
     assert capsys.readouterr().out == printed
     uniform, oracle = (line.split(" | ") for line in printed.splitlines() if line.startswith("| labels"))
@@ -287,6 +211,8 @@ def test_the_table_of_relations(
     assert oracle[3].startswith(f"{(scores['oracle'] - scores['uniform']).mean():+.2f} ± ")
     assert oracle[4:] == ["0.20", f"{1 - 4 / 19:.2f}", "1.00 |"]  # r_ii, own group less chance, Rand index
     assert uniform[4:6] == ["0.05", "0.00"]
+    with pytest.raises(SystemExit, match="other settings"):
+        relation.run(folders["uniform"][0], relation.config("labels", "ours", "uniform", seed=1, rounds=3, rho=1.0))
 
 
 def test_paired_differences(script: Load) -> None:

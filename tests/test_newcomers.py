@@ -18,7 +18,7 @@ from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.config import Component, DataConfig
 from fl_lightning.core import Rule
-from fl_lightning.data import FederatedData, normalisation, prepare
+from fl_lightning.data import ClientData, FederatedData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join, newcomers
@@ -304,6 +304,19 @@ def test_join_from_the_command_line_gives_what_the_row_says(fit: Callable[..., P
     assert f"# accuracy: {row['accuracy']}\n" in said and f"# rule: {row['rule']}\n" in said
 
 
+def test_it_trains_on_augmented_samples_where_everybody_does(federation: Make, tmp_path: Path) -> None:
+    """Whether it was held out or comes in a file; what it is judged by is as it is."""
+    fed = done(federation, FedAvg(), {"augment": "crop_flip", "validation": 0.2})
+    joined, new = after(fed, 5)
+    assert new.train.augmented and not new.validation.augmented and not new.test.augmented
+    plain = replace(new, train=ResidentPart(new.train.x, new.train.y, None))
+    assert torch.equal(join(fed.worker, new, True, 2).vector, joined.vector)
+    assert not torch.equal(join(fed.worker, plain, True, 2).vector, joined.vector)
+    np.savez(tmp_path / "new.npz", x_train=np.zeros((9, 8, 8), np.uint8), y_train=np.arange(9))
+    filed, _ = from_file(fed.run.data, str(tmp_path / "new.npz"), 0.2, 0)
+    assert filed.train.augmented and not filed.validation.augmented and not filed.test.augmented
+
+
 # ---------------------------------------------------------------- rules
 
 
@@ -479,8 +492,6 @@ def test_one_sample_and_batchnorm(federation: Make) -> None:
     fed = done(federation, FedAvg(), net="norm")
     run = fed.run
     new, _ = few(run.data, run.data.held_out[0], 1, 0.0, 0, run.device, run.dtype)
-    from fl_lightning.data import ClientData, ResidentPart
-
     [(x, y)] = new.train.batches(1, only=slice(0, 1))
     lone = ClientData(ResidentPart(x, y, None), new.validation, new.test)
     assert join(fed.worker, lone, True, 1).vector.isfinite().all()

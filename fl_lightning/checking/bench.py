@@ -85,7 +85,7 @@ class Bench:
         work = [(config, folders[name]) for name, config in jobs.items()]
         with quiet(), self.explained(self.config):
             two = replace(self.config, fabric=replace(self.config.fabric, devices=2))
-            engine._launch(two, _one_after_the_other, work)
+            engine.launch(two, _one_after_the_other, work)
         return folders
 
     @contextlib.contextmanager
@@ -102,7 +102,7 @@ class Bench:
 def _one_after_the_other(fabric: Fabric, config: Config, work: list[tuple[Config, Path]]) -> dict[str, Any]:
     """On every rank."""
     for each, folder in work:
-        engine._fit(fabric, each, folder, False)
+        engine.fit_on_rank(fabric, each, folder, False)
     return {}
 
 

@@ -147,7 +147,7 @@ def _apart(bench: Bench, way: str) -> None:
         folder.mkdir()
         forget(bench.config.method.class_path)
         with quiet(), bench.explained(bench.config):
-            found.append(engine._launch(bench.config, _others, folder, turned))
+            found.append(engine.launch(bench.config, _others, folder, turned))
     if not all(torch.equal(found[0][name], found[1][name]) for name in found[0]):
         told = "something travels that is not in a Payload"
         raise Wrong(f"no byte goes {way}, yet what client 0 holds changes the models of others: {told}")
@@ -172,7 +172,7 @@ def _operations(bench: Bench) -> str:
     folder.mkdir()
     forget(config.method.class_path)
     with quiet(), bench.explained(config):
-        found = engine._launch(config, _counted, folder)
+        found = engine.launch(config, _counted, folder)
     names = (*CLIENT_FLOPS, "flops_server")
     unknown = [name for name in names if not isfinite(found["counted"].get(name, float("nan")))]
     if unknown:

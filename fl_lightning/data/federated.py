@@ -284,6 +284,10 @@ class FederatedData:
         samples = Samples(raw, torch.empty(0), self._train.mean, self._train.std)
         return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
 
+    def training(self, x: Tensor, y: Tensor) -> Part:
+        """Inputs and labels of a client that is new, to train on: augmented as everybody's are."""
+        return ResidentPart(x, y, self._augmentation)
+
     def of_held_out(self, who: HeldOut, device: torch.device, dtype: torch.dtype) -> list[tuple[Tensor, Tensor]]:
         """Inputs and labels of all training and of all test samples of a client that is held out."""
         parts = ((self._train, torch.from_numpy(who.train)), (self._test, torch.from_numpy(who.test)))

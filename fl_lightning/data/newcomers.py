@@ -45,10 +45,10 @@ def few(
     """
     (x, y), test = data.of_held_out(who, device, dtype)
     if not per_class:
-        return _parts(x, torch.zeros_like(y), test, validation, seed), False
+        return _parts(data, x, torch.zeros_like(y), test, validation, seed), False
     classed = data.task == "classification" and y.ndim == 1
     kept = labelled(y if classed else torch.zeros(len(y), device=y.device), who, per_class, seed)
-    return _parts(x[kept], y[kept], test, validation, seed), True
+    return _parts(data, x[kept], y[kept], test, validation, seed), True
 
 
 def labelled(strata: Tensor, who: HeldOut, per_class: int, seed: int) -> Tensor:
@@ -77,12 +77,14 @@ def from_file(
         known = known.float() if data.task == "regression" else known
         parts.append((data.inputs(torch.from_numpy(raw), torch.device("cpu"), dtype), known))
     (x, y), test = parts
-    return _parts(x, y, test, validation, seed), pools["train"][1] is not None
+    return _parts(data, x, y, test, validation, seed), pools["train"][1] is not None
 
 
-def _parts(x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], validation: float, seed: int) -> ClientData:
+def _parts(
+    data: FederatedData, x: Tensor, y: Tensor, test: tuple[Tensor, Tensor], validation: float, seed: int
+) -> ClientData:
     """Samples x with labels y, of which a share is set apart for validation, and a test part."""
     order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
     held, kept = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
-    train, apart = (ResidentPart(x[i], y[i], None) for i in (kept.sort().values, held.sort().values))
-    return ClientData(train, apart, ResidentPart(*test, None))
+    kept, held = kept.sort().values, held.sort().values
+    return ClientData(data.training(x[kept], y[kept]), ResidentPart(x[held], y[held], None), ResidentPart(*test, None))

@@ -197,7 +197,7 @@ class _Newcomer:
             return replace(new, train=_nothing(new.train), validation=_nothing(new.validation))
         if group.whole_last and len(new.train) == 1:  # BatchNorm cannot train on one sample: it counts twice
             [(x, y)] = new.train.batches(1)
-            return replace(new, train=ResidentPart(torch.cat([x, x]), torch.cat([y, y]), None))
+            return replace(new, train=self.old.data.training(torch.cat([x, x]), torch.cat([y, y])))
         return new
 
     def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> Run:

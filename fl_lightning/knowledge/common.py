@@ -9,6 +9,7 @@ from lightning import LightningModule
 from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
+from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
 
@@ -18,6 +19,12 @@ def check_classes(run: Run) -> None:
     if run.data.task == "regression":
         what = f"{run.method_name} exchanges what it knows of classes, and a regression has none"
         raise BadInput("data.task", run.data.task, what)
+
+
+def check_batches(run: Run, key: str, size: int) -> None:
+    """Raise `BadInput` where a method's own batches of `size` would leave BatchNorm single samples to train on."""
+    single = size == 1 and any(group.whole_last for group in run.groups)
+    check(key, size, not single, "BatchNorm cannot train on single samples: at least 2")
 
 
 def check_plain_loss(model: nn.Module, why: str) -> None:

@@ -9,9 +9,10 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, Server
+from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.class_means import class_means, distance_by_class
+from fl_lightning.knowledge.common import check_batches
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
@@ -42,6 +43,12 @@ class FedAS(Method):
     align_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     align_batch_size: PositiveInt = 16
     weighting: Literal["fisher", "samples"] = "fisher"
+
+    def check(self, run: Run) -> None:
+        """The network must be able to train on the batches."""
+        super().check(run)
+        if self.align_epochs:
+            check_batches(run, "method.align_batch_size", self.align_batch_size)
 
     def scope(self, block: Block) -> Scope:
         """The classifier is never sent."""

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
 from fl_lightning.knowledge import predictions as public
+from fl_lightning.knowledge.common import check_batches
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
@@ -48,9 +49,12 @@ class FedMD(WithoutModels):
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
 
     def check(self, run: Run) -> None:
-        """Public data are needed."""
+        """Public data are needed, in batches that the network can train on."""
         super().check(run)
         public.check_public(run, public.drawn(run, self.samples))
+        if self.epochs and self.lam:
+            check_batches(run, "method.batch_size", self.batch_size)
+            check_batches(run, "method.samples", self.samples)
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """What was told last, and how it is weighed."""

@@ -27,9 +27,9 @@ class FedProto(WithoutModels, ClassMeans):
 
     Args:
         lam: weight of the pull. 1: the authors' readme, for MNIST and FEMNIST (0.1 for CIFAR-10).
-        distance: `squared`, the mean over samples and coordinates (the authors' code, to which their lam belongs),
-            `norm`, each sample's mean, or `means` (the paper): the sum over a batch's classes of ||mean feature -
-            prototype||, which with lam 1 left the nearest prototype at chance in a small test on the digits.
+        distance: `means` (the paper): the sum over a batch's classes of ||mean feature - prototype||; `norm`, the mean
+            of that over samples; or `squared`, the mean over samples and coordinates of the square (the authors' code,
+            to which their lam belongs: on the digits it does better, docs/results.md).
         weighting: the server's mean over clients by `samples` of the class (paper) or `uniform` (the authors' code).
         predict: by the nearest global `prototype` (paper), or by the client's own `classifier` (until there are
             prototypes it is that).
@@ -40,7 +40,7 @@ class FedProto(WithoutModels, ClassMeans):
     newcomers = Rule("own training, towards the class means of all", gives=False)
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1")
-    distance: Literal["means", "norm", "squared"] = "squared"
+    distance: Literal["means", "norm", "squared"] = "means"
     weighting: Literal["samples", "uniform"] = "samples"
     predict: Literal["classifier", "prototype"] = "prototype"
 

@@ -29,9 +29,9 @@ class PFedFDA(Method):
 
     Args:
         ridge: I times this is added to an estimated S. 1: the authors' code adds the whole of I (and 1e-4 to every
-            entry, which is left out). With 1e-4 I, which it may mean, the classifier blows up on the digits at a
-            learning rate of 0.05: 0.60 and 0.79 after 20 rounds of seeds 0 and 1, where 1 gives 0.99 and 0.98 (on test
-            data: the choice between them has not been made on validation data yet).
+            entry, which is left out). With 1e-4 I, which it may mean, the classifier blows up. On validation data of
+            the digits (study digits/pfedfda_ridge, 5 seeds) 1e-4 has 66.1 %, 0.01 79.2, 0.1 97.6, 1 97.2, 10 97.4: the
+            last three do not differ beyond their seeds, and the authors' stays.
         beta: of both parts; null: chosen, as in the paper. 1 is the authors' `local_beta`, 0 trusts the server alone.
     """
 

@@ -24,7 +24,8 @@ MIN_METHODS = 3
 """Of ranks over settings: of two there is nothing that Wilcoxon's test does not say."""
 INTERVALS = {
     "t": f"under {statistics.FEW} seeds Student's t over seeds",
-    "bootstrap": f"from {statistics.FEW} seeds on hierarchical bootstrap-t (seeds, then clients within a seed)",
+    "bootstrap": f"from {statistics.FEW} seeds on the outer ends of Student's t over seeds and of hierarchical"
+    " bootstrap-t (seeds, then clients within a seed)",
 }
 Unit = tuple[str, int]
 

@@ -31,15 +31,16 @@ def found(fuzz: ModuleType, seed: int, count: int, as_command: bool = False) -> 
     return outcomes
 
 
-@pytest.mark.parametrize("count", [12, pytest.param(60, marks=pytest.mark.slow)])
-def test_a_few_inputs(count: int, fuzz: ModuleType) -> None:
-    outcomes = found(fuzz, seed=1000, count=count)
-    assert min(outcomes.count("ran"), outcomes.count("refused")) >= count // 12
+def test_a_few_inputs(fuzz: ModuleType) -> None:
+    outcomes = found(fuzz, seed=1000, count=12)
+    assert min(outcomes.count("ran"), outcomes.count("refused")) >= 1
 
 
 @pytest.mark.slow
-def test_four_hundred_inputs_and_five_commands(fuzz: ModuleType) -> None:
-    assert len(found(fuzz, seed=1001, count=400)) + len(found(fuzz, 1002, 5, as_command=True)) == 405
+def test_three_hundred_inputs_and_three_commands(fuzz: ModuleType) -> None:
+    outcomes = found(fuzz, seed=1001, count=300)
+    assert min(outcomes.count("ran"), outcomes.count("refused")) >= 25
+    assert len(found(fuzz, 1002, 3, as_command=True)) == 3
 
 
 def forever(layers: object) -> None:

@@ -134,7 +134,7 @@ def seen(name: str, golden: ModuleType, **changed: Any) -> list[str]:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", METHODS)
 def test_a_millionth_more_of_the_learning_rate_is_seen(name: str, golden: ModuleType) -> None:
-    assert not seen(name, golden)  # else the rest would show nothing
+    """That nothing is seen without it, `test_the_numbers_are_those_that_are_kept` holds."""
     assert seen(name, golden, optimizer={"lr": 0.05 * SLIGHTLY})
 
 
@@ -211,18 +211,25 @@ def test_bits_are_asked_for_on_the_same_machine_alone(golden: ModuleType) -> Non
 
 
 @pytest.mark.slow
-def test_the_command_writes_and_compares(tmp_path: Path) -> None:
-    """All digits of two runs of one commit, which must be equal to the bit, and the end of a comparison."""
+def test_the_command_writes_and_compares(
+    golden: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    """All digits of two runs of one commit, which must be equal to the bit, and the end of a comparison.
+
+    As a program, and in this process.
+    """
     before = (FOLDER / "golden.json").read_bytes()
-    line = [sys.executable, str(FOLDER / "golden.py")]
+    monkeypatch.chdir(tmp_path)
 
     def said(*words: str, code: int = 0) -> str:
-        done = subprocess.run([*line, *words], cwd=tmp_path, capture_output=True, text=True, timeout=500, check=False)
-        assert done.returncode == code, done.stdout + done.stderr
-        return done.stdout
+        assert golden.main([*words]) == code
+        return capfd.readouterr().out
 
-    for file in ("a", "b"):
-        assert said("--out", file, "kapc", "kapc-32", "fedavg-two-ranks").endswith("0 of 3 runs differ\n")
+    names = ("kapc", "kapc-32", "fedavg-two-ranks")
+    line = [sys.executable, str(FOLDER / "golden.py"), "--out", "a", *names]
+    done = subprocess.run(line, capture_output=True, text=True, timeout=500, check=False)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert done.stdout.endswith("0 of 3 runs differ\n") and said("--out", "b", *names).endswith("0 of 3 runs differ\n")
     assert said("--compare", "a", "b").endswith("0 of 3 runs differ (to the bit)\n")
     changed = json.loads((tmp_path / "a").read_text())
     changed["runs"]["kapc"]["metrics.csv/train_loss"][1] *= 1 + 1e-15

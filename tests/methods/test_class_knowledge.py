@@ -132,10 +132,10 @@ def test_at_the_prototype_itself_the_gradient_is_finite() -> None:
 
 
 def test_the_nearest_prototype_judges(federation: Make) -> None:
-    fed = federation(FedProto(predict="prototype"), rounds=6, optimizer={"lr": 0.1})
+    fed = federation(FedProto(distance="squared"), rounds=6, optimizer={"lr": 0.1})
     scores = [fed.round(t).metrics["mean_accuracy"] for t in range(1, 7)]
     assert scores[-1] > 0.6
-    own = federation(FedProto(predict="classifier"), rounds=6, optimizer={"lr": 0.1})
+    own = federation(FedProto(distance="squared", predict="classifier"), rounds=6, optimizer={"lr": 0.1})
     assert [own.round(t).metrics["mean_accuracy"] for t in range(1, 7)] != scores
 
 

@@ -69,3 +69,25 @@ def test_a_single_sample(federation: Make, name: str) -> None:
 def test_batchnorm_cannot_train_on_a_single_sample(federation: Make) -> None:
     with pytest.raises(BadInput, match=r"^data\.min_samples: 10 .*BatchNorm .* client 2: at least 2$"):
         single(federation, "fedavg", "norm")
+
+
+@pytest.mark.parametrize(
+    ("name", "argument"),
+    [("fedas", "align_batch_size"), ("fedmd", "batch_size"), ("topkpfd", "samples"), ("ktpfl", "batch_size")],
+)
+def test_batches_of_a_methods_own_are_no_single_samples_under_batchnorm(
+    federation: Make, hard: FederatedData, name: str, argument: str
+) -> None:
+    for net, arguments in (("plain", {argument: "1"}), ("norm", {argument: "2"})):
+        assert math.isfinite(run_two(federation(method_of(name, **arguments), net, data=hard, clients=5, batch_size=8)))
+    fed = federation(method_of(name, **{argument: "1"}), "norm", data=hard, clients=5, batch_size=8)
+    with pytest.raises(
+        BadInput, match=rf"^method\.{argument}: 1 .*BatchNorm cannot train on single samples: at least 2$"
+    ):
+        fed.prepare()
+
+
+def run_two(fed: Federation) -> float:
+    """The accuracy after two rounds."""
+    fed.prepare()
+    return [fed.round(t).metrics["mean_accuracy"] for t in (1, 2)][-1]
