@@ -66,16 +66,16 @@ class Painter:
         while True:
             job, done = self._jobs.get()
             try:
-                fine, answer = self._ask(job)
+                made, reason = self._ask(job)
             except (OSError, EOFError, pickle.UnpicklingError) as error:
                 code = self._lost()
                 said = f"the process that draws has ended ({type(error).__name__}, exit code {code})"
                 done.set_exception(MachineFailed(said))
                 continue
-            if fine:
-                done.set_result(answer)
+            if reason:
+                done.set_exception(MachineFailed(reason))
             else:
-                done.set_exception(MachineFailed(answer))
+                done.set_result(made)
 
     def _lost(self) -> int | None:
         """Give up a process that does not answer as it should; its exit code, None if it could not be started."""
@@ -89,8 +89,8 @@ class Painter:
                 pipe.close()  # type: ignore[union-attr]
         return code
 
-    def _ask(self, job: bytes) -> tuple[bool, Pictures | str]:
-        """What the process answers; one that has ended is started again."""
+    def _ask(self, job: bytes) -> tuple[Pictures, str]:
+        """What the process answers: pictures, or why there are none; where there is no process, one is started."""
         if self._process is None:
             code = f"import sys; sys.path.append({_SOURCES!r}); from {__name__} import serve; serve()"
             self._process = subprocess.Popen(
@@ -102,7 +102,8 @@ class Painter:
         assert stdout is not None
         stdin.write(job)
         stdin.flush()
-        return pickle.load(stdout)
+        answer: tuple[Pictures, str] = pickle.load(stdout)
+        return answer
 
 
 _this: Painter | None = None
@@ -138,9 +139,9 @@ def serve() -> None:
             for name, path in files.items():
                 if path is not None and name in made:
                     save_png(made[name], path)
-            answer: tuple[bool, Pictures | str] = True, made
+            answer: tuple[Pictures, str] = made, ""
         except Exception as error:
-            answer = False, f"{type(error).__name__}: {error}"
+            answer = {}, f"{type(error).__name__}: {error}"
         try:
             pickle.dump(answer, answers)
             answers.flush()
