@@ -27,8 +27,9 @@ class RelationView:
     sources: list[int]
 
 
-PATIENCE = 60.0
-"""Seconds to wait for pictures, at most: drawing a run's last ones takes some 2."""
+PATIENCE = 180.0
+"""Seconds to wait for pictures, at most: a run's last ones take some 2 of CPU time, on a crowded machine many more. A
+process that has died is noticed at once."""
 
 
 class Picture:

@@ -67,7 +67,7 @@ class Painter:
             job, done = self._jobs.get()
             try:
                 made, reason = self._ask(job)
-            except (OSError, EOFError, pickle.UnpicklingError) as error:
+            except Exception as error:  # whatever it is, nobody is to wait for ever
                 code = self._lost()
                 said = f"the process that draws has ended ({type(error).__name__}, exit code {code})"
                 done.set_exception(MachineFailed(said))
