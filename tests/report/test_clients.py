@@ -13,7 +13,7 @@ import yaml
 from fl_lightning.cli import main
 from fl_lightning.report import clients, figures, load, render, run_folders, vector
 from fl_lightning.report.load import Run, seeds_apart
-from fl_lightning.report.tables import incomparable, overview
+from fl_lightning.report.tables import differences, incomparable, overview
 from fl_lightning.runfolder import RunFolder
 
 from .conftest import MakeRun
@@ -70,6 +70,12 @@ def test_how_a_run_descends_stands_in_the_overview(make_run: MakeRun) -> None:
     runs = load([make_run("a", config={"optimizer": optimizer, "federation": federation}), make_run("b")])
     assert row(runs, "optimiser") == ["sgd, lr 0.05, times 0.9 every 2 rounds, momentum 0.5", "–"]
     assert row(runs, "batch size") == ["16", "–"]
+
+
+def test_settings_that_differ_are_seen_to_differ(make_run: MakeRun) -> None:
+    """A method without arguments holds an empty mapping where another has a key for each."""
+    runs = load([make_run("a"), make_run("b", config={"method": {"name": "local", "init_args": {}}})])
+    assert [cells[0] for cells in differences(runs).rows] == ["method.name", "method.init_args.lam"]
 
 
 def test_data_of_ones_own_go_by_their_file(make_run: MakeRun) -> None:
