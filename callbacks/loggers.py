@@ -14,12 +14,13 @@ from fl_lightning import log
 from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import Cells, without_secrets
+from fl_lightning.callbacks.pictures import patience
 from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.errors import RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.provenance import title_of
-from fl_lightning.record import PATIENCE, Picture, RelationView, RoundRecord
+from fl_lightning.record import Picture, RelationView, RoundRecord
 from fl_lightning.runfolder import Row, RunFolder
 from fl_lightning.sections import SoFar, best_of, in_summary, renamed, shown, spread
 
@@ -80,7 +81,7 @@ class TensorBoard(Observer):
         assert self._writer is not None
         now = [entry for entry in self._waiting if last or _ready(entry[2])]
         self._waiting = [entry for entry in self._waiting if entry not in now]
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience()
         for t, name, image in now:
             if (drawn := _drawn(image, end)) is not None:
                 self._writer.add_image(name, drawn, t, dataformats="HWC")
@@ -273,7 +274,7 @@ class WandB(Observer):
             return
         import wandb
 
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience()
         while self._run is not None and self._waiting and (last or all(map(_ready, self._waiting[0][2].values()))):
             t, row, images = self._waiting.pop(0)
             try:

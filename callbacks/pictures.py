@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -13,6 +14,14 @@ from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import Run
 from fl_lightning.drawing.process import draw
 from fl_lightning.record import PATIENCE, Picture
+
+
+_BROKEN_OFF = 5.0
+
+
+def patience() -> float:
+    """Seconds to wait for pictures: few where an error or Ctrl-C is ending the run, since a resumed one draws them."""
+    return PATIENCE if sys.exc_info()[0] is None else _BROKEN_OFF
 
 
 class Pictures(Observer):
@@ -37,7 +46,7 @@ class Pictures(Observer):
 
     def finish(self) -> None:
         """Wait until all is drawn, and say what is not."""
-        end = time.monotonic() + PATIENCE
+        end = time.monotonic() + patience()
         for picture in self._drawn:
             picture.wait(end - time.monotonic())
         self._tell(last=True)

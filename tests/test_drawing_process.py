@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 import pytest
 
-from fl_lightning.callbacks.pictures import Pictures
+from fl_lightning.callbacks.pictures import Pictures, patience
 from fl_lightning.drawing import process
 from fl_lightning.drawing.process import draw
 from fl_lightning.drawing.relation import draw_split
@@ -63,6 +63,11 @@ def test_a_process_that_is_killed_is_named_and_started_anew() -> None:
 
 
 def test_nobody_waits_for_ever() -> None:
+    try:
+        raise KeyboardInterrupt
+    except KeyboardInterrupt:
+        assert patience() == 5  # the end of a run that is broken off
+    assert patience() > 60
     endless = draw(cast(Any, time.sleep), 1.0, files={"x": None})["x"]
     assert endless.array(seconds=0.01) is None
     assert endless.failure == "they take too long"
