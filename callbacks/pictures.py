@@ -15,7 +15,6 @@ from fl_lightning.core import Run
 from fl_lightning.drawing.process import draw
 from fl_lightning.record import PATIENCE, Picture
 
-
 _BROKEN_OFF = 5.0
 
 
