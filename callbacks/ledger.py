@@ -36,4 +36,6 @@ class Ledger(Pictures):
         rows.append({"round": record.round, **record.metrics})
         files = {name: run.folder / "figures" / f"ledger-{name}.png" for name in ledger.NAMES}
         bare = replace(record, images={}, relation=RelationView(np.zeros((0, 0, 0)), [], [], []))
-        record.images |= self.have_drawn("ledger", ledger.draw, run.folder, bare, rows, run.judge, files=files)
+        record.images |= self.have_drawn(
+            "ledger", ledger.draw, run.folder.absolute(), bare, rows, run.judge, files=files
+        )

@@ -41,6 +41,14 @@ def test_it_is_drawn_elsewhere_and_without_torch(tmp_path: Path) -> None:
     assert elsewhere != os.getpid()
 
 
+def test_paths_are_those_of_this_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """It outlives a run, and where it was started is not where the next run is."""
+    draw(draw_split, COUNTS, files={"split": None})["split"].array()
+    monkeypatch.chdir(tmp_path)
+    draw(draw_split, COUNTS, files={"split": Path("runs/a.png")})["split"].array()
+    assert (tmp_path / "runs" / "a.png").exists()
+
+
 def test_what_cannot_be_drawn_is_said_once_and_the_next_is_drawn(capsys: pytest.CaptureFixture[str]) -> None:
     observer = Pictures()
     made = observer.have_drawn("data", draw_split, "no counts", files={"split": None, "other": None})

@@ -35,7 +35,8 @@ def draw(function: Callable[..., Pictures], *args: object, files: Mapping[str, P
     Where it finds nothing to see it may leave some out. `function` is found again by its import path: it stands in a
     module, best in one that does not import torch. What `args` hold is copied now.
     """
-    return _painter().draw(pickle.dumps((function, args, dict(files))), list(files))
+    places = {name: path and path.absolute() for name, path in files.items()}  # that process stands elsewhere
+    return _painter().draw(pickle.dumps((function, args, places)), list(files))
 
 
 class Painter:
@@ -95,6 +96,7 @@ class Painter:
             code = f"import sys; sys.path.append({_SOURCES!r}); from {__name__} import serve; serve()"
             self._process = subprocess.Popen(
                 [sys.executable, "-P", "-c", code], env={**os.environ, "OMP_NUM_THREADS": "1"}, start_new_session=True,
+                cwd="/",
                 stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.DEVNULL,
             )  # fmt: skip
         stdin, stdout = self._process.stdin, self._process.stdout
