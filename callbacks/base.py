@@ -95,6 +95,9 @@ class Observer(Callback):
     """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank (rank 0 is
     `run.is_main`), but for `on_client_end`."""
 
+    after_saving: ClassVar[bool] = False
+    """Its `on_round_end` runs when the round is saved, if it is; after a crash it catches up from the run folder."""
+
     def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
         """The cohort is drawn; nothing has been sent."""
 

@@ -53,6 +53,8 @@ class Checkpoint(Observer):
     keep: int = 2
     best: bool = True
     seconds: float = 10.0
+    saved: int = field(default=0, init=False, repr=False)
+    """The last round that is saved, or that the run was resumed from."""
     _saved_at: float | None = field(default=None, init=False, repr=False)
     """When this process last saved, or began."""
     _took: float = field(default=0.1, init=False, repr=False)
@@ -70,6 +72,7 @@ class Checkpoint(Observer):
     def on_fit_start(self, run: Run) -> None:
         """Look at the clock, and look up which files hold the clients that the run was resumed with."""
         self._saved_at = time.monotonic()
+        self.saved = run.resumed_from
         if run.resumed_from:
             self._last = disk.read_manifest(run.folder / "checkpoints", run.resumed_from)
 
@@ -83,7 +86,7 @@ class Checkpoint(Observer):
         begun = time.monotonic()
         with undisturbed():
             self._last = self._save(run, run.folder / "checkpoints", score)
-        self._saved_at = time.monotonic()
+        self.saved, self._saved_at = record.round, time.monotonic()
         self._took = self._saved_at - begun
 
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:

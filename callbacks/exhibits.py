@@ -15,10 +15,12 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.config import Config, check
 from fl_lightning.core.run import Run
 from fl_lightning.errors import SECRET
 from fl_lightning.metric import Metric
+from fl_lightning.provenance import data_name
 from fl_lightning.record import RelationView
 from fl_lightning.runfolder import Row, RunFolder
 from fl_lightning.sections import spread
@@ -27,7 +29,9 @@ from fl_lightning.storage.manifest import files_of, intact, rounds
 MOST_ROWS = 10_000
 """Of a table: W&B's own limit for one that is shown."""
 MOST_TABLES = 10
-"""Rounds whose relation a viewer gets as a table and as a file."""
+"""Rounds spread over a run whose relation a viewer gets as a table and as a file, checkpoints or not."""
+MOST_CHECKPOINTS = 100
+"""Further tables, of rounds that are saved: a run of any length stays below W&B's 1,000 files."""
 _ELSEWHERE = ("seed", "fabric", "loggers")
 _SHOWING = ("heatmaps", "ledger", "progress", "checkpoint")
 _BY_ALPHA = ("dirichlet", "hsu")
@@ -49,11 +53,11 @@ def group_of(config: Config) -> str:
     """
     settings = {key: value for key, value in config.spoken().items() if key not in _ELSEWHERE}
     settings["callbacks"] = {k: v for k, v in settings["callbacks"].items() if k not in _SHOWING}
-    settings["data"] = {k: v for k, v in settings["data"].items() if k not in _PLACES}
+    settings["data"] = {k: v for k, v in settings["data"].items() if k not in _PLACES} | {"source": data_name(config)}
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=3).hexdigest()
     data = config.data
     split = f"{data.partition.rpartition('.')[2]} " + (f"{data.alpha:g} " if data.partition in _BY_ALPHA else "")
-    return f"{settings['method']['name']} {data.source} {split}{digest}"[:128]
+    return f"{settings['method']['name']} {data_name(config)} {split}{digest}"[:128]
 
 
 def without_secrets(value: Any) -> Any:
@@ -97,6 +101,26 @@ def clients(run: Run, scores: list[float], kinds: list[str], last: Mapping[int, 
         facts = [client, data.train_sizes[client], data.test_sizes[client], classes[client], scores[client]]
         table.rows.append([*facts, kinds[client], *(row.get(column) for column in seen)])
     return table
+
+
+class Tables:
+    """The rounds whose relation is a table: a few spread over the run, and those of checkpoints.
+
+    Of more checkpoints than `MOST_CHECKPOINTS`, the first behind each of so many rounds that are spread over the run.
+    """
+
+    def __init__(self) -> None:
+        self._last = 0
+
+    def due(self, run: Run, t: int) -> bool:
+        """Whether round `t`, which has just ended, has one."""
+        if t in spread(run.rounds, MOST_TABLES):
+            return True
+        passed = any(self._last < mark <= t for mark in spread(run.rounds, MOST_CHECKPOINTS))
+        if not passed or all(c.saved != t for c in run.callbacks if isinstance(c, Checkpoint)):
+            return False
+        self._last = t
+        return True
 
 
 _KNOWN = ("client", "train_samples", "test_samples")

@@ -63,12 +63,17 @@ def look() -> None:
 
 def name_of(config: Config, stem: str = "") -> str:
     """What a run is called: method, data and seed. `stem`, which says the method and no other data, comes first."""
-    root = Path(config.data.root or "")
-    own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
-    method, data = config.method.class_path.rpartition(".")[2].lower(), root.stem if own else config.data.source
+    method, data = config.method.class_path.rpartition(".")[2].lower(), data_name(config)
     others = _words(" ".join(SOURCES)) - _words(data)
     first = stem if _words(method) <= _words(stem) and not others & _words(stem) else method
     return "-".join([first, *([] if _words(data) <= _words(first) else [data]), f"seed{config.seed}"])
+
+
+def data_name(config: Config) -> str:
+    """What the data are called: those of one's own by their file or folder, others by their source."""
+    root = Path(config.data.root or "")
+    own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
+    return root.stem if own else config.data.source
 
 
 def title_of(config: Config, name: str) -> str:

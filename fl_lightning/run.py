@@ -92,14 +92,15 @@ def fit_on_rank(fabric: Fabric, config: Config, folder: Path, resume: bool) -> d
 
 def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
-    saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # last, when all else is written
+    saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
+    loggers = [*(c for c in loggers if not c.after_saving), *saver, *(c for c in loggers if c.after_saving)]
     keeper = Keeper(RunFolder(folder))
     lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
             raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
-    fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers, *saver])
+    fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers])
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
     elif resume and (rows := keeper.folder.read_metrics()):

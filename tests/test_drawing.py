@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.drawing import _kept, _ticks, heatmap, save_png
+from fl_lightning.drawing.heatmap import _kept, _ticks, heatmap, save_png
 
 YELLOW, VIOLET, GREY = (0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54), (200, 200, 200)
 

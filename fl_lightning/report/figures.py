@@ -88,26 +88,48 @@ def _band(runs: list[Run], members: list[int]) -> dict[str, Any]:
     found: dict[str, Any] = {"runs": members, "round": _short(runs[members[0]].column("round")[:done]), "y": {}}
     for kind in kinds(runs[members[0]].metric):
         if all(runs[k].has(kind) for k in members):
-            values = np.array([runs[k].column(kind)[:done] for k in members])
-            mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
-            found["y"][kind] = {
-                key: _short(v.tolist()) for key, v in zip(_BAND, (mean, mean - std, mean + std), strict=True)
-            }
+            values = _over_seeds([runs[k].column(kind) for k in members])
+            found["y"][kind] = {key: _short(each) for key, each in zip(_BAND, values, strict=True)}
     return found
 
 
 _BAND = ("mean", "low", "high")
 
 
+def _over_seeds(columns: list[list[float]]) -> tuple[list[float], list[float], list[float]]:
+    """By round, over the rounds that all have done: the mean, and a standard deviation (n - 1) below and above it."""
+    done = min(map(len, columns))
+    values = np.array([column[:done] for column in columns])
+    mean, std = values.mean(axis=0), values.std(axis=0, ddof=1)
+    return mean.tolist(), (mean - std).tolist(), (mean + std).tolist()
+
+
+def seeds_label(label: str, count: int) -> str:
+    """What a band over `count` seeds is called, from the label of the first run's."""
+    return f"{label} and {count - 1} more seed{'s' * (count > 2)}"
+
+
 def training(runs: list[Run]) -> dict[str, Figure]:
-    """Losses of local training by round; the pull alone where there is one."""
-    lines = []
-    for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
+    """Losses of local training by round, the pull alone where there is one; a band over seeds."""
+    lines: list[dict[str, Any]] = []
+    labels, bands = run_labels(runs), seeds_apart(runs)
+    apart = [[k] for k in range(len(runs)) if not any(k in members for members in bands)]
+    for members in sorted(bands + apart):
+        first = members[0]
         for column, words, dash in (("train_loss", "loss", "solid"), ("coaching_loss", "pull alone", "dot")):
-            values = run.column(column)
-            if any(value > 0 for value in values):
-                line = {"color": colour(number), "dash": dash, "width": 2}
-                lines.append(_line(f"{label} · {words}", line, run.column("round"), values))
+            columns = [runs[k].column(column) for k in members]
+            if not any(value > 0 for values in columns for value in values):
+                continue
+            line, x = {"color": colour(first), "dash": dash, "width": 2}, runs[first].column("round")
+            if len(members) == 1:
+                lines.append(_line(f"{labels[first]} · {words}", line, x, columns[0]))
+                continue
+            mean, low, high = _over_seeds(columns)
+            edge = {"line": {"width": 0, "color": colour(first)}, "hoverinfo": "skip", "showlegend": False}
+            fill = {"fill": "tonexty", "fillcolor": f"{colour(first)}33"}
+            name = f"{seeds_label(labels[first], len(members))} · {words}"
+            shared = _line(name, line, x[: len(mean)], mean)
+            lines += [shared | edge | {"y": _short(low)}, shared | edge | fill | {"y": _short(high)}, shared]
     return {"losses": _by_round(lines, "mean over the clients")} if lines else {}
 
 
@@ -173,7 +195,7 @@ def ledger(runs: list[Run]) -> dict[str, Figure]:
     made = {}
     if sent:
         made["ledger-bytes"] = _by_round(sent, f"{unit} in the round")
-    if layers:
+    if layers and not all(_constant(run.ledger.share) for run in runs if run.ledger):  # words say it, then
         made["ledger-layers"] = _by_round(layers, "layers, mean over the cohort")
     kinds = [run.ledger.kinds for run in runs if run.ledger]
     unit, size = _unit([value for of_run in kinds for sizes in of_run.values() for value in sizes])
@@ -208,6 +230,8 @@ def shares(runs: list[Run]) -> list[dict[str, Any]]:
 
 def _constant(share: np.ndarray) -> str:
     """In words what shares (2, L, rounds) are, where both ways are the same for every layer in every round."""
+    if not share.any():
+        return "no layer was ever sent or received"
     least, most = share.min(axis=(1, 2)), share.max(axis=(1, 2))
     if (least != most).any():
         return ""

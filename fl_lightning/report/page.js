@@ -13,8 +13,9 @@ function draw(id, traces, layout) {
   const ink = css.getPropertyValue("--ink").trim(), line = css.getPropertyValue("--line").trim();
   const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
   drawn.add(id);
-  // On narrow screens bars have a line for each name. The place is as high as its chart, or what follows lies over it.
-  const height = layout.height && layout.barmode && innerWidth < 560 ? layout.height + 20 * traces.length : layout.height;
+  // On narrow screens each name has a line of its own. The place is as high as its chart, or what follows lies over it.
+  const named = innerWidth < 560 && layout.showlegend !== false ? traces.filter((trace) => trace.showlegend !== false && trace.type !== "heatmap").length : 0;
+  const height = (layout.height || (named > 4 ? 360 : 0)) + (layout.barmode || named > 4 ? 20 * named : 0);
   if (height) find(id).style.height = `${height}px`;
   Plotly.react(find(id), traces, {
     autosize: true, paper_bgcolor: "rgba(0,0,0,0)", plot_bgcolor: "rgba(0,0,0,0)",

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.drawing import top
+from fl_lightning.drawing.heatmap import top
 from fl_lightning.record import RelationView
 from fl_lightning.report.load import UNREADABLE, Run
 

@@ -104,7 +104,8 @@ def incomparable(runs: list[Run]) -> list[str]:
 def differences(runs: list[Run]) -> Table:
     """Every setting that is not the same in all runs."""
     rows = [[key, *(text(value) for value in values)] for key, values in differing(runs)]
-    return Table(["setting", *_names(runs)], rows)
+    seen = [row for row in rows if len({*row[1:]}) > 1]  # no arguments and none that is known look alike
+    return Table(["setting", *_names(runs)], seen)
 
 
 def targets(runs: list[Run]) -> list[float]:

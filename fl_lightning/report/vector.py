@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 
-from fl_lightning.drawing import top
+from fl_lightning.drawing.heatmap import top
 from fl_lightning.files import atomic_write
 from fl_lightning.report import clients, figures, newcomers
 from fl_lightning.report.load import UNREADABLE, Run
@@ -59,6 +59,7 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
     """A chart of curves or of stacked bars, from what plotly would draw."""
     data, layout = figure["data"], figure["layout"]
     before: dict[str, float] = {}
+    edge = np.zeros(0)
     places = layout.get("xaxis", {}).get("categoryarray")
     if places:
         axes.set_xticks(range(len(places)), places)
@@ -71,6 +72,10 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
                 rows, values, left=[before.get(row, 0.0) for row in rows], label=label, color=trace["marker"]["color"]
             )
             before |= {row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)}
+        elif trace["line"].get("width") == 0:  # an edge of a band over seeds; the second is filled to the first
+            if trace.get("fill"):
+                axes.fill_between(trace["x"], edge, _gaps(trace["y"]), color=trace["line"]["color"], alpha=0.2, lw=0)
+            edge = _gaps(trace["y"])
         else:
             look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
             x = [places.index(place) for place in trace["x"]] if places else _gaps(trace["x"])
@@ -90,8 +95,7 @@ def _accuracy(axes: Axes, runs: list[Run]) -> None:
         first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
         banded |= set(band["runs"])
         axes.fill_between(band["round"], low, high, color=figures.colour(first), alpha=0.2, linewidth=0)
-        more = f"{len(band['runs']) - 1} more seed{'s' * (len(band['runs']) > 2)}"
-        label = f"{html.unescape(labels[first])} and {more}"
+        label = html.unescape(figures.seeds_label(labels[first], len(band["runs"])))
         axes.plot(band["round"], mean, color=figures.colour(first), label=label)
     for number, curve in enumerate(held["runs"]):
         if number not in banded and kind in curve["y"]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from pathlib import PurePath
 from typing import Any
 
 from fl_lightning.metric import MODELS
@@ -42,7 +43,9 @@ def method(run: Run, runs: list[Run]) -> Any:
 
 def data(run: Run) -> str:
     """Source, partition and what it is like."""
-    words = [text(run.setting("data.source")), text(run.setting("data.partition"))]
+    root = PurePath(str(run.setting("data.root")))
+    source = root.name if root.suffix in (".csv", ".npz", ".parquet") else text(run.setting("data.source"))
+    words = [source, text(run.setting("data.partition"))]
     if run.setting("data.partition") in ("dirichlet", "hsu"):
         words.append(f"alpha {text(run.setting('data.alpha'))}")
     if run.setting("data.partition") == "pathological":

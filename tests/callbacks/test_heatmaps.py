@@ -8,10 +8,12 @@ import pytest
 from PIL import Image
 
 from fl_lightning.callbacks.attack import Attack
-from fl_lightning.callbacks.heatmaps import Heatmaps, draw_split
-from fl_lightning.drawing import top
+from fl_lightning.callbacks.heatmaps import Heatmaps
+from fl_lightning.drawing.heatmap import save_png, top
+from fl_lightning.drawing.relation import draw_split
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.runfolder import RunFolder
 
 
 def run_of(
@@ -19,7 +21,7 @@ def run_of(
 ) -> SimpleNamespace:
     counts = np.arange(clients * 3).reshape(clients, 3)
     data = SimpleNamespace(task=task, class_counts=counts)
-    return SimpleNamespace(is_main=is_main, clients=clients, rounds=rounds, folder=tmp_path, data=data)
+    return SimpleNamespace(is_main=is_main, clients=clients, rounds=rounds, folder=tmp_path, data=data, resumed_from=0)
 
 
 def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
@@ -29,14 +31,15 @@ def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
 
 
 def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:
-    made = record(1, [0, 1, 2, 3, 4])
-    Heatmaps().on_round_end(run_of(tmp_path), made)
+    made, drawing = record(1, [0, 1, 2, 3, 4]), Heatmaps()
+    drawing.on_round_end(run_of(tmp_path), made)
+    drawing.on_close(run_of(tmp_path))  # waits until they are written
     names = ["client-000", "client-001", "client-002", "overview"]
     assert list(made.images) == [f"relation/{name}" for name in names]
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [f"round-0001-{name}.png" for name in names]
     for name in names:
         png = np.asarray(Image.open(tmp_path / "figures" / f"round-0001-{name}.png"))
-        np.testing.assert_array_equal(png, made.images[f"relation/{name}"])
+        np.testing.assert_array_equal(png, np.asarray(made.images[f"relation/{name}"]))
 
 
 def test_a_client_picture_shows_that_clients_rows(tmp_path) -> None:
@@ -45,7 +48,7 @@ def test_a_client_picture_shows_that_clients_rows(tmp_path) -> None:
     Heatmaps().on_round_end(run_of(tmp_path), made)
     one, two = made.images["relation/client-001"], made.images["relation/client-002"]
     yellow = np.array([0xFD, 0xE7, 0x25])
-    columns = [np.flatnonzero((image == yellow).all(axis=-1).sum(axis=0) > 60) for image in (one, two)]
+    columns = [np.flatnonzero((np.asarray(image) == yellow).all(axis=-1).sum(axis=0) > 60) for image in (one, two)]
     # Five columns of 44 pixels: the bright one moves by one, and the colour bar (bright in its last lines) is not tall.
     assert columns[1][0] - columns[0][0] == 44
 
@@ -61,7 +64,9 @@ def test_a_client_picture_shows_that_clients_rows(tmp_path) -> None:
 )
 def test_which_clients_are_drawn(tmp_path, chosen, receivers, drawn) -> None:
     made = record(1, receivers)
-    Heatmaps(clients=chosen, png=False).on_round_end(run_of(tmp_path), made)
+    drawing = Heatmaps(clients=chosen, png=False)
+    drawing.on_round_end(run_of(tmp_path), made)
+    drawing.on_close(run_of(tmp_path))
     assert list(made.images) == [*(f"relation/client-{c:03d}" for c in drawn), "relation/overview"]
     assert not (tmp_path / "figures").exists()
 
@@ -80,6 +85,7 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
         drawing.on_round_end(run, one)
     assert [one.round for one in made if "relation/overview" in one.images] == [1, 5, 9, 12, 16, 20]
     assert [one.round for one in made if "data/split" in one.images] == [1]
+    drawing.on_close(run)
     assert len(list((tmp_path / "figures").iterdir())) == 6 * 3 + 1
     resumed = record(13, [0, 1])
     Heatmaps().on_round_end(run, resumed)
@@ -87,11 +93,25 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
 
 
 def test_the_split_shows_each_clients_classes() -> None:
-    few, many = draw_split(np.array([[4, 0], [0, 4]])), draw_split(np.ones((3, 2), int))
+    few, many = (draw_split(counts)["split"] for counts in (np.array([[4, 0], [0, 4]]), np.ones((3, 2), int)))
     yellow = np.array([0xFD, 0xE7, 0x25])
     cells = [(image == yellow).all(axis=-1).sum() for image in (few, many)]
     assert 0.8 < cells[0] / (2 * 60 * 60) < 1.1  # two cells of four, less their numbers
     assert 0.8 < cells[1] / (6 * 44 * 60) < 1.1  # all six
+
+
+def test_a_resumed_run_draws_what_was_missed(tmp_path) -> None:
+    """Killed while rounds 1 and 2 were being drawn: of round 2 nothing is there, of round 3 nothing is known."""
+    folder = RunFolder(tmp_path)
+    for t in (1, 2, 3):
+        folder.append(record(t, [0, 1]))
+    save_png(np.zeros((1, 1, 3), np.uint8), tmp_path / "figures" / "round-0001-overview.png")
+    run = run_of(tmp_path)
+    run.resumed_from = 2
+    Heatmaps().on_fit_start(run)
+    names = {f"round-0002-{name}.png" for name in ("client-000", "client-001", "overview")}
+    assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {"round-0001-overview.png"}
+    assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (1, 1, 3)  # as it was
 
 
 def test_only_rank_0_draws_and_nothing_is_nothing(tmp_path) -> None:

@@ -13,16 +13,17 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.callbacks import ledger
-from fl_lightning.callbacks.ledger import Ledger, Series, costs, in_columns
+from fl_lightning.callbacks.ledger import Ledger
 from fl_lightning.cli import main
+from fl_lightning.drawing import ledger
+from fl_lightning.drawing.ledger import Series, costs, in_columns
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.runfolder import RunFolder
 
 LAYERS = ["conv", "fc", "head"]
 MIB = 2**20
-NAMES = ["bytes", "download", "layers", "upload"]
+NAMES = ["bytes", "layers", "upload"]
 
 
 def run_of(folder: Path, rounds: int = 3, is_main: bool = True) -> Any:
@@ -79,7 +80,10 @@ def test_pictures_are_drawn_in_the_last_round_of_all_rounds(tmp_path: Path, monk
     for t in (1, 2, 3):
         made = record(t)
         Ledger().on_round_end(run, made)  # a new one each time, as if each round had been resumed
-        assert sorted(made.images) == ([f"ledger/{name}" for name in NAMES] if t == 3 else [])
+        assert bool(made.images) == (t == 3)
+        if t == 3:
+            rows = [*folder.read_metrics(), {"round": 3, **made.metrics}]
+            assert sorted(ledger.draw(tmp_path, made, rows, "after")) == sorted(NAMES)
         folder.append(made)
     (traffic,) = drawn
     assert traffic.rounds == [1, 2, 3]
@@ -90,21 +94,24 @@ def test_pictures_are_drawn_in_the_last_round_of_all_rounds(tmp_path: Path, monk
 def test_files_are_the_images_and_not_blank(tmp_path: Path, rounds: int) -> None:
     folder, run = RunFolder(tmp_path), run_of(tmp_path, rounds)
     for t in range(1, rounds + 1):
-        made = record(t, mean_accuracy=t / 4, channel_s=float(t))
-        Ledger().on_round_end(run, made)
+        made, drawing = record(t, mean_accuracy=t / 4, channel_s=float(t)), Ledger()
+        drawing.on_round_end(run, made)
+        drawing.on_close(run)
         folder.append(made)
-    assert sorted(made.images) == [f"ledger/{name}" for name in sorted([*NAMES, "accuracy", "time"])]
+    assert sorted(made.images) == sorted(f"ledger/{name}" for name in ledger.NAMES)
     assert {file.name for file in (tmp_path / "figures").iterdir()} == {
         f"ledger-{n}.png" for n in [*NAMES, "accuracy", "time"]
     }
-    for name, image in made.images.items():
+    images = {name: image.array() for name, image in made.images.items()}
+    assert images.pop("ledger/download") is None  # every layer always travelled down: one colour
+    for name, image in images.items():
         file = tmp_path / "figures" / f"{name.replace('/', '-')}.png"
         np.testing.assert_array_equal(np.asarray(Image.open(file)), image)
         assert image.dtype == np.uint8
         assert image.shape[2] == 3
         assert np.count_nonzero((image < 200).any(axis=2)) > 1000  # letters, axes and lines
     upload = np.array([0x44, 0x01, 0x54])
-    assert (made.images["ledger/bytes"] == upload).all(axis=2).any()
+    assert (images["ledger/bytes"] == upload).all(axis=2).any()
 
 
 def test_every_other_round_rank_0_alone_and_no_layers(tmp_path: Path) -> None:
@@ -123,22 +130,27 @@ def test_every_other_round_rank_0_alone_and_no_layers(tmp_path: Path) -> None:
         Ledger(every=0)
 
 
+def test_what_always_travelled_whole_is_not_drawn(tmp_path: Path) -> None:
+    made = record(1, mean_accuracy=0.5)
+    rows = [{"round": 1, **made.metrics}]
+    made.sent[:] = True
+    assert sorted(ledger.draw(tmp_path, made, rows, "after")) == ["accuracy", "bytes"]
+    made.sent[:], made.traffic[:] = False, 0
+    assert sorted(ledger.draw(tmp_path, made, rows, "after")) == ["accuracy"]
+
+
 def test_a_run_hands_them_on_and_a_resumed_one_draws_anew(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    seen: list[list[int]] = []
-    kept = ledger.draw_bytes
-    monkeypatch.setattr(ledger, "draw_bytes", lambda traffic: seen.append(traffic.rounds) or kept(traffic))
     flags = "--config kapc_digits --loggers null --loggers tensorboard --callbacks.heatmaps null --data.fraction 0.4"
     flags += " --federation.local_epochs 1 --fabric.accelerator cpu --callbacks.progress null --callbacks fixedrate"
     assert main(["fit", *flags.split(), "--federation.rounds", "2", "--name", "a"]) == 0
     figures = tmp_path / "runs" / "a" / "figures"
     before = {file.name: file.read_bytes() for file in figures.iterdir()}
-    assert set(before) == {f"ledger-{name}.png" for name in [*NAMES, "accuracy", "time"]}
+    assert set(before) == {f"ledger-{name}.png" for name in ("bytes", "accuracy", "time")}
     assert main(["fit", "--federation.rounds", "3", "--callbacks.ledger.every", "1", "--name", "a", "--resume"]) == 0
-    assert seen == [[1, 2], [1, 2, 3]]
     assert all(file.read_bytes() != before[file.name] for file in figures.iterdir())
     events = b"".join(file.read_bytes() for file in (tmp_path / "runs" / "a" / "tensorboard").iterdir())
-    assert b"ledger/layers" in events
+    assert b"ledger/bytes" in events
 
 
 def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:

@@ -3,7 +3,8 @@ from __future__ import annotations
 import json
 import socket
 import struct
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
+from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -12,13 +13,15 @@ import numpy as np
 import pytest
 
 from fl_lightning.callbacks import connection, exhibits, loggers
+from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.loggers import TensorBoard, WandB
 from fl_lightning.config import Component, Config, DataConfig, FederationConfig, ModelConfig
-from fl_lightning.drawing import save_png
+from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.metric import ACCURACY
-from fl_lightning.record import RelationView, RoundRecord
+from fl_lightning.record import Picture, RelationView, RoundRecord
 from fl_lightning.runfolder import RunFolder
+from fl_lightning.sections import spread
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)
@@ -40,7 +43,7 @@ def run_of(folder: Path, resumed_from: int = 0, is_main: bool = True, rounds: in
     folder.mkdir(exist_ok=True)
     return SimpleNamespace(
         is_main=is_main, folder=folder, resumed_from=resumed_from, rounds=rounds, config=config_of(rounds=rounds),
-        data=DATA, judge="after", clients=2,
+        data=DATA, judge="after", clients=2, callbacks=[],
     )  # fmt: skip
 
 
@@ -264,6 +267,44 @@ def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(tmp_path, mo
     assert sum(sizes) < 990
     assert sizes[0] > 4
     assert sizes[-1] > 4  # the last round has its pictures and its table
+
+
+@pytest.mark.usefixtures("wandb_alone")
+def test_rows_wait_for_their_pictures_and_stay_in_order(tmp_path, monkeypatch) -> None:
+    """W&B drops a row whose step is behind another's; a picture that cannot be drawn is left out."""
+    drawing: list[Future[dict[str, np.ndarray]]] = [Future(), Future()]
+    sizes: list[int] = []
+    run, logger = run_of(tmp_path / "run"), WandB(mode="offline")
+    monkeypatch.setattr(loggers.WandB, "_open", lambda *_: Counting(sizes))
+    logger.on_fit_start(run)
+    for t, future in zip((1, 2), drawing, strict=True):
+        made = record(t)
+        made.images = {"relation/overview": Picture(future, "overview")}
+        logger.on_round_end(run, made)
+    drawing[1].set_exception(RuntimeError("no paper"))
+    assert sizes == []
+    drawing[0].set_result({"overview": PICTURE})
+    logger.on_round_end(run, record(3))
+    assert sizes == [2, 1, 2]  # tables of all three rounds, pictures of two
+
+
+def test_tables_of_the_relation_are_those_of_checkpoints_and_ten_more(tmp_path) -> None:
+    run, saver = run_of(tmp_path, rounds=1000), Checkpoint()
+    run.callbacks = [saver]
+
+    def due(saved: Collection[int]) -> list[int]:
+        tables, found = exhibits.Tables(), []
+        for t in range(1, 1001):
+            saver.saved = t if t in saved else saver.saved
+            found += [t] * tables.due(run, t)
+        return found
+
+    few = spread(1000, 10)
+    assert due([]) == few
+    assert due([7, 500]) == sorted([*few, 7, 500])
+    assert 100 <= len(due(range(1, 1001))) <= 110
+    run.callbacks = []
+    assert due([7]) == few  # without checkpoints
 
 
 class Counting:

@@ -261,3 +261,17 @@ def test_nothing_is_wider_than_the_window(opened: Callable[..., Browser], make_r
     taller = "p.scrollHeight > p.clientHeight + 1"  # what follows a chart would lie over it
     assert browser.run(f"return [...document.querySelectorAll('.plot')].filter((p) => {taller}).length") == 0
     browser.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}})
+
+
+def test_many_names_leave_room_on_a_narrow_screen(opened: Callable[..., Browser], make_run: MakeRun) -> None:
+    """Twelve names, a line each, once took all but 70 pixels."""
+    metrics = {"cmd": "Emulation.setDeviceMetricsOverride"}
+    narrow = {"width": 400, "height": 900, "deviceScaleFactor": 1, "mobile": False}
+    browser = opened(*(make_run(f"run-{k}") for k in range(6)))
+    browser.ask("POST", "/goog/cdp/execute", {**metrics, "params": narrow})
+    browser.ask("POST", "/refresh", {})
+    time.sleep(0.5)
+    for chart in ("ledger-bytes", "curves"):
+        room = f"return document.querySelector('#{chart} .nsewdrag').getBoundingClientRect().height"
+        assert browser.run(room) > 180, chart
+    browser.ask("POST", "/goog/cdp/execute", {"cmd": "Emulation.clearDeviceMetricsOverride", "params": {}})

@@ -11,9 +11,9 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
-from fl_lightning.report import clients, figures, load, render, run_folders
+from fl_lightning.report import clients, figures, load, render, run_folders, vector
 from fl_lightning.report.load import Run, seeds_apart
-from fl_lightning.report.tables import incomparable, overview
+from fl_lightning.report.tables import differences, incomparable, overview
 from fl_lightning.runfolder import RunFolder
 
 from .conftest import MakeRun
@@ -72,6 +72,18 @@ def test_how_a_run_descends_stands_in_the_overview(make_run: MakeRun) -> None:
     assert row(runs, "batch size") == ["16", "–"]
 
 
+def test_settings_that_differ_are_seen_to_differ(make_run: MakeRun) -> None:
+    """A method without arguments holds an empty mapping where another has a key for each."""
+    runs = load([make_run("a"), make_run("b", config={"method": {"name": "local", "init_args": {}}})])
+    assert [cells[0] for cells in differences(runs).rows] == ["method.name", "method.init_args.lam"]
+
+
+def test_data_of_ones_own_go_by_their_file(make_run: MakeRun) -> None:
+    """Such a file overrides the source, which the configuration may not name."""
+    data = {"source": "digits", "partition": "natural", "root": "here/fields.csv"}
+    assert row(load([make_run("a", config={"data": data})]), "data") == ["fields.csv, natural"]
+
+
 def test_losses_are_drawn_and_the_pull_where_there_is_one(make_run: MakeRun) -> None:
     path = make_run("a")
     rows = [(1, 2.5, 0.0), (2, 1.5, 0.0)]
@@ -83,6 +95,23 @@ def test_losses_are_drawn_and_the_pull_where_there_is_one(make_run: MakeRun) -> 
     path.joinpath("metrics.csv").write_text("round,train_loss,coaching_loss\n1,2.5,0.5\n")
     assert [line["name"] for line in figures.training(load([path]))["losses"]["data"]] == ["a · loss", "a · pull alone"]
     assert figures.training(load([make_run("b")])) == {}
+
+
+def test_losses_over_seeds_are_a_band(make_run: MakeRun, tmp_path: Path) -> None:
+    """Losses 2, 1 and 4, 1 of two seeds: mean 3 and 1, the sample's deviation sqrt(2) and 0; a third run is a line."""
+    paths = [make_run("a"), change(make_run("b"), seed=1), change(make_run("c"), method={"name": "fedavg"})]
+    for path, losses in zip(paths, ((2, 1), (4, 1), (5, 5)), strict=True):
+        lines = [f"{t},{loss}" for t, loss in enumerate(losses, 1)]
+        path.joinpath("metrics.csv").write_text("\n".join(["round,train_loss", *lines, ""]))
+    low, high, mean, other = figures.training(load(paths))["losses"]["data"]
+    assert (mean["name"], mean["y"]) == ("a and 1 more seed · loss", [3, 1])
+    assert (other["name"], other["y"]) == ("c · loss", [5, 5])
+    assert (low["y"], high["y"]) == (pytest.approx([3 - 2**0.5, 1], abs=1e-4), pytest.approx([3 + 2**0.5, 1], abs=1e-4))
+    assert (low["line"]["width"], high["fill"], low["showlegend"]) == (0, "tonexty", False)
+    drawn = {file.name: file for file in vector.write(load(paths), tmp_path / "figures", "svg")}
+    text = drawn["losses.svg"].read_text()
+    assert "a and 1 more seed · loss" in text
+    assert text.count('id="FillBetweenPolyCollection') + text.count('id="PolyCollection') == 1
 
 
 def test_runs_over_seeds_are_a_band_without_a_warning(make_run: MakeRun) -> None:
@@ -125,6 +154,9 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
             kept = dict(held)
         np.savez(file, **(kept | {"sent": np.ones_like(kept["sent"])}))
     runs = load([path])
+    assert "ledger-layers" not in figures.ledger(runs)
+    assert "ledger-layers" in figures.ledger(load([path, make_run("b")]))
+    assert figures._constant(np.zeros((2, 3, 4))) == "no layer was ever sent or received"
     (one,) = figures.shares(runs)
     assert one["constant"] == (
         "in every round every layer was sent by 100% of the cohort and received by 100% of the cohort"

@@ -1,0 +1,1 @@
+"""Pictures, drawn without torch in a process beside the training: `process.draw`."""
