@@ -21,10 +21,11 @@ def check_classes(run: Run) -> None:
         raise BadInput("data.task", run.data.task, what)
 
 
-def check_batches(run: Run, key: str, size: int) -> None:
-    """Raise `BadInput` where a method's own batches of `size` would leave BatchNorm single samples to train on."""
-    single = size == 1 and any(group.whole_last for group in run.groups)
-    check(key, size, not single, "BatchNorm cannot train on single samples: at least 2")
+def check_batches(run: Run, **sizes: int) -> None:
+    """Raise `BadInput` where an argument of the method would leave BatchNorm single samples to train on."""
+    for name, size in sizes.items():
+        single = size == 1 and any(group.whole_last for group in run.groups)
+        check(f"method.{name}", size, not single, "BatchNorm cannot train on single samples: at least 2")
 
 
 def check_plain_loss(model: nn.Module, why: str) -> None:

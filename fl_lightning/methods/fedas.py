@@ -48,7 +48,7 @@ class FedAS(Method):
         """The network must be able to train on the batches."""
         super().check(run)
         if self.align_epochs:
-            check_batches(run, "method.align_batch_size", self.align_batch_size)
+            check_batches(run, align_batch_size=self.align_batch_size)
 
     def scope(self, block: Block) -> Scope:
         """The classifier is never sent."""

@@ -52,9 +52,7 @@ class FedMD(WithoutModels):
         """Public data are needed, in batches that the network can train on."""
         super().check(run)
         public.check_public(run, public.drawn(run, self.samples))
-        if self.epochs and self.lam:
-            check_batches(run, "method.batch_size", self.batch_size)
-            check_batches(run, "method.samples", self.samples)
+        check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """What was told last, and how it is weighed."""

@@ -69,13 +69,22 @@ def test_drawn_means_are_of_drawn_seeds_and_their_clients() -> None:
     assert drawn.var() == pytest.approx(values.mean(axis=1).var() + values.var(axis=1).mean() / 4, rel=0.03)
 
 
-def test_from_six_seeds_on_the_bootstrap_takes_over() -> None:
-    values = np.random.default_rng(1).normal(0.02, 0.01, size=(6, 10)).tolist()
+def test_from_five_seeds_on_the_outer_ends_of_students_and_the_bootstraps_count() -> None:
+    values = np.random.default_rng(1).gamma(1.0, 0.01, size=(6, 10)).tolist()
     low, high, kind = statistics.interval(seeds_of(values))
+    ends = statistics.students(seeds_of(values)), statistics.bootstrap(seeds_of(values))
     assert kind == "bootstrap"
-    assert (low, high) == statistics.bootstrap(seeds_of(values))
+    assert (low, high) == (min(low for low, _ in ends), max(high for _, high in ends))
     assert low < np.mean(values) < high
-    assert statistics.interval(seeds_of(values[:5]))[2] == "t"
+    assert [statistics.interval(seeds_of(values[:n]))[2] for n in (4, 5)] == ["t", "bootstrap"]
+
+
+def test_many_studies_at_once_have_the_intervals_of_each() -> None:
+    made = np.random.default_rng(2).normal(size=(3, 6, 2, 4))  # studies, seeds, settings, clients
+    together = statistics.outer([[made[:, s, k] for k in range(2)] for s in range(6)], resamples=200)
+    for study in range(3):
+        alone = statistics.interval([list(seed) for seed in made[study]], resamples=200)
+        assert alone == (pytest.approx(together[0][study]), pytest.approx(together[1][study]), "bootstrap")
 
 
 def test_where_nothing_or_one_seed_differs_there_is_an_interval_all_the_same() -> None:
