@@ -87,8 +87,8 @@ FLOWERS = {
 }
 """By alpha: how unlike flwr-datasets 0.6.1 makes 20 clients with 200 samples of each of 10 classes, mean and standard
 error over seeds 0 to 399 of `DirichletPartitioner(20, "label", alpha, min_partition_size=1, seed=seed)`: the distance
-of two class mixes (total variation), the share of the largest class, the deviation of sizes over their mean. It asks for a
-rich below 15, and so not beside our versions: it was run with `pip install --no-deps --target DIR flwr-datasets`."""
+of two class mixes (total variation), the share of the largest class, the deviation of sizes over their mean. It wants
+a rich below 15, and so not beside our versions: it was run with `pip install --no-deps --target DIR flwr-datasets`."""
 
 
 @pytest.mark.slow
