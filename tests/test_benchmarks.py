@@ -333,4 +333,4 @@ def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.Monk
     row = adapters.against_bare(replace(small, shape=(1, 8, 8)), 1)
     assert row.ratio > 0 and "numbers train" in row.note
     found = adapters.memory(40)
-    assert found["vector"] / 2 < found["a_client"] and found["frozen"] > 3e5
+    assert found["vector"] / 2 < found["a_client"] and found["stays"] <= found["a_client"] and found["frozen"] > 3e5
