@@ -101,6 +101,12 @@ class PeakMemory:
     def extra_mib(self) -> float:
         return _status("VmHWM") - self._before
 
+    def kept_mib(self) -> float:
+        """What it still holds beyond that, once what is free has been given back."""
+        gc.collect()
+        ctypes.CDLL(None).malloc_trim(0)
+        return _status("VmRSS") - self._before
+
 
 def _status(field: str) -> float:
     lines = Path("/proc/self/status").read_text().splitlines()

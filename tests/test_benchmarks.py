@@ -266,3 +266,4 @@ def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.Monk
 def test_a_study_is_timed_with_its_rounds(script: Load) -> None:
     took = script("studies").study(runs=4, rounds=1, workers=1)
     assert 0 < took.rounds < took.wall
+    assert found["vector"] / 2 < found["a_client"] and found["stays"] <= found["a_client"] and found["frozen"] > 3e5

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import warnings
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -92,12 +91,10 @@ def _parts(root: str | None) -> dict[str, Any]:
     try:
         if path.is_file() or (files := sorted(path.glob("*.parquet"))):
             found = {"train": [path]} if path.is_file() else _by_name(files)
-            with warnings.catch_warnings():
-                warnings.filterwarnings("ignore", "Cannot (locate|pickle)")  # dill's, of fingerprints nobody asks for
-                parts = {
-                    name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
-                    for name, own in found.items()
-                }
+            parts = {
+                name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
+                for name, own in found.items()
+            }
         else:
             held = datasets.load_from_disk(str(path))
             parts = dict(held) if isinstance(held, datasets.DatasetDict) else {"train": held}
