@@ -202,10 +202,11 @@ def costs(rows: Sequence[Row]) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
 
 def _figure(title: str) -> tuple[Figure, list[Axes]]:
     from matplotlib.figure import Figure  # here: a run that draws heatmaps alone need not import it
+    from matplotlib.layout_engine import ConstrainedLayoutEngine
 
-    figure = Figure(figsize=(11.0, 4.0), dpi=100, layout="constrained")
+    apart = ConstrainedLayoutEngine(w_pad=0.1)  # inches: a label of the right panel keeps off the left one
+    figure = Figure(figsize=(11.0, 4.0), dpi=100, layout=apart)
     figure.suptitle(title)
-    figure.get_layout_engine().set(w_pad=0.1)  # type: ignore[union-attr]  # a label of the right one keeps off the left
     every = [figure.add_subplot(1, 2, k) for k in (1, 2)]
     for axes in every:
         axes.spines[["top", "right"]].set_visible(False)

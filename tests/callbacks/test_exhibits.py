@@ -29,7 +29,8 @@ def test_a_group_is_the_runs_that_differ_by_their_seed_alone() -> None:
     assert {exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in same} == {group}
     other: list[dict[str, Any]] = [{"method": Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.6})}]
     other += [{"data": DataConfig(alpha=0.2)}, {"callbacks": {"quantize": Component("x.Quantize", {"bits": 8})}}]
-    assert len({exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other} - {group}) == 3
+    other += [{"data": DataConfig(root=f"here/{name}.csv")} for name in ("one", "two")]  # such a file is the data
+    assert len({exhibits.group_of(dataclasses.replace(PLAIN, **changes)) for changes in other} - {group}) == 5
 
 
 def test_heterogeneity_is_0_where_all_are_alike_and_half_where_two_share_nothing() -> None:

@@ -75,7 +75,7 @@ def test_how_a_run_descends_stands_in_the_overview(make_run: MakeRun) -> None:
 def test_settings_that_differ_are_seen_to_differ(make_run: MakeRun) -> None:
     """A method without arguments holds an empty mapping where another has a key for each."""
     runs = load([make_run("a"), make_run("b", config={"method": {"name": "local", "init_args": {}}})])
-    assert [cells[0] for cells in differences(runs).rows] == ["method.name", "method.init_args.lam"]
+    assert {cells[0] for cells in differences(runs).rows} == {"method.name", "method.init_args.lam"}
 
 
 def test_data_of_ones_own_go_by_their_file(make_run: MakeRun) -> None:
