@@ -68,7 +68,7 @@ class SharedMemory:
         """As `Group.gather_objects`."""
         content = torch.frombuffer(bytearray(pickle.dumps(item)), dtype=torch.uint8)
         turn = self._write([content], [0] * len(self.files), 1)
-        return [pickle.loads(self._read(rank, turn).numpy()) for rank in range(len(self.files))]
+        return [pickle.loads(self._read(rank, turn).numpy().data) for rank in range(len(self.files))]
 
     def all_to_all(self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> list[Tensor]:
         """As `Group.all_to_all`."""

@@ -6,6 +6,7 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -72,9 +73,10 @@ def test_what_came_stays_while_others_write_their_next() -> None:
     assert on_ranks(2, job) == [True, True]
 
 
-def test_ranks_that_see_other_files_by_those_numbers_share_nothing() -> None:
+def test_ranks_that_see_other_files_by_those_numbers_share_nothing(tmp_path: Path) -> None:
     """As on several machines, or in containers: the process may be there, the number, or a file; not the token."""
-    with open("/dev/zero", "rb") as other:
+    (tmp_path / "other").write_bytes(bytes(1 << 14))
+    with (tmp_path / "other").open("r+b") as other:
         for numbers in ([other.fileno()] * 4, [10**6] * 4, []):
             told = {1: (os.getpid(), numbers, b"a token of 16 by")}
             assert on_ranks(2, lambda _, memory: memory is None, told) == [True, True]
