@@ -6,6 +6,7 @@ Files in memory without a name (memfd, Linux): a process that dies leaves nothin
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 import pickle
@@ -45,7 +46,8 @@ class SharedMemory:
         self._last = [1, 3]
         """The files of tensors and of other things that were written last."""
         if sys.platform == "linux" and hasattr(os, "memfd_create"):
-            self.own = [os.memfd_create(f"fl_lightning_{rank}_{k}") for k in range(4)]
+            with contextlib.suppress(OSError):  # a sandbox may forbid it
+                self.own = [os.memfd_create(f"fl_lightning_{rank}_{k}") for k in range(4)]
             for file in self.own:
                 os.write(file, token.ljust(_HEAD, b"\0"))
         weakref.finalize(self, _close, self.own, self.files)

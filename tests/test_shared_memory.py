@@ -84,6 +84,11 @@ def test_ranks_that_see_other_files_by_those_numbers_share_nothing(tmp_path: Pat
 
 
 def test_without_files_in_memory_nothing_is_shared(monkeypatch: pytest.MonkeyPatch) -> None:
+    def forbidden(name: str) -> int:
+        raise PermissionError(name)
+
+    monkeypatch.setattr(os, "memfd_create", forbidden)
+    assert on_ranks(2, lambda _, memory: memory is None) == [True, True]
     monkeypatch.delattr(os, "memfd_create")
     assert on_ranks(2, lambda _, memory: memory is None) == [True, True]
 
