@@ -11,6 +11,7 @@ import signal
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
 from itertools import count
 from typing import Any, Literal
 
@@ -27,6 +28,7 @@ from torch.nn import Module
 
 from fl_lightning import device
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed, redact
+from fl_lightning.shared_memory import SharedMemory, joined
 
 
 class _Launcher(_MultiProcessingLauncher):
@@ -209,32 +211,48 @@ class Group:
                 raise MachineFailed(f"the processes lost each other: {error}") from error
             raise self._watch.named(error) from error
 
+    @cached_property
+    def _shared(self) -> SharedMemory | None:
+        """What the CPU processes of one machine exchange through; None: the process group (gloo, NCCL) it is."""
+        return joined(self.rank, self.size, self._gathered, self._meet) if self.device.type == "cpu" else None
+
+    def _meet(self) -> None:
+        with self._together():
+            dist.barrier()
+
     def gather_objects(self, item: Any) -> list[Any]:
         """`item` of every rank, in rank order, on every rank. For small things (results, sizes)."""
         if self.size == 1:
             return [item]
+        return self._shared.gather_objects(item) if self._shared is not None else self._gathered(item)
+
+    def _gathered(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.size
         with self._together():
             dist.all_gather_object(items, item)
         return items
 
-    def all_to_all(self, send: Tensor, send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> Tensor:
-        """All-to-all of consecutive parts of the flat `send`; returns what the ranks sent here, in rank order."""
-        received = send.new_empty(sum(receive_sizes))
-        with self._together():
-            dist.all_to_all_single(received, send, list(receive_sizes), list(send_sizes))
-        return received
+    def all_to_all(self, parts: list[Tensor], send_sizes: Sequence[int], receive_sizes: Sequence[int]) -> list[Tensor]:
+        """All-to-all of consecutive shares of `parts` (flat, at least one); what came from each rank, in rank order.
 
-    def gather_parts(self, part: Tensor, width: int) -> list[Tensor]:
-        """Flat `part`s of at most `width` numbers from every rank, each padded to `width`."""
-        padded = part
-        if part.numel() < width:
-            padded = part.new_zeros(width)
-            padded[: part.numel()] = part
-        parts = [torch.empty_like(padded) for _ in range(self.size)]
+        It is to be read before the next exchange, and may not be written to.
+        """
+        if self._shared is not None:
+            return self._shared.all_to_all(parts, send_sizes, receive_sizes)
+        received = parts[0].new_empty(sum(receive_sizes))
         with self._together():
-            dist.all_gather(parts, padded)
-        return parts
+            dist.all_to_all_single(received, torch.cat(parts), list(receive_sizes), list(send_sizes))
+        return list(received.split(list(receive_sizes)))
+
+    def gather_parts(self, parts: list[Tensor], sizes: Sequence[int]) -> list[Tensor]:
+        """`parts` (flat, at least one) of every rank, `sizes` numbers in all by rank; to be read as in `all_to_all`."""
+        if self._shared is not None:
+            return self._shared.gather_parts(parts, sizes)
+        padded = torch.cat([*parts, parts[0].new_zeros(max(sizes) - sizes[self.rank])])
+        found = [torch.empty_like(padded) for _ in range(self.size)]
+        with self._together():
+            dist.all_gather(found, padded)
+        return [part[:size] for part, size in zip(found, sizes, strict=True)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have a number as 0."""

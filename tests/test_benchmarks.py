@@ -259,11 +259,10 @@ def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.Monk
     row = adapters.against_bare(replace(small, shape=(1, 8, 8)), 1)
     assert row.ratio > 0 and "numbers train" in row.note
     found = adapters.memory(40)
-    assert found["vector"] / 2 < found["a_client"] and found["frozen"] > 4e6
+    assert found["vector"] / 2 < found["a_client"] and found["stays"] <= found["a_client"] and found["frozen"] > 3e5
 
 
 @pytest.mark.slow
 def test_a_study_is_timed_with_its_rounds(script: Load) -> None:
     took = script("studies").study(runs=4, rounds=1, workers=1)
     assert 0 < took.rounds < took.wall
-    assert found["vector"] / 2 < found["a_client"] and found["stays"] <= found["a_client"] and found["frozen"] > 3e5

@@ -15,7 +15,7 @@ import pytest
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGE = "fl_lightning"
 ORDER = (
-    (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "signals"),
+    (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "shared_memory", "signals"),
     ("log", "ranges"),
     ("components", "datakeys", "search"),
     ("catalogue", "config", "device", "files", "sections"),

@@ -32,14 +32,17 @@ class Rank(Group):
     def gather_objects(self, item: Any) -> list[Any]:
         return self._everyones(item) if self.size > 1 else [item]
 
-    def all_to_all(self, send: torch.Tensor, send_sizes: Any, receive_sizes: Any) -> torch.Tensor:
+    def all_to_all(self, parts: list[torch.Tensor], send_sizes: Any, receive_sizes: Any) -> list[torch.Tensor]:
+        send = torch.cat(parts)
         assert not send_sizes[self.rank] or send.dtype == torch.float64  # models do not travel to where they lie
-        parts = [p[self.rank] for p in self._everyones(send.split(list(send_sizes)))]
-        assert [p.numel() for p in parts] == list(receive_sizes)
-        return torch.cat(parts)
+        came = [p[self.rank] for p in self._everyones(send.split(list(send_sizes)))]
+        assert [p.numel() for p in came] == list(receive_sizes)
+        return came
 
-    def gather_parts(self, part: torch.Tensor, width: int) -> list[torch.Tensor]:
-        return [torch.nn.functional.pad(p, (0, width - p.numel())) for p in self._everyones(part)]
+    def gather_parts(self, parts: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
+        came = self._everyones(torch.cat(parts))
+        assert [p.numel() for p in came] == list(sizes)
+        return came
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         parts = self._everyones(tensor)

@@ -292,13 +292,15 @@ class Counting(Group):
     def gather_objects(self, item: Any) -> list[Any]:
         return self._everyones(item)
 
-    def all_to_all(self, send: torch.Tensor, send_sizes: Any, receive_sizes: Any) -> torch.Tensor:
+    def all_to_all(self, parts: list[torch.Tensor], send_sizes: Any, receive_sizes: Any) -> list[torch.Tensor]:
+        send = torch.cat(parts)
         self.sent += (send.numel() - send_sizes[self.rank]) * send.element_size()
-        return torch.cat([p[self.rank] for p in self._everyones(send.split(list(send_sizes)))])
+        return [p[self.rank] for p in self._everyones(send.split(list(send_sizes)))]
 
-    def gather_parts(self, part: torch.Tensor, width: int) -> list[torch.Tensor]:
+    def gather_parts(self, parts: list[torch.Tensor], sizes: Any) -> list[torch.Tensor]:
+        part = torch.cat(parts)
         self.sent += part.numel() * part.element_size() * (self.size - 1)
-        return [torch.nn.functional.pad(p, (0, width - p.numel())) for p in self._everyones(part)]
+        return self._everyones(part)
 
     def all_reduce(self, tensor: torch.Tensor) -> torch.Tensor:
         self.sent += 2 * tensor.numel() * tensor.element_size() * (self.size - 1) // self.size  # as a ring does it

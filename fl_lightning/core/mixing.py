@@ -130,7 +130,7 @@ class Mixer:
         n = len(self.sources)
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
-        self._holds(n if self.group.size == 1 else 3 * n, tiles)
+        self._holds(n if self.group.size == 1 else 5 * n, tiles)
         found = []
         for _, collected in self._collected(tiles):
             for _, W in collected:
@@ -156,12 +156,12 @@ class Mixer:
             send = [[k for k, (_, tile) in enumerate(of_rank[rank]) if tile.layer % size == r] for r in range(size)]
             came = [[(k, tile) for k, tile in mine if tile.layer % size == rank] for mine in of_rank]
             flat = self.group.all_to_all(
-                here[[k for ks in send for k in ks]].flatten(),
+                [here[[k for ks in send for k in ks]].flatten()],
                 [len(ks) * here.shape[1] for ks in send],
                 [len(theirs) * here.shape[1] for theirs in came],
             )
             to_add = [entry for theirs in came for entry in theirs]
-            here = flat.view(-1, here.shape[1])
+            here = torch.cat(flat).view(-1, here.shape[1])
         for (_, tile), sums in sorted(zip(to_add, here, strict=True), key=lambda entry: entry[0][0]):
             total[tile.layer] += sums
         return self.group.all_reduce(total)
@@ -196,18 +196,19 @@ class Mixer:
             away = [(r, ks) for r, ks in enumerate(by_rank) if r != rank]  # what stays here does not travel
             parts = [out[k] for _, ks in away for out in outs for k in ks]
             back = self.group.all_to_all(
-                torch.cat(parts) if parts else self._nothing(),
+                [self._nothing(), *parts],
                 [len(ks) * width * (r != rank) for r, ks in enumerate(by_rank)],
                 [len(mine) * sum(t.stop - t.start for t in ts) * (r != rank) for r, ts in enumerate(shares)],
             )
             for (t, _), out in zip(collected, outs, strict=True):
                 for k in mine:
                     into[receivers[k]][t.start : t.stop].copy_(out[k], non_blocking=True)
-            at = 0
-            for t in (t for r, theirs in enumerate(shares) if r != rank for t in theirs):
-                for k in mine:
-                    into[receivers[k]][t.start : t.stop].copy_(back[at : at + t.stop - t.start], non_blocking=True)
-                    at += t.stop - t.start
+            for r, part in ((r, part) for r, part in enumerate(back) if r != rank):
+                at = 0
+                for t in shares[r]:
+                    for k in mine:
+                        into[receivers[k]][t.start : t.stop].copy_(part[at : at + t.stop - t.start], non_blocking=True)
+                        at += t.stop - t.start
 
     def _mix_alone(
         self, tiles: list[Segment], B: Tensor, into: list[Tensor], own: list[int], differences: Tensor, products: Tensor
@@ -243,7 +244,7 @@ class Mixer:
         tiles = _tiles(segments)
         self.flops += (3 * len(self.sources) + 1) * _columns(segments)
         p = p.to(self.group.device, wide(self.group.device))
-        self._holds((2 if self.group.size == 1 else 4) * len(self.sources), tiles)
+        self._holds((2 if self.group.size == 1 else 6) * len(self.sources), tiles)
         outs: list[Tensor] = []
         done: list[list[Segment]] = []
         for stripe, collected in self._collected(tiles):
@@ -261,8 +262,8 @@ class Mixer:
         """Write what each rank has for its tiles of `stripes`, here `outs`, into `into` on every rank."""
         size = self.group.size
         shares = [[t for stripe in stripes for t in stripe[rank::size]] for rank in range(size)]
-        part = torch.cat(outs) if outs else self._nothing()
-        for theirs, came in zip(shares, self.group.gather_parts(part, max(map(_columns, shares))), strict=True):
+        parts = self.group.gather_parts([self._nothing(), *outs], [_columns(theirs) for theirs in shares])
+        for theirs, came in zip(shares, parts, strict=True):
             at = 0
             for t in theirs:
                 into[t.start : t.stop] = came[at : at + t.stop - t.start]
@@ -273,7 +274,9 @@ class Mixer:
         return [stripe[rank :: self.group.size] for rank in range(self.group.size)]
 
     def _holds(self, rows: int, tiles: list[Segment]) -> None:
-        """`rows` rows of each of the tiles that are collected at a time are in use: rooms, what came, what is sent."""
+        """`rows` rows of each of the tiles that are collected at a time are in use: rooms, what came, what is sent (the
+        latter two twice, where ranks share memory).
+        """
         rows *= tiles_at_once(len(self.sources), len(tiles), self.group.size)
         self.working_bytes = max(self.working_bytes, rows * TILE * self.work.itemsize)
 
@@ -311,10 +314,10 @@ class Mixer:
             parts = [row[t.start : t.stop].to(device, non_blocking=True) for t in others for row in local]
             counts = [len(clients) * widths[rank] * (r != rank) for r, clients in enumerate(self.by_rank)]
             came = self.group.all_to_all(
-                torch.cat(parts) if parts else self._nothing(),
+                [self._nothing(), *parts],
                 [len(local) * width * (r != rank) for r, width in enumerate(widths)],
                 counts,
-            ).split(counts)
+            )
             found, at = [], 0
             for t, room in zip(shares[rank], rooms, strict=False):
                 width = t.stop - t.start

@@ -282,8 +282,8 @@ def _mixing(setup: Setup) -> Part:
     one, tiles = setup.policy.one_download, sum(widest.tiles)
     if ranks == 1:
         in_use = 2 * n if one else n + m
-    else:  # with what is sent and what came
-        in_use = (4 * n if one else 4 * n + 3 * m) * tiles_at_once(n, tiles, ranks)
+    else:  # with what is sent and what came, both twice where ranks share memory
+        in_use = (6 * n if one else 5 * n + 3 * m) * tiles_at_once(n, tiles, ranks)
     work = float(in_use * TILE * max(widest.item, 4))
     if setup.learns:  # by tile, what a rank gets of the layers that it adds up, and by layer
         own = int(np.bincount(np.arange(len(widest.tiles)) % ranks, widest.tiles).max())

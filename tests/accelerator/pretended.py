@@ -197,6 +197,18 @@ def _as_strided(x: Tensor, *shape: Any) -> Tensor:
     return torch.ops.aten.as_strided.default.redispatch(_KERNEL, x, *shape)
 
 
+def _resize(x: Tensor, size: list[int], **_: Any) -> Tensor:
+    """Where it grows, new memory that begins with what there was."""
+    made = torch.empty(size, dtype=x.dtype)
+    if made.numel() > x.numel():
+        made.view(-1)[: x.numel()].copy_(on_host(x).reshape(-1))
+        grown = on_device(made)
+        _set(x, grown.untyped_storage(), 0, list(made.size()), list(made.stride()))
+    else:
+        _set(x, x.untyped_storage(), x.storage_offset(), list(made.size()), list(made.stride()))
+    return x
+
+
 def _copy(source: Tensor, into: Tensor, non_blocking: bool = False) -> Tensor:
     """Between memories. The host does not wait where it says so, and the memory on its side is pinned."""
     _check(torch.ops.aten._copy_from.default, (source, into), {})
@@ -296,6 +308,7 @@ def install(backend: type[Backend]) -> None:
     everything.fallback(_fallback, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
     aten.impl("as_strided", _as_strided, "PrivateUse1")
+    aten.impl("resize_", _resize, "PrivateUse1")
     for name in ("view", "_reshape_alias"):
         op = getattr(torch.ops.aten, name).default
         aten.impl(name, lambda *args, op=op: op.redispatch(_KERNEL, *args), "PrivateUse1")

@@ -10,6 +10,8 @@ import sys
 from collections.abc import Callable
 from typing import Any
 
+os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder knows groups written in C++ only
+
 import torch
 import torch.distributed as dist
 from pretended import NAME, STATE, install

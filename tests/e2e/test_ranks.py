@@ -50,6 +50,19 @@ def test_several_processes_give_what_one_gives(
     assert record(one).weights
 
 
+@pytest.mark.sampled("selected")
+@pytest.mark.parametrize("name", ["selected", "trimmed"])
+def test_ranks_that_share_no_memory_give_what_one_gives(
+    name: str, fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    """As on several machines: what they exchange goes through gloo."""
+    monkeypatch.delattr("os.memfd_create")  # the ranks are forked from this process
+    on_ranks(2, small("several", RUNS[name]))
+    one = fit("one", RUNS[name])
+    assert record(one.with_name("several")) == record(one)
+
+
 @pytest.mark.slow
 def test_fl_train_starts_the_processes_itself(
     fit: Callable[..., Path], small: Callable[..., list[str]], command: Any, record: Any
