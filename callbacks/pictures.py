@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 import time
+from abc import ABC
 from collections.abc import Callable, Mapping
 from pathlib import Path
 
@@ -23,7 +24,7 @@ def patience() -> float:
     return PATIENCE if sys.exc_info()[0] is None else _BROKEN_OFF
 
 
-class Pictures(Observer):
+class Pictures(Observer, ABC):
     """Has pictures drawn beside the training. A run whose pictures cannot be drawn says so, and goes on."""
 
     def __init__(self) -> None:
