@@ -156,7 +156,7 @@ class Mixer:
             send = [[k for k, (_, tile) in enumerate(of_rank[rank]) if tile.layer % size == r] for r in range(size)]
             came = [[(k, tile) for k, tile in mine if tile.layer % size == rank] for mine in of_rank]
             flat = self.group.all_to_all(
-                [here[[k for ks in send for k in ks]].flatten()],
+                [here.new_empty(0), *(here[k] for ks in send for k in ks)],
                 [len(ks) * here.shape[1] for ks in send],
                 [len(theirs) * here.shape[1] for theirs in came],
             )
