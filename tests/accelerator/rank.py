@@ -93,7 +93,7 @@ class Joined(dist.ProcessGroup):
     def recv(self, tensors: list[Tensor], source: int, tag: int = 0) -> Any:
         return self._carried(tensors, lambda below: self.carrier.recv(below, source, tag))
 
-    def barrier(self, options: Any = None) -> Any:
+    def barrier(self, opts: Any = None) -> Any:
         self.carrier.barrier().wait()
         return _done(None)
 

@@ -81,12 +81,10 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
         assert other[name] == pytest.approx(one[name], rel=1e-3)
 
 
-RANKS = ("", "--method fedavg --federation.participation 0.5", "--fabric.bank host --optimizer.keep_state true")
-
-
 @pytest.mark.slow
-@pytest.mark.xfail(DEVICE == "pretended", reason="torch: an internal assertion (python_dispatch.cpp)", strict=True)
-@pytest.mark.parametrize("flags", RANKS[:1] if DEVICE == "pretended" else RANKS)  # there all of them fail alike
+@pytest.mark.parametrize(
+    "flags", ["", "--method fedavg --federation.participation 0.5", "--fabric.bank host --optimizer.keep_state true"]
+)
 def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> None:
     if device != "pretended" and count() < 2:
         pytest.skip("one device")
@@ -95,12 +93,13 @@ def test_two_ranks_give_what_one_gives(flags: str, fit: Fit, device: str) -> Non
     if device != "pretended":
         assert lasting(fit("two", flags, "--fabric.devices 2")) == lasting(one)
         return
-    line = ["fit", "--name", "two", "--config", str(one / "config.yaml"), "--fabric.devices", "2"]
+    # Two machines with a device each: of a kind that is written in Python, autograd takes the first one alone.
+    line = ["fit", "--name", "two", "--config", str(one / "config.yaml"), "--fabric.num_nodes", "2"]
     shared = {"TORCHELASTIC_RUN_ID": "x", "MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free_port())}
-    shared |= {"GROUP_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2"}
+    shared |= {"LOCAL_RANK": "0", "WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "1"}
     script = [sys.executable, str(Path(__file__).with_name("rank.py")), *line]
     ranks = [
-        subprocess.Popen(script, env={**os.environ, **shared, "RANK": r, "LOCAL_RANK": r}, stderr=subprocess.PIPE)
+        subprocess.Popen(script, env={**os.environ, **shared, "RANK": r, "GROUP_RANK": r}, stderr=subprocess.PIPE)
         for r in "01"
     ]
     said = [rank.communicate(timeout=400)[1].decode() for rank in ranks]
