@@ -7,6 +7,7 @@ import dataclasses
 import importlib.util
 import json
 import math
+import os
 import shlex
 import signal
 import sys
@@ -79,8 +80,9 @@ def rows(file: Path) -> list[dict[str, str]]:
 
 
 def stamps(folder: Path) -> dict[Path, int]:
-    """When each run ended."""
-    return {file: file.stat().st_mtime_ns for file in folder.glob("**/summary.json")}
+    """When each run ended. Folders may go while this looks: `os.walk` passes over them."""
+    ended = [Path(inside, "summary.json") for inside, _, files in os.walk(folder) if "summary.json" in files]
+    return {file: file.stat().st_mtime_ns for file in ended}
 
 
 # ---------------------------------------------------------------- what it does
