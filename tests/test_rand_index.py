@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -182,3 +184,15 @@ def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
     assert held == [whole * (most >= whole)] * 2
     assert ("rand_index" in RunFolder(folder).read_metrics()[1]) == (most >= whole)
     assert main(["report", str(folder)]) == 0
+
+
+def test_a_round_without_a_relation_does_not_hush_a_later_one_that_is_too_large(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(server, "MOST_KEPT", 31)
+    group, run = SimpleNamespace(weighed=None), SimpleNamespace(layer_names=["a", "b"], said=set(), is_main=True)
+    whole: Any = SimpleNamespace(view=None, groups=[group], run=run)
+    assert server.Server.relation_view(whole).rows.size == 0 and not capsys.readouterr().err
+    group.weighed = SimpleNamespace(receivers=range(4), sources=range(4))
+    assert server.Server.relation_view(whole).rows.size == 0
+    assert "4 receivers by 4 sources" in capsys.readouterr().err

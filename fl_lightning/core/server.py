@@ -108,14 +108,17 @@ class Server:
         if self.view is not None:
             return self.view
         parts, layers = [g.weighed for g in self.groups if g.weighed is not None], self.run.layer_names
+        nobody = RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+        if not parts:
+            return nobody
         sizes = [sum(map(len, whose)) for whose in zip(*((p.receivers, p.sources) for p in parts), strict=True)]
         size = math.prod([*sizes, 1 if len(self.groups) > 1 else len(layers)])
-        if not parts or size > MOST_KEPT:
-            if parts and "relation" not in self.run.said and self.run.is_main:
+        if size > MOST_KEPT:
+            if "relation" not in self.run.said and self.run.is_main:
                 what = f"{sizes[0]:,} receivers by {sizes[1]:,} sources by layer is {4 * size / 2**30:.1f} GiB a round"
                 log.say(f"relation: {what}: it is not kept, nor drawn; with a lower federation.participation it is")
             self.run.said.add("relation")
-            return RelationView(np.zeros((0, 0, 0), np.float32), [], [], [])
+            return nobody
         return one_view(parts) if len(self.groups) > 1 else parts[0].view(layers)
 
 
