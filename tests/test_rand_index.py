@@ -18,6 +18,8 @@ from fl_lightning.core import server
 from fl_lightning.core.relation import agreement
 from fl_lightning.data import prepare
 from fl_lightning.record import RelationView
+from fl_lightning.report.load import load
+from fl_lightning.report.tables import scores
 from fl_lightning.runfolder import RunFolder
 
 GROUPS = [0, 1, 0, 1, 2, 2]
@@ -67,11 +69,12 @@ def test_nobody_receives() -> None:
 @pytest.mark.parametrize(("method", "least", "most"), [("kapc --method.solver exact", 0.6, 1), ("fedavg", 0, 0)])
 def test_it_is_a_column_of_the_metrics(method: str, least: float, most: float, fit: Callable[..., Path]) -> None:
     planted = "--data.planted labels --data.groups 2 --data.partition iid --federation.clients 6"
-    rows = RunFolder(
-        fit("a", f"--method {method} {planted} --federation.local_epochs 3 --optimizer.lr 0.1")
-    ).read_metrics()
+    folder = fit("a", f"--method {method} {planted} --federation.local_epochs 3 --optimizer.lr 0.1")
+    rows = RunFolder(folder).read_metrics()
     assert least <= rows[-1]["rand_index"] <= most
     assert len(rows) == 3
+    [said] = [row for row in scores(load([folder])).rows if "adjusted Rand index" in row[0]]
+    assert said[1] == f"{rows[-1]['rand_index']:.2f}"
 
 
 def test_without_planted_groups_there_is_no_such_column(fit: Callable[..., Path]) -> None:

@@ -253,11 +253,19 @@ def scores(runs: list[Run]) -> Table:
         "peak memory, host": peak("memory_mib"),
         "peak memory, GPU": peak("memory_device_mib"),
         "peak memory, server's share": peak("memory_server_mib"),
+        "true groups found in the relation, last round (adjusted Rand index; 1: all, 0: by chance)": _agreement,
     }
     rows = [[name, *(fact(run) for run in runs)] for name, fact in facts.items()]
-    optional = ("modelled", "operations", "peak")
+    optional = ("modelled", "operations", "peak", "true groups")
     kept = [row for row in rows if not row[0].startswith(optional) or set(row[1:]) != {NONE}]
     return Table(["", *_names(runs)], by_judge(runs) + on_global_test(runs) + kept)
+
+
+def _agreement(run: Run) -> str:
+    """The last round's `rand_index`, where true groups are known."""
+    return _known(
+        next((row["rand_index"] for row in reversed(run.metrics) if "rand_index" in row), None), "{:.2f}".format
+    )
 
 
 def fairness(runs: list[Run]) -> Table:
