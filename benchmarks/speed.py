@@ -45,7 +45,6 @@ from fl_lightning.core.server import GroupServer
 from fl_lightning.engine import record
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.keeper import Keeper
-from fl_lightning.engine.trainer import count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
@@ -61,6 +60,7 @@ LENGTH = 200
 """Rounds of a run with callbacks, of which some are drawn."""
 KEPT = "the same with run folder, checkpoint, pictures and progress"
 START_GOAL = 5.0  # seconds
+LIBRARIES = "torch, lightning"  # what a run cannot do without
 
 
 class Rounds:
@@ -229,8 +229,8 @@ def accounting(workload: Workload, pairs: int) -> list[Row]:
         counted = workload.federation(
             KAPC(), data, Path(folder), [Wireless(), Keeper(RunFolder(Path(folder) / "counted"))], "after"
         )
-        count_costs(counted.run, counted.worker.trainers)
-        bare = workload.federation(KAPC(), data, Path(folder), [Keeper(Unledgered(Path(folder) / "bare"))], "after")
+        keeper = Keeper(Unledgered(Path(folder) / "bare"))
+        bare = workload.federation(KAPC(), data, Path(folder), [keeper], "after", counts=False)
         layers = len(bare.run.layer_names)
         nothing = {"by_layer": np.zeros((layers + 1, len(KINDS)), np.int64), "layers_sent": np.zeros(layers, bool)}
 
@@ -268,24 +268,30 @@ def server_step(clients: int, pairs: int) -> list[Row]:
 def start_up(pairs: int) -> list[Row]:
     """`fl-train --help`, and `fl-train fit` until its first round begins."""
     command = str(Path(sys.executable).with_name("fl-train"))
-    helps = []
-    for _ in range(pairs):
-        before = os.times()
-        _run([command, "--help"])
-        after = os.times()
-        helps.append(after.children_user + after.children_system - before.children_user - before.children_system)
+    helps = [_children([command, "--help"]) for _ in range(pairs)]
     rows = [Row("start", "fl-train --help", median(helps))]
     settings = {"digits": ["--config", "kapc_digits"]}
     mnist = ["--config", "kapc_mnist", "--data.root", str(data_root()), "--data.download", "false"]
     if (data_root() / "MNIST").exists():
         settings["MNIST"] = mnist
     for name, flags in settings.items():
-        found = [_first_round(command, flags) for _ in range(min(pairs, 5))]
-        peak = max(f["peak_mib"] for f in found)
-        what = f"fl-train fit on {name}, until round 1 begins"
-        seconds = median(f["seconds"] for f in found)
-        rows.append(Row("start", what, seconds, goal=f"<= {START_GOAL:.0f} s", note=f"peak {peak:.0f} MiB"))
+        found, imports = [], []
+        for _ in range(min(pairs, 5)):
+            found.append(_first_round(command, flags))
+            imports.append(_children([sys.executable, "-c", f"import {LIBRARIES}"]))
+        note = f"peak {max(f['peak_mib'] for f in found):.0f} MiB"
+        what, goal = f"fl-train fit on {name}, until round 1 begins", f"<= {START_GOAL:.0f} s"
+        seconds = [f["seconds"] for f in found]
+        rows.append(compared("start", what, seconds, f"import {LIBRARIES}", imports, 1, goal, note))
     return rows
+
+
+def _children(command: Sequence[str]) -> float:
+    """CPU seconds that a process takes from its start to its end."""
+    before = os.times()
+    _run(command)
+    after = os.times()
+    return after.children_user + after.children_system - before.children_user - before.children_system
 
 
 def _first_round(command: str, flags: Sequence[str]) -> dict[str, float]:

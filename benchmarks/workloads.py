@@ -28,7 +28,7 @@ from fl_lightning.config import (
 from fl_lightning.data import FederatedData, Samples, prepare
 from fl_lightning.engine.build import federation as assembled
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.trainer import choose_executors
+from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
@@ -138,11 +138,14 @@ class Workload:
         callbacks: Sequence[Callback] = (),
         judge: str = "before",
         executor: Any = "loop",
+        counts: bool = True,
     ) -> Federation:
-        """The engine's federation of this workload."""
+        """The engine's federation of this workload. It `counts` operations, as every run does."""
         config = self.config(judge, executor)
         fed = assembled(launched(), config, data, [self.initial(data)], method, callbacks, folder)
         choose_executors(fed.run, fed.worker.trainers)
+        if counts:
+            count_costs(fed.run, fed.worker.trainers)
         return fed
 
 
