@@ -80,7 +80,7 @@ class Cell:
     runs: int
     """That it is the mean of, as far as is known; else 1."""
     decimals: int
-    """As printed."""
+    """As printed: of this metric in this table."""
     ours: Ours | None
     absent: str = ""
     """Why there is none of ours."""
@@ -114,7 +114,11 @@ def cells_of(study: Study) -> list[Cell]:
     check("paper", paper.get("where"), bool(chosen), "no cell of its tables has such a setting and metric together")
     order = [*paper["settings"]], [*paper["figures"]]
     chosen.sort(key=lambda row: (order[0].index(row["setting"]), order[1].index(row["metric"])))
-    return [_cell(row, paper) for row in chosen]
+    digits: dict[tuple[str, ...], int] = {}
+    for row in printed:  # a 0, or a last 0, may have been left out of one number: the finest of the column tells
+        column = row["paper"], row["table"], row["metric"]
+        digits[column] = max(digits.get(column, 0), len(row["mean"].partition(".")[2]))
+    return [_cell(row, paper, digits[row["paper"], row["table"], row["metric"]]) for row in chosen]
 
 
 def reasons() -> list[dict[str, str]]:
@@ -160,12 +164,12 @@ def _within(keys: Mapping[str, Any], setting: Setting) -> bool:
     return all(key in setting and setting[key] == value for key, value in keys.items() if key != "label")
 
 
-def _cell(row: dict[str, str], paper: Mapping[str, Any]) -> Cell:
+def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Cell:
     own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
     cell = Cell(
         f"{row['paper']}, {row['table']}", row["dataset"], row["setting"], row["method"], row["metric"],
         float(row["mean"]), float(row["std"]) if row["std"] else None, int(paper.get("runs") or 1),
-        len(row["mean"].partition(".")[2]), None, str(own.get("absent", "")),
+        decimals, None, str(own.get("absent", "")),
     )  # fmt: skip
     if "absent" in own:
         return cell

@@ -84,6 +84,14 @@ def test_shipped_studies_are_whole() -> None:
     assert printed["kapc/table1"]["KAPC+BLS"] == 96.83  # the journal's row beside the conference's
 
 
+def test_a_number_is_as_fine_as_its_column() -> None:
+    """FEDORA prints `0` among numbers of four decimals: half a unit of its last digit is no half."""
+    cells = cells_of(Study.of(studyfile.read("fedora/table1")))
+    [ratio] = [c for c in cells if c.method == "FedAvg" and c.metric == "positive_transferability_ratio"]
+    assert (ratio.value, ratio.decimals) == (0, 4)
+    assert judge([0.10, 0.11, 0.12], ratio.value, ratio.std, ratio.runs, ratio.decimals).words == DIFFERS
+
+
 @pytest.mark.sampled("kapc/table2-cifar100")
 @pytest.mark.parametrize("name", NAMES)
 def test_shipped_studies_resolve(name: str) -> None:
