@@ -14,6 +14,8 @@ project = "fl_lightning"
 version = release = __version__
 extensions = ["myst_parser", "sphinx.ext.autodoc", "sphinx.ext.napoleon"]
 html_theme = "furo"
+html_static_path = ["_static"]
+html_css_files = ["site.css"]
 html_title = f"fl_lightning {release}"
 highlight_language = "text"  # blocks that name no language are command lines
 myst_enable_extensions = ["colon_fence"]
