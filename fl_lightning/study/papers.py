@@ -116,8 +116,8 @@ def cells_of(study: Study) -> list[Cell]:
     chosen.sort(key=lambda row: (order[0].index(row["setting"]), order[1].index(row["metric"])))
     digits: dict[tuple[str, ...], int] = {}
     for row in printed:  # a 0, or a last 0, may have been left out of one number: the finest of the column tells
-        column = row["paper"], row["table"], row["metric"]
-        digits[column] = max(digits.get(column, 0), len(row["mean"].partition(".")[2]))
+        place = row["paper"], row["table"], row["metric"]
+        digits[place] = max(digits.get(place, 0), len(row["mean"].partition(".")[2]))
     return [_cell(row, paper, digits[row["paper"], row["table"], row["metric"]]) for row in chosen]
 
 
