@@ -149,33 +149,43 @@ def submit_parser() -> ArgumentParser:
 
 
 def study_parser() -> ArgumentParser:
-    """`--out`, `--workers`, and what SLURM jobs need."""
+    """`--out`, `--workers`, `--methods`, `--seeds`, `--settings`, and what SLURM jobs need."""
     description = "Run a grid of methods, settings and seeds, or what is missing of it."
     parser = _parser("study", f"{description} Keys with a dot (data.root, ...) are set over its base.", "STUDY")
     add = parser.add_argument
     add("--out", type=str, required=True, metavar="DIR", help="The study's folder, new or with a part of it.")
     text = "Processes, each with one run at a time (default: one for each core; with GPUs one)."
     add("--workers", type=int | None, default=None, metavar="N", help=text)
+    _add_part(parser)
     add("--slurm", type=bool, default=False, help="Hand the runs to SLURM as an array of jobs, with the keys below.")
     _add_job(parser, needed=False)
     return parser
 
 
 def reproduce_parser() -> ArgumentParser:
-    """`--out`, `--workers`, `--methods`, `--seeds`, `--rounds`, `--format`, `--no_run`."""
+    """`--out`, `--workers`, `--methods`, `--seeds`, `--settings`, `--rounds`, `--format`, `--no_run`."""
     text = "Run a study of a paper's table, or what is missing of it, and print the paper's numbers beside ours."
     parser = _parser("reproduce", text, "STUDY")
     add = parser.add_argument
     text = "The study's folder, new or with a part of it (default: studies/NAME)."
     add("--out", type=str | None, default=None, metavar="DIR", help=text)
     add("--workers", type=int | None, default=None, metavar="N", help="Processes, as for fl-train study.")
-    text = "Some of the study's methods, by their labels, with commas; it may be asked for more of them later."
-    add("--methods", type=str | None, default=None, help=text)
-    add("--seeds", type=str | None, default=None, help="Other seeds than the study's: 0, or 0,2, or 0-4.")
+    _add_part(parser)
     add("--rounds", type=int | None, default=None, help="Other rounds; it is said in the heading.")
     add("--format", type=Form, default="table", help="Of the table.")
     add("--no_run", type=bool, default=False, help="Run nothing: the table of what is there.")
     return parser
+
+
+def _add_part(parser: ArgumentParser) -> None:
+    """Which of a study's runs are run now."""
+    add = parser.add_argument
+    text = "Run some of its methods now, by their labels, with commas (the forced rows come with them)."
+    add("--methods", type=str | None, default=None, metavar="LABEL,...", help=text)
+    text = "Run these seeds now, of the study's or others beside them: 0, or 0,2, or 0-4."
+    add("--seeds", type=str | None, default=None, metavar="SEEDS", help=text)
+    text = "Run some of its settings now: data.alpha=0.3, with commas."
+    add("--settings", type=str | None, default=None, metavar="KEY=VALUE,...", help=text)
 
 
 def archive_parser() -> ArgumentParser:

@@ -10,7 +10,6 @@ from typing import Any
 
 import yaml
 
-from fl_lightning.catalogue import did_you_mean
 from fl_lightning.cli import studyfile
 from fl_lightning.cli.parser import reproduce_parser
 from fl_lightning.cli.settings import Layer
@@ -20,14 +19,14 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.study.folder import PLACE, StudyFolder, default, flat
 from fl_lightning.study.grid import Study
 from fl_lightning.study.papers import cells_of
+from fl_lightning.study.part import part_of, with_seeds
 
 
 def reproduce(argv: list[str]) -> None:
     """Run what is missing of a study, then print its numbers beside the paper's."""
     name, values, over = values_of(argv, reproduce_parser())
     check("workers", values.workers, values.workers is None or values.workers >= 1, "it must be at least 1")
-    content = studyfile.read(name)
-    whole = Study.of(content)
+    whole = Study.of(studyfile.read(name))
     cells = cells_of(whole)
     if values.out is None:
         values.out = str(Path("studies") / name.removesuffix(".yaml").replace("/", "-"))
@@ -36,8 +35,7 @@ def reproduce(argv: list[str]) -> None:
         folder = StudyFolder(Path(values.out))
         check("out", values.out, bool(folder), "there is no study yet; without --no-run it is run")
     else:
-        asked = Study.of({**content, **_chosen(values, whole)})
-        folder, failed = _run(asked, [*over, *_rounds(values.rounds)], values, ["fl-train", "reproduce", *argv])
+        folder, failed = _run(whole, [*over, *_rounds(values.rounds)], values, ["fl-train", "reproduce", *argv])
     from fl_lightning.cli.compare import write
     from fl_lightning.study.reproduce import beside, sheet_of
 
@@ -47,37 +45,20 @@ def reproduce(argv: list[str]) -> None:
         raise failed
 
 
-def _chosen(values: Any, whole: Study) -> dict[str, Any]:
-    """The keys of the study of which the command line chooses some: methods, seeds."""
-    found: dict[str, Any] = {}
-    if values.seeds is not None:
-        found["seeds"] = seeds(values.seeds)
-    if values.methods is not None:
-        labels = [entry.label for entry in whole.entries()[: len(whole.methods)]]
-        wanted = [name.strip() for name in values.methods.split(",")]
-        for name in wanted:
-            allowed = f"the study has no such method{did_you_mean(name, labels)}; it has {', '.join(labels)}"
-            check("methods", name, name in labels, allowed)
-        found["methods"] = [given for given, label in zip(whole.methods, labels, strict=True) if label in wanted]
-    return found
-
-
-def seeds(text: str) -> Any:
-    """What a study's key `seeds` has for `0`, `0,2` or `0-4`; other text as it is."""
-    parts = [part.strip() for part in text.strip("[] ").split(",")]
-    return [int(part) for part in parts] if all(part.isdecimal() for part in parts) else text
-
-
 def _rounds(given: int | None) -> list[Layer]:
     return [] if given is None else [{"federation": {"rounds": given}}]
 
 
-def _run(asked: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:
+def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:
     """The study's folder once it has run; and what failed, for the table of all else comes first."""
     values.slurm = False
+    there = StudyFolder(Path(values.out))
+    asked, part = part_of(whole, values.methods, values.seeds, values.settings)
+    if there:  # seeds that were asked for earlier stay
+        asked = with_seeds(asked, tuple(Study.of(there.asked()).seeds))
     with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
         try:
-            return start(asked, over, values, line), None
+            return start(asked, over, values, line, part), None
         except RunFailed as error:
             return StudyFolder(Path(values.out)), error
 
@@ -92,8 +73,8 @@ def _changed(whole: Study, folder: StudyFolder) -> Iterator[str]:
         for key in dict.fromkeys([*written, *there])
         if written.get(key) != there.get(key, default(key)) and not key.startswith(skip)
     ]
-    run = sorted({int(cell["seed"]) for cell in folder.cells()})
-    if set(run) != set(whole.seeds):
+    run = sorted({int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])})
+    if run and set(run) != set(whole.seeds):
         said.append(f"seeds {_listed(run)} (the study: {_listed(whole.seeds)})")
     if said:
         yield f"NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(said)}"

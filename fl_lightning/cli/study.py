@@ -27,6 +27,7 @@ from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.study.folder import flat
 from fl_lightning.study.grid import Run, Study
+from fl_lightning.study.part import Part, part_of
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -41,6 +42,9 @@ core for each worker, and equal bits wherever the study is run. The method is na
 arguments, unless base or list say otherwise."""
 BEGIN = ("config", "print_config", "out", "name", "resume")
 """Keys of `fit` that begin one run."""
+PART = ("methods", "seeds", "settings")
+"""Keys that choose some of a study's runs."""
+WHOLE = Part()
 Job = tuple[Config, Path]
 
 
@@ -48,17 +52,18 @@ def study(argv: list[str]) -> None:
     """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
     name, values, over = values_of(argv, study_parser())
     _check_values(values, argv)
-    asked = Study.of(studyfile.read(name))
-    start(asked, over, values, ["fl-train", "study", *argv])
+    asked, part = part_of(Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings)
+    start(asked, over, values, ["fl-train", "study", *argv], part)
 
 
-def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str]) -> StudyFolder:
-    """Run what is missing of a study in the folder `values.out`, or hand it to SLURM.
+def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE) -> StudyFolder:
+    """Run what is missing of a study, or of a part of it, in the folder `values.out`, or hand it to SLURM.
 
     Args:
         over: settings of the command line, over those of the study's base.
         values: `out`, `workers`, `slurm` and, with it, what a job needs.
         line: the command that goes on with it.
+        part: which of its runs; the folder's table names them all.
 
     Raises:
         BadInput: it cannot work, before anything is written.
@@ -69,13 +74,15 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str]) -> 
 
     folder = StudyFolder(Path(values.out))
     folder.check(asked, yaml.safe_load(base), found)
+    chosen = [(run, config) for run, config in zip(found, configs, strict=True) if run in part]
+    check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
     if values.slurm:
-        _hand_over(folder, (asked, base, found), configs, values)
+        _hand_over(folder, (asked, base, found), chosen, values)
         return folder
-    fetch([config for run, config in zip(found, configs, strict=True) if not folder.finished(run.folder)])
+    fetch([config for run, config in chosen if not folder.finished(run.folder)])
     with folder.locked():
         folder.write(asked, base, found)
-        _run(folder, found, configs, values.workers, shlex.join(line))
+        _run(folder, chosen, len(found), values.workers, shlex.join(line))
     return folder
 
 
@@ -184,7 +191,7 @@ def _check_values(values: Any, argv: list[str]) -> None:
         check("time", None, values.time is not None, "a job needs it: --time HH:MM:SS")
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
         return
-    job = {action for action in keys(study_parser()) if action not in ("out", "workers", "slurm")}
+    job = {action for action in keys(study_parser()) if action not in ("out", "workers", "slurm", *PART)}
     for word in argv:
         key = word.removeprefix("--").partition("=")[0].replace("-", "_")
         if word.startswith("--") and key in job:
@@ -246,22 +253,24 @@ def _check_different(found: list[Run], configs: list[Config]) -> None:
 # ---------------------------------------------------------------- running
 
 
-def _run(folder: StudyFolder, found: list[Run], configs: list[Config], asked: int | None, line: str) -> None:
+def _run(folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, asked: int | None, line: str) -> None:
+    """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning import provenance
     from fl_lightning.study.runner import Runner
 
     provenance.look()  # likewise
-    jobs: list[Job] = [(config, folder.path / run.folder) for run, config in zip(found, configs, strict=True)]
-    runner = Runner(folder, found, run_one, jobs)
-    before, start = len(found) - len(runner.todo), time.monotonic()
+    jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
+    runner = Runner(folder, [run for run, _ in chosen], run_one, jobs)
+    before, start = len(chosen) - len(runner.todo), time.monotonic()
     try:
-        runner.run(worker_count(asked, configs[0]))
+        runner.run(worker_count(asked, chosen[0][1]))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             print(f"study: stopped with {runner.standing()}; it goes on with: {line}", file=sys.stderr)
         raise
     stood = f" ({before} stood before)" if before else ""
+    stood += f", of the {whole} of the whole study" if len(chosen) < whole else ""
     took = time.monotonic() - start
     print(f"study: {runner.standing()}{stood}, {took:.1f} s; the table: fl-train compare {folder.path}")
 
@@ -316,13 +325,15 @@ def worker_count(asked: int | None, config: Config) -> int:
     return max(1, cores // (devices * (config.fabric.threads or 1)))
 
 
-def _hand_over(folder: StudyFolder, asked: tuple[Study, str, list[Run]], configs: list[Config], values: Any) -> None:
+def _hand_over(
+    folder: StudyFolder, asked: tuple[Study, str, list[Run]], chosen: list[tuple[Run, Config]], values: Any
+) -> None:
     """Write the config of each missing run into its folder, and submit arrays of jobs that resume them."""
     check_job(values)
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
-    fewest = min(config.clients for config in configs)
+    fewest = min(config.clients for _, config in chosen)
     check("nodes", values.nodes, ranks <= fewest, f"{ranks} processes: at most one for each of {fewest} clients")
-    todo = [(r, c) for r, c in zip(asked[2], configs, strict=True) if not folder.finished(r.folder)]
+    todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     places = [(folder.path / run.folder).resolve() for run, _ in todo]
     lines = [["--out", str(place.parent), "--name", place.name] for place in places]
     parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
@@ -340,4 +351,4 @@ def _hand_over(folder: StudyFolder, asked: tuple[Study, str, list[Run]], configs
     told = [(place, run.entry.name, c.federation.rounds) for place, (run, c) in zip(places, todo, strict=True)]
     for k, (text, name) in enumerate(zip(texts, names, strict=True)):
         send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
-    print(f"{len(todo)} of {len(configs)} runs in {folder.path}; see: fl-train status {folder.path}")
+    print(f"{len(todo)} of {len(asked[2])} runs in {folder.path}; see: fl-train status {folder.path}")

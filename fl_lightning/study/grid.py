@@ -115,7 +115,7 @@ class Study:
         paper = content.get("paper")
         check("paper", paper, isinstance(paper, dict | None), "it must be a mapping (docs/studies.md)")
         axes = _grid(grid) if "grid" in content else {}
-        found = cls(content["base"], methods, _seeds(content["seeds"]), axes, forced, paper)
+        found = cls(content["base"], methods, read_seeds(content["seeds"]), axes, forced, paper)
         found.check()
         return found
 
@@ -221,7 +221,8 @@ def _forced(everyone: bool) -> list[Entry]:
     return found
 
 
-def _seeds(given: Any) -> list[int]:
+def read_seeds(given: Any) -> list[int]:
+    """The seeds of a list, or of a span such as `0-4`; `BadInput` if these are none."""
     allowed = "it must be a span such as 0-4, or a list of whole numbers from 0, each once"
     span = re.fullmatch(r"(\d{1,18})-(\d{1,18})", given.strip()) if isinstance(given, str) else None
     if span:

@@ -28,7 +28,7 @@ class Runner:
 
     Args:
         folder: the study's.
-        runs: all of them; those that have finished are left alone.
+        runs: that are to be; those that have finished are left alone.
         work: runs one, given its job; None or one line that says why it failed.
         jobs: what `work` is given, in the order of `runs`.
     """
@@ -42,6 +42,8 @@ class Runner:
         self.board = Board(folder, [cell for run in runs for cell in run.cells()])
         self.number, self.ended = len(runs), len(runs) - len(todo)
         self.failures: dict[str, str] = {}
+        again = {run.folder for run in self.todo}
+        self._others = {name: why for name, why in folder.failures().items() if name not in again}
         self._console = Console(stderr=True)
         self._live: Live | None = None
         self._shown = -SECONDS
@@ -52,7 +54,7 @@ class Runner:
         Raises:
             RunFailed: runs have failed; the others have been run.
         """
-        self.folder.write_failures({})  # those of an earlier call are tried again
+        self.folder.write_failures(self._others)  # these are tried again
         if self._console.is_terminal:
             # No thread of its own: workers that take a dead one's place are forked from this process.
             self._live = Live(console=self._console, auto_refresh=False)
@@ -96,7 +98,7 @@ class Runner:
         self.ended += ended.error is None
         if ended.error is not None:
             self.failures[run.folder] = ended.error
-            self.folder.write_failures(self.failures)
+            self.folder.write_failures(self._others | self.failures)
             self._print(f"{called(run.cells())} failed: {ended.error}")
         elif self._live is None:
             board = Board(self.folder, run.cells())

@@ -166,6 +166,40 @@ def test_a_failing_run_is_named_and_the_others_run_on(
     assert "runs/ktpfl/seed-0: " in said
 
 
+def test_a_part_is_run_first_and_the_rest_later(ask: Callable[..., Any], tmp_path: Path) -> None:
+    """The table names the whole study from the start; a later call runs what is missing, and nothing again."""
+    whole = {"grid": {"data.alpha": [0.1, 0.3], "federation.clients": [3, 4]}, "methods": ["local", "kapc"]}
+    part = "--workers 1 --methods local --seeds 0 --settings data.alpha=0.3,federation.clients=4"
+    code, out, err = ask(part, **whole)
+    assert code == 0, err
+    assert "1 of 1 runs finished, of the 8 of the whole study" in out
+    first = stamps(tmp_path / "s")
+    assert [str(file.parent.relative_to(tmp_path)) for file in first] == [
+        "s/runs/data.alpha=0.3,federation.clients=4/local/seed-0"
+    ]
+    assert len(json.loads((tmp_path / "s/study.json").read_text())["cells"]) == 8
+    code, out, err = ask("--workers 1 --seeds 3 --methods kapc --settings federation.clients=3", **whole)
+    assert code == 0 and "2 of 2 runs finished, of the 16 of the whole study" in out  # a seed beside the study's own
+    assert len(stamps(tmp_path / "s")) == 3
+    code, _, err = ask(**whole)  # whose table would lose the runs of seed 3
+    assert code == 2 and "seed-3" in err
+    code, out, err = ask("--workers 1 --seeds 0,3 --methods local --settings data.alpha=0.3", **whole)
+    assert code == 0 and "4 of 4 runs finished (1 stood before), of the 16" in out
+    assert first.items() <= stamps(tmp_path / "s").items()
+
+
+def test_a_part_comes_with_the_forced_rows_and_keeps_what_else_failed(ask: Callable[..., Any], tmp_path: Path) -> None:
+    more = {"forced": True, "seeds": [0, 1], "methods": ["kapc", {"name": "fedper", "label": "fedper"}]}
+    code, _, err = ask("--workers 1 --methods kapc --seeds 1", **more)
+    assert code == 0, err
+    ended = sorted(str(file.parent.relative_to(tmp_path / "s/runs")) for file in stamps(tmp_path / "s"))
+    assert ended == ["fedavg,personalised/seed-1", "kapc/seed-1", "local/seed-1"]
+    file = tmp_path / "s/failures.json"
+    file.write_text('{"runs/fedper/seed-0": "no data", "runs/kapc/seed-0": "no data"}')
+    assert ask("--workers 1 --methods kapc --seeds 0", **more)[0] == 0
+    assert json.loads(file.read_text()) == {"runs/fedper/seed-0": "no data"}
+
+
 def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert ask(methods=["local"])[0] == 0
     kept = {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
@@ -230,6 +264,9 @@ def test_a_bad_study_is_one_line_before_anything_is_written(
         ("study.yaml --out s --time 3", "it needs slurm"), ("study.yaml --out s --slurm", "time: None"),
         ("study.yaml --out s --worker 3", "did you mean workers"), ("study.yaml --out other", "something else"),
         ("bad.yaml --out s", "line 1, column"),
+        ("study.yaml --out s --methods kapc,kap", "methods: 'kap' is not allowed; the study has no such method"),
+        ("study.yaml --out s --methods kap", "did you mean kapc"), ("study.yaml --out s --seeds x", "seeds: 'x'"),
+        ("study.yaml --out s --settings data.alpha=1", "settings: 'data.alpha=1' is not allowed; the study's grid"),
     ],
 )  # fmt: skip
 def test_bad_words(
