@@ -4,6 +4,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fl_lightning.drawing import ledger
 from fl_lightning.drawing.heatmap import _kept, _ticks, heatmap, save_png
 
 YELLOW, VIOLET, GREY = (0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54), (200, 200, 200)
@@ -110,3 +111,18 @@ def test_the_bar_has_round_numbers_and_both_ends(low, high, most, texts) -> None
 )
 def test_numbers_that_are_written_are_round_ones(labels, room, written) -> None:
     assert [labels[k] for k in _kept(labels, room, 20)] == written
+
+
+@pytest.mark.parametrize(("share", "named"), [(0.985, True), (0.995, False)])
+def test_parameters_alone_are_dashed_where_one_line_does_not_hide_the_other(
+    share: float, named: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """From one per cent of further bytes on: a width of the line."""
+    labels: list[str] = []
+    drawn = ledger._line
+    monkeypatch.setattr(ledger, "_line", lambda *a, **more: (labels.append(more["label"]), drawn(*a, **more)))
+    mib = np.full((3, 2), 200.0)
+    alone = np.stack([mib[:, 0], share * mib[:, 1]], axis=1)
+    series = ledger.Series([1, 2, 3], mib, alone, np.ones((3, 2, 3)), np.ones((3, 2, 4)))
+    assert ledger.draw_bytes(series).dtype == np.uint8
+    assert {label for label in labels if "alone" in label} == ({"upload, parameters alone"} if named else set())
