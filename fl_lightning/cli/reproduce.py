@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -19,7 +18,7 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.study.folder import PLACE, StudyFolder, default, flat
 from fl_lightning.study.grid import Study
 from fl_lightning.study.papers import cells_of
-from fl_lightning.study.part import part_of, with_seeds
+from fl_lightning.study.part import part_of
 
 
 def reproduce(argv: list[str]) -> None:
@@ -34,13 +33,20 @@ def reproduce(argv: list[str]) -> None:
     if values.no_run:
         folder = StudyFolder(Path(values.out))
         check("out", values.out, bool(folder), "there is no study yet; without --no-run it is run")
+        for key in ("methods", "seeds", "settings", "rounds"):
+            value = getattr(values, key)
+            check(key, value, value is None, "it says what to run, and no-run runs nothing")
     else:
         folder, failed = _run(whole, [*over, *_rounds(values.rounds)], values, ["fl-train", "reproduce", *argv])
     from fl_lightning.cli.compare import write
     from fl_lightning.study.reproduce import beside, sheet_of
 
-    title = "; ".join([str((whole.paper or {}).get("title") or name), *_changed(whole, folder)])
-    write(sheet_of(beside(cells, folder), title, _missing(folder)), values.format)
+    changed = _changed(whole, folder)
+    said = [*changed, *_other_seeds(whole, folder)]
+    title = str((whole.paper or {}).get("title") or name)
+    if said:
+        title += f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(said)}"
+    write(sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format)
     if failed is not None:
         raise failed
 
@@ -52,10 +58,7 @@ def _rounds(given: int | None) -> list[Layer]:
 def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:
     """The study's folder once it has run; and what failed, for the table of all else comes first."""
     values.slurm = False
-    there = StudyFolder(Path(values.out))
     asked, part = part_of(whole, values.methods, values.seeds, values.settings)
-    if there:  # seeds that were asked for earlier stay
-        asked = with_seeds(asked, tuple(Study.of(there.asked()).seeds))
     with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
         try:
             return start(asked, over, values, line, part), None
@@ -63,21 +66,23 @@ def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple
             return StudyFolder(Path(values.out)), error
 
 
-def _changed(whole: Study, folder: StudyFolder) -> Iterator[str]:
-    """Where what was run is not the study as it is written."""
+def _changed(whole: Study, folder: StudyFolder) -> list[str]:
+    """Where the base of what was run is not the study's as it is written."""
     written = dict(flat(yaml.safe_load(resolve(whole)[0])))
     there = dict(flat(folder.asked().get("base")))
     skip = (*PLACE, "fabric.", "seed")
-    said = [
+    return [
         f"{key} {there.get(key, default(key))} (the study: {written.get(key)})"
         for key in dict.fromkeys([*written, *there])
         if written.get(key) != there.get(key, default(key)) and not key.startswith(skip)
     ]
+
+
+def _other_seeds(whole: Study, folder: StudyFolder) -> list[str]:
+    """Whether the seeds that have been run are others than the study's."""
     run = sorted({int(cell["seed"]) for cell in folder.cells() if folder.finished(cell["folder"])})
-    if run and set(run) != set(whole.seeds):
-        said.append(f"seeds {_listed(run)} (the study: {_listed(whole.seeds)})")
-    if said:
-        yield f"NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(said)}"
+    differ = bool(run) and set(run) != set(whole.seeds)
+    return [f"seeds {_listed(run)} (the study: {_listed(whole.seeds)})"] if differ else []
 
 
 def _missing(folder: StudyFolder) -> list[str]:

@@ -19,6 +19,7 @@ from jsonargparse import ArgumentParser, Namespace
 
 from fl_lightning import catalogue
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, typed, unknown
+from fl_lightning.cli.yamltext import parse
 from fl_lightning.components import Network
 from fl_lightning.config import Component, ModelConfig, check
 from fl_lightning.errors import NO_VALUE, BadInput
@@ -129,12 +130,7 @@ def read_config(name: str, known: dict[str, Action]) -> Layer:
         shipped = list(catalogue.table("configs"))
         near = catalogue.did_you_mean(name.removesuffix(".yaml"), shipped)
         raise BadInput("config", name, f"no such file{near}; configs that ship with the package: {', '.join(shipped)}")
-    try:
-        content = yaml.safe_load(text)
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise BadInput("config", name, f"{place}{getattr(error, 'problem', None) or error}") from None
+    content = parse("config", name, text)
     if not isinstance(content, dict | None):
         raise BadInput("config", name, "it must hold keys and values")
     return layer_of(name, content or {}, known)

@@ -27,7 +27,7 @@ from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.study.folder import flat
 from fl_lightning.study.grid import Run, Study
-from fl_lightning.study.part import Part, part_of
+from fl_lightning.study.part import Part, part_of, with_seeds
 
 if TYPE_CHECKING:
     from jsonargparse import ArgumentParser
@@ -69,10 +69,12 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], par
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    base, found, configs = resolve(asked, over=over)
     from fl_lightning.study.folder import StudyFolder
 
     folder = StudyFolder(Path(values.out))
+    if folder:  # seeds that were asked for earlier stay
+        asked = with_seeds(asked, Study.of(folder.asked()).seeds)
+    base, found, configs = resolve(asked, over=over)
     folder.check(asked, yaml.safe_load(base), found)
     chosen = [(run, config) for run, config in zip(found, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
@@ -81,6 +83,7 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], par
         return folder
     fetch([config for run, config in chosen if not folder.finished(run.folder)])
     with folder.locked():
+        folder.check(asked, yaml.safe_load(base), found)  # another process may have been in it meanwhile
         folder.write(asked, base, found)
         _run(folder, chosen, len(found), values.workers, shlex.join(line))
     return folder

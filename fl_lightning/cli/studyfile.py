@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_lightning import catalogue
+from fl_lightning.cli.yamltext import parse
 from fl_lightning.errors import BadInput
 
 
@@ -61,11 +60,8 @@ def _whole(part: Any, folder: Path) -> Any:
 
 def _content(file: Path) -> Any:
     try:
-        return yaml.safe_load(file.read_text(encoding="utf-8"))
+        text = file.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise BadInput("study", str(file), f"it cannot be read: {reason}") from None
-    except yaml.YAMLError as error:
-        mark = getattr(error, "problem_mark", None)
-        place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""
-        raise BadInput("study", str(file), f"{place}{getattr(error, 'problem', None) or error}") from None
+    return parse("study", str(file), text)

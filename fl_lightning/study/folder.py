@@ -55,7 +55,11 @@ class StudyFolder:
                 raise BadInput(
                     "study", str(self.path), f"its study.json is of version {content['version']}, not {VERSION}"
                 )
-            return list(content["cells"])
+            found = list(content["cells"])
+            kinds = {"folder": str, "label": str, "method": str, "seed": int, "setting": dict}
+            if not all(isinstance(cell[key], kind) for cell in found for key, kind in kinds.items()):
+                raise TypeError("a cell has no folder, label, method, seed or setting")
+            return found
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise BadInput("study", str(self.path), f"its study.json cannot be read ({error})") from None
 

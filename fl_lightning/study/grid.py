@@ -69,7 +69,7 @@ class Run:
     def folder(self) -> str:
         """Relative to the study's."""
         setting = safe(",".join(words(self.setting)))
-        return "/".join(filter(None, ["runs", setting, self.entry.label.replace(" ", ","), f"seed-{self.seed}"]))
+        return "/".join(filter(None, ["runs", setting, place(self.entry.label), f"seed-{self.seed}"]))
 
     def cells(self) -> list[dict[str, Any]]:
         """Its entries of `study.json`."""
@@ -121,10 +121,10 @@ class Study:
 
     def check(self) -> None:
         """Raise `BadInput` for methods that cannot be told apart, a key that is set twice, or too many runs."""
-        by_label: dict[str, Entry] = {}
+        by_folder: dict[str, Entry] = {}
         for entry in self.entries():
             for label in dict.fromkeys([entry.label, *entry.judges]):
-                other = by_label.setdefault(label, entry)
+                other = by_folder.setdefault(place(label), entry)
                 check(entry.key, label, other is entry, f"{other.key} is called so, too: give one of them a `label`")
             both = sorted(entry.settings.keys() & self.varied())
             check(entry.key, ", ".join(both), not both, "the grid sets it, too")
@@ -170,6 +170,11 @@ class Study:
 def words(setting: Setting) -> list[str]:
     """A setting, a word for each key: `data.alpha=0.3`."""
     return [f"{key}={_text(value)}" for key, value in setting.items()]
+
+
+def place(label: str) -> str:
+    """The name of a label's folder."""
+    return label.replace(" ", ",")
 
 
 def safe(text: str) -> str:

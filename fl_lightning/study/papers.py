@@ -99,10 +99,15 @@ def cells_of(study: Study) -> list[Cell]:
         check(f"paper.{key}", paper[key], key in KEYS, f"keys: {', '.join(KEYS)}")
     for key in ("settings", "figures", "rows"):
         check(f"paper.{key}", paper.get(key), isinstance(paper.get(key), dict), "it must be a mapping")
+    where, runs = paper.get("where", {}), paper.get("runs", 1)
+    check("paper.where", where, isinstance(where, dict), "it must be a mapping of columns and what they hold")
+    check("paper.runs", runs, type(runs) is int and runs >= 1, "it must be a whole number, at least 1")
+    _check_label("paper.alone", paper.get("alone"), study)
     _check_rows(study, paper)
     for words, keys in paper["settings"].items():
-        known = any(_within(keys, setting) for setting in study.settings()) if isinstance(keys, dict) else False
-        check(f"paper.settings.{words}", keys, known, "it must be keys and values that the grid has together")
+        number = sum(_within(keys, setting) for setting in study.settings()) if isinstance(keys, dict) else 0
+        allowed = "it must be keys and values that one setting of the grid has"
+        check(f"paper.settings.{words}", keys, number == 1, allowed if number == 0 else f"{allowed}, not {number}")
         _check_label(f"paper.settings.{words}", keys.get("label"), study)
     printed = list(_printed(paper))
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
@@ -139,13 +144,18 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
         for name, said in given.items():
             key, spec = f"paper.{kind}.{name}", _spec(said, "figure" if kind == "figures" else "label")
             allowed = "keys: figure, kind, column, unit" + ", label, absent" * (kind == "rows")
-            check(key, said, set(spec) <= {"figure", "kind", "column", "unit", "label", "absent"}, allowed)
+            known = {"figure", "kind", "column", "unit", *(("label", "absent") if kind == "rows" else ())}
+            check(key, said, set(spec) <= known, allowed)
             figure, model, label = spec.get("figure"), spec.get("kind"), spec.get("label")
+            column = spec.get("column")
+            check(f"{key}.column", column, isinstance(column, str | None), "it must be a column of metrics.csv")
             unit = str(spec.get("unit", "1"))
             check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-            check(key, figure, figure in (None, *FIGURES), f"figures: {', '.join(FIGURES)}")
+            some = [*FIGURES, *([None] if kind == "rows" else [])]
+            check(key, figure, figure in some, f"figures: {', '.join(FIGURES)}")
             check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
             if kind == "rows" and "absent" not in spec:
+                check(key, said, isinstance(label, str), "it must name a method of ours by its label, or say `absent`")
                 _check_label(key, label, study)
 
 
@@ -168,7 +178,7 @@ def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Cell:
     own = _spec(paper["rows"].get(row["method"], {"absent": HERE}), "label")
     cell = Cell(
         f"{row['paper']}, {row['table']}", row["dataset"], row["setting"], row["method"], row["metric"],
-        float(row["mean"]), float(row["std"]) if row["std"] else None, int(paper.get("runs") or 1),
+        float(row["mean"]), float(row["std"]) if row["std"] else None, int(paper.get("runs", 1)),
         decimals, None, str(own.get("absent", "")),
     )  # fmt: skip
     if "absent" in own:
@@ -184,7 +194,8 @@ def _cell(row: dict[str, str], paper: Mapping[str, Any], decimals: int) -> Cell:
 def _printed(paper: Mapping[str, Any]) -> Iterator[dict[str, str]]:
     """The rows of its tables that `where` chooses; a number that two tables share comes once."""
     names, where = paper.get("tables"), paper.get("where", {})
-    check("paper.tables", names, isinstance(names, list) and bool(names), "it must be a list of names")
+    fine = isinstance(names, list) and bool(names) and all(isinstance(name, str) for name in names)
+    check("paper.tables", names, fine, "it must be a list of names")
     seen: set[tuple[str, ...]] = set()
     for name in names or []:
         for row in _table(name):

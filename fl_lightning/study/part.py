@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_lightning.catalogue import did_you_mean
@@ -57,7 +58,7 @@ def part_of(study: Study, methods: str | None, seeds: str | None, settings: str 
     return with_seeds(study, chosen), Part(labels, chosen, frozenset(_listed(settings)))
 
 
-def with_seeds(study: Study, seeds: tuple[int, ...]) -> Study:
+def with_seeds(study: Study, seeds: Iterable[int]) -> Study:
     """The study with these seeds beside its own. `BadInput` if those are too many runs."""
     found = dataclasses.replace(study, seeds=list(dict.fromkeys([*study.seeds, *seeds])))
     found.check()

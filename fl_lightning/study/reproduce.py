@@ -84,17 +84,20 @@ def judge(ours: Sequence[float], printed: float, std: float | None, runs: int, d
     return Verdict(words, mean, spread, low, high)
 
 
-def beside(cells: Sequence[Cell], folder: StudyFolder) -> list[Line]:
-    """What the runs of a study that have ended come to, beside a paper's cells."""
+def beside(cells: Sequence[Cell], folder: StudyFolder, reasons: bool = True) -> list[Line]:
+    """What the runs of a study that have ended come to, beside a paper's cells.
+
+    `reasons`: the runs are those for which reasons were found why they differ.
+    """
     table = folder.cells()
     ended = [folder.path / cell["folder"] for cell in table if folder.finished(cell["folder"])]
     paths = list(dict.fromkeys(ended))
     loaded = zip(paths, load(paths, ledger=False), strict=True)
     runs = {path: run for path, run in loaded if run.finished}
-    return [_line(cell, table, runs, folder.path) for cell in cells]
+    return [_line(cell, table, runs, folder.path, reasons) for cell in cells]
 
 
-def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, Run], folder: Path) -> Line:
+def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, Run], folder: Path, reasons: bool) -> Line:
     values: list[float] = []
     found: list[float] = []
     ours = cell.ours
@@ -106,7 +109,7 @@ def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, Run], fol
         found = [figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
         values = [ours.unit * value for value in found if not math.isnan(value)]
     verdict = judge(values, cell.value, cell.std, cell.runs, cell.decimals)
-    why = reason(cell) if verdict.words == DIFFERS else ("", "")
+    why = reason(cell) if reasons and verdict.words == DIFFERS else ("", "")
     if verdict.words == NOT_RUN:
         why = cell.absent or ("its runs have no such number" if found else ""), ""
     return Line(cell, len(values), verdict, *why)

@@ -22,6 +22,7 @@ from optuna.trial import FrozenTrial, Trial, TrialState
 from fl_lightning.files import Taken, make_folder, take
 from fl_lightning.rng import key
 from fl_lightning.search import Choice, LogRange, Whole
+from fl_lightning.study.grid import place
 from fl_lightning.study.space import Dimension
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
@@ -97,11 +98,11 @@ class Trials:
 
     def folder_of(self, number: int) -> Path:
         """Where the runs of a trial are."""
-        return self.folder / self.label.replace(" ", ",") / f"trial-{number:03d}"
+        return self.folder / place(self.label) / f"trial-{number:03d}"
 
     def claim(self) -> Claim | None:
         """A trial that nobody works on, begun before or new; None where all have ended or are others'."""
-        make_folder(self.folder / self.label.replace(" ", ","))
+        make_folder(self.folder / place(self.label))
         with _alone(self.folder / "claim.lock"):
             trials = self.study.get_trials(deepcopy=False)
             begun = [t for t in trials if t.state != TrialState.WAITING]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -183,3 +184,17 @@ def test_where_no_method_is_named_it_is_kapc_as_we_recommend_it() -> None:
     assert merged("--method kapc").method.init_args == {}
     assert merged("--method.lam 2", {"method": {"name": "kapc"}}).method.init_args == {"lam": "2"}
     assert merged({"method": {"class_path": "mine.Own"}}).method.init_args == {}
+
+
+@pytest.mark.parametrize(
+    ("text", "said"),
+    [
+        ("data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n", "line 3, column 1: the key 'data' stands there twice"),
+        ("data:\n  alpha: 0.1\n  alpha: 0.3\n", "line 3, column 3: the key 'alpha' stands there twice"),
+        ("data: {alpha: [}\n", "line 1, column 16: "),
+    ],
+)
+def test_a_config_with_a_key_twice_or_broken_is_one_line(text: str, said: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(BadInput, match=re.escape(said)):
+        read_config(str(tmp_path / "a.yaml"), KNOWN)

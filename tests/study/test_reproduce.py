@@ -216,6 +216,24 @@ def test_a_row_of_a_study_brings_its_judge(make_study: Callable[..., Path]) -> N
     assert (found["FedAvg"], found["FedBABU"], found["KAPC"], found["MOON"]) == (50.0, 90.0, 90.0, None)
 
 
+def test_reasons_are_of_the_study_as_it_is_written(make_study: Callable[..., Path]) -> None:
+    more = {"method": "fedavg", "judges": {"fedavg after": "after"}}
+    folder = make_study([("fedavg", {"data.alpha": 0.1}, seed, [0.5] * 4, more) for seed in (0, 1)])
+    paper = {**PAPER, "figures": {METRIC: "best"}, "rows": {"FedAvg": "fedavg after"}}
+    cells = cells_of(Study.of({**TINY, "forced": True, "paper": paper}))
+    for reasons in (True, False):
+        [line] = [found for found in beside(cells, StudyFolder(folder), reasons) if found.seeds]
+        assert line.verdict.words == DIFFERS and bool(line.why) == reasons
+
+
+def test_kapc_bls_stands_beside_its_own_bytes() -> None:
+    """In Table 6 the journal names mu in the setting of this row alone."""
+    found = {cell.metric: cell for cell in cells_of(Study.of(studyfile.read("kapc_bls/table6")))
+             if cell.method == "KAPC+BLS" and cell.ours}  # fmt: skip
+    assert (found["upload_MB_per_round"].value, found["download_MB_per_round"].value) == (380.88, 327.48)
+    assert {cell.ours.label for cell in found.values() if cell.ours} == {"KAPC+BLS"}
+
+
 # ---------------------------------------------------------------- the command
 
 
@@ -266,6 +284,8 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     content = json.loads(out)
     assert "seeds 0, 1 (the study: 0, 1, 2)" in content["title"]
     assert len(content["rows"]) == len(rows)
+    code, out, err = ask("tiny.yaml", "--no-run", "--methods", "local")
+    assert code == 2 and "methods: 'local'" in err
     code, out, _ = ask("tiny.yaml", "--no-run", "--format", "latex")
     assert code == 0 and out.startswith("% fl-train reproduce\n% A table; NOT AS") and "97.97" in out
 
@@ -284,6 +304,21 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
         (["tiny.yaml", "--method.lam", "1"], {}, "method: .*lists its methods"),
         (["tiny.yaml", "--data.rooot", "1"], {}, "data.rooot: .*did you mean data.root"),
         (["kapc/ablation"], {}, "paper: None"),
+        (["tiny.yaml", "--settings", "data.alpha=1"], {}, "settings: 'data.alpha=1' .*it has data.alpha=0.1"),
+        (["tiny.yaml"], {"paper": {**PAPER, "where": 5}}, "paper.where: 5"),
+        (["tiny.yaml"], {"paper": {**PAPER, "tables": [[1]]}}, "paper.tables: "),
+        (["tiny.yaml"], {"paper": {**PAPER, "runs": "three"}}, "paper.runs: 'three'"),
+        (["tiny.yaml"], {"paper": {**PAPER, "runs": -2}}, "paper.runs: -2"),
+        (["tiny.yaml"], {"paper": {**PAPER, "alone": "lokal"}}, "paper.alone: 'lokal' .*did you mean local"),
+        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": None}}}, "paper.rows.KAPC: None"),
+        (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPC": {"figure": "best"}}}}, "paper.rows.KAPC: .*its label"),
+        (["tiny.yaml"], {"paper": {**PAPER, "figures": {METRIC: None}}}, f"paper.figures.{METRIC}: None"),
+        (["tiny.yaml"], {"paper": {**PAPER, "figures": {METRIC: {"absent": "x"}}}}, f"paper.figures.{METRIC}: "),
+        (
+            ["tiny.yaml"],
+            {"paper": {**PAPER, "settings": {ALPHA: {}}}, "grid": {"data.alpha": [0.1, 0.3]}},
+            "paper.settings.10 clients.* one setting of the grid has, not 2",
+        ),
         (["tiny.yaml"], {"paper": 3}, "paper: 3"),
         (["tiny.yaml"], {"paper": {**PAPER, "row": {}}}, "paper.row: "),
         (["tiny.yaml"], {"paper": {**PAPER, "rows": {"KAPCC": "kapc"}}}, "paper.rows: 'KAPCC' .*did you mean KAPC"),

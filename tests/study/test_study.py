@@ -181,8 +181,6 @@ def test_a_part_is_run_first_and_the_rest_later(ask: Callable[..., Any], tmp_pat
     code, out, err = ask("--workers 1 --seeds 3 --methods kapc --settings federation.clients=3", **whole)
     assert code == 0 and "2 of 2 runs finished, of the 16 of the whole study" in out  # a seed beside the study's own
     assert len(stamps(tmp_path / "s")) == 3
-    code, _, err = ask(**whole)  # whose table would lose the runs of seed 3
-    assert code == 2 and "seed-3" in err
     code, out, err = ask("--workers 1 --seeds 0,3 --methods local --settings data.alpha=0.3", **whole)
     assert code == 0 and "4 of 4 runs finished (1 stood before), of the 16" in out
     assert first.items() <= stamps(tmp_path / "s").items()
@@ -207,7 +205,6 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
     for said, changes in [
         ("base.federation.local_epochs: 2", {"base": ["kapc_digits", SMALL, {"federation.local_epochs": 2}]}),
         ("study: 'without s/runs/local/seed-0'", {"methods": ["fedavg"]}),
-        ("study: 'without s/runs/local/seed-0'", {"methods": ["local"], "seeds": [1]}),
         ("study: 'without s/runs/local/seed-0'", {"methods": ["local"], "grid": {"data.alpha": [0.1]}}),
         ("methods[0]: {'name': 'local', 'epochs': 3}", {"methods": [{"name": "local", "epochs": 3, "label": "local"}]}),
     ]:
@@ -215,6 +212,11 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
         assert code == 2
         assert said in err and err.count("\n") == 1
         assert kept == {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
+    # Seeds that have been run stay beside others.
+    assert ask(methods=["local"], seeds=[1])[0] == 0
+    assert [cell["seed"] for cell in json.loads((tmp_path / "s/study.json").read_text())["cells"]] == [1, 0]
+    assert ask(methods=["local"])[0] == 0
+    kept = {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
     # A study that began before there was some key goes on where that has its default.
     file = tmp_path / "s/study.yaml"
     file.write_text(file.read_text().replace("    score_on: test\n", ""))
@@ -244,6 +246,10 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
         ("optimizer.lr: 'x'", {"methods": [{"name": "kapc", "optimizer.lr": "x"}]}),
         ("seeds: '3-1'", {"seeds": "3-1"}),
         ("rows: 1", {"rows": 1}),
+        ("methods[1]: 'a,b' is not allowed; methods[0] is called so, too",
+         {"methods": [{"name": "kapc", "label": "a b"}, {"name": "fedprox", "label": "a,b"}]}),
+        ("forced: 'fedavg personalised' is not allowed; methods[0] is called so, too",
+         {"methods": [{"name": "fedavg", "label": "fedavg,personalised"}], "forced": True}),
     ],
 )  # fmt: skip
 def test_a_bad_study_is_one_line_before_anything_is_written(
@@ -281,6 +287,19 @@ def test_bad_words(
     assert said in err
     assert err.count("\n") == 1
     assert not (tmp_path / "s").exists()
+
+
+def test_another_study_that_came_between_is_seen(ask: Callable[..., Any], tmp_path: Path, monkeypatch) -> None:
+    """Between the first look at the folder and its lock data may be loaded, for minutes."""
+
+    def meanwhile(configs: Any) -> None:
+        monkeypatch.setattr("fl_lightning.cli.study.fetch", lambda configs: None)
+        assert ask(base=["kapc_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
+
+    monkeypatch.setattr("fl_lightning.cli.study.fetch", meanwhile)
+    code, _, err = ask()
+    assert code == 2 and "base.optimizer.lr: 0.05" in err and "another base is another study" in err
+    assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
 
 
 def test_two_studies_do_not_write_to_one_folder(ask: Callable[..., Any], tmp_path: Path) -> None:
