@@ -296,7 +296,8 @@ def _harmed(cell: Cell, alone: Cell | None) -> float | None:
     if alone is None or cell.label == alone.label:
         return None
     common = cell.scores.keys() & alone.scores.keys()
-    return sum(cell.scores[c] < alone.scores[c] for c in common) / len(common) if common else None
+    worse = sum(alone.scores[c] - cell.scores[c] > statistics.EQUAL for c in common)
+    return worse / len(common) if common else None
 
 
 def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:

@@ -15,6 +15,9 @@ MIN_PAIRS = 6
 """Fewer have no test: of 5 pairs, Wilcoxon's two-sided p is never below 2 / 2**5 = 0.0625."""
 FEW = 5
 """Seeds below which an interval is Student's: there are too few to draw from (docs/decisions/0023)."""
+EQUAL = 5e-7
+"""Scores, in 0..1, and differences of them that lie no further apart are the same. Scores come from float32: each is
+off by 3e-8 at most where it is one quotient, by a few times that where it is made of several, and so are means."""
 RESAMPLES = 9_999
 """Of a bootstrap. Davison and Hinkley (1997) ask for 1,000 or more at 95 %; these cost well under a second."""
 
@@ -39,7 +42,7 @@ def interval(
     seeds too rarely (88 to 93 %), and the bootstrap 91 to 94 %; the outer ends 92 to 97 % (docs/decisions/0023).
     """
     means = seed_means(differences)
-    if len(means) >= FEW and np.ptp(means) > 0:
+    if len(means) >= FEW and np.ptp(means) > EQUAL:
         low, high = map(float, outer(differences, level, resamples))
         if math.isfinite(low) and math.isfinite(high):
             return low, high, "bootstrap"
@@ -100,18 +103,39 @@ def _error(means: np.ndarray) -> np.ndarray:
 # ---------------------------------------------------------------- tests
 
 
+def levelled(values: Any) -> np.ndarray:
+    """`values`, (n,), where those that are the same (`EQUAL`) are so to the last bit: the least of them.
+
+    Rounding would part two that lie on either side of a step, however near they are.
+    """
+    found = np.array(values, dtype=float)
+    order = np.argsort(found, kind="stable")
+    begins = np.diff(found[order], prepend=-np.inf) > EQUAL
+    found[order] = found[order][begins][np.cumsum(begins) - 1]
+    return found
+
+
+def _signed(differences: Sequence[float]) -> np.ndarray:
+    """Differences with sizes levelled, 0 among them."""
+    found = np.asarray(differences, dtype=float)
+    return np.asarray(np.sign(found) * levelled([0.0, *np.abs(found)])[1:])
+
+
 def wilcoxon(differences: Sequence[float]) -> float:
     """Two-sided p of Wilcoxon's signed ranks, without the pairs that are equal; exact where scipy has it exact."""
-    found = np.round(differences, 12)  # equal but for the last bits is equal
+    found = _signed(differences)
     found = found[found != 0]
     return float(stats.wilcoxon(found).pvalue) if len(found) else 1.0
 
 
 def over_seeds(differences: Differences) -> float:
-    """Two-sided p of Student's t over the means of seeds, at least two."""
+    """Two-sided p of Student's t over the means of seeds, at least two.
+
+    Where these are all the same there is no spread to go by: then that of their signs, 2 / 2^n, or 1 if they are 0.
+    """
     means = seed_means(differences)
-    if np.ptp(means) == 0:
-        return float(means[0] == 0)
+    if np.ptp(means) <= EQUAL:
+        return 2 / 2 ** len(means) if abs(means.mean()) > EQUAL else 1.0
     return float(stats.ttest_1samp(means, 0).pvalue)
 
 
@@ -134,7 +158,7 @@ def pairs_needed(comparisons: int, level: float = LEVEL) -> int:
 
 def tally(differences: Sequence[float]) -> tuple[int, int, int]:
     """How many differences are above, at and below 0: wins, ties, losses."""
-    found = np.round(differences, 12)
+    found = _signed(differences)
     return int((found > 0).sum()), int((found == 0).sum()), int((found < 0).sum())
 
 
@@ -144,7 +168,7 @@ def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
     Args:
         scores: (settings, methods), higher is better.
     """
-    scores = np.round(scores, 12)
+    scores = np.apply_along_axis(levelled, 1, scores)
     ranks = stats.rankdata(-scores, axis=1).mean(axis=0)
     if np.ptp(scores, axis=1).max() == 0:  # nothing differs anywhere, and the statistic is 0 / 0
         return 0.0, 1.0, ranks

@@ -71,6 +71,25 @@ def test_a_row_by_hand(make_study: MakeStudy) -> None:
     assert (local.baseline, local.harmed, local.difference) == (None, None, None)
 
 
+def test_as_many_right_answers_are_a_tie(make_study: MakeStudy) -> None:
+    """Scores are float32, and of other clients' right answers they add up to something else."""
+    ours, theirs = (
+        [float(np.float32(right) / np.float32(36)) for right in clients] for clients in ((10, 12, 14), (11, 11, 14))
+    )
+    listed = [(label, {}, s, scores, {}) for s in range(6) for label, scores in (("local", theirs), ("kapc", ours))]
+    kapc = row(compared(make_study(listed)), "kapc")
+    assert (kapc.wins, kapc.ties, kapc.losses, kapc.p, kapc.star) == (0, 6, 0, 1.0, "")
+    assert kapc.harmed == pytest.approx(1 / 3)
+
+
+def test_two_seeds_with_the_same_difference_are_not_certain(make_study: MakeStudy) -> None:
+    """All six pairs are won by the same: two seeds say no more than that both are above."""
+    listed = [("local", {"data.alpha": a}, s, LOCAL, {}) for a in (0.1, 0.2, 0.3) for s in (0, 1)]
+    listed += [("kapc", at, s, [score + 0.1 for score in LOCAL], {}) for _, at, s, _, _ in listed]
+    whole = row(compared(make_study(listed)), "kapc", ALL)
+    assert (whole.pairs, whole.p, whole.star) == (6, 0.5, "")
+
+
 def test_clients_are_paired_by_their_number(make_study: MakeStudy, tmp_path: Path) -> None:
     """Not by their place in a file."""
     study = make_study(plan(2))

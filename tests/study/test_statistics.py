@@ -111,6 +111,35 @@ def test_equal_pairs_say_nothing() -> None:
     assert statistics.tally([0.0, 1e-17, 0.2, -0.1]) == (1, 2, 1)
 
 
+def test_what_differs_by_the_rounding_of_float32_is_equal() -> None:
+    """As many right answers, spread over clients in another way; on either side of a step of any rounding, too."""
+    ours, theirs = (np.array(right, dtype=np.float32) / np.float32(36) for right in ((10, 12, 14), (11, 11, 14)))
+    gap = float(ours.astype(float).mean() - theirs.astype(float).mean())
+    assert 1e-12 < abs(gap) < 1e-7
+    assert statistics.wilcoxon([gap] * 6) == 1.0
+    assert statistics.tally([gap, -gap, 0.1]) == (1, 2, 0)
+    assert statistics.interval(seeds_of([[gap * k] for k in range(6)]))[2] == "t"  # nothing to draw from
+    assert statistics.over_seeds(seeds_of([[gap * (1 + k / 9)] for k in range(6)])) == 1.0
+    scores = np.array([[1 / 128, 1 / 128 + gap, 0.0]] * 6)
+    assert statistics.friedman(scores)[2].tolist() == [1.5, 1.5, 3.0]
+    assert statistics.pairwise(scores)[0, 1] == 1.0
+    assert statistics.levelled([0.3, 0.1 + 1e-8, 0.1, 0.2]).tolist() == [0.3, 0.1, 0.1, 0.2]
+    assert statistics.levelled([]).tolist() == []
+
+
+def test_sizes_that_are_the_same_share_their_rank() -> None:
+    exact = [0.1, -0.1, 0.2, 0.3, 0.4, 0.5, 0.6]
+    assert statistics.wilcoxon([0.1 + 1e-8, -0.1, 0.2, 0.3, 0.4, 0.5, 0.6]) == statistics.wilcoxon(exact)
+
+
+@pytest.mark.parametrize("seeds", [2, 3, 6])
+def test_seeds_without_a_spread_are_not_certain(seeds: int) -> None:
+    """Their signs are what is left: Student's t would have p 0."""
+    assert statistics.over_seeds(seeds_of([[0.1, 0.1]] * seeds)) == 2 / 2**seeds
+    assert statistics.over_seeds(seeds_of([[0.1], [0.1 + 1e-8]])) == 0.5
+    assert statistics.over_seeds(seeds_of([[0.0, 0.0]] * seeds)) == 1.0
+
+
 def test_holms_correction() -> None:
     assert statistics.holm([0.01, 0.04, 0.03, 0.005]) == pytest.approx([0.03, 0.06, 0.06, 0.02])
     assert statistics.holm([0.5, 0.9]) == [1.0, 1.0]
