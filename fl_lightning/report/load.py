@@ -27,7 +27,7 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFErro
 """What reading a damaged table, npz or JSON file may raise."""
 _ORDER = ("after", "before", "finetuned", "global")
 """Of kinds of model to compare runs by; clients' own models come first, as personalised methods are about them."""
-AXES = {"round": "round", "mib": "MiB sent", "channel": "modelled channel seconds", "wall": "wall seconds"}
+AXES = {"round": "round", "mib": "MiB sent", "channel": "modelled channel seconds", "wall": "seconds without scoring"}
 """What may stand below the accuracy curves; all but the rounds add up from round to round."""
 MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
 """Keys of a configuration that say where data lie, not which."""
@@ -131,9 +131,12 @@ class Run:
         if self.total(*_SUMMED[name]) is None:
             return None
         unit = MIB if name == "mib" else 1
-        return [
-            so_far / unit for so_far in itertools.accumulate(sum(row[c] for c in _SUMMED[name]) for row in self.metrics)
-        ]
+        return [so_far / unit for so_far in itertools.accumulate(_spent(row, name) for row in self.metrics)]
+
+    def spent(self, name: str) -> float | None:
+        """One of `AXES` at the end of the run; None if a round lacks it."""
+        values = self.axis(name)
+        return values[-1] if values else None
 
     def scores(self, kind: str | None, metric: str | None = None) -> tuple[dict[int, float], str]:
         """Scores of models of this kind by client, and whose: of the final models, or else of the last judged round.
@@ -154,6 +157,16 @@ class Run:
     def judged_clients(self) -> list[Row]:
         """The rows of clients.csv up to the last round of metrics.csv."""
         return [row for row in self.clients if row["round"] <= self.rounds_done]
+
+
+def _spent(row: Row, name: str) -> float:
+    """What a round adds to one of `AXES`, in bytes or seconds; `wall` without the scoring, which is no method's work.
+
+    FedAvg as a study's forced row is fine-tuned in each judged round, for its score alone. Runs of earlier versions do
+    not tell scoring apart.
+    """
+    found = sum(row[column] for column in _SUMMED[name])
+    return max(0.0, found - row.get("seconds_evaluation", 0.0)) if name == "wall" else found
 
 
 @dataclass(frozen=True)

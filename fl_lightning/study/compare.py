@@ -14,7 +14,6 @@ import numpy as np
 from fl_lightning.catalogue import did_you_mean
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
-from fl_lightning.report.load import MIB
 from fl_lightning.report.tables import reached, worst_tenth
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
@@ -49,7 +48,7 @@ class Row:
     mib: float | None
     """Sent by clients and server, up to the target if there is one, else in the whole run; mean over runs."""
     seconds: float | None
-    """Of the rounds, likewise."""
+    """Of the rounds without scoring, likewise."""
     channel_seconds: float | None
     """Of a modelled channel, likewise."""
     runs: int
@@ -151,7 +150,7 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     ranks, said = _ranks(groups)
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
-    return Compared(rows, ranks, notes + _how(rows, compared) + said, target)
+    return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + said, target)
 
 
 def _grouped(cells: Iterable[Cell]) -> list[_Group]:
@@ -305,12 +304,7 @@ def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
     run = cell.run
     if target is not None:
         return reached(run, target, f"mean_{cell.metric}" if cell.judge == run.judge else f"{cell.metric}_{cell.judge}")
-    sent = run.total("upload_bytes", "download_bytes")
-    return {
-        "mib": None if sent is None else sent / MIB,
-        "wall": run.total("seconds"),
-        "channel": run.total("channel_s"),
-    }
+    return {name: run.spent(name) for name in ("mib", "wall", "channel")}
 
 
 def _total(costs: list[dict[str, float | None] | None], name: str) -> float | None:
@@ -354,6 +348,14 @@ def _ranks(groups: list[_Group]) -> tuple[list[Ranks], list[str]]:
             wanted = f"it wants {statistics.MIN_PAIRS} settings that all methods have run in, and {MIN_METHODS} methods"
             notes.append(f"{MODELS[group.judge]}: no Friedman test: {wanted}; here {len(table)} and {len(labels)}")
     return found, notes
+
+
+def _time(cells: Iterable[Cell]) -> list[str]:
+    """Which seconds these are, where there are any."""
+    timed = {cell.run.name: cell.run for cell in cells if cell.run.has("seconds")}
+    whole = sum(not run.has("seconds_evaluation") for run in timed.values())
+    more = f" ({whole} of {len(timed)} runs do not tell it apart)" if whole else ""
+    return [f"time: of the rounds, without scoring{more}"] if timed else []
 
 
 def _how(rows: list[Row], compared: list[Row]) -> list[str]:

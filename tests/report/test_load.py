@@ -18,7 +18,15 @@ def test_axes_add_up(make_run: MakeRun) -> None:
     assert run.axis("round") == [1, 2, 3]
     assert run.axis("mib") == [8, 16, 24]  # 4 clients, 1 MiB up and 1 MiB down
     assert run.axis("channel") == [3, 6, 9]
-    assert run.axis("wall") == [2, 4, 6]
+    assert run.axis("wall") == [1.75, 3.5, 5.25]  # without scoring
+    assert run.spent("wall") == 5.25
+
+
+def test_time_of_runs_that_do_not_tell_scoring_apart_is_that_of_rounds(make_run: MakeRun) -> None:
+    path = make_run()
+    text = (path / "metrics.csv").read_text()
+    (path / "metrics.csv").write_text(text.replace("seconds_evaluation", "seconds_other"))
+    assert load([path])[0].axis("wall") == [2, 4, 6]
 
 
 def test_an_axis_with_a_gap_is_none(make_run: MakeRun) -> None:

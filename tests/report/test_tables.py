@@ -37,15 +37,15 @@ def test_targets_are_what_a_run_reached_and_did_not_begin_with(make_run: MakeRun
 
 def test_a_target_is_reached_with_what_was_spent_by_then(make_run: MakeRun) -> None:
     (run,) = load([make_run("a", (0.1, 0.5, 0.4, 0.8), channel=True)])
-    assert reached(run, 0.5) == {"round": 2, "mib": 16.0, "channel": 6.0, "wall": 4.0}  # 4 clients, up and down
-    assert reached(run, 0.55) == {"round": 4, "mib": 32.0, "channel": 12.0, "wall": 8.0}
+    assert reached(run, 0.5) == {"round": 2, "mib": 16.0, "channel": 6.0, "wall": 3.5}  # 4 clients, up and down
+    assert reached(run, 0.55) == {"round": 4, "mib": 32.0, "channel": 12.0, "wall": 7.0}
     assert reached(run, 0.85) is None
 
 
 def test_the_table_of_targets(make_run: MakeRun) -> None:
     table = time_to_accuracy(load([make_run("a", (0.1, 0.52)), make_run("b", (0.1, 0.2), channel=True)]))
     assert [target for target, _ in table] == ["15 %", "20 %", "25 %", "30 %", "35 %", "40 %", "45 %", "50 %"]
-    assert table[0][1] == [(0, ["2", "16.00 MiB", "–", "4.0 s"]), (1, ["2", "16.00 MiB", "6.0 s", "4.0 s"])]
+    assert table[0][1] == [(0, ["2", "16.00 MiB", "–", "3.5 s"]), (1, ["2", "16.00 MiB", "6.0 s", "3.5 s"])]
     assert table[-1][1][1] == (1, ["not reached", "", "", ""])
 
 
@@ -55,7 +55,7 @@ def test_rounds_that_are_not_judged_still_cost(make_run: MakeRun) -> None:
     lines[2] = lines[2].replace("2,0.5,0.25,0.125,0.5,", "2,,,,,")
     (path / "metrics.csv").write_text("\n".join(lines) + "\n")
     (run,) = load([path])
-    assert reached(run, 0.5) == {"round": 3, "mib": 24.0, "channel": None, "wall": 6.0}
+    assert reached(run, 0.5) == {"round": 3, "mib": 24.0, "channel": None, "wall": 5.25}
 
 
 def test_final_scores(make_run: MakeRun) -> None:
@@ -207,7 +207,7 @@ def test_runs_with_different_judges_are_compared_by_what_both_were_scored_by(mak
     fair = {row[0]: row[1:] for row in fairness(runs).rows}
     assert fair["scores of"] == ["end: after local training", "round 3: after local training"]
     assert fair["mean"] == ["75.00 %", "78.50 %"]
-    assert time_to_accuracy(runs)[-1] == ("80 %", [(n, ["3", "24.00 MiB", "–", "6.0 s"]) for n in (0, 1)])
+    assert time_to_accuracy(runs)[-1] == ("80 %", [(n, ["3", "24.00 MiB", "–", "5.2 s"]) for n in (0, 1)])
     assert curves(runs)["first"] == "accuracy_after"
     (said,) = remarks(runs)
     assert "a: after local training; b: global model" in said

@@ -179,6 +179,18 @@ def test_costs_up_to_a_target(make_study: MakeStudy) -> None:
     assert "1 of 2 reached" in sheet.table(tables.sheet_of(compared(study, target=0.88)))
 
 
+def test_seconds_are_without_scoring(make_study: MakeStudy) -> None:
+    """Of the whole run and to a target; what has no such column has the seconds of its rounds."""
+    study = make_study(plan(2, {"kapc": 0.2}))
+    for seed in (0, 1):
+        file = study / f"runs/all/kapc/seed-{seed}/metrics.csv"
+        head, *lines = file.read_text().splitlines()
+        file.write_text("\n".join([f"{head},seconds_evaluation", *(f"{line},1.0" for line in lines), ""]))
+    assert (row(compared(study), "kapc").seconds, row(compared(study), "local").seconds) == (4.0, 6.0)
+    assert row(compared(study, target=0.4), "kapc").seconds == 2.0
+    assert "time: of the rounds, without scoring (2 of 4 runs do not tell it apart)" in compared(study).notes
+
+
 def test_clients_that_not_all_methods_scored_are_left_out_and_it_is_said(make_study: MakeStudy) -> None:
     found = compared(make_study([("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, [0.6, 0.7, 0.8], {})]))
     assert row(found, "local").mean == pytest.approx(0.6)  # without the last client
