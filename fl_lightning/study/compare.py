@@ -123,11 +123,11 @@ class _Group:
 
 
 def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | None = None) -> Compared:
-    """The comparison of `cells`, each with `baseline` (None: training alone, else the first method of its judge).
+    """The comparison of `cells`, each with `baseline`.
 
     Args:
         cells: as `cells.read` gives them.
-        baseline: a method's label.
+        baseline: a method's label; None: training alone (`_local`), else the first method of a judge.
         target: the accuracy, in 0..1, at which bytes and seconds are taken.
 
     Raises:
@@ -195,7 +195,7 @@ def _choose(groups: list[_Group], baseline: str | None) -> list[str]:
         raise BadInput("baseline", baseline, allowed)
     notes = []
     for group in groups:
-        local = next((label for label, cells in group.cells.items() if _method(cells) == "local"), None)
+        local = _local(cell for cells in group.cells.values() for cell in cells.values())
         chosen = baseline or local or next(iter(group.cells))
         if chosen in group.cells:
             group.baseline = chosen
@@ -221,14 +221,15 @@ def _no_pairs(groups: list[_Group], baseline: str | None) -> BadInput:
     return BadInput("compare", ", ".join(group.cells), "there is one method alone, and nothing to compare it with")
 
 
-def _method(cells: dict[Unit, Cell]) -> str:
-    return next(iter(cells.values())).method
+def _local(cells: Iterable[Cell]) -> str | None:
+    """The label of training alone; where that was run in several ways, `local`, else the first."""
+    labels = list(dict.fromkeys(cell.label for cell in cells if cell.method == "local"))
+    return "local" if "local" in labels else next(iter(labels), None)
 
 
 def _alone(cells: Sequence[Cell]) -> dict[Unit, Cell]:
-    """Training alone, by unit; where that was run in several ways, as the label `local`, else as the first."""
-    labels = list(dict.fromkeys(cell.label for cell in cells if cell.method == "local"))
-    label = "local" if "local" in labels else next(iter(labels), None)
+    """Training alone, by unit."""
+    label = _local(cells)
     return {cell.unit: cell for cell in cells if cell.label == label}
 
 

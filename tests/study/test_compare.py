@@ -154,6 +154,16 @@ def test_over_settings_seeds_are_means_and_pairs_are_tested(make_study: MakeStud
     assert whole.interval == "t"
 
 
+def test_the_baseline_is_the_row_called_local_and_harm_is_against_it(make_study: MakeStudy) -> None:
+    """Not a shorter training alone that stands before it; without such a row, the first."""
+    short = ("local short", {}, 0, [0.1] * 4, {"method": "local"})
+    listed = [short, ("local", {}, 0, LOCAL, {}), ("kapc", {}, 0, OURS, {})]
+    kapc = row(compared(make_study(listed)), "kapc")
+    assert (kapc.baseline, kapc.harmed) == ("local", 0.25)
+    kapc = row(compared(make_study([short, listed[-1]], name="short")), "kapc")
+    assert (kapc.baseline, kapc.harmed) == ("local short", 0.0)
+
+
 def test_judges_have_rows_of_their_own(make_study: MakeStudy) -> None:
     """Two cells of one run: its scores after local training, and after fine-tuning."""
     both = {"judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"}, "others": {"finetuned": [0.9] * 4}}
