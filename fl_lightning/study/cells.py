@@ -13,7 +13,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.load import Run, differing_keys, load
 from fl_lightning.report.tables import incomparable
-from fl_lightning.study.folder import StudyFolder
+from fl_lightning.study.folder import StudyFolder, default, flat
 
 QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
 """Callbacks that change no number: they name no method."""
@@ -21,6 +21,7 @@ SHARED = ("data", "federation", "model", "optimizer")
 """Groups of keys that make a setting, where run folders differ in them."""
 ALSO = ("smoke", "evaluation.finetune_epochs")
 """Further keys that do."""
+_JUDGE = "evaluation.judge"
 
 
 @dataclass(frozen=True)
@@ -52,7 +53,8 @@ def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY
 
     Args:
         paths: the folder of a study, or run folders.
-        judge: by which kind of model all are scored; None: each by its own judge, or by the one that a study names.
+        judge: by which kind of model all are scored, but for rows of a study that name another; None: each by its own
+            judge, or by the one that a study names.
         metric: by which the models are scored: accuracy, or what the runs' `evaluation.metrics` name.
 
     Raises:
@@ -87,7 +89,7 @@ def _is_study(paths: Sequence[Path]) -> bool:
 
 
 def _of_study(folder: Path) -> list[dict[str, Any]]:
-    """The cells of `study.json`; `run` is None where a run has not ended."""
+    """The cells of `study.json`; `run` is None where a run has not ended. `judge`: what a row itself names."""
     found = StudyFolder(folder).cells()
     try:
         entries = [dict(cell) for cell in found]
@@ -102,10 +104,22 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
     runs = dict(
         zip(dict.fromkeys(there), load(list(dict.fromkeys(there)), ledger=False, regression=False), strict=True)
     )
+    usual = _judge_of_base(folder)
     for entry in entries:
         run = runs.get(entry["place"])
         entry["run"] = run if run is not None and run.finished else None
+        own = run.setting(_JUDGE) if run is not None and usual is not None else None
+        if "judge" not in entry and own not in (None, "auto", usual):  # its method was given a judge of its own
+            entry["judge"] = own
     return entries
+
+
+def _judge_of_base(folder: Path) -> str | None:
+    """What a study's base says of the judge; None: no `study.yaml` tells it."""
+    try:
+        return str(dict(flat(StudyFolder(folder).asked().get("base"))).get(_JUDGE, default(_JUDGE)))
+    except BadInput:
+        return None
 
 
 def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:

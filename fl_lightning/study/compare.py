@@ -179,12 +179,26 @@ def _align(group: _Group) -> list[str]:
         for cell in cells.values():
             scored[cell.scored] = scored.get(cell.scored, 0) + 1
     notes = [f"{MODELS[group.judge]}: scores of {_listed(scored)}"] if len(scored) > 1 else []
+    notes += _of_last_round(group)
     if lost:
         notes.append(
             f"{MODELS[group.judge]}: in {lost} of {len(units)} settings and seeds not all methods scored the same "
             "clients; only those that all scored count"
         )
     return notes
+
+
+def _of_last_round(group: _Group) -> list[str]:
+    """Whether scores lack clients that the runs have: kinds other than the judge's are scored in rounds, by cohort."""
+    runs = [cell for cells in group.cells.values() for cell in cells.values()]
+    cut = [(len(c.scores), n) for c in runs if len(c.scores) < (n := sum(c.metric in row for row in c.run.final))]
+    if not cut:
+        return []
+    least = min(cut)
+    return [
+        f"{MODELS[group.judge]}: in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged round "
+        f"alone ({least[0]} of {least[1]}); by its own judge a run scores them all"
+    ]
 
 
 def _choose(groups: list[_Group], baseline: str | None) -> list[str]:

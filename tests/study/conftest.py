@@ -27,8 +27,10 @@ def write_run(
     ended: bool = True,
     config: dict[str, dict[str, Any]] | None = None,
     arguments: dict[str, Any] | None = None,
+    configured: str | None = None,
 ) -> Path:
-    """A run of two rounds, the first with half of the final accuracies; 2 MiB and 3 s each. `others`: further kinds."""
+    """A run of two rounds, the first with half of the final accuracies; 2 MiB and 3 s each. `others`: further kinds;
+    `configured`: the judge of its configuration, where that is not `judge`."""
     path.mkdir(parents=True)
     settings: dict[str, Any] = {
         "seed": seed,
@@ -36,7 +38,7 @@ def write_run(
         "model": {"name": "mlp"},
         "federation": {"rounds": 2, "clients": 4},
         "data": {"source": "digits", "alpha": 0.1},
-        "evaluation": {"judge": judge},
+        "evaluation": {"judge": configured or judge},
     }
     for group, keys in (config or {}).items():
         settings[group] = settings.get(group, {}) | keys

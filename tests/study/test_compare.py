@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 from scipy import stats
 
 from fl_lightning.cli import main
@@ -265,6 +266,44 @@ def test_all_by_one_judge(make_run: MakeRun) -> None:
     found = compared(*runs, judge="after", baseline="fedavg")
     assert row(found, "fedavg").mean == pytest.approx(0.7)
     assert row(found, "kapc").difference == pytest.approx(0.0)
+
+
+@pytest.mark.parametrize(("base", "kept"), [("auto", ["local"]), ("after", ["local", "kapc"])])
+def test_rows_with_a_judge_of_their_own_are_left_out_by_another(make_study: MakeStudy, base: str, kept: str) -> None:
+    """Two runs of FedAvg, as where not everyone takes part; what the base says is no row's own."""
+    scored = {"others": {"finetuned": [0.9] * 4, "before": [0.4] * 4}}
+    listed = [("local", {}, s, LOCAL, {**scored, "configured": "auto"}) for s in (0, 1)]
+    listed += [("kapc", {}, s, OURS, scored) for s in (0, 1)]
+    listed += [("fedavg after", {}, s, LOCAL, scored) for s in (0, 1)]
+    scored = {"others": {"after": [0.9] * 4, "before": [0.4] * 4}, "judge": "finetuned"}
+    listed += [("FedAvg+FT", {}, s, LOCAL, {**scored, "method": "fedavg"}) for s in (0, 1)]
+    study = make_study(listed, name=base)
+    (study / "study.yaml").write_text(yaml.safe_dump({"base": {"evaluation": {"judge": base}}}))
+
+    def labels(judge: str | None) -> tuple[list[str], list[str]]:
+        found, notes = cells.read([study], judge)
+        return list(dict.fromkeys(cell.label for cell in found)), notes
+
+    assert labels(None) == (["local", "kapc", "fedavg after", "FedAvg+FT"], [])
+    assert labels("after") == (
+        ["local", "kapc", "fedavg after"], ["left out, since they are judged otherwise: FedAvg+FT"],
+    )  # fmt: skip
+    after = ["fedavg after"] if base == "after" else []
+    assert labels("finetuned")[0] == [*kept, *after, "FedAvg+FT"]
+    assert labels("before")[0] == [*kept, *after]
+
+
+def test_scores_of_the_last_round_alone_are_said_to_be_so(make_study: MakeStudy) -> None:
+    """Of the same clients in all runs: the pairs do not show it."""
+    others = {"others": {"before": [0.4] * 4}}
+    study = make_study([("local", {}, 0, LOCAL, others), ("kapc", {}, 0, OURS, others)])
+    assert not any("last judged round alone" in note for note in compared(study, judge="before").notes)
+    for label in ("local", "kapc"):
+        file = study / f"runs/all/{label}/seed-0/clients.csv"
+        file.write_text("".join(file.read_text().splitlines(keepends=True)[:-2]))
+    assert not any("last judged round alone" in note for note in compared(study).notes)
+    (said,) = [note for note in compared(study, judge="before").notes if "last judged round alone" in note]
+    assert said.startswith("before local training: in 2 of 2 runs") and "(2 of 4)" in said
 
 
 # ---------------------------------------------------------------- what is written
