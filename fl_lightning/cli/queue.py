@@ -16,6 +16,8 @@ from fl_lightning.log import now
 
 Stands = Literal["queued", "starting", "submitted", "gone"]
 """In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""
+ALIVE = ("queued", "starting")
+"""SLURM has the job."""
 _SUBMITTED: tuple[Stands, str] = ("submitted", "")
 _GONE: tuple[Stands, str] = ("gone", "")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
@@ -40,27 +42,31 @@ def write(jobs: Path, name: str, said: str, runs: Iterable[tuple[Path, str, int]
     if number is None:
         return
     content = {"job": number[0], "submitted": now(), "runs": [(str(folder), *rest) for folder, *rest in runs]}
-    with atomic_write(jobs / f"{name}.json", durable=False) as aside:
+    with atomic_write(jobs / f"{name}-{number[0]}.json", durable=False) as aside:
         aside.write_text(json.dumps(content, indent=1) + "\n")
 
 
 def queued(out: Path) -> list[Queued]:
-    """The runs that jobs submitted into `out` are to do, and how they stand (of one twice submitted: the last)."""
+    """The runs that jobs submitted into `out` are to do, and how they stand.
+
+    Of a run twice submitted: as in the job that SLURM still has, else in the last.
+    """
     files = list((out / "jobs").glob("*.json"))
     states = _squeue() if files else None
-    found: dict[Path, tuple[str, Queued]] = {}
+    found: dict[Path, tuple[tuple[bool, tuple[str, int]], Queued]] = {}
     for file in files:
         try:
             content = json.loads(file.read_text())
-            job, when, runs = content["job"], content["submitted"], content["runs"]
+            job, when, runs = content["job"], (content["submitted"], int(content["job"])), content["runs"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
         for k, (folder, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
             stands, why = _SUBMITTED if states is None else states.get(number, _GONE)
             one = Queued(Path(folder), method, rounds, stands, why)
-            if found.get(one.folder, ("",))[0] <= when:
-                found[one.folder] = when, one
+            rank = stands in ALIVE, when
+            if one.folder not in found or found[one.folder][0] <= rank:
+                found[one.folder] = rank, one
     return [one for _, one in found.values()]
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import yaml
 
 from fl_lightning.cli.folder import CONFIG, LOCK
-from fl_lightning.cli.queue import Queued, queued
+from fl_lightning.cli.queue import ALIVE, Queued, queued
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric, of_rows
@@ -73,7 +73,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         state = "finished"
     elif _held(folder, now - wrote, usual):
         state = "running" if rows else "starting"
-    elif job is not None and (job.stands in ("queued", "starting") or not rows):
+    elif job is not None and (job.stands in ALIVE or not rows):
         state = job.stands
     elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
         state = "failed"
@@ -111,6 +111,17 @@ def _to_come(job: Queued) -> Standing:
     return Standing(job.folder.name, job.method, 0, job.rounds, ACCURACY, "", nan, nan, job.stands, None, None, job.why)
 
 
+def locked(folder: Path) -> bool | None:
+    """Whether a process holds the lock of `folder`; None if there is none to ask."""
+    with contextlib.suppress(OSError), (folder / LOCK).open() as file:
+        try:
+            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            return True
+        return False
+    return None
+
+
 def status(argv: list[str]) -> None:
     """Print a table of the runs in a folder (default: runs), or of the study in it."""
     if argv and argv[0] in ("-h", "--help"):
@@ -141,7 +152,7 @@ def _of_study(out: Path) -> Table | None:
     board, failures = Board(folder, folder.cells()), folder.failures()
     jobs = {job.folder.resolve(): job.stands for job in queued(out)}
     table = board.table(
-        board.look(lambda run: bool(_locked(out / run)), failures, lambda run: jobs.get((out / run).resolve()))
+        board.look(lambda run: bool(locked(out / run)), failures, lambda run: jobs.get((out / run).resolve()))
     )
     table.caption = escape("\n".join(f"{run}: {why}" for run, why in failures.items()))
     return table
@@ -178,19 +189,8 @@ def _finished(folder: Path, asked: int) -> bool:
 
 def _held(folder: Path, silent: float, usual: float) -> bool:
     """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its silence."""
-    held = _locked(folder)
+    held = locked(folder)
     return silent < max(60.0, STALE * usual) if held is None else held
-
-
-def _locked(folder: Path) -> bool | None:
-    """Whether a process holds the lock of `folder`; None if there is none to ask."""
-    with contextlib.suppress(OSError), (folder / LOCK).open() as file:
-        try:
-            fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            return True
-        return False
-    return None
 
 
 def _shown(metric: Metric, value: float) -> str:

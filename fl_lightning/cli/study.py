@@ -331,27 +331,48 @@ def worker_count(asked: int | None, config: Config) -> int:
 def _hand_over(
     folder: StudyFolder, asked: tuple[Study, str, list[Run]], chosen: list[tuple[Run, Config]], values: Any
 ) -> None:
-    """Write the config of each missing run into its folder, and submit arrays of jobs that resume them."""
+    """Submit arrays of jobs for the missing runs that are in no queue and at work nowhere, each with its config."""
     check_job(values)
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
     fewest = min(config.clients for _, config in chosen)
     check("nodes", values.nodes, ranks <= fewest, f"{ranks} processes: at most one for each of {fewest} clients")
-    todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
-    places = [(folder.path / run.folder).resolve() for run, _ in todo]
-    lines = [["--out", str(place.parent), "--name", place.name] for place in places]
-    parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
-    names = [folder.path.resolve().name + (f"-{k + 1}" if len(parts) > 1 else "") for k in range(len(parts))]
-    texts = [script(values, part, folder.path, name) for part, name in zip(parts, names, strict=True)]
-    if values.dry_run:
-        print("".join(texts), end="")
-        return
-    check_cluster(values)
-    with folder.locked():
-        folder.write(*asked)
-        for place, (_, config) in zip(places, todo, strict=True):
-            if not (place / runs.CONFIG).exists():
-                runs.write_config(place, config)
-    told = [(place, run.entry.name, c.federation.rounds) for place, (run, c) in zip(places, todo, strict=True)]
-    for k, (text, name) in enumerate(zip(texts, names, strict=True)):
-        send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
-    print(f"{len(todo)} of {len(asked[2])} runs in {folder.path}; see: fl-train status {folder.path}")
+    if not values.dry_run:
+        check_cluster(values)
+    with contextlib.nullcontext() if values.dry_run else folder.locked():
+        missing = {
+            (folder.path / run.folder).resolve(): (run, c) for run, c in chosen if not folder.finished(run.folder)
+        }
+        busy = _in_hand(folder.path, list(missing))
+        places = [place for place in missing if place not in busy]
+        lines = [["--out", str(place.parent), "--name", place.name] for place in places]
+        parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
+        names = [folder.path.resolve().name + (f"-{k + 1}" if len(parts) > 1 else "") for k in range(len(parts))]
+        texts = [script(values, part, folder.path, name) for part, name in zip(parts, names, strict=True)]
+        if values.dry_run and places:
+            print("".join(texts), end="")
+            return
+        if not values.dry_run:
+            folder.write(*asked)
+            for place in places:
+                if not (place / runs.CONFIG).exists():
+                    runs.write_config(place, missing[place][1])
+        told = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
+        for k, (text, name) in enumerate(zip(texts, names, strict=True)):
+            send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
+    taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
+    said = f"{len(places)} of {len(asked[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
+    if not places:
+        said = f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
+    print(f"{said}; see: fl-train status {folder.path}")
+
+
+def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
+    """Which of these runs a job in the queue is to do, or a process is at work in, and whether it may be at work."""
+    from fl_lightning.cli.queue import ALIVE, queued
+    from fl_lightning.cli.status import locked
+
+    jobs = {job.folder.resolve(): job.stands for job in queued(out)}
+    if any(jobs.get(place) == "submitted" for place in places):
+        print("squeue does not answer: runs that are queued already may be submitted twice", file=sys.stderr)
+    found = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
+    return found | {place: True for place in places if locked(place)}

@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
+from fl_lightning.cli.queue import queued
 from fl_lightning.cli.status import standing, standings
 
 CONFIG = "method: {name: kapc, init_args: {}}\nfederation: {rounds: 10}\n"
@@ -128,3 +129,49 @@ def test_a_study_counts_what_is_queued(tmp_path: Path, monkeypatch: pytest.Monke
     assert main(["status", "s"]) == 0
     out = capsys.readouterr().out
     assert "1 starting, 1 queued" in out and "seed 0 starting" in out
+
+
+def test_a_run_that_is_queued_is_not_submitted_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    count = "#!/bin/bash\necho x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))\n"
+    waits = "#!/bin/bash\nfor k in 0 1; do for j in 11 12; do echo ${j}_$k PENDING Priority; done; done\n"
+    slurm(tmp_path, monkeypatch, sbatch=count, squeue=waits, sinfo="#!/bin/bash\nexit 1\n")
+    text = "base: [kapc_digits, {fabric.accelerator: cpu}]\nmethods: [local, fedavg]\nseeds: [0, 1]\nforced: false\n"
+    Path("s.yaml").write_text(text)
+
+    def said(*words: str) -> str:
+        capsys.readouterr()
+        assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", *words]) == 0
+        return capsys.readouterr().out
+
+    assert "2 of 4 runs in s; see" in said("--methods", "local")
+    script = said("--dry-run")
+    assert "runs/fedavg" in script and "runs/local" not in script
+    assert "2 of 4 runs in s, 2 of 4 runs are queued or running already; see" in said()
+    for words in ((), ("--dry-run",), ("--methods", "local")):
+        out = said(*words)
+        assert out.startswith("nothing to submit: ") and out.count("\n") == 1
+    assert Path("jobs").read_text().count("x") == 2
+    capsys.readouterr()
+    assert main(["status", "s"]) == 0
+    assert "4 queued" in capsys.readouterr().out
+
+    # Job 12 has left the queue, and left nothing: its runs are submitted again, but for one that goes on elsewhere.
+    slurm(tmp_path, monkeypatch, squeue=waits.replace("11 12", "11"))
+    with Path("s/runs/fedavg/seed-0/lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert "1 of 4 runs in s, 3 of 4 runs are queued or running already; see" in said()
+    for run in Path("s/runs").glob("*/*"):
+        (run / "summary.json").write_text("{}")
+    assert said() == "nothing to submit: 4 of 4 runs have ended; see: fl-train status s\n"
+
+
+def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    slurm(tmp_path, monkeypatch, squeue="#!/bin/bash\necho 11 PENDING Priority\n")
+    (tmp_path / "jobs").mkdir()
+    content = {"submitted": "2026-01-01T00:00:00+00:00", "runs": [[str(tmp_path / "a"), "kapc", 10]]}
+    for name, job in (("s", "11"), ("s-12", "12"), ("broken", "x")):  # the first as earlier versions called it
+        (tmp_path / "jobs" / f"{name}.json").write_text(json.dumps({**content, "job": job}))
+    assert [(one.stands, one.why) for one in queued(tmp_path)] == [("queued", "Priority")]
