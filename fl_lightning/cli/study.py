@@ -331,7 +331,8 @@ def worker_count(asked: int | None, config: Config) -> int:
 def _hand_over(
     folder: StudyFolder, asked: tuple[Study, str, list[Run]], chosen: list[tuple[Run, Config]], values: Any
 ) -> None:
-    """Submit arrays of jobs for the missing runs that are in no queue and at work nowhere, each with its config."""
+    """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
+    those that are in no queue either."""
     check_job(values)
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
     fewest = min(config.clients for _, config in chosen)
@@ -343,6 +344,9 @@ def _hand_over(
             (folder.path / run.folder).resolve(): (run, c) for run, c in chosen if not folder.finished(run.folder)
         }
         busy = _in_hand(folder.path, list(missing))
+        new = {
+            place: config for place, (_, config) in missing.items() if not busy.get(place) and _changed(place, config)
+        }
         places = [place for place in missing if place not in busy]
         lines = [["--out", str(place.parent), "--name", place.name] for place in places]
         parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
@@ -353,9 +357,8 @@ def _hand_over(
             return
         if not values.dry_run:
             folder.write(*asked)
-            for place in places:
-                if not (place / runs.CONFIG).exists():
-                    runs.write_config(place, missing[place][1])
+            for place, config in new.items():
+                runs.write_config(place, config)
         told = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
             send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
@@ -376,3 +379,14 @@ def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
         print("squeue does not answer: runs that are queued already may be submitted twice", file=sys.stderr)
     found = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
     return found | {place: True for place in places if locked(place)}
+
+
+def _changed(place: Path, config: Config) -> bool:
+    """Whether the config.yaml of a run is not `config`, or not there; `BadInput` unless the run may go on with it."""
+    file = place / runs.CONFIG
+    if file.is_file() and file.read_text(encoding="utf-8") == to_yaml(config):
+        return False
+    saved = runs.saved_layer(place)
+    if saved is not None:
+        runs.check_goes_on(saved, config, place)
+    return True

@@ -9,6 +9,7 @@ import os
 from pathlib import Path
 
 import pytest
+import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.cli.queue import queued
@@ -175,3 +176,41 @@ def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(tmp_path: Path, mo
     for name, job in (("s", "11"), ("s-12", "12"), ("broken", "x")):  # the first as earlier versions called it
         (tmp_path / "jobs" / f"{name}.json").write_text(json.dumps({**content, "job": job}))
     assert [(one.stands, one.why) for one in queued(tmp_path)] == [("queued", "Priority")]
+
+
+def test_a_corrected_place_of_the_data_reaches_the_jobs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    slurm(tmp_path, monkeypatch, sbatch=SBATCH, squeue="#!/bin/bash\n", sinfo="#!/bin/bash\nexit 1\n")
+    text = "base: [kapc_mnist, {fabric.accelerator: cpu}]\nmethods: [local]\nseeds: 0-4\nforced: false\n"
+    Path("s.yaml").write_text(text)
+
+    def asked(*words: str) -> int:
+        capsys.readouterr()
+        return main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", *words])
+
+    def roots() -> list[str]:
+        files = sorted(Path("s/runs/local").glob("*/config.yaml"))
+        return [yaml.safe_load(file.read_text())["data"]["root"] for file in files]
+
+    assert asked("--data.root", "wrong") == 0
+    assert roots() == ["wrong"] * 5
+    # Seed 1 has ended, seed 2 is at work, 3 runs in a job, 4 waits in the queue.
+    (Path("s/runs/local/seed-1") / "summary.json").write_text("{}")
+    slurm(tmp_path, monkeypatch, squeue="#!/bin/bash\necho 42_3 RUNNING None; echo 42_4 PENDING Priority\n")
+    with Path("s/runs/local/seed-2/lock").open("w") as file:
+        fcntl.flock(file, fcntl.LOCK_SH)
+        assert asked("--data.root", "right", "--dry-run") == 0
+        assert roots() == ["wrong"] * 5
+        assert asked("--data.root", "right") == 0
+    assert "1 of 5 runs in s, 3 of 5 runs are queued or running already" in capsys.readouterr().out
+    assert roots() == ["right", "wrong", "wrong", "wrong", "right"]
+    # What a run may not change when it goes on is refused before anything is written or submitted.
+    config = Path("s/runs/local/seed-0/config.yaml")
+    config.write_text(config.read_text().replace("local_epochs: ", "local_epochs: 1"))
+    before = Path("s/study.yaml").read_text()
+    assert asked("--data.root", "third") == 2
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1) and "federation.local_epochs" in err
+    assert (Path("s/study.yaml").read_text(), roots()[0]) == (before, "right")
