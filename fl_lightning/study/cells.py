@@ -11,7 +11,7 @@ from typing import Any
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.report.load import Run, differing_keys, load
+from fl_lightning.report.load import ABSENT, Run, differing_keys, load
 from fl_lightning.report.tables import incomparable
 from fl_lightning.study.folder import StudyFolder, default, flat
 
@@ -22,6 +22,8 @@ SHARED = ("data", "federation", "model", "optimizer")
 ALSO = ("smoke", "evaluation.finetune_epochs")
 """Further keys that do."""
 _JUDGE = "evaluation.judge"
+_OWN = ("method.", "optimizer.", "evaluation.finetune_epochs")
+"""Beginnings of keys that runs of a row have in common in each setting, beside their callbacks'."""
 
 
 @dataclass(frozen=True)
@@ -59,7 +61,8 @@ def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY
 
     Raises:
         BadInput: no such study or run, nothing has ended, a kind of model was not scored, or runs of a setting and seed
-            cannot be paired (two of one method, or other data, clients, rounds or models).
+            cannot be paired (two of one method, or other data, clients, rounds or models), or runs of a row are of
+            different methods.
     """
     entries = _of_study(paths[0]) if _is_study(paths) else _of_runs(paths)
     others = {entry["label"] for entry in entries if judge is not None and entry.get("judge", judge) != judge}
@@ -78,6 +81,7 @@ def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY
     cells = [_cell(entry, judge, metric) for entry in ended]
     notes += [f"scores are {FURTHER[metric].words}, not accuracies"] if metric in FURTHER else []
     _check_pairs(cells)
+    _check_methods(cells)
     return cells, notes
 
 
@@ -203,3 +207,36 @@ def _check_pairs(cells: list[Cell]) -> None:
         keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith("evaluation.")]
         if keys:
             raise BadInput("compare", where, f"its runs cannot be paired: they differ in {', '.join(keys)}")
+
+
+def _check_methods(cells: list[Cell]) -> None:
+    """Raise `BadInput` where runs of a row in a setting are known to differ in more than their seed.
+
+    A folder that has grown under another version, or after an own class has changed, may hold such: their mean would be
+    of no method.
+    """
+    rows: dict[tuple[str, str], list[Cell]] = defaultdict(list)
+    for cell in cells:
+        rows[cell.label, cell.setting].append(cell)
+    for (label, _), those in rows.items():
+        own = [_own(cell.run) for cell in those]
+        for key in dict.fromkeys(key for keys in own for key in keys):
+            values = [
+                (keys.get(key, _unsaid(key)), cell.run.folder.path) for keys, cell in zip(own, those, strict=True)
+            ]
+            (first, path), *others = [(value, path) for value, path in values if value is not ABSENT]
+            for value, other in others:
+                said = f"its runs are of different methods: {key} is {first!r} in {path}, {value!r} in {other}"
+                check("compare", label, value == first, said)
+
+
+def _own(run: Run) -> dict[str, Any]:
+    """What a run's method is made of, by dotted key; of callbacks, which these are and what they were given."""
+    loud = sorted(name for name in run.config.get("callbacks") or {} if name not in QUIET)
+    held = [*_OWN, *(f"callbacks.{name}." for name in loud)]
+    return {"callbacks": loud} | {key: value for key, value in flat(run.config) if key.startswith(tuple(held))}
+
+
+def _unsaid(key: str) -> Any:
+    """What a run has that does not name the key, which has come since: its default; of arguments nobody can say."""
+    return default(key) if key.startswith(("optimizer.", "evaluation.")) else ABSENT

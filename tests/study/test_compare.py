@@ -449,6 +449,43 @@ def test_runs_that_cannot_be_told_apart(make_run: MakeRun, capsys: pytest.Captur
     assert "are 'kapc' alike, and cannot be told apart" in refused(runs, capsys)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "said"),
+    [
+        ({"arguments": {"lam": 0.1}}, {"arguments": {"lam": 0.5}}, "method.init_args.lam is 0.1 in"),
+        ({}, {"config": {"optimizer": {"nesterov": True}}}, "optimizer.nesterov is False in"),
+        ({}, {"config": {"evaluation": {"finetune_epochs": 2}}}, "evaluation.finetune_epochs is 0 in"),
+        ({}, {"config": {"callbacks": {"topk": {"share": 0.1}}}}, "callbacks is [] in"),
+        *[
+            ({"config": {"callbacks": {"topk": {"share": 0.1}}}}, {"config": {"callbacks": {"topk": given}}}, said)
+            for given, said in (({"share": 0.2}, "callbacks.topk.share is 0.1 in"), ({}, ""))
+        ],
+        ({}, {"config": {"optimizer": {"nesterov": False}}}, ""),  # what runs had before there was such a key
+        ({}, {"arguments": {"mixes": "all"}}, ""),  # nobody knows what they had
+        ({}, {"config": {"callbacks": {"heatmaps": {"every": 5}}}}, ""),
+    ],
+)
+def test_runs_of_a_row_are_of_one_method(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str], before: Any, now: Any, said: str
+) -> None:
+    """Seeds that came later, under another version."""
+    listed = [("local", {}, s, LOCAL, {}) for s in (0, 1)]
+    listed += [("kapc", {}, s, OURS, dict(more)) for s, more in enumerate((before, now))]
+    study = make_study(listed)
+    if said:
+        line = refused([study], capsys)
+        assert f"compare: 'kapc' is not allowed; its runs are of different methods: {said}" in line
+        assert "seed-0, " in line and line.endswith("seed-1")
+    else:
+        assert row(compared(study), "kapc").seeds == 2
+
+
+def test_a_method_may_have_other_arguments_in_another_setting(make_study: MakeStudy) -> None:
+    listed = [("local", {"data.alpha": a}, 0, LOCAL, {}) for a in (0.1, 0.3)]
+    listed += [("kapc", at, 0, OURS, {"arguments": {"lam": at["data.alpha"]}}) for _, at, *_ in listed]
+    assert row(compared(make_study(listed)), "kapc", ALL).pairs == 2
+
+
 def test_damaged_tables_are_refused(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
     study = make_study(plan(2))
     for text in ("", "[]", '{"cells": [1]}', '{"cells": [{"label": "a"}]}'):
