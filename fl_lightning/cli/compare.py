@@ -30,6 +30,8 @@ def compare(argv: list[str]) -> None:
     check("target", target, target is None or 0 < target <= 1, "an accuracy lies in (0, 1]: 0.9 is 90 %")
     for key in ("out", "picture"):
         _check_free(key, getattr(values, key))
+    apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
+    check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
     with _folders(words) as folders:
         found, notes = cells.read(folders, values.judge, values.metric)
         compared = side_by_side(found, values.baseline, target)

@@ -414,6 +414,8 @@ def test_flags_that_cannot_work(make_study: MakeStudy, tmp_path: Path, capsys: p
     assert "format" in refused([study, "--format", "xlsx"], capsys)
     assert "no folder" in refused([study, "--out", tmp_path / "none" / "a.csv"], capsys)
     assert "6 settings" in refused([study, "--picture", tmp_path / "a.png"], capsys)
+    both = [study, "--picture", tmp_path / "a.png", "--out", f"{tmp_path}/../{tmp_path.name}/a.png"]
+    assert "must be another file" in refused(both, capsys)
     assert "must be given" in refused([], capsys)
     assert "there is no such folder" in refused([tmp_path / "none"], capsys)
     assert "one study, or several run folders" in refused([study, study], capsys)
