@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
@@ -84,7 +85,7 @@ def as_json(sheet: Sheet) -> str:
 
 def as_latex(sheet: Sheet) -> str:
     r"""A tabular for \usepackage{booktabs}; what is said below the table stands in comments above it."""
-    said = "".join(f"% {line}\n" for line in filter(None, [sheet.mark, sheet.title, *sheet.lines]))
+    said = "".join(f"% {' '.join(line.split())}\n" for line in filter(None, [sheet.mark, sheet.title, *sheet.lines]))
     text = [f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule", _line(sheet.head)]
     for block in sheet.blocks:
         text += [r"\midrule", f"\\multicolumn{{{len(sheet.head)}}}{{l}}{{\\emph{{{_tex(block.title)}}}}} \\\\"]
@@ -123,7 +124,9 @@ def _line(cells: Sequence[str]) -> str:
 
 
 def _tex(text: str) -> str:
-    """`text` with what LaTeX takes for its own made plain."""
+    """`text` with what LaTeX takes for its own made plain, in any font encoding; negative numbers have a minus."""
+    text = re.sub(r"(?<![\w-])-(?=[.\d])|(?<=\de)-(?=\d)", "\N{MINUS SIGN}", text)
     plain = {"\\": r"\textbackslash{}", "±": r"$\pm$", "–": "--", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    plain |= {"\N{MINUS SIGN}": "$-$", "|": r"\textbar{}", "<": r"\textless{}", ">": r"\textgreater{}"}
     plain |= {character: f"\\{character}" for character in "&%$#_{}"}
     return "".join(plain.get(character, character) for character in text)

@@ -337,6 +337,22 @@ def test_latex_is_a_booktabs_tabular(make_study: MakeStudy, capsys: pytest.Captu
     assert all(line.count(" & ") == 10 for line in (lines[2], ours))
 
 
+def test_latex_has_minus_signs_glyphs_and_comments_of_one_line() -> None:
+    cells = ["kapc-2 a|b<c>d", "-1.50", "[-2.00, +0.10]", "1e-05", "lam=-.5", "–"]
+    found = sheet.Sheet("mark", cells, [], ["below"], [], title="two\nlines")
+    begin, rest = sheet.as_latex(found).split("\\begin{tabular}")
+    assert begin == "% mark\n% two lines\n% below\n"
+    wanted = [
+        r"kapc-2 a\textbar{}b\textless{}c\textgreater{}d",
+        "$-$1.50",
+        "[$-$2.00, +0.10]",
+        "1e$-$05",
+        "lam=$-$.5",
+        "--",
+    ]
+    assert rest.splitlines()[2] == " & ".join(wanted) + r" \\"
+
+
 def test_the_table_names_judge_baseline_and_units(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["compare", str(make_study(plan(6)))]) == 0
     out = capsys.readouterr().out
