@@ -271,15 +271,22 @@ def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
     return {kind: int(summary.get("clients", 0))} if kind else {}
 
 
-def final_words(summary: Mapping[str, Any]) -> str:
-    """Which kind of model the final scores are of: `after local training; 2 of 9 clients before it: ...`."""
+def final_kind(summary: Mapping[str, Any]) -> str | None:
+    """Of which kind the final models are; clients that never took part may have another. None: it is not known."""
     kinds = final_kinds(summary)
     if not kinds:
+        return None
+    return str(summary["judge"]) if summary.get("judge") in kinds else max(kinds, key=lambda kind: kinds[kind])
+
+
+def final_words(summary: Mapping[str, Any]) -> str:
+    """Which kind of model the final scores are of: `after local training; 2 of 9 clients before it: ...`."""
+    kinds, kind = final_kinds(summary), final_kind(summary)
+    if kind is None:
         return "kind of model unknown"
-    judge = summary.get("judge") if summary.get("judge") in kinds else max(kinds, key=lambda kind: kinds[kind])
-    others = sum(kinds.values()) - kinds[str(judge)]
+    others = sum(kinds.values()) - kinds[kind]
     rest = f"; {others} of {sum(kinds.values())} clients before it: they never took part" if others else ""
-    return metrics.MODELS[str(judge)] + rest
+    return metrics.MODELS[kind] + rest
 
 
 class _Table:

@@ -18,7 +18,7 @@ import yaml
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
-from fl_lightning.runfolder import Row, RunFolder, final_kinds, final_words, judge_of
+from fl_lightning.runfolder import Row, RunFolder, final_kind, final_words, judge_of
 
 T = TypeVar("T")
 
@@ -144,7 +144,7 @@ class Run:
         `kind` None: the judge's. `metric`: another than the run's; clients of which it is not defined are left out.
         """
         kind, metric = kind or self.judge, metric or self.metric.name
-        if self.finished and self.final and kind in (None, *final_kinds(self.summary)):
+        if self.finished and self.final and kind in (None, final_kind(self.summary)):
             found = {int(row["client"]): row[metric] for row in self.final if metric in row}
             return found, f"end: {final_words(self.summary)}"
         column = f"{metric}_{kind}"

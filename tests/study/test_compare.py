@@ -306,6 +306,16 @@ def test_scores_of_the_last_round_alone_are_said_to_be_so(make_study: MakeStudy)
     assert said.startswith("before local training: in 2 of 2 runs") and "(2 of 4)" in said
 
 
+def test_final_scores_are_of_the_runs_own_kind_where_some_clients_never_took_part(make_study: MakeStudy) -> None:
+    """Two of four are left with the model they began with: the four are no scores before training for that."""
+    study = make_study([(label, {}, 0, OURS, {"others": {"before": [0.4] * 4}}) for label in ("local", "kapc")])
+    for label in ("local", "kapc"):
+        file = study / f"runs/all/{label}/seed-0/summary.json"
+        file.write_text(json.dumps(json.loads(file.read_text()) | {"final_kinds": {"after": 2, "before": 2}}))
+    assert row(compared(study, judge="before"), "kapc").mean == pytest.approx(0.4)
+    assert row(compared(study), "kapc").mean == pytest.approx(0.7)
+
+
 # ---------------------------------------------------------------- what is written
 
 
