@@ -85,7 +85,7 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
     if differ:
         was, now = _where(index), _where(archives.here())
         raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was archived {was}, and run again {now}")
-    print(f"{cell}: the same bits (tables, weights {index['weights'][cell] or 'not archived'})")
+    print(f"{cell}: the same bits (tables, relation, summary, weights {index['weights'][cell] or 'not archived'})")
 
 
 @contextlib.contextmanager

@@ -19,6 +19,8 @@ from collections.abc import Iterator
 from pathlib import Path, PurePosixPath
 from typing import Any
 
+import numpy as np
+
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.storage import manifest
@@ -29,6 +31,8 @@ VERSION = 1
 TABLES = ("metrics.csv", "clients.csv", "final.csv")
 """Of a run; a run that is run again must come to the same but for seconds and memory."""
 KEPT = ("config.yaml", "summary.json", "failures.csv", *TABLES, "relation/*.npz")
+VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
+"""Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
 STUDY = ("study.yaml", "study.json", "tuned.csv", "trials.csv")
 PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
 STAMP = (1980, 1, 1, 0, 0, 0)
@@ -109,9 +113,15 @@ def weights(run: Path) -> str | None:
 
 
 def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
-    """In what a run differs from the archived one: `weights`, or the names of tables; seconds and memory apart."""
+    """In what a run differs from the archived one: `weights`, or names of files; seconds, memory and `VARYING` apart."""
     found = ["weights"] if digest is not None and weights(ours) != digest else []
-    return found + [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
+    found += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
+    names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
+    other = [n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)]
+    found += [f"relation ({_some(other)})"] if other else []
+    now, was = (_told(run / "summary.json") for run in (ours, archived))
+    keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
+    return found + ([f"summary.json ({_some(keys)})"] if keys else [])
 
 
 def here() -> dict[str, dict[str, str]]:
@@ -140,7 +150,33 @@ def _processor() -> str:
 def _rows(table: Path) -> list[dict[str, str]]:
     with table.open(newline="", encoding="utf-8") as opened:
         rows = list(csv.DictReader(opened))
-    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
+    return [{k: v for k, v in row.items() if not _measured(k)} for row in rows]
+
+
+def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
+    """Type, shape and bytes of each array by name; None where there is no such file, or none that can be read."""
+    try:
+        with np.load(file) as held:
+            return {name: (held[name].dtype.str, held[name].shape, held[name].tobytes()) for name in held.files}
+    except _UNREADABLE:
+        return None
+
+
+def _told(summary: Path) -> dict[str, str]:
+    """The keys of a `summary.json` that equal runs have alike, and their values as JSON: NaN is NaN."""
+    try:
+        content = dict(json.loads(summary.read_text(encoding="utf-8")))
+    except _UNREADABLE:
+        return {}
+    return {key: json.dumps(v) for key, v in content.items() if key not in VARYING and not _measured(key)}
+
+
+def _some(names: list[str]) -> str:
+    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
+
+
+def _measured(name: str) -> bool:
+    return name.startswith(("seconds", "memory", "wall_seconds"))
 
 
 def _inside(name: str) -> bool:

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import json
+import math
 import os
 import shlex
 import shutil
 import zipfile
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
 from fl_lightning.cli import main
+from fl_lightning.record import RelationView
+from fl_lightning.runfolder import RunFolder
 from fl_lightning.study import archive
 from fl_lightning.study.folder import StudyFolder
 
@@ -136,7 +142,7 @@ def test_a_cell_comes_to_the_same_bits_again(
     code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3 --out again")
     assert code == 0, err
     digest = archive.weights(tmp_path / "s/runs/kapc/seed-3")
-    assert digest is not None and f"the same bits (tables, weights {digest})" in out
+    assert digest is not None and f"the same bits (tables, relation, summary, weights {digest})" in out
     assert archive.weights(tmp_path / "again") == digest
     # What the archive says of the weights is what is held against: here it says another run's.
     config = Path("s/runs/kapc/seed-3/config.yaml")
@@ -144,4 +150,28 @@ def test_a_cell_comes_to_the_same_bits_again(
     assert main(["archive", "s"]) == 0
     code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3")
     assert (code, out) == (1, "")
-    assert "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv; " in err.splitlines()[-1]
+    wanted = "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv, "
+    wanted += "relation (round-0001.npz, round-0002.npz), summary.json (final_mean_accuracy, "
+    assert wanted in err.splitlines()[-1]
+
+
+def test_relation_and_summary_are_held_against_a_rerun(study: Path, tmp_path: Path) -> None:
+    run, again = study / "runs/0.1/kapc/seed-0", tmp_path / "again"
+    cube = np.arange(12, dtype=np.float32).reshape(3, 2, 2)
+    for number in (1, 2):
+        RunFolder(run).write_relation(number, RelationView(cube, [0, 1, 2], ["a", "b"], [0, 1]))
+    shutil.copytree(run, again)
+
+    def told(path: Path, **values: Any) -> None:
+        content = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps({**content, **values}))
+
+    told(run, mean_best_accuracy=math.nan, wall_seconds=1.0, version="0.0.9", world_size=1, best_checkpoint_round=1)
+    told(again, mean_best_accuracy=math.nan, wall_seconds=2.0, version="0.1.0", world_size=2, best_checkpoint_round=2)
+    assert archive.differences(again, run, None) == []
+    RunFolder(run).write_relation(2, RelationView(np.full_like(cube, 0.123), [0, 1, 2], ["a", "b"], [0, 1]))
+    told(run, final_mean_accuracy=0.999)
+    wanted = ["relation (round-0002.npz)", "summary.json (final_mean_accuracy)"]
+    assert archive.differences(again, run, None) == wanted
+    (again / "relation/round-0001.npz").unlink()
+    assert archive.differences(again, run, None) == ["relation (round-0001.npz, round-0002.npz)", wanted[1]]
