@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import zipfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -57,13 +57,23 @@ def _say(index: dict[str, Any], file: Path) -> None:
     held = index["weights"]
     without = sum(digest is None for digest in held.values())
     bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
-    print(f"archive: {len(held)} runs{bare}, {len(index['files'])} files, archived {_where(index)}")
+    print(f"archive: {len(held)} runs{bare}, {len(index['files'])} files, {_origin(index, held)}")
     print(f"the table: fl-train compare {file}; a cell again: fl-train archive {file} --rerun {next(iter(held))}")
 
 
-def _where(index: dict[str, Any]) -> str:
-    machine, versions = index["machine"], index["versions"]
-    return f"with torch {versions['torch']} on {machine['processor'] or machine['architecture']} ({machine['cpu']})"
+def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
+    """Where these runs of an archive were trained; where they do not say it, where the archive was made."""
+    starts = [start for cell in cells for start in index.get("runs", {}).get(cell, [])]
+    told = list(dict.fromkeys(_where(start) for start in starts))
+    more = f" and {len(told) - 3} more" if len(told) > 3 else ""
+    return f"trained {', '.join(told[:3])}{more}" if told else f"archived {_where(index)}"
+
+
+def _where(start: dict[str, Any]) -> str:
+    machine, versions = start["machine"], start["versions"]
+    units = [machine.get("processor") or machine.get("architecture") or "another machine", *machine.get("gpus", [])]
+    cpu = f" ({machine['cpu']})" if "cpu" in machine else ""
+    return f"with torch {versions.get('torch')} on {' + '.join(dict.fromkeys(units))}{cpu}"
 
 
 def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> None:
@@ -82,9 +92,9 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
         assert saved is not None, "every run that was packed has one"
         train(complete(plan([saved, {"loggers": None}, *layers])), place)
         differ = archives.differences(place, folder / cell, index["weights"][cell])
+        now = _where((archives.trained(place) or [archives.here()])[-1])
     if differ:
-        was, now = _where(index), _where(archives.here())
-        raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was archived {was}, and run again {now}")
+        raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was {_origin(index, [cell])}, and run again {now}")
     print(f"{cell}: the same bits (tables, relation, summary, weights {index['weights'][cell] or 'not archived'})")
 
 

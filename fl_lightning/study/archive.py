@@ -1,7 +1,8 @@
 """A study as one file: what its table is made from, and what each cell is to come to when it is run again.
 
-A zip of configurations, tables, relations and summaries, with `archive.json`: versions, the kind of machine, the
-checksum of every file, and of every run's final weights. Equal studies give equal files, bit for bit.
+A zip of configurations, tables, relations and summaries, with `archive.json`: versions and the kind of machine that it
+was packed with, and each run was trained with, the checksum of every file, and of every run's final weights. Equal
+studies give equal files, bit for bit.
 """
 
 from __future__ import annotations
@@ -35,6 +36,8 @@ VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
 """Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
 STUDY = ("study.yaml", "study.json", "tuned.csv", "trials.csv")
 PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
+KIND = ("system", "processor", "cores", "gpus")
+"""What a run's `provenance.json` says of the kind of its machine."""
 STAMP = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can say: an archive does not depend on when it was made."""
 _UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, LookupError, TypeError, NotImplementedError)
@@ -49,6 +52,7 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     index = {
         "version": VERSION,
         **here(),
+        "runs": {run: trained(folder.path / run) for run in runs},
         "weights": {run: weights(folder.path / run) for run in runs},
         "files": {name: _digest((folder.path / name).read_bytes()) for name in names},
     }
@@ -113,7 +117,7 @@ def weights(run: Path) -> str | None:
 
 
 def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
-    """In what a run differs from the archived one: `weights`, or names of files; seconds, memory and `VARYING` apart."""
+    """In what a run differs from the archived one: `weights`, or names of files; seconds, memory, `VARYING` apart."""
     found = ["weights"] if digest is not None and weights(ours) != digest else []
     found += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
     names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
@@ -122,6 +126,28 @@ def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
     now, was = (_told(run / "summary.json") for run in (ours, archived))
     keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
     return found + ([f"summary.json ({_some(keys)})"] if keys else [])
+
+
+def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
+    """`versions` and `machine` of each start of a run, equal ones once; empty where its `provenance.json` is not there.
+
+    When and in which folder it was, the command, and the machine's name are left out.
+    """
+    try:
+        starts = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
+        found = [
+            {"versions": dict(start["versions"]), "machine": {k: v for k, v in start["machine"].items() if k in KIND}}
+            for start in starts
+        ]
+        told = [start for k, start in enumerate(found) if start not in found[:k]]
+        last = told.index(found[-1])
+    except (*_UNREADABLE, AttributeError):
+        return []
+    with contextlib.suppress(OSError, ValueError):
+        lines = (run / "environment.txt").read_text(encoding="utf-8").splitlines()
+        installed = dict(line.split("==", 1) for line in lines)
+        told[last]["versions"] |= {name: installed[name] for name in PACKAGES if name in installed}
+    return told
 
 
 def here() -> dict[str, dict[str, str]]:

@@ -144,6 +144,19 @@ def test_a_cell_comes_to_the_same_bits_again(
     digest = archive.weights(tmp_path / "s/runs/kapc/seed-3")
     assert digest is not None and f"the same bits (tables, relation, summary, weights {digest})" in out
     assert archive.weights(tmp_path / "again") == digest
+    # It was trained elsewhere than it is packed, and resumed.
+    file = Path("s/runs/kapc/seed-3/provenance.json")
+    (start,) = json.loads(file.read_text())
+    other = {**start, "machine": {**start["machine"], "processor": "Cluster CPU", "gpus": ["H9"], "host": "secret"}}
+    other["versions"] = {**start["versions"], "torch": "1.2.3"}
+    file.write_text(json.dumps([other, {**other, "started": "later"}]))
+    Path("s/runs/kapc/seed-3/environment.txt").write_text("torch==1.2.3\nmy-secret==1\ntorchvision==0.9\n")
+    code, out, err = said(capfd, "archive s")
+    assert code == 0 and " files, trained with torch 1.2.3 on Cluster CPU + H9\n" in out, out
+    text = zipfile.ZipFile("s.zip").read("archive.json").decode()
+    (told,) = json.loads(text)["runs"]["runs/kapc/seed-3"]
+    assert told["versions"]["torchvision"] == "0.9" and told["machine"]["cores"] == start["machine"]["cores"]
+    assert "secret" not in text and str(tmp_path) not in text and start["started"] not in text
     # What the archive says of the weights is what is held against: here it says another run's.
     config = Path("s/runs/kapc/seed-3/config.yaml")
     config.write_text(config.read_text().replace("seed: 3", "seed: 4"))
@@ -153,6 +166,8 @@ def test_a_cell_comes_to_the_same_bits_again(
     wanted = "runs/kapc/seed-3 differs in weights, metrics.csv, clients.csv, final.csv, "
     wanted += "relation (round-0001.npz, round-0002.npz), summary.json (final_mean_accuracy, "
     assert wanted in err.splitlines()[-1]
+    now = f"torch {start['versions']['torch']} on {start['machine']['processor']}"
+    assert f"it was trained with torch 1.2.3 on Cluster CPU + H9, and run again with {now}" in err.splitlines()[-1]
 
 
 def test_relation_and_summary_are_held_against_a_rerun(study: Path, tmp_path: Path) -> None:
