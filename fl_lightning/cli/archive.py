@@ -44,7 +44,10 @@ def archive(argv: list[str]) -> None:
 
 
 def _pack(folder: StudyFolder, out: Path) -> None:
-    check("archive", str(folder.path), bool(folder), "it is no study: it holds no study.json")
+    inner = folder.path / "study"
+    found = archives.is_search(folder.path) and bool(StudyFolder(inner))
+    near = f"; the study of this search is {inner}" if found else ""
+    check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
     check("out", str(out), out.suffix == SUFFIX, f"it must end with {SUFFIX}")
     check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
     ours = not out.exists() or (zipfile.is_zipfile(out) and archives.INDEX in zipfile.ZipFile(out).namelist())

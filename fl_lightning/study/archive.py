@@ -34,7 +34,9 @@ TABLES = ("metrics.csv", "clients.csv", "final.csv")
 KEPT = ("config.yaml", "summary.json", "failures.csv", *TABLES, "relation/*.npz")
 VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
 """Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
-STUDY = ("study.yaml", "study.json", "tuned.csv", "trials.csv")
+SEARCH = ("tuned.csv", "trials.csv")
+"""Of the search that chose a study's settings, in the folder that holds the study's."""
+STUDY = ("study.yaml", "study.json", *SEARCH)
 PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
 KIND = ("system", "processor", "cores", "gpus")
 """What a run's `provenance.json` says of the kind of its machine."""
@@ -48,13 +50,17 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     runs = sorted({cell["folder"] for cell in folder.cells() if folder.finished(cell["folder"])})
     found = [folder.path / name for name in STUDY]
     found += [path for run in runs for kept in KEPT for path in (folder.path / run).glob(kept)]
-    names = sorted(path.relative_to(folder.path).as_posix() for path in found if path.is_file())
+    files = {path.relative_to(folder.path).as_posix(): path for path in found if path.is_file()}
+    search = folder.path.resolve().parent
+    if is_search(search):
+        files = {name: search / name for name in SEARCH if (search / name).is_file()} | files
+    names = sorted(files)
     index = {
         "version": VERSION,
         **here(),
         "runs": {run: trained(folder.path / run) for run in runs},
         "weights": {run: weights(folder.path / run) for run in runs},
-        "files": {name: _digest((folder.path / name).read_bytes()) for name in names},
+        "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
     with atomic_write(out) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as held:
@@ -62,8 +68,13 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
         for name in (INDEX, *names):
             entry = zipfile.ZipInfo(name, STAMP)
             entry.compress_type, entry.external_attr, entry.create_system = zipfile.ZIP_DEFLATED, 0o644 << 16, 3
-            held.writestr(entry, text if name == INDEX else (folder.path / name).read_bytes())
+            held.writestr(entry, text if name == INDEX else files[name].read_bytes())
     return index
+
+
+def is_search(folder: Path) -> bool:
+    """Whether it is one of `fl-train tune`, whose study is in `study/`."""
+    return (folder / "tune.yaml").is_file()
 
 
 def read_index(file: Path) -> dict[str, Any]:

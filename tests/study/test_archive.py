@@ -74,6 +74,24 @@ def test_equal_studies_give_equal_archives(study: Path, tmp_path: Path) -> None:
     assert names[0] == "archive.json" and not any("moved" in name or "lock" in name for name in names)
 
 
+def test_the_search_that_chose_a_studys_settings_comes_along(
+    study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in archive.SEARCH:
+        (tmp_path / name).write_text(name)
+    archive.pack(StudyFolder(study), tmp_path / "a.zip")  # not of a search: what lies beside it is another's
+    assert not set(archive.SEARCH) & set(zipfile.ZipFile(tmp_path / "a.zip").namelist())
+    (tmp_path / "tune.yaml").write_text("trials: 1")
+    monkeypatch.chdir(study)
+    archive.pack(StudyFolder(Path()), tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as held:
+        assert [held.read(name).decode() for name in archive.SEARCH] == list(archive.SEARCH)
+    archive.read_index(tmp_path / "a.zip")
+    code, out, err = said(capfd, f"archive {tmp_path}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"it is no study: it holds no study.json; the study of this search is {study}" in err
+
+
 @pytest.mark.parametrize(
     "how", ["member", "index", "gone", "more", "cut", "zip", "text", "version"]
 )  # fmt: skip
