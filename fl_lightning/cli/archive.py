@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-import zipfile
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 from typing import Any
@@ -50,9 +49,9 @@ def _pack(folder: StudyFolder, out: Path) -> None:
     check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
     check("out", str(out), out.suffix == SUFFIX, f"it must end with {SUFFIX}")
     check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
-    ours = not out.exists() or (zipfile.is_zipfile(out) and archives.INDEX in zipfile.ZipFile(out).namelist())
-    check("out", str(out), ours, "it exists and is no archive of a study, and is not written over")
     check("archive", str(folder.path), any(folder.finished(c["folder"]) for c in folder.cells()), "no run has ended")
+    ours = not out.exists() or archives.same_study(out, folder)
+    check("out", str(out), ours, "it exists and is no archive of this study, and is not written over")
     _say(archives.pack(folder, out), out)
 
 

@@ -21,17 +21,19 @@ from pathlib import Path, PurePosixPath
 from typing import Any
 
 import numpy as np
+import yaml
 
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.storage import manifest
-from fl_lightning.study.folder import StudyFolder
+from fl_lightning.study.folder import PLACE, StudyFolder, default, flat
 
 INDEX = "archive.json"
+CONFIG = "config.yaml"
 VERSION = 1
 TABLES = ("metrics.csv", "clients.csv", "final.csv")
 """Of a run; a run that is run again must come to the same but for seconds and memory."""
-KEPT = ("config.yaml", "summary.json", "failures.csv", *TABLES, "relation/*.npz")
+KEPT = (CONFIG, "summary.json", "failures.csv", *TABLES, "relation/*.npz")
 VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
 """Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
 SEARCH = ("tuned.csv", "trials.csv")
@@ -102,6 +104,21 @@ def read_index(file: Path) -> dict[str, Any]:
     if changed:
         raise BadInput("archive", str(file), f"it has been changed since it was made: {changed[0]}")
     return index
+
+
+def same_study(file: Path, folder: StudyFolder) -> bool:
+    """Whether `file` is an intact archive of this study as it is now or was before: runs of both have equal settings.
+
+    Where a study runs may change (`PLACE`).
+    """
+    try:
+        archived = read_index(file)["weights"]
+        runs = [run for run in {cell["folder"] for cell in folder.cells()} if run in archived and folder.finished(run)]
+        with zipfile.ZipFile(file) as held:
+            pairs = [((folder.path / run / CONFIG).read_bytes(), held.read(f"{run}/{CONFIG}")) for run in runs]
+        return bool(pairs) and all(ours == theirs or _settings(ours) == _settings(theirs) for ours, theirs in pairs)
+    except (BadInput, yaml.YAMLError, *_UNREADABLE):
+        return False
 
 
 @contextlib.contextmanager
@@ -188,6 +205,12 @@ def _rows(table: Path) -> list[dict[str, str]]:
     with table.open(newline="", encoding="utf-8") as opened:
         rows = list(csv.DictReader(opened))
     return [{k: v for k, v in row.items() if not _measured(k)} for row in rows]
+
+
+def _settings(config: bytes) -> dict[str, Any]:
+    """Dotted keys of a config.yaml and their values, but for those in `PLACE` and defaults."""
+    found = dict(flat(yaml.safe_load(config)))
+    return {key: value for key, value in found.items() if key not in PLACE and value != default(key)}
 
 
 def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:

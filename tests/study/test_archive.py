@@ -74,6 +74,25 @@ def test_equal_studies_give_equal_archives(study: Path, tmp_path: Path) -> None:
     assert names[0] == "archive.json" and not any("moved" in name or "lock" in name for name in names)
 
 
+def test_only_an_archive_of_the_same_study_is_written_over(
+    study: Path, make_study: MakeStudy, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    file = tmp_path / "a.zip"
+    one = make_study([("kapc", {"data.alpha": 0.1}, 0, OURS, {"config": {"data": {"root": "there"}}})], "one")
+    longer = make_study([("kapc", {"data.alpha": 0.1}, 0, OURS, {"config": {"federation": {"rounds": 3}}})], "longer")
+    other = make_study([("local", {"data.alpha": 0.1}, 7, LOCAL, {})], "other")
+    assert said(capfd, f"archive {one} --out {file}")[0] == 0
+    before = file.read_bytes()
+    for another in (longer, other):
+        code, out, err = said(capfd, f"archive {another} --out {file}")
+        assert (code, out, err.count("\n")) == (2, "", 1) and "no archive of this study" in err
+        assert file.read_bytes() == before
+    assert said(capfd, f"archive {study} --out {file}")[0] == 0  # it has grown, and its data have moved
+    assert said(capfd, f"archive {study} --out {file}")[1].startswith("archive: 3 runs")
+    file.write_bytes(file.read_bytes()[:-40])
+    assert said(capfd, f"archive {study} --out {file}")[0] == 2
+
+
 def test_the_search_that_chose_a_studys_settings_comes_along(
     study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -178,6 +197,7 @@ def test_a_cell_comes_to_the_same_bits_again(
     # What the archive says of the weights is what is held against: here it says another run's.
     config = Path("s/runs/kapc/seed-3/config.yaml")
     config.write_text(config.read_text().replace("seed: 3", "seed: 4"))
+    Path("s.zip").unlink()
     assert main(["archive", "s"]) == 0
     code, out, err = said(capfd, "archive s.zip --rerun runs/kapc/seed-3")
     assert (code, out) == (1, "")
