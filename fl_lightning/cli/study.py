@@ -356,6 +356,7 @@ def _hand_over(
             print("".join(texts), end="")
             return
         if not values.dry_run:
+            folder.check(asked[0], yaml.safe_load(asked[1]), asked[2])  # as in `start`
             folder.write(*asked)
             for place, config in new.items():
                 runs.write_config(place, config)
