@@ -24,7 +24,7 @@ from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import aside_of, atomic_write
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.study.folder import PLACE, Busy
-from fl_lightning.study.grid import Entry, Run, Study, safe
+from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
 from fl_lightning.study.sheet import WIDTH
 
 if TYPE_CHECKING:
@@ -96,6 +96,8 @@ def tune(argv: list[str]) -> None:
         raise BadInput("tune", "optuna", "it is not installed, and tune needs it: pip install 'fl_lightning[tune]'")
     asked = Study.of(studyfile.read(name))
     check("seed", values.seed, values.seed not in asked.seeds, "the study has it, and is to judge on seeds unseen")
+    if values.untuned:
+        _check_labels(asked)
     base, _, configs = studies.resolve(asked, over=over, beneath=[BENEATH])
     share = configs[0].data.validation
     check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
@@ -116,6 +118,20 @@ def tune(argv: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- what was asked for
+
+
+def _check_labels(asked: Study) -> None:
+    """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned settings."""
+    from fl_lightning.study.tuned import DEFAULT
+
+    entries = asked.entries(everyone=False)
+    labels = {entry.label for entry in entries}
+    for entry in entries:
+        other = f"{entry.label} {DEFAULT}"
+        check(
+            f"{entry.key}.label", entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most"
+        )
+        check(f"{entry.key}.label", entry.label, other not in labels, f"another method is called {other!r}")
 
 
 def _searches(asked: Study, base: str, values: Any, folder: Path) -> list[Search]:

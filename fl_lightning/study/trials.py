@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
+import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -39,7 +40,7 @@ class Ended:
     values: dict[str, Any]
     """By key, as its runs had them."""
     score: float | None
-    """Greater is better; None: the method refused the values, or failed with them."""
+    """Greater is better; None: the method refused the values, failed with them, or came to no number."""
     why: str = ""
 
 
@@ -57,7 +58,10 @@ class Claim:
         self.folder = trials.folder_of(trial.number)
 
     def tell(self, score: float) -> None:
-        """It has ended well."""
+        """It has ended well, if the score is a number."""
+        if math.isnan(score):
+            self.refuse("its score is no number")
+            return
         self._study.tell(self._trial, score)
 
     def refuse(self, why: str) -> None:

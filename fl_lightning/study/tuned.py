@@ -25,7 +25,7 @@ DEFAULT = "untuned"
 
 @dataclass(frozen=True)
 class Tuned:
-    """One method's trials, of which one at least ended well."""
+    """One method's trials. Raises `RunFailed` where its choice is asked for and none of them ended well."""
 
     entry: Entry
     ended: list[Ended]
@@ -41,6 +41,7 @@ class Tuned:
 
     def row(self) -> dict[str, Any]:
         """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the first."""
+        chosen = self.best
         scores = [trial.score for trial in self.ended if trial.score is not None]
         first, last = self.metric.merit(self.ended[0].score or 0.0), self.metric.merit(max(scores))
         return {
@@ -54,8 +55,8 @@ class Tuned:
             "max": max(map(self.metric.merit, scores)),
             "best": last,
             "gain": self.metric.merit(last - first),
-            "trial": self.best.number,
-            "values": json.dumps(self.best.values),
+            "trial": chosen.number,
+            "values": json.dumps(chosen.values),
         }
 
     def method(self) -> dict[str, Any]:

@@ -26,11 +26,15 @@ from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import _import, complete, plan
 from fl_lightning.data import digits
+from fl_lightning.errors import RunFailed
+from fl_lightning.metric import BY_TASK
 from fl_lightning.ranges import Range as Bounds
 from fl_lightning.ranges import allowed
 from fl_lightning.search import Choice, LogRange, Range, Whole, widened
+from fl_lightning.study.grid import Entry
 from fl_lightning.study.space import Dimension, space
 from fl_lightning.study.trials import Trials, best
+from fl_lightning.study.tuned import Tuned
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
 from forked import forked
@@ -211,6 +215,8 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
         ("--out t", {"base": ["kapc_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
         ("--out t", {"methods": ["nobody"]}, "nobody"),
         ("--out full", {}, "something else"),
+        ("--out t --untuned", {"methods": [{"name": "local", "label": "x" * 93}]}, "untuned' is too long"),
+        ("--out t --untuned", {"methods": ["local", {"name": "ditto", "label": "local untuned"}]}, "another method is"),
     ],
 )
 def test_bad_words(words: str, changes: dict[str, Any], said: str, ask: Callable[..., Any], tmp_path: Path) -> None:
@@ -281,6 +287,18 @@ def test_a_kill_between_two_arguments_changes_neither(tmp_path: Path, monkeypatc
         return second.values
 
     assert begun(tmp_path / "killed", True) == begun(tmp_path / "whole", False)
+
+
+def test_scores_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
+    trials = Trials(tmp_path, "m", TWO, 2, 0)
+    for _ in range(2):
+        claim = trials.claim()
+        assert claim is not None
+        claim.tell(math.nan)
+        claim.let_go()
+    found = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["classification"])
+    with pytest.raises(RunFailed, match="m: none of its 2 trials ended well: its score is no number"):
+        found.row()
 
 
 def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
