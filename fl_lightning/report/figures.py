@@ -12,7 +12,7 @@ import numpy as np
 from fl_lightning.metric import ACCURACY, MODELS, Metric
 from fl_lightning.report.load import AXES, MIB, Comparison, Run, seeds_apart
 from fl_lightning.report.pictures import encode
-from fl_lightning.report.tables import FLOPS, flop_unit
+from fl_lightning.report.tables import FLOPS, flop_unit, flops
 
 Figure = dict[str, Any]
 
@@ -240,7 +240,10 @@ def _constant(share: np.ndarray) -> str:
 
 
 def costs(runs: list[Run]) -> dict[str, Figure]:
-    """Seconds by phase, modelled seconds by what they went into, operations by what they were for."""
+    """Seconds by phase, modelled seconds by what they went into, operations by what they were for.
+
+    Operations are of runs that counted all of theirs alone: a part would look like the whole.
+    """
     phases = {
         "seconds_client": "clients train",
         "seconds_server": "server mixes",
@@ -258,6 +261,8 @@ def costs(runs: list[Run]) -> dict[str, Figure]:
         ("cost-flops", FLOPS, "floating-point operations"),
     ):
         having = [run for run in runs if any(run.has(column) for column in columns)]
+        if columns is FLOPS:
+            having = [run for run in having if flops(run) is not None]
         parts = {
             words: [sum(value for value in run.column(column) if math.isfinite(value)) for run in having]
             for column, words in columns.items()

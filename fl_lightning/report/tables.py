@@ -25,7 +25,7 @@ from fl_lightning.report.words import (
     samples,
     text,
 )
-from fl_lightning.runfolder import best, final_words, mean_of_bests
+from fl_lightning.runfolder import CLIENT_FLOPS, best, final_words, mean_of_bests
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "evaluation")
@@ -303,9 +303,8 @@ def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
 
 
 def flops(run: Run) -> float | None:
-    """Floating-point operations of the whole run, of clients and server; None where they were not counted."""
-    columns = [name for name in FLOPS if run.has(name)]
-    return run.total(*columns) if columns else None
+    """Floating-point operations of the whole run, of clients and server; None unless all of them were counted."""
+    return run.total(*CLIENT_FLOPS, *(["flops_server"] if run.has("flops_server") else []))
 
 
 FLOPS = {

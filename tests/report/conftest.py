@@ -72,6 +72,7 @@ def make_run(tmp_path: Path) -> MakeRun:
                 }
                 | ({"channel_s": 3.0, "channel_download_s": 1.0, "channel_upload_s": 2.0} if channel else {})
                 | ({} if old else {"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6})
+                | ({} if old else {"flops_extra": 0, "flops_penalty": 0})
             )  # fmt: skip
             clients += [{"round": number, "client": c, "accuracy_after": accuracy - c / 100} for c in cohort]
             np.savez_compressed(

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.report import load, render
-from fl_lightning.report.figures import curves
+from fl_lightning.report.figures import costs, curves
 from fl_lightning.report.load import Comparison
 from fl_lightning.report.tables import (
     component,
@@ -22,6 +22,7 @@ from fl_lightning.report.tables import (
     targets,
     time_to_accuracy,
 )
+from fl_lightning.runfolder import CLIENT_FLOPS
 
 from .conftest import MakeRun
 
@@ -69,6 +70,22 @@ def test_final_scores(make_run: MakeRun) -> None:
     assert cells["operations"] == ["9 GFLOP", "–"]
     assert cells["peak memory, host"] == ["103 MiB", "103 MiB"]
     assert "round chosen on validation data" not in cells
+
+
+@pytest.mark.parametrize("rounds", [(1, 2, 3), (2,)])
+def test_operations_that_were_counted_in_part_are_no_total(make_run: MakeRun, rounds: tuple[int, ...]) -> None:
+    """The server's are always there; in some rounds, or in all, the clients' could not be counted."""
+    path = make_run("a")
+    header, *lines = [line.split(",") for line in (path / "metrics.csv").read_text().splitlines()]
+    for number, line in enumerate(lines, start=1):
+        for at, name in enumerate(header):
+            if name in CLIENT_FLOPS and number in rounds:
+                line[at] = ""
+    (path / "metrics.csv").write_text("".join(",".join(line) + "\n" for line in [header, *lines]))
+    runs = load([path, make_run("b")])
+    assert {row[0]: row[1:] for row in scores(runs).rows}["operations"] == ["–", "9 GFLOP"]
+    assert {row for bar in costs(runs)["cost-flops"]["data"] for row in bar["y"]} == {"b"}
+    assert "cost-flops" not in costs(runs[:1])
 
 
 def test_the_round_chosen_on_validation_data_is_read_on_test_data(make_run: MakeRun) -> None:
