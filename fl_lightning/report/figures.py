@@ -75,17 +75,35 @@ def curves(runs: list[Run]) -> dict[str, Any]:
             }
             for at, run in enumerate(runs)
         ],
-        "bands": [_band(runs, members) for members in seeds_apart(runs)],
+        "bands": [_band(runs, members) for members in together(runs, tuple(known))],
     }
+
+
+def together(runs: list[Run], columns: Sequence[str]) -> list[list[int]]:
+    """Numbers of runs that differ in their seed alone, by group, each of two or more that a band is made of.
+
+    A run that has a value in one of `columns` of metrics.csv in no more than half as many rounds as the furthest, or
+    none at all, is in no group: it would cut the others' band.
+    """
+    groups = []
+    for members in seeds_apart(runs):
+        done = {k: sum(any(name in row for name in columns) for row in runs[k].metrics) for k in members}
+        groups.append([k for k in members if 2 * done[k] > max(done.values())])
+    return [members for members in groups if len(members) > 1]
 
 
 def _band(runs: list[Run], members: list[int]) -> dict[str, Any]:
     """Runs that differ in their seed alone: of each kind, by round, the mean and the standard deviation on either side.
 
-    Rounds are those that all of them have done; the deviation is the sample's (n - 1).
+    Rounds are those that all of them have done; the deviation is the sample's (n - 1). `cut`: the number of the run
+    that ends it before the others', None where they are equally long.
     """
-    done = min(len(runs[k].metrics) for k in members)
-    found: dict[str, Any] = {"runs": members, "round": _short(runs[members[0]].column("round")[:done]), "y": {}}
+    lengths = [len(runs[k].metrics) for k in members]
+    done = min(lengths)
+    found: dict[str, Any] = {
+        "runs": members, "round": _short(runs[members[0]].column("round")[:done]), "y": {},
+        "cut": None if done == max(lengths) else members[lengths.index(done)],
+    }  # fmt: skip
     for kind in kinds(runs[members[0]].metric):
         if all(runs[k].has(kind) for k in members):
             values = _over_seeds([runs[k].column(kind) for k in members])
@@ -112,7 +130,7 @@ def seeds_label(label: str, count: int) -> str:
 def training(runs: list[Run]) -> dict[str, Figure]:
     """Losses of local training by round, the pull alone where there is one; a band over seeds."""
     lines: list[dict[str, Any]] = []
-    labels, bands = run_labels(runs), seeds_apart(runs)
+    labels, bands = run_labels(runs), together(runs, ("train_loss",))
     apart = [[k] for k in range(len(runs)) if not any(k in members for members in bands)]
     for members in sorted(bands + apart):
         first = members[0]

@@ -40,14 +40,15 @@ function drawCurves() {
   const axis = find("curve-axis").value, words = data.curves.axes[axis];
   const kinds = [...find("curve-kinds").querySelectorAll("input:checked")].map((box) => box.value);
   const traces = [], without = [];
-  const bands = axis === "round" ? data.curves.bands : [], banded = new Set(bands.flatMap((band) => band.runs));
+  const bands = axis === "round" ? data.curves.bands : [];
+  const banded = (number, kind) => bands.some((band) => band.runs.includes(number) && band.y[kind]);
   for (const band of bands) {
     for (const kind of kinds.filter((name) => band.y[name])) {
       const { mean, low, high } = band.y[kind], colour = data.colours[band.runs[0]];
-      const shared = { type: "scatter", mode: "lines", x: band.round, connectgaps: true, legendgroup: `${band.runs[0]} ${kind}` };
+      const shared = { type: "scatter", mode: band.round.length > 1 ? "lines" : "markers", x: band.round, connectgaps: true, legendgroup: `${band.runs[0]} ${kind}` };
       const edge = { ...shared, line: { width: 0 }, hoverinfo: "skip", showlegend: false };
       const name = `${data.names[band.runs[0]]} and ${band.runs.length - 1} more seed${band.runs.length > 2 ? "s" : ""}`;
-      traces.push({ ...edge, y: low }, { ...edge, y: high, fill: "tonexty", fillcolor: `${colour}33` });
+      traces.push({ ...edge, mode: "lines", y: low }, { ...edge, mode: "lines", y: high, fill: "tonexty", fillcolor: `${colour}33` });
       traces.push({
         ...shared, y: mean, name: kinds.length > 1 ? `${name} · ${data.curves.kinds[kind]}` : name,
         line: { color: colour, dash: kinds.length > 1 ? dash(kind) : "solid", width: 2 },
@@ -56,9 +57,11 @@ function drawCurves() {
     }
   }
   data.curves.runs.forEach(({ x, y }, number) => {
-    if (banded.has(number)) return;
-    if (!x[axis].length) { without.push(data.names[number]); return; }
-    for (const kind of kinds.filter((name) => y[name])) {
+    if (!x[axis].length) {
+      if (x.round.length) without.push(data.names[number]);
+      return;
+    }
+    for (const kind of kinds.filter((name) => y[name] && !banded(number, name))) {
       const short = x[axis].length <= 60;
       traces.push({
         type: "scatter", mode: short ? "lines+markers" : "lines", x: x[axis], y: y[kind], connectgaps: true,

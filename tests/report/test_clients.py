@@ -131,6 +131,26 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run: MakeRun) -> None
     assert seeds_apart(load([paths[0], make_run("d")])) == []  # the same seed twice is no spread
 
 
+def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run: MakeRun) -> None:
+    federation = {"rounds": 4, "clients": 4}
+    done = [(0.1, 0.5, 0.8, 0.9), (0.3, 0.5, 0.8), (0.2,), ()]
+    paths = [
+        make_run(name, rounds, config={"federation": federation}) for name, rounds in zip("abcd", done, strict=True)
+    ]
+    for seed, path in enumerate(paths):
+        change(path, seed=seed)
+        lines = [f"{t},{accuracy},{accuracy}" for t, accuracy in enumerate(done[seed], 1)]
+        path.joinpath("metrics.csv").write_text("\n".join(["round,mean_accuracy,train_loss", *lines, ""]))
+    runs = load(paths)
+    assert seeds_apart(runs) == [[0, 1, 2, 3]]
+    (band,) = figures.curves(runs)["bands"]
+    assert (band["runs"], band["round"], band["cut"]) == ([0, 1], [1, 2, 3], 1)
+    lines = figures.training(runs)["losses"]["data"]
+    assert [line["name"] for line in lines if "showlegend" not in line] == ["a and 1 more seed · loss", "c · loss"]
+    assert "The band of a ends at round 3: b has done no more." in render(runs)
+    assert figures.curves(load(paths[::3]))["bands"] == figures.curves(load(paths[::2]))["bands"] == []
+
+
 def test_a_folder_of_runs_stands_for_all_in_it(make_run: MakeRun, tmp_path: Path, monkeypatch, capsys) -> None:
     for name in ("runs/b", "runs/a", "study/runs/kapc/seed-0", "study/references/x"):
         make_run(name)
