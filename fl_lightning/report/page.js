@@ -9,6 +9,7 @@ const drawn = new Set();
 // ---------------------------------------------------------------- drawing in the reader's theme
 
 function draw(id, traces, layout) {
+  if (!find(id)) return; // one chart without a place must not cost the others
   const css = getComputedStyle(document.documentElement);
   const ink = css.getPropertyValue("--ink").trim(), line = css.getPropertyValue("--line").trim();
   const axis = { gridcolor: line, linecolor: line, zerolinecolor: line, automargin: true };
@@ -136,7 +137,7 @@ function drawRelation() {
     if (client === null) return;
     const own = now.clients[client];
     find(`client-title-${number}`).textContent = own ? `${when}, what client ${client} receives of each layer`
-      : `${when}: client ${client} is not in the cohort`;
+      : `${when}: client ${client} is not ${now.receivers.includes(Number(client)) ? "shown layer by layer" : "in the cohort"}`;
     drawPicture(`client-${number}`, own, own ? now.sources : [], own ? layers : [],
       same ? everywhere((picture) => picture.clients[client], constant) : [own].filter(Boolean),
       { height: Math.max(layersHeight(layers), 440), x: "source client", y: "", all: true },

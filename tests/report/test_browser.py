@@ -15,7 +15,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from fl_lightning.report import load, render
+from fl_lightning.report import load, pictures, render
 
 from .conftest import LAYERS, MakeRun
 
@@ -167,6 +167,26 @@ def test_the_slider_moves_the_heatmaps(opened: Callable[..., Browser], make_run:
     check_quiet(browser)
 
 
+def test_a_client_of_the_cohort_without_details_is_not_said_to_be_absent(
+    opened: Callable[..., Browser], make_run: MakeRun, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Details of two of four: client 2 has none in rounds of all, and has in round 2 of clients 1 to 3."""
+    path = make_run("a")
+    clients = np.arange(1, 4)
+    rows = np.full((3, len(LAYERS), 3), 1 / 3, dtype=np.float32)
+    file = path / "relation" / "round-0002.npz"
+    np.savez(file, rows=rows, receivers=clients, layers=np.array(LAYERS), sources=clients)
+    plan = pictures._plan
+    monkeypatch.setattr(pictures, "_plan", lambda *given: (plan(*given)[0], {"a": 2}))
+    browser = opened(path)
+    browser.run("const c = document.getElementById('client'); c.value = '2'; c.dispatchEvent(new Event('change'))")
+    of_client = "return document.getElementById('client-title-0').textContent"
+    assert browser.run(of_client) == "round 3: client 2 is not shown layer by layer"
+    browser.type("#round", LEFT)
+    assert browser.run(of_client) == "round 2, what client 2 receives of each layer"
+    check_quiet(browser)
+
+
 def test_a_shorter_run_shows_its_last_round_and_says_so(opened: Callable[..., Browser], make_run: MakeRun) -> None:
     browser = opened(make_run("a"), make_run("b", (0.1, 0.2)))
     title = "return document.getElementById('overview-title-1').textContent"
@@ -246,6 +266,23 @@ def test_what_is_missing_leaves_no_empty_chart(opened: Callable[..., Browser], m
         shutil.rmtree(path / name)
     browser = opened(path)
     assert browser.run(PLOTS) == []
+    check_quiet(browser)
+
+
+def test_a_seed_without_a_judged_round_leaves_the_others_curve(
+    opened: Callable[..., Browser], make_run: MakeRun
+) -> None:
+    paths = [make_run("a"), make_run("b", config={"seed": 1})]
+    (paths[1] / "metrics.csv").write_text("round,train_loss\n1,2.5\n")
+    browser = opened(*paths)
+    names = "return document.getElementById('%s').data.map((trace) => [trace.name, trace.y])"
+    assert browser.run(names % "curves") == [["a", [0.1, 0.5, 0.8]]]
+    assert browser.run(names % "losses") == [["b · loss", [2.5]]]
+    assert browser.run("return document.getElementById('curve-note').textContent") == ""
+    check_quiet(browser)
+    browser = opened(paths[1])
+    assert dict(browser.run(PLOTS))["losses"]
+    assert all(dict(browser.run(PLOTS)).values())
     check_quiet(browser)
 
 

@@ -79,6 +79,15 @@ def test_a_place_for_every_chart(make_run: MakeRun) -> None:
     }  # fmt: skip
 
 
+def test_losses_have_a_place_before_any_round_is_judged(make_run: MakeRun) -> None:
+    path = make_run("a", ended=False)
+    (path / "metrics.csv").write_text("round,train_loss\n1,2.5\n2,1.5\n")
+    page = Page(render(load([path])))
+    places = {attrs["id"] for _, attrs in page.tags if "plot" in (attrs.get("class") or "")}
+    assert "losses" in places and "curves" not in places
+    assert "No round has been judged yet" in page.text
+
+
 def test_names_from_a_run_folder_are_harmless(make_run: MakeRun) -> None:
     evil = "<script>alert(1)<"  # a slash cannot stand in a folder's name
     inside = "</script><script>alert(2)</script><b>"
