@@ -197,12 +197,16 @@ class Comparison:
 
 
 def seeds_apart(runs: list[Run]) -> list[list[int]]:
-    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of two or more."""
+    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of two or more.
+
+    Runs of which two have the same seed are no group: one seed counted twice would narrow the spread.
+    """
     groups: dict[str, list[int]] = {}
     for number, run in enumerate(runs):
         settings = {key: value for key, value in _leaves(run.config) if key != "seed" and key not in MACHINE}
         groups.setdefault(repr(sorted(settings.items())), []).append(number)
-    return [members for members in groups.values() if len({runs[k].setting("seed") for k in members}) > 1]
+    seeds = {key: {repr(runs[k].setting("seed")) for k in members} for key, members in groups.items()}
+    return [members for key, members in groups.items() if len(seeds[key]) == len(members) > 1]
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

@@ -129,6 +129,9 @@ def test_runs_over_seeds_are_a_band_without_a_warning(make_run: MakeRun) -> None
     assert seeds_apart(other) == [[0, 1]]
     assert {"data.source", "seed"} <= set(incomparable(other))
     assert seeds_apart(load([paths[0], make_run("d")])) == []  # the same seed twice is no spread
+    twice = load([*paths, make_run("e")])  # and not a third seed beside another
+    assert seeds_apart(twice) == figures.curves(twice)["bands"] == []
+    assert incomparable(twice) == ["seed"]
 
 
 def test_a_seed_that_has_just_started_leaves_the_others_their_curves(make_run: MakeRun) -> None:
