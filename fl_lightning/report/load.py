@@ -141,7 +141,8 @@ class Run:
     def scores(self, kind: str | None, metric: str | None = None) -> tuple[dict[int, float], str]:
         """Scores of models of this kind by client, and whose: of the final models, or else of the last judged round.
 
-        `kind` None: the judge's. `metric`: another than the run's; clients of which it is not defined are left out.
+        `kind` None: the judge's; with it alone final models may be of another kind, where clients never took part.
+        `metric`: another than the run's; clients of which it is not defined are left out.
         """
         kind, metric = kind or self.judge, metric or self.metric.name
         if self.finished and self.final and kind in (None, final_kind(self.summary)):

@@ -124,6 +124,19 @@ def test_fairness_of_final_models_and_of_an_unfinished_run(make_run: MakeRun) ->
     assert cells["spread (std)"] == ["11.18 %", "1.00 %"]
 
 
+def test_final_scores_of_mixed_kinds_are_the_judges_alone(make_run: MakeRun) -> None:
+    """Clients 2 and 3 never took part: their final models, before training, are no others' before training."""
+    (run,) = load([make_run("a", cohort=(0, 1), summary=', "final_kinds": {"after": 2, "before": 2}')])
+    found, words = run.scores("after")
+    assert (len(found), words) == (4, "end: after local training; 2 of 4 clients before it: they never took part")
+    assert run.scores(None) == (found, words)
+    assert run.scores("before") == ({}, "round 0: before local training")  # not scored by client
+    clients = run.folder.path / "clients.csv"
+    clients.write_text(clients.read_text().replace("accuracy_after", "accuracy_before"))
+    (run,) = load([run.folder.path])
+    assert run.scores("before") == ({0: 0.8, 1: 0.79}, "round 3: before local training")
+
+
 def test_an_extended_run_is_unfinished_and_its_old_end_is_not_its_end(make_run: MakeRun) -> None:
     (run,) = load([make_run("a", asked=9)])
     assert not run.finished
