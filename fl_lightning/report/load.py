@@ -33,6 +33,8 @@ MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
 """Keys of a configuration that say where data lie, not which."""
 ABSENT = object()
 """The value of a key that a configuration does not have."""
+_LASTING = ("judge", "version", "made_up_data", "clients", "held_out_clients", "newcomer_rule", "heterogeneity_")
+"""What keys of summary.json that hold for a run however long it is begin with."""
 _SUMMED = {"mib": ("upload_bytes", "download_bytes"), "channel": ("channel_s",), "wall": ("seconds",)}
 
 
@@ -60,7 +62,7 @@ class Run:
     clients: list[Row]
     final: list[Row]
     summary: dict[str, Any]
-    """Empty unless the run has ended."""
+    """Empty unless the run has ended; without its results where it was extended since and has not ended again."""
     split: list[Row] = field(default_factory=list)
     """The rows of split.csv; none in runs of earlier versions."""
     unlike: list[Row] = field(default_factory=list)
@@ -298,6 +300,9 @@ def _load(path: Path, name: str, ledger: bool) -> Run:
     run.unlike = _table(run, "split", "heterogeneity.csv", folder.read_heterogeneity, "client")
     summary = _read(run, "runs", "summary.json", folder.read_summary)
     run.summary = summary if isinstance(summary, dict) else {}
+    if not run.finished:  # what the shorter run came to before it was extended is no result of this one
+        run.final, run.newcomers = [], []
+        run.summary = {key: value for key, value in run.summary.items() if key.startswith(_LASTING)}
     if (path / "failure.txt").is_file():
         run.notes["runs"].append("a client failed: failure.txt in the run folder says how")
     run.ledger = _ledger(run) if ledger else None

@@ -42,6 +42,16 @@ def test_the_curve_is_the_mean_over_unseen_clients(make_run: MakeRun, held: Path
     ]
 
 
+def test_newcomers_of_a_run_before_it_was_extended_are_not_its_results(make_run: MakeRun) -> None:
+    path = make_run("held", asked=9, summary=SUMMARY + ', "made_up_data": true')
+    (path / "newcomers.csv").write_text(ROWS)
+    (run,) = load([path])
+    assert (run.newcomers, run.final) == ([], [])
+    assert "final_mean_accuracy" not in run.summary and run.summary["made_up_data"] and run.judge == "after"
+    page = render([run])
+    assert 'id="newcomers' not in page and "4, 2 of them held out" in page
+
+
 def test_it_stands_on_the_page_where_there_is_one(make_run: MakeRun, held: Path) -> None:
     page = render(load([held]))
     assert "4, 2 of them held out" in page
