@@ -241,7 +241,7 @@ def check_plain_steps(run: Run) -> None:
 
 
 def check_no_scaling(run: Run) -> None:
-    """Raise `BadInput` where losses must be scaled for their gradients: a method's own steps do not."""
+    """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may be left out."""
     precision = run.config.fabric.precision
-    allowed = f"{run.method_name} takes steps of its own, which do not scale their losses; bf16-mixed needs none"
+    allowed = f"{run.method_name} needs steps and gradients without scaled losses, such as with bf16-mixed"
     check("fabric.precision", precision, precision != "16-mixed", allowed)

@@ -13,7 +13,7 @@ from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Ser
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.class_means import class_means, distance_by_class
 from fl_lightning.knowledge.common import check_batches
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import Method, Scope, check_no_scaling
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
 
@@ -45,7 +45,8 @@ class FedAS(Method):
     weighting: Literal["fisher", "samples"] = "fisher"
 
     def check(self, run: Run) -> None:
-        """The network must be able to train on the batches."""
+        """The network must be able to train on the batches; what is uploaded is a gradient of no scaled loss."""
+        check_no_scaling(run)
         super().check(run)
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)

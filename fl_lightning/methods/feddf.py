@@ -11,7 +11,7 @@ from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
 from fl_lightning.core import Run, Server
 from fl_lightning.knowledge import predictions as public
 from fl_lightning.knowledge.fusion import distilled, scores_of
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.ranges import AdamRate, NonNegativeInt, PositiveInt
 from fl_lightning.rng import generator
 from fl_lightning.search import LogRange, searched
@@ -46,7 +46,8 @@ class FedDF(Method):
     weighting: Literal["samples", "uniform"] = "samples"
 
     def check(self, run: Run) -> None:
-        """Classes are needed, and public data."""
+        """Classes are needed, and public data; distilling scales no loss."""
+        check_no_scaling(run)
         super().check(run)
         public.check_public(run, public.drawn(run, self.samples))
 

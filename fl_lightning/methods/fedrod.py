@@ -49,8 +49,9 @@ class FedRoD(Method):
         def loss(module: Any, batch: Batch) -> Tensor:
             x, y = batch
             scores = module.model(x)
+            rest = prior.min().expand(scores.shape[-1] - len(prior))  # outputs beyond the classes: as of absent ones
             own = scores.detach() + module.model.personal(module.features.detach())
-            return cross_entropy(scores + prior, y) + cross_entropy(own, y)
+            return cross_entropy(scores + torch.cat([prior, rest]), y) + cross_entropy(own, y)
 
         return [Phase(objective=Objective(loss=loss))]
 

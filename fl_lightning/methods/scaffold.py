@@ -18,7 +18,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
-from fl_lightning.methods.base import Method, move_on
+from fl_lightning.methods.base import Method, check_no_scaling, move_on
 from fl_lightning.ranges import PositiveFloat
 from fl_lightning.search import LogRange, searched
 
@@ -42,6 +42,7 @@ class SCAFFOLD(Method):
 
     def check(self, run: Run) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""
+        check_no_scaling(run)  # it leaves steps out, which count in the drift's K
         config, needs = run.config.optimizer, "scaffold tells the mean gradient by the model's change: it must be"
         check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
         check("optimizer.clip_norm", config.clip_norm, config.clip_norm is None, f"{needs} null")

@@ -69,3 +69,14 @@ def equal(value: Any, typed: str) -> bool:
     except ValueError:
         return False
     return value == number or (math.isnan(number) and isinstance(value, float) and math.isnan(value))
+
+
+@pytest.mark.parametrize("name", ["fedala", "fedas", "feddf", "pfeddf", "pfedme", "scaffold"])
+def test_unscaled_gradients_are_refused_beside_scaled_losses(
+    name: str, federation: Make, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """16-mixed scales losses and leaves steps out: what a method makes of gradients itself would be lost, or wrong."""
+    run = federation().run
+    monkeypatch.setattr(run.config.fabric, "precision", "16-mixed")
+    with pytest.raises(BadInput, match=r"fabric.precision: '16-mixed' .*bf16-mixed"):
+        method_of(name).check(run)

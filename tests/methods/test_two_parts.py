@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
+from functools import partial
+from types import SimpleNamespace
 from typing import Any
+from unittest.mock import Mock
 
 import numpy as np
 import pytest
@@ -130,6 +133,20 @@ def test_fedrods_gradients_by_hand(federation: Make) -> None:
     [phase] = FedRoD().phases(client, payload_of(client))
     train(fed, client, phase)
     torch.testing.assert_close(client["model"], expected, rtol=0, atol=1e-12)
+
+
+def test_fedrod_takes_a_network_with_more_outputs_than_classes(federation: Make) -> None:
+    """Outputs that no class has are as those of absent classes: the first ten train as ever."""
+    fed = federation(FedRoD(), rounds=1, **WHOLE)
+    client = client_of(fed, 1)
+    [phase] = FedRoD().phases(client, payload_of(client))
+    batch = batch_of(client)
+    module, pad = client.module, partial(nn.functional.pad, pad=(0, 2), value=-1e3)
+    own = module.model.personal
+    wide = SimpleNamespace(model=Mock(side_effect=lambda x: pad(module.model(x)), personal=lambda z: pad(own(z))))
+    wide.features = (module.model(batch[0]), module.features)[1]
+    narrow = phase.objective.loss(module, batch)
+    assert phase.objective.loss(wide, batch).item() == pytest.approx(narrow.item(), rel=1e-6)
 
 
 class Shaken(FedRoD):
