@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from statistics import fmean
 from typing import Any
 
-from fl_lightning.report.load import Comparison, Run
+import numpy as np
+
+from fl_lightning.report.load import UNREADABLE, Comparison, Run
 from fl_lightning.report.tables import NONE, Table
 
 MOST_CLIENTS = 500
@@ -49,14 +50,29 @@ MEASURES = {
     "feature_shift": "inputs {:.2f} standard deviations",
     "feature_shift_within": "classes {:.2f}",
 }
-"""Columns of heterogeneity.csv, in words."""
+"""Measures of heterogeneity.npz, in words."""
 
 
 def unlike_words(run: Run) -> str:
     """How far its clients are apart, means over pairs; empty where it is not known."""
-    found = {name: [row[name] for row in run.unlike if name in row] for name in MEASURES}
-    words = [said.format(fmean(found[name])) for name, said in MEASURES.items() if found[name]]
+    found = _over_pairs(run)
+    words = [said.format(found[name]) for name, said in MEASURES.items() if name in found]
     return "; in the mean over pairs " + ", ".join(words) if words else ""
+
+
+def _over_pairs(run: Run) -> dict[str, float]:
+    """The means in summary.json, or (as the run has not ended) of heterogeneity.npz; pairs that have none left out."""
+    found = {name: run.summary.get(f"heterogeneity_{name}") for name in MEASURES}
+    if known := {name: value for name, value in found.items() if isinstance(value, int | float)}:
+        return known
+    try:
+        with np.load(run.folder.path / "heterogeneity.npz") as held:
+            tables = {name: held[name].astype(np.float64) for name in MEASURES if name in held}
+        pairs = {name: table[np.triu_indices_from(table, k=1)] for name, table in tables.items()}
+    except UNREADABLE:
+        return {}
+    pairs = {name: values[np.isfinite(values)] for name, values in pairs.items()}
+    return {name: float(values.mean()) for name, values in pairs.items() if len(values)}
 
 
 def split_table(split: dict[str, Any]) -> Table:

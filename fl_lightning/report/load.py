@@ -65,8 +65,6 @@ class Run:
     """Empty unless the run has ended; without its results where it was extended since and has not ended again."""
     split: list[Row] = field(default_factory=list)
     """The rows of split.csv; none in runs of earlier versions."""
-    unlike: list[Row] = field(default_factory=list)
-    """The rows of heterogeneity.csv; none in runs of earlier versions."""
     ledger: Ledger | None = None
     newcomers: list[Row] = field(default_factory=list)
     notes: dict[str, list[str]] = field(default_factory=lambda: defaultdict(list))
@@ -297,7 +295,6 @@ def _load(path: Path, name: str, ledger: bool) -> Run:
     run.newcomers = _table(run, "newcomers", "newcomers.csv", folder.read_newcomers, *needed)
     run.final = _table(run, "fairness", "final.csv", folder.read_final, "client", run.metric.name)
     run.split = _table(run, "split", "split.csv", folder.read_split, "client", "train_samples", "test_samples")
-    run.unlike = _table(run, "split", "heterogeneity.csv", folder.read_heterogeneity, "client")
     summary = _read(run, "runs", "summary.json", folder.read_summary)
     run.summary = summary if isinstance(summary, dict) else {}
     if not run.finished:  # what the shorter run came to before it was extended is no result of this one
