@@ -13,7 +13,10 @@ from fl_lightning.report.tables import NONE, Table, percent
 
 
 def means(run: Run, metric: str | None = None) -> dict[int, list[float]]:
-    """Scores of its newcomers by labelled samples of each class, ascending; `metric`: another than the run's."""
+    """Scores of its newcomers by labelled samples of each class (of a regression: in all), ascending.
+
+    `metric`: another than the run's.
+    """
     found: dict[int, list[float]] = {}
     for row in sorted(run.newcomers, key=lambda row: row["samples_per_class"]):
         if (name := metric or run.metric.name) in row:
@@ -56,7 +59,7 @@ def table(runs: list[Run]) -> Table:
     shown = runs[0].metric.shown
     for count in sorted({count for scores in found for count in scores}):
         cells = [shown(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
-        rows.append([f"{count} labelled samples a class", *cells])
+        rows.append([f"{count} labelled samples{' a class' if runs[0].metric.rises else ''}", *cells])
     return Table(["", *(run.name for run in runs)], rows)
 
 

@@ -72,6 +72,8 @@ def test_further_metrics_and_errors_of_regressions_stand_there_too(make_run: Mak
     (errors / "newcomers.csv").write_text("client,samples_per_class,rule,mae\n3,0,own,2.5\n3,5,own,1.25\n")
     figure = curve(load([errors]))["newcomers-curve"]
     assert (figure["data"][0]["y"], figure["layout"]["xaxis"]["title"]["text"]) == ([2.5, 1.25], "labelled samples")
+    assert [row[0] for row in table(load([errors])).rows[2:]] == ["0 labelled samples", "5 labelled samples"]
+    assert "of each class" not in (page := render(load([errors]))) and "from few labelled samples or from none" in page
     assert "mean absolute error" in figure["layout"]["yaxis"]["title"]["text"]
 
 
