@@ -59,18 +59,18 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
     """A chart of curves or of stacked bars, from what plotly would draw."""
     data, layout = figure["data"], figure["layout"]
     before: dict[str, float] = {}
+    named: list[tuple[Any, str]] = []
     edge = np.zeros(0)
     places = layout.get("xaxis", {}).get("categoryarray")
     if places:
         axes.set_xticks(range(len(places)), places)
     for trace in data:
-        label = html.unescape(trace["name"])
+        label = _plain(trace["name"])
         if trace["type"] == "bar":
-            rows = [html.unescape(row) for row in trace["y"]]
+            rows = [_plain(row) for row in trace["y"]]
             values = [value or 0.0 for value in trace["x"]]
-            axes.barh(
-                rows, values, left=[before.get(row, 0.0) for row in rows], label=label, color=trace["marker"]["color"]
-            )
+            left = [before.get(row, 0.0) for row in rows]
+            named.append((axes.barh(rows, values, left=left, color=trace["marker"]["color"]), label))
             before |= {row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)}
         elif trace["line"].get("width") == 0:  # an edge of a band over seeds; the second is filled to the first
             if trace.get("fill"):
@@ -80,10 +80,10 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
             look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
             x = [places.index(place) for place in trace["x"]] if places else _gaps(trace["x"])
             spread = trace.get("error_y", {}).get("array")
-            axes.errorbar(x, _gaps(trace["y"]), spread, label=label, linewidth=1.4, capsize=3, **look)
+            named.append((axes.errorbar(x, _gaps(trace["y"]), spread, linewidth=1.4, capsize=3, **look), label))
     if before:
         axes.invert_yaxis()
-    _finish(axes, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
+    _finish(axes, named, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
 
 
 def _accuracy(axes: Axes, runs: list[Run]) -> None:
@@ -91,19 +91,19 @@ def _accuracy(axes: Axes, runs: list[Run]) -> None:
     held = figures.curves(runs)
     kind, labels = held["first"], figures.run_labels(runs)
     banded: set[int] = set()
+    named: list[tuple[Any, str]] = []
     for band in (band for band in held["bands"] if kind in band["y"]):
         first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
         banded |= set(band["runs"])
         axes.fill_between(band["round"], low, high, color=figures.colour(first), alpha=0.2, linewidth=0)
-        label = html.unescape(figures.seeds_label(labels[first], len(band["runs"])))
-        axes.plot(band["round"], mean, color=figures.colour(first), label=label)
+        label = _plain(figures.seeds_label(labels[first], len(band["runs"])))
+        named.append((axes.plot(band["round"], mean, color=figures.colour(first))[0], label))
     for number, curve in enumerate(held["runs"]):
         if number not in banded and kind in curve["y"]:
             x, y = _gaps(curve["x"]["round"]), _gaps(curve["y"][kind])
-            axes.plot(
-                x[~np.isnan(y)], y[~np.isnan(y)], color=figures.colour(number), label=html.unescape(labels[number])
-            )
-    _finish(axes, "round", f"{held['metric']} ({held['kinds'].get(kind, kind)})")
+            [line] = axes.plot(x[~np.isnan(y)], y[~np.isnan(y)], color=figures.colour(number))
+            named.append((line, _plain(labels[number])))
+    _finish(axes, named, "round", f"{held['metric']} ({held['kinds'].get(kind, kind)})")
 
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:
@@ -135,12 +135,22 @@ def _relation_of(run: Run, round: int) -> tuple[np.ndarray, list[int], list[int]
         return None
 
 
+def _plain(label: str) -> str:
+    """A label for plotly as matplotlib takes it: without HTML, and no formula between dollars."""
+    return html.unescape(label).replace("$", r"\$")
+
+
 def _gaps(values: list[float | None]) -> np.ndarray:
     return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
 
 
-def _finish(axes: Axes, x: str, y: str) -> None:
+def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str) -> None:
+    """Axes' names, grid and the legend of what is `named`."""
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)
-    axes.legend(frameon=False, fontsize="small")
+    handles, words = [each for each, _ in named], [label for _, label in named]
+    # Matplotlib would leave out a label that begins with an underscore.
+    legend = axes.legend(handles, [str(at) for at in range(len(named))], frameon=False, fontsize="small")
+    for text, label in zip(legend.get_texts(), words, strict=True):
+        text.set_text(label)

@@ -205,6 +205,17 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
     assert 'id="share-0"' not in page
 
 
+def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: MakeRun, tmp_path: Path) -> None:
+    """It leaves out labels that begin with an underscore, and takes what stands between dollars for a formula."""
+    names = ["_a", "a$x^{$b"]
+    runs = load([make_run(name, (0.1,)) for name in names])
+    drawn = {file.stem: file.read_text() for file in vector.write(runs, tmp_path / "figures", "svg")}
+    for figure, begin in {"accuracy": "", "fairness-order": "", "ledger-kinds": " up", "ledger-bytes": " · up"}.items():
+        words = re.findall(r">([^<>]+)</text>", drawn[figure])
+        assert {f"{name}{begin}" for name in names} <= set(words), figure
+    assert "parameters" in drawn["ledger-kinds"]
+
+
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["svg", "pdf"])
 def test_charts_become_files_that_are_the_same_every_time(
