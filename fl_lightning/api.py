@@ -92,8 +92,8 @@ class Run:
 
     @property
     def summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; empty unless the run has ended."""
-        return self._loaded.summary
+        """What `summary.json` holds; empty unless the run has ended, and was not extended since."""
+        return self._loaded.summary if self._loaded.finished else {}
 
     @cached_property
     def metrics(self) -> Table:
@@ -108,7 +108,7 @@ class Run:
     @cached_property
     def final(self) -> Table:
         """The columns of `final.csv`, a row for each client; none before the run has ended."""
-        return _table(self._loaded.final)
+        return _table(self._loaded.final if self._loaded.finished else [])
 
     @cached_property
     def split(self) -> Table:
@@ -117,8 +117,8 @@ class Run:
 
     @cached_property
     def newcomers(self) -> Table:
-        """The columns of `newcomers.csv`; none where no client was held out."""
-        return _table(self._loaded.newcomers)
+        """The columns of `newcomers.csv`; none where no client was held out, or before the run has ended."""
+        return _table(self._loaded.newcomers if self._loaded.finished else [])
 
     @property
     def final_accuracies(self) -> np.ndarray:

@@ -29,6 +29,7 @@ CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty
 CLIENT_LOSSES = ("train_loss", "coaching_loss")
 """Columns of what clients' training came to. They are always there: a cell is empty where no step was taken."""
 _ALWAYS = (*CLIENT_LOSSES, *CLIENT_FLOPS)
+_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 
 
 @dataclass
@@ -78,6 +79,11 @@ class RunFolder:
         for file in [*self.path.glob("relation/round-*.npz"), *self.path.glob("traffic/round-*.npz")]:
             if int(file.stem.removeprefix("round-")) > round:
                 file.unlink()
+
+    def forget_end(self) -> None:
+        """Forget what the end of a shorter run has left, and the comparison of it: rounds have followed."""
+        for name in _OF_THE_END:  # first of all the one that says that it has ended
+            (self.path / name).unlink(missing_ok=True)
 
     def check_whole(self, round: int) -> None:
         """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve could be trusted."""

@@ -47,10 +47,12 @@ class Halves(Method):
 
 
 class Stops(Observer):
-    """Ctrl-C after the first round."""
+    """Ctrl-C before round `at`."""
+
+    at = 2
 
     def on_round_start(self, run: Running, round: int, cohort: list[int]) -> None:
-        if round == 2:
+        if round == Stops.at:
             raise KeyboardInterrupt
 
 
@@ -131,6 +133,33 @@ def test_ctrl_c_goes_through_and_the_run_goes_on(here: None) -> None:
     cut = Run("runs/cut")
     assert cut.summary == {} and len(cut.final_accuracies) == 0
     assert repr(cut) == "<Run runs/cut: kapc, 1 of 3 rounds>"
+
+
+def test_an_extended_run_has_no_results_until_it_ends(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Stopped before its first new round it has lost nothing; after it, what the shorter run's end left is gone."""
+    of_the_end = ("final.csv", "newcomers.csv", "relative.json", "summary.json")
+    callbacks = {**QUIET["callbacks"], "stops": {"class_path": Stops}}
+    told = {**QUIET, "config": "kapc_digits", "name": "cut", "resume": True, "callbacks": callbacks}
+    told |= {"data.held_out_clients": 0.25, "evaluation.newcomer_samples": [0]}
+    short = fit({**told, "federation": {**QUIET["federation"], "rounds": 1}})
+    (short.folder / "relative.json").write_text("{}")
+    before = [(short.folder / name).read_bytes() for name in of_the_end]
+    assert short.summary["rounds"] == 1 and len(short.newcomers) > 0
+
+    for stopped in (2, 3):
+        monkeypatch.setattr(Stops, "at", stopped)
+        with pytest.raises(KeyboardInterrupt):
+            fit(told)
+        if stopped == 2:
+            assert [(short.folder / name).read_bytes() for name in of_the_end] == before
+            config = short.folder / "config.yaml"
+            config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 3\n", 1))  # as a kill leaves it
+        cut = Run(short.folder)
+        assert repr(cut) == f"<Run {short.folder}: kapc, {stopped - 1} of 3 rounds>"
+        assert (cut.summary, cut.final, cut.newcomers, len(cut.final_accuracies)) == ({}, {}, {}, 0)
+    assert not any((short.folder / name).exists() for name in of_the_end)
+    monkeypatch.setattr(Stops, "at", 0)
+    assert fit(told).summary["rounds"] == 3
 
 
 @pytest.mark.slow

@@ -31,13 +31,15 @@ class Keeper(Observer):
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """One row of metrics, a row per client, and the cohort's relation."""
+        """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run is forgotten."""
         log.begun()
         if run.is_main:
-            if not self._told:  # a start that came to nothing is none
+            first, self._told = not self._told, True
+            if first:  # a start that came to nothing is none
                 provenance.keep(run.folder, run.config)
-                self._told = True
             self.folder.append(record)
+            if first:
+                self.folder.forget_end()
             score, seconds = record.metrics.get(name := run.data.metric.of("mean")), record.metrics["seconds"]
             judged = "not judged" if score is None else f"{name} {score:.4f}"
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
