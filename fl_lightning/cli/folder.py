@@ -11,10 +11,11 @@ import shlex
 import shutil
 import socket
 import sys
+import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import yaml
 
@@ -28,6 +29,8 @@ from fl_lightning.log import now, say
 
 CONFIG = "config.yaml"
 LOCK = "lock"
+PAUSE = 0.5
+"""Seconds between two looks at a lock that is waited for."""
 
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
 MAY_CHANGE = (
@@ -105,7 +108,7 @@ def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
     absent = [path for path in (out, *out.parents) if not path.exists()]
     is_new = start.name is None or not (out / start.name).exists()
     folder = make(start, stem)
-    with _locked(folder):
+    with locked(folder):
         yield from _opened(folder, config, is_new, absent)
 
 
@@ -195,13 +198,17 @@ def check_goes_on(saved: Layer, config: Config, folder: Path) -> None:
 
 
 @contextlib.contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Keep other runs out of the folder. Raises `BadInput` if one is in it, or the folder cannot be written."""
+def locked(folder: Path, wait: bool = False) -> Iterator[None]:
+    """Keep other runs out of the folder; with `wait`, once the one that is in it has ended.
+
+    Raises:
+        BadInput: one is in it (unless `wait`), or the folder cannot be written.
+    """
     file = folder / LOCK
     is_new = not file.exists()
     try:
         before = "" if is_new else file.read_text()
-        held = take(file)
+        held = _next(file) if wait else take(file)
     except Taken as error:
         raise BadInput(
             "name", folder.name, f"a run is going on in {folder} ({error}); wait for it, or end it"
@@ -227,6 +234,19 @@ def _locked(folder: Path) -> Iterator[None]:
         with contextlib.suppress(OSError), held:  # who ran here last, and that it has ended
             held.truncate(0)
             held.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
+
+
+def _next(file: Path) -> IO[str]:
+    """`take`, as soon as the process that holds the lock has ended; that it is waited for is said once."""
+    told = False
+    while True:
+        try:
+            return take(file)
+        except Taken as error:
+            if not told:
+                say(f"a run is going on in {file.parent} ({error}): waiting for its end")
+            told = True
+            time.sleep(PAUSE)
 
 
 def _content(path: Path) -> bytes | None:

@@ -11,7 +11,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.cli.folder import write_config
+from fl_lightning.cli.folder import locked, write_config
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import BadInput
@@ -37,6 +37,8 @@ def reference(config: Config) -> Config:
 def compare(config: Config, folder: Path) -> dict[str, Any]:
     """Compare the finished run in `folder` with its local reference, which is trained unless it has been before.
 
+    While another process trains the same reference, it is waited for.
+
     Returns:
         `judge` and `local_judge` (which kinds of model are compared, in words), `relative_accuracy` (mean over clients
         of (accuracy - local) / local), `positive_transfer_ratio` (share of clients at least as accurate as alone), the
@@ -57,8 +59,10 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         from fl_lightning.run import fit
 
         where.mkdir(parents=True, exist_ok=True)
-        write_config(where, alone)
-        fit(alone, where, resume=True)
+        with locked(where, wait=True):
+            if not (where / "summary.json").exists():  # whoever was waited for may have trained it
+                write_config(where, alone)
+                fit(alone, where, resume=True)
     metric = BY_TASK[config.data.task]
     pairs = list(zip(*(_final(folder, metric) for folder in (run, RunFolder(where))), strict=True))
     gains = [metric.gain(ours, local) for ours, local in pairs if local > 0]

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import csv
 import json
+import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fl_lightning.cli import main
+from fl_lightning.files import take
 
 QUICK = "--config kapc_digits --loggers null --callbacks.heatmaps null --federation.clients 4 --fabric.accelerator cpu"
 
@@ -58,3 +60,26 @@ def test_an_unfinished_run_is_refused(tmp_path: Path, monkeypatch, capsys) -> No
     for run in ("runs/a", "runs/none"):
         assert main(f"relative --run {run}".split()) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
+
+
+def test_a_reference_that_another_process_trains_is_waited_for(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(f"fit {QUICK} --federation.rounds 1 --method local --name a".split()) == 0
+    assert main(["relative", "--run", "runs/a"]) == 0
+    (reference,) = (tmp_path / "runs" / "references").iterdir()
+    told = capsys.readouterr().out
+    summary, ended = reference / "summary.json", reference / "ended.json"
+    summary.rename(ended)
+    held = take(reference / "lock")
+
+    def end() -> None:
+        ended.rename(summary)
+        held.close()
+
+    ending = threading.Timer(1.0, end)
+    ending.start()
+    monkeypatch.setattr("fl_lightning.run.fit", lambda *_, **__: pytest.fail("it was trained beside the other"))
+    assert main(["relative", "--run", "runs/a"]) == 0
+    ending.join()
+    out, err = capsys.readouterr()
+    assert told.endswith(out) and err.count("\n") == 1 and "waiting for its end" in err
