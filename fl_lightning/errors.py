@@ -32,6 +32,10 @@ class BadInput(Exception):
         return type(self), (self.key, self.value, self.allowed)
 
 
+class Damaged(BadInput, ValueError):
+    """A file of the run folder that the user named cannot be read."""
+
+
 def _sentence(key: str, value: object, allowed: str) -> str:
     """What is wrong, in words: something is missing, there is no such thing, or the value is not allowed."""
     if (value is None and allowed.startswith(NOT_GIVEN)) or (value == "" and allowed == NO_VALUE):

@@ -321,7 +321,8 @@ def _tell(error: BadInput | RunFailed) -> None:
         print("fl-train: error:", error, file=sys.stderr, flush=True)
         return
     with contextlib.suppress(FileExistsError), _note.open("x") as file:
-        json.dump([type(error).__name__, _plain(error)], file)
+        kind = BadInput if isinstance(error, BadInput) else type(error)
+        json.dump([kind.__name__, _plain(error)], file)
 
 
 def _plain(error: BadInput | RunFailed) -> list[Any]:

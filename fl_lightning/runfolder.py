@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning import metric as metrics
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import atomic_write, flush_all, writing
 from fl_lightning.record import KINDS, RelationView, RoundRecord
 
@@ -89,22 +89,20 @@ class RunFolder:
         """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve could be trusted."""
         for table in (self._metrics, self._clients):
             name = table.path.name
-            try:
-                keys = [(int(row["round"]), row.get("client")) for row in table.read() if row["round"] <= round]
-            except (ValueError, KeyError):
-                raise BadInput("run", str(self.path), f"its {name} is damaged") from None
+            rows = table.read(numbered=True)
+            keys = [(int(row["round"]), row.get("client")) for row in rows if row["round"] <= round]
             rounds = {t for t, _ in keys}
             if len(keys) > len(set(keys)) or (table is self._metrics and rounds != set(range(1, round + 1))):
                 allowed = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
                 raise BadInput("run", str(self.path), allowed)
 
     def read_metrics(self) -> list[Row]:
-        """The whole rows of `metrics.csv`; a value not measured in a round is absent."""
-        return self._metrics.read()
+        """The whole rows of `metrics.csv`; a value not measured in a round is absent. `Damaged` as of every table."""
+        return self._metrics.read(numbered=True)
 
     def read_clients(self) -> list[Row]:
         """The whole rows of `clients.csv`."""
-        return self._clients.read()
+        return self._clients.read(numbered=True)
 
     def relation_file(self, round: int) -> Path:
         """Where the relation of `round` is kept."""
@@ -220,8 +218,13 @@ class RunFolder:
         _replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any]:
-        """What `summary.json` holds; FileNotFoundError if the run has not ended."""
-        summary: dict[str, Any] = json.loads((self.path / "summary.json").read_text())
+        """What `summary.json` holds; FileNotFoundError if the run has not ended, `Damaged` if that cannot be read."""
+        try:
+            summary = json.loads((self.path / "summary.json").read_text(encoding="utf-8"))
+        except ValueError:
+            summary = None
+        if not isinstance(summary, dict):
+            raise Damaged("run", str(self.path), "its summary.json is damaged")
         return summary
 
 
@@ -320,19 +323,34 @@ class _Table:
             file.write(_encode(lines))
 
     def truncate(self, round: int) -> None:
-        """Keep the whole rows of rounds up to `round`."""
+        """Keep the whole rows of rounds up to `round`; `Damaged` where a row is of none."""
         header, lines = self._read()
         if header:
-            at = header.index("round")
-            self._rewrite(header, [line for line in lines if int(line[at]) <= round])
+            try:
+                at = header.index("round")
+                kept = [line for line in lines if int(line[at]) <= round]
+            except ValueError:
+                raise Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged") from None
+            self._rewrite(header, kept)
         elif self.path.exists():
             self.path.unlink()
 
-    def read(self, words: Collection[str] = ()) -> list[Row]:
-        """The whole rows as numbers, without the columns of `words`; empty cells are absent."""
-        header, lines = self._read()
-        cells = ([(n, c) for n, c in zip(header, line, strict=True) if c and n not in words] for line in lines)
-        return [{name: _number(cell) for name, cell in row} for row in cells]
+    def read(self, words: Collection[str] = (), numbered: bool = False) -> list[Row]:
+        """The whole rows as numbers, without the columns of `words`; empty cells are absent.
+
+        Raises:
+            Damaged: a cell is no number, or (`numbered`) a row is of no round.
+        """
+        damaged = Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged")
+        try:
+            header, lines = self._read()
+            cells = ([(n, c) for n, c in zip(header, line, strict=True) if c and n not in words] for line in lines)
+            rows = [{name: _number(cell) for name, cell in row} for row in cells]
+        except (ValueError, csv.Error):
+            raise damaged from None
+        if numbered and not all(float(row.get("round", math.nan)).is_integer() for row in rows):
+            raise damaged
+        return rows
 
     def _header(self) -> list[str]:
         """The first line alone: a round must not cost more the more rounds there have been."""

@@ -1,11 +1,12 @@
 from __future__ import annotations
 
 import math
+import pickle
 
 import numpy as np
 import pytest
 
-from fl_lightning.errors import RunFailed
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.runfolder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests
 
@@ -229,3 +230,28 @@ def test_a_split_is_kept_with_its_classes_where_there_are_any(folder) -> None:
     assert folder.read_split()[1] == {"client": 1, "train_samples": 2, "test_samples": 1, "class_0": 1, "class_1": 1}
     folder.write_split([3, 2], [1, 1], None)
     assert folder.read_split()[0] == {"client": 0, "train_samples": 3, "test_samples": 1}
+
+
+def test_a_damaged_table_is_bad_input_that_names_it(folder) -> None:
+    """Whoever reads it: a run that is resumed, `fl-train test`, a comparison."""
+    file = folder.path / "metrics.csv"
+    whole = file.read_text()
+    for text in (
+        whole.replace("1,0.3", "1,garbage", 1),
+        whole.replace("round", "rund", 1),
+        whole.replace("\n2,", "\n,", 1),
+    ):
+        file.write_text(text)
+        for read in (folder.read_metrics, lambda: folder.check_whole(3)):
+            with pytest.raises(BadInput, match=r"^run: .* its metrics\.csv is damaged$") as caught:
+                read()
+            assert isinstance(pickle.loads(pickle.dumps(caught.value)), BadInput)
+    file.write_bytes(b"round\n\xff\n")
+    with pytest.raises(BadInput, match=r"its metrics\.csv is damaged"):
+        folder.read_metrics()
+    with pytest.raises(FileNotFoundError):
+        folder.read_summary()
+    for text in ("{", "[1]"):
+        (folder.path / "summary.json").write_text(text)
+        with pytest.raises(BadInput, match=r"its summary\.json is damaged"):
+            folder.read_summary()

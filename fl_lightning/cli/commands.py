@@ -101,6 +101,8 @@ def report(argv: list[str]) -> None:
     words, flags = apart(argv)
     values = values_of(report_parser(), flags)
     check("run", None, bool(words), "it must be given: fl-train report RUN [RUN ...]")
+    for word in words:
+        runs.check_path("run", Path(word))
     if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
         from fl_lightning.cli.compare import compare
 

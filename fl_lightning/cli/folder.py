@@ -70,6 +70,14 @@ def check_name(start: Start) -> None:
         raise BadInput("name", start.name, f"{there} is a folder of something else: it holds no {CONFIG}")
 
 
+def check_path(key: str, path: Path) -> None:
+    """Raise `BadInput` for what can be no path: a name that is too long, a folder that nobody may look into."""
+    try:
+        path.exists()
+    except (OSError, ValueError) as error:
+        raise BadInput(key, str(path), f"it can be no folder: {error}") from None
+
+
 def check_first_start(start: Start, configured: bool) -> None:
     """Say that a run that was to be resumed is not there, and begins now.
 
@@ -177,6 +185,7 @@ def write_config(folder: Path, config: Config) -> None:
 
 def saved_layer(folder: Path) -> Layer | None:
     """The settings in the config.yaml of a run folder; None if there is none."""
+    check_path("run", folder / CONFIG)
     file = folder / CONFIG
     return read_config(str(file), keys(fit_parser())) if file.is_file() else None
 

@@ -51,7 +51,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     """
     run = RunFolder(folder)
     check("run", str(folder), (folder / "summary.json").exists(), "it is not finished")
-    if run.read_summary()["rounds"] != config.federation.rounds:
+    if run.read_summary().get("rounds") != config.federation.rounds:
         raise BadInput("run", str(folder), "it has been asked for more rounds than it has run: finish it first")
     alone = reference(config)
     where = folder.resolve().parent / REFERENCES / _identity(alone)

@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any, Literal
 
 import yaml
 
-from fl_lightning.cli.folder import CONFIG, LOCK
+from fl_lightning.cli.folder import CONFIG, LOCK, check_path
 from fl_lightning.cli.queue import ALIVE, Queued, queued
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
@@ -61,7 +61,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         asked, method = int(config["federation"]["rounds"]), config["method"]
         method = str(method if isinstance(method, str) else method.get("name", method.get("class_path", "")))
         rows = RunFolder(folder).read_metrics()
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):
+    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):  # `Damaged` is a ValueError
         return Standing(name, "", 0, 0, ACCURACY, "", math.nan, math.nan, "unreadable", None, 0.0)
     done = int(rows[-1]["round"]) if rows else 0
     metric = of_rows(rows)
@@ -130,6 +130,7 @@ def status(argv: list[str]) -> None:
     if len(argv) > 1 or (argv and argv[0].startswith("--")):
         raise BadInput("status", " ".join(argv), "one folder: fl-train status OUT")
     out = Path(argv[0] if argv else "runs")
+    check_path("status", out)
     from rich.console import Console
 
     table = _of_study(out) or _of_runs(out)

@@ -75,6 +75,31 @@ def test_no_runs_is_one_line(tmp_path: Path, capsys) -> None:
         assert capsys.readouterr().err.count("\n") == 1
 
 
+def test_names_with_brackets_are_shown_whole(tmp_path: Path, capsys) -> None:
+    run(tmp_path, "x[lr=0.1]", 10, finished=True)
+    assert main(["status", str(tmp_path)]) == 0
+    assert "x[lr=0.1]" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("table", ["mean_accuracy,seconds\n0.5,20\n", "round,seconds\n1,x\n", "round\n\n\0,\n1.5\n"])
+def test_a_damaged_run_leaves_the_others_in_the_table(tmp_path: Path, capsys, table: str) -> None:
+    run(tmp_path, "a", 10, finished=True)
+    (run(tmp_path, "b", 2) / "metrics.csv").write_text(table)
+    assert main(["status", str(tmp_path)]) == 0
+    out = capsys.readouterr().out
+    assert "finished" in out and "unreadable" in out
+
+
+def test_a_name_that_can_be_no_folder_is_one_line(tmp_path: Path, capsys) -> None:
+    for words in (
+        ["status"],
+        ["report"],
+        ["export", "--client", "0", "--out", str(tmp_path / "m.safetensors"), "--run"],
+    ):
+        assert main([*words, "x" * 300]) == 2
+        assert capsys.readouterr().err.count("\n") == 1
+
+
 SBATCH = "#!/bin/bash\necho Submitted batch job 42\n"
 SQUEUE = "#!/bin/bash\necho '42_0 RUNNING None'; echo '42_1 PENDING Resources'; echo '7 PENDING Priority'\n"
 
