@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import hashlib
 import json
+import math
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,11 +45,12 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         `judge` and `local_judge` (which kinds of model are compared, in words), `relative_accuracy` (mean over clients
         of (accuracy - local) / local), `positive_transfer_ratio` (share of clients at least as accurate as alone), the
         two mean accuracies, and where the reference lies. Clients whose local accuracy is 0 are left out of the mean
-        and counted in `without_reference`. For regression `mae` stands for `accuracy`, and `relative_mae` is the mean
-        of (local - mae) / local: positive is better, too.
+        and counted in `without_reference`; those that could not be scored, here or alone, are left out of everything
+        and counted in `without_score`. A figure that no client is left for is None. For regression `mae` stands for
+        `accuracy`, and `relative_mae` is the mean of (local - mae) / local: positive is better, too.
 
     Raises:
-        BadInput: the run is not finished.
+        BadInput: the run is not finished, or its files are damaged.
     """
     run = RunFolder(folder)
     check("run", str(folder), (folder / "summary.json").exists(), "it is not finished")
@@ -64,26 +67,36 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
                 write_config(where, alone)
                 fit(alone, where, resume=True)
     metric = BY_TASK[config.data.task]
-    pairs = list(zip(*(_final(folder, metric) for folder in (run, RunFolder(where))), strict=True))
-    gains = [metric.gain(ours, local) for ours, local in pairs if local > 0]
+    ours, alones = (_final(one, metric) for one in (run, RunFolder(where)))
+    check("run", str(folder), len(ours) == len(alones), "its final.csv is damaged")
+    every = list(zip(ours, alones, strict=True))
+    pairs = [pair for pair in every if all(map(math.isfinite, pair))]
+    gains = [metric.gain(mine, local) for mine, local in pairs if local > 0]
     found: dict[str, Any] = {
         "judge": final_words(run.read_summary()),
         "local_judge": final_words(RunFolder(where).read_summary()),
-        metric.of("relative"): sum(gains) / len(gains) if gains else float("nan"),
-        "positive_transfer_ratio": sum(metric.merit(ours) >= metric.merit(local) for ours, local in pairs) / len(pairs),
-        metric.of("mean"): sum(ours for ours, _ in pairs) / len(pairs),
-        metric.of("local_mean"): sum(local for _, local in pairs) / len(pairs),
+        metric.of("relative"): _mean(gains),
+        "positive_transfer_ratio": _mean([metric.merit(mine) >= metric.merit(local) for mine, local in pairs]),
+        metric.of("mean"): _mean([mine for mine, _ in pairs]),
+        metric.of("local_mean"): _mean([local for _, local in pairs]),
         "clients": len(pairs),
+        "without_score": len(every) - len(pairs),
         "without_reference": len(pairs) - len(gains),
         "reference": str(where.relative_to(folder.resolve().parent)),
     }
     with atomic_write(folder / "relative.json") as aside:
-        aside.write_text(json.dumps(found, indent=2) + "\n")
+        aside.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
     return found
 
 
 def _final(run: RunFolder, metric: Metric) -> list[float]:
-    return [row[metric.name] for row in run.read_final()]
+    """Each client's score, (N,); nan for one that could not be scored."""
+    return [row.get(metric.name, math.nan) for row in run.read_final()]
+
+
+def _mean(values: Sequence[float]) -> float | None:
+    """The mean; None where there is nothing to take it of."""
+    return sum(values) / len(values) if values else None
 
 
 def _identity(config: Config) -> str:

@@ -83,3 +83,31 @@ def test_a_reference_that_another_process_trains_is_waited_for(tmp_path: Path, m
     ending.join()
     out, err = capsys.readouterr()
     assert told.endswith(out) and err.count("\n") == 1 and "waiting for its end" in err
+
+
+def test_clients_without_a_score_are_left_out_and_counted(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(f"fit {QUICK} --federation.rounds 1 --method local --name a".split()) == 0
+    table = tmp_path / "runs" / "a" / "final.csv"
+    lines = table.read_text().splitlines(keepends=True)
+    scored = final(table.parent)[[0, 2, 3]]
+    table.write_text("".join([*lines[:2], "1,nan,after\n", *lines[3:]]))
+    assert main(["relative", "--run", "runs/a"]) == 0
+    text = (tmp_path / "runs" / "a" / "relative.json").read_text()
+    assert "NaN" not in text
+    found = json.loads(text)
+    assert (found["relative_accuracy"], found["positive_transfer_ratio"]) == (0, 1)
+    assert found["mean_accuracy"] == found["local_mean_accuracy"] == pytest.approx(scored.mean())
+    assert (found["clients"], found["without_score"], found["without_reference"]) == (3, 1, 0)
+
+    table.write_text("".join([lines[0], *(f"{c},nan,after\n" for c in range(4))]))
+    assert main(["relative", "--run", "runs/a"]) == 0
+    found = json.loads((tmp_path / "runs" / "a" / "relative.json").read_text())
+    assert (found["relative_accuracy"], found["positive_transfer_ratio"], found["without_score"]) == (None, None, 4)
+
+    capsys.readouterr()
+    for name, text in (("final.csv", lines[0] + "0,x,after\n"), ("final.csv", lines[0]), ("summary.json", '{"rou')):
+        (tmp_path / "runs" / "a" / name).write_text(text)
+        assert main(["relative", "--run", "runs/a"]) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1 and f"its {name} is damaged" in err
