@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from rich.console import Console
+from rich.markup import escape
 from rich.progress import BarColumn, TaskID, TextColumn, TimeRemainingColumn
 from rich.progress import Progress as Bar
 from rich.table import Table
@@ -104,7 +105,7 @@ class Progress(Observer):
 def _table(run: Run, rows: list[Row], summary: dict[str, Any]) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
-    table = Table(title=f"{run.folder.name}: {names}", title_justify="left", caption_justify="left")
+    table = Table(title=escape(f"{run.folder.name}: {names}"), title_justify="left", caption_justify="left")
     metric = of_rows(rows)
     mean = metric.of("mean")
     table.add_column(f"{metric.words}, mean of the round's clients")

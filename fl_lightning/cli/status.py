@@ -160,6 +160,7 @@ def _of_study(out: Path) -> Table | None:
 
 
 def _of_runs(out: Path) -> Table:
+    from rich.markup import escape
     from rich.table import Table
 
     table = Table()
@@ -177,7 +178,7 @@ def _of_runs(out: Path) -> Table:
             _span(s.left),
             "" if s.silent is None else f"{_span(s.silent)} ago",
         )
-        table.add_row(s.name, s.method, s.judge, *cells)
+        table.add_row(*map(escape, (s.name, s.method, s.judge, *cells)))
     return table
 
 
