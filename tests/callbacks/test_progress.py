@@ -184,3 +184,16 @@ def test_unseen_clients_have_a_line(tmp_path, capsys) -> None:
     held = "2 unseen clients, labelled samples of each class"
     line = f"{held}: mean accuracy 0.5000 with 0, 0.7500 with 5 (the global model)"
     assert line in capsys.readouterr().out.splitlines()
+
+
+def test_unseen_clients_of_a_regression_have_samples_in_all(tmp_path, capsys) -> None:
+    run, progress = run_of(tmp_path / "x[lr=0.1]"), Progress()
+    made = record(1, 0.5)
+    made.metrics = {name.replace("accuracy", "mae"): value for name, value in made.metrics.items()}
+    progress.on_round_end(run, made)
+    progress.on_fit_end(run, summary := {})
+    summary |= {"held_out_clients": [3], "newcomer_rule": "the global model", "newcomer_mean_mae_5": 0.75}
+    progress.on_close(run)
+    out = capsys.readouterr().out
+    assert "1 unseen clients, labelled samples in all: mean absolute error 0.7500 with 5 (the global model)" in out
+    assert "x[lr=0.1]: KAPC, 4 clients" in out
