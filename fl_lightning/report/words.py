@@ -65,7 +65,7 @@ def clients(run: Run) -> str:
 def participation(run: Run) -> str:
     """Share of the clients in a cohort."""
     share = run.setting("federation.participation")
-    return f"{share:.0%} of the clients a round" if isinstance(share, int | float) else text(share)
+    return f"{100 * share:.3g}% of the clients a round" if isinstance(share, int | float) else text(share)
 
 
 def judged_by(run: Run) -> str:

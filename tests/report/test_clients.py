@@ -88,6 +88,12 @@ def test_how_a_run_descends_stands_in_the_overview(make_run: MakeRun) -> None:
     assert row(runs, "batch size") == ["16", "–"]
 
 
+def test_a_small_participation_is_not_none(make_run: MakeRun) -> None:
+    shares = {"a": 0.001, "b": 0.1, "c": 1.0}
+    runs = load([make_run(n, config={"federation": {"rounds": 3, "participation": s}}) for n, s in shares.items()])
+    assert row(runs, "participation") == [f"{share}% of the clients a round" for share in ("0.1", "10", "100")]
+
+
 def test_settings_that_differ_are_seen_to_differ(make_run: MakeRun) -> None:
     """A method without arguments holds an empty mapping where another has a key for each."""
     runs = load([make_run("a"), make_run("b", config={"method": {"name": "local", "init_args": {}}})])
