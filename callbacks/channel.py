@@ -15,8 +15,9 @@ import numpy as np
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, Run
+from fl_lightning.csvtable import Row
 from fl_lightning.rng import numpy_rng
-from fl_lightning.runfolder import CLIENT_FLOPS, Row, RunFolder
+from fl_lightning.runfolder import CLIENT_FLOPS, RunFolder
 
 PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 

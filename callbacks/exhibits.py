@@ -18,11 +18,12 @@ import numpy as np
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.config import Config, check
 from fl_lightning.core.run import Run
+from fl_lightning.csvtable import Row
 from fl_lightning.errors import SECRET
 from fl_lightning.metric import Metric
 from fl_lightning.provenance import data_name
 from fl_lightning.record import RelationView
-from fl_lightning.runfolder import Row, RunFolder
+from fl_lightning.runfolder import RunFolder
 from fl_lightning.sections import spread
 from fl_lightning.storage.manifest import files_of, intact, rounds
 

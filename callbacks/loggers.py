@@ -17,11 +17,12 @@ from fl_lightning.callbacks.exhibits import Cells, without_secrets
 from fl_lightning.callbacks.pictures import patience
 from fl_lightning.config import check
 from fl_lightning.core.run import Run
+from fl_lightning.csvtable import Row
 from fl_lightning.errors import RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.provenance import title_of
 from fl_lightning.record import Picture, RelationView, RoundRecord
-from fl_lightning.runfolder import Row, RunFolder
+from fl_lightning.runfolder import RunFolder
 from fl_lightning.sections import SoFar, best_of, in_summary, renamed, shown, spread
 
 if TYPE_CHECKING:

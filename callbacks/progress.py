@@ -13,8 +13,9 @@ from rich.table import Table
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, Run
+from fl_lightning.csvtable import Row
 from fl_lightning.metric import MODELS, of_rows
-from fl_lightning.runfolder import Row, RunFolder, best, final_words
+from fl_lightning.runfolder import RunFolder, best, final_words
 
 _MIB = 2**20
 

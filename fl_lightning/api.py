@@ -17,9 +17,9 @@ from fl_lightning.cli.commands import trained
 from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.settings import Layer, config_in, layer_of, read_config, read_flags
 from fl_lightning.config import check
+from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView
-from fl_lightning.runfolder import Row
 
 if TYPE_CHECKING:
     from fl_lightning.report.load import Run as Loaded

@@ -137,3 +137,9 @@ def _dead(holder: str) -> bool:
     except (OSError, ValueError):
         pass
     return False
+
+
+def write_whole(path: Path, content: bytes, durable: bool = True) -> None:
+    """Have `path` hold `content`, or what it held before: never a part of it."""
+    with atomic_write(path, durable) as aside:
+        aside.write_bytes(content)

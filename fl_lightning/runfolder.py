@@ -7,11 +7,10 @@ for, as a checkpoint does before it counts. Rank 0 alone writes.
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import math
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -19,11 +18,11 @@ from typing import Any
 import numpy as np
 
 from fl_lightning import metric as metrics
+from fl_lightning.csvtable import CsvTable, Row
 from fl_lightning.errors import BadInput, Damaged
-from fl_lightning.files import atomic_write, flush_all, writing
+from fl_lightning.files import flush_all, write_whole
 from fl_lightning.record import KINDS, RelationView, RoundRecord
 
-Row = dict[str, float]
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
 """Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""
 CLIENT_LOSSES = ("train_loss", "coaching_loss")
@@ -51,9 +50,9 @@ class RunFolder:
 
     def __init__(self, path: Path) -> None:
         self.path = path
-        self._metrics = _Table(path / "metrics.csv")
-        self._clients = _Table(path / "clients.csv")
-        self._failures = _Table(path / "failures.csv")
+        self._metrics = CsvTable(path / "metrics.csv")
+        self._clients = CsvTable(path / "clients.csv")
+        self._failures = CsvTable(path / "failures.csv")
 
     def append(self, record: RoundRecord) -> None:
         """Write one round: its relation, its clients' rows, its failures, its row of metrics."""
@@ -169,20 +168,20 @@ class RunFolder:
             row["model"] = kind
         for row, others in zip(rows, further, strict=bool(further)):
             row |= others
-        _Table(self.path / "final.csv").write(rows)
+        CsvTable(self.path / "final.csv").write(rows)
 
     def read_final(self) -> list[Row]:
         """The rows of `final.csv`: `client`, `accuracy` or `mae` (not `model`); none before the run has ended."""
-        return _Table(self.path / "final.csv").read(words={"model"})
+        return CsvTable(self.path / "final.csv").read(words={"model"})
 
     def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
         """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file without any."""
         if rows:
-            _Table(self.path / "newcomers.csv").write(rows)
+            CsvTable(self.path / "newcomers.csv").write(rows)
 
     def read_newcomers(self) -> list[Row]:
         """The rows of `newcomers.csv`, without `rule`; none where no client was held out, or the run goes on."""
-        return _Table(self.path / "newcomers.csv").read(words={"rule"})
+        return CsvTable(self.path / "newcomers.csv").read(words={"rule"})
 
     def write_split(self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None) -> None:
         """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes)."""
@@ -192,11 +191,11 @@ class RunFolder:
         ]
         for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
             row |= {f"class_{k}": count for k, count in enumerate(counts)}
-        _Table(self.path / "split.csv").write(rows, durable=False)  # each start writes it anew
+        CsvTable(self.path / "split.csv").write(rows, durable=False)  # each start writes it anew
 
     def read_split(self) -> list[Row]:
         """The rows of `split.csv`; none in run folders of earlier versions."""
-        return _Table(self.path / "split.csv").read()
+        return CsvTable(self.path / "split.csv").read()
 
     def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
         """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:
@@ -207,15 +206,15 @@ class RunFolder:
             for k, row in enumerate(rows):
                 others = np.delete(table[k], k).astype(np.float64)
                 row |= {name: float(np.nanmean(others))} if np.isfinite(others).any() else {}
-        _Table(self.path / "heterogeneity.csv").write(rows)
+        CsvTable(self.path / "heterogeneity.csv").write(rows)
 
     def read_heterogeneity(self) -> list[Row]:
         """The rows of `heterogeneity.csv`; none in run folders of earlier versions."""
-        return _Table(self.path / "heterogeneity.csv").read()
+        return CsvTable(self.path / "heterogeneity.csv").read()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
-        _replace(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
 
     def read_summary(self) -> dict[str, Any]:
         """What `summary.json` holds; FileNotFoundError if the run has not ended, `Damaged` if that cannot be read."""
@@ -298,107 +297,6 @@ def final_words(summary: Mapping[str, Any]) -> str:
     return metrics.MODELS[kind] + rest
 
 
-class _Table:
-    """A CSV file of numbers and words whose header may grow. Integers stay integers, floats keep every digit."""
-
-    def __init__(self, path: Path) -> None:
-        self.path = path
-
-    def write(self, rows: Sequence[Mapping[str, float | str]], durable: bool = True) -> None:
-        """Make the file hold `rows` and nothing else."""
-        header = list(dict.fromkeys(name for row in rows for name in row))
-        self._rewrite(header, _lines(header, rows), durable)
-
-    def append(self, rows: Sequence[Mapping[str, float | str]], always: Iterable[str] = ()) -> None:
-        """Add `rows` in one write; columns that are new are added to all of it, `always` even if empty."""
-        header = self._header()
-        names = [name for row in rows for name in row]
-        new = list(dict.fromkeys(name for name in [*names, *always] if name not in header))
-        lines = _lines(header + new, rows)
-        if new:
-            # Rows that are there may have been flushed: they stay on the disk.
-            self._rewrite(header + new, self._read()[1] + lines, durable=bool(header))
-            return
-        with writing(self.path), self.path.open("ab") as file:
-            file.write(_encode(lines))
-
-    def truncate(self, round: int) -> None:
-        """Keep the whole rows of rounds up to `round`; `Damaged` where a row is of none."""
-        header, lines = self._read()
-        if header:
-            try:
-                at = header.index("round")
-                kept = [line for line in lines if int(line[at]) <= round]
-            except ValueError:
-                raise Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged") from None
-            self._rewrite(header, kept)
-        elif self.path.exists():
-            self.path.unlink()
-
-    def read(self, words: Collection[str] = (), numbered: bool = False) -> list[Row]:
-        """The whole rows as numbers, without the columns of `words`; empty cells are absent.
-
-        Raises:
-            Damaged: a cell is no number, or (`numbered`) a row is of no round.
-        """
-        damaged = Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged")
-        try:
-            header, lines = self._read()
-            cells = ([(n, c) for n, c in zip(header, line, strict=True) if c and n not in words] for line in lines)
-            rows = [{name: _number(cell) for name, cell in row} for row in cells]
-        except (ValueError, csv.Error):
-            raise damaged from None
-        if numbered and not all(float(row.get("round", math.nan)).is_integer() for row in rows):
-            raise damaged
-        return rows
-
-    def _header(self) -> list[str]:
-        """The first line alone: a round must not cost more the more rounds there have been."""
-        if not self.path.exists():
-            return []
-        with self.path.open(encoding="utf-8") as file:
-            first = file.readline()
-        return first.rstrip("\n").split(",") if first.endswith("\n") else []
-
-    def _read(self) -> tuple[list[str], list[list[str]]]:
-        """Header and rows; what a crash cut short is left out."""
-        if not self.path.exists():
-            return [], []
-        text = self.path.read_text(encoding="utf-8")
-        whole = text[: text.rfind("\n") + 1]
-        header, *lines = [*csv.reader(io.StringIO(whole))] or [[]]
-        return header, [line for line in lines if len(line) == len(header)]
-
-    def _rewrite(self, header: list[str], lines: list[list[str]], durable: bool = True) -> None:
-        padded = [line + [""] * (len(header) - len(line)) for line in lines]
-        _replace(self.path, _encode([header, *padded]), durable)
-
-
-def _lines(header: list[str], rows: Sequence[Mapping[str, float | str]]) -> list[list[str]]:
-    return [[_text(row.get(name)) for name in header] for row in rows]
-
-
-def _encode(lines: list[list[str]]) -> bytes:
-    held = io.StringIO()
-    csv.writer(held, lineterminator="\n").writerows(lines)
-    return held.getvalue().encode()
-
-
-def _text(value: float | str | None) -> str:
-    """`value` with every digit; numpy's and torch's numbers included."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    number = value.item() if hasattr(value, "item") else value
-    return repr(number)
-
-
-def _number(cell: str) -> float:
-    try:
-        return int(cell)
-    except ValueError:
-        return float(cell)
-
-
 def _rounds(folder: Path) -> list[int]:
     numbers = (file.stem.removeprefix("round-") for file in folder.glob("round-*.npz"))
     return sorted(int(number) for number in numbers if number.isdecimal())
@@ -407,9 +305,4 @@ def _rounds(folder: Path) -> list[int]:
 def _save_arrays(path: Path, **arrays: Any) -> None:
     held = io.BytesIO()
     np.savez_compressed(held, **arrays)
-    _replace(path, held.getvalue(), durable=False)
-
-
-def _replace(path: Path, content: bytes, durable: bool = True) -> None:
-    with atomic_write(path, durable) as aside:
-        aside.write_bytes(content)
+    write_whole(path, held.getvalue(), durable=False)

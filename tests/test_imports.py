@@ -19,6 +19,7 @@ ORDER = (
     ("log", "ranges"),
     ("components", "datakeys", "search"),
     ("catalogue", "config", "device", "files", "sections"),
+    ("csvtable",),
     ("data", "models", "parallel", "provenance", "runfolder", "storage"),
     ("core", "drawing"),
     ("callbacks",),

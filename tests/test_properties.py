@@ -21,10 +21,10 @@ from fl_lightning.config import Config, DataConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.mixing import mean_of, mixed
 from fl_lightning.core.payload import Payload
+from fl_lightning.csvtable import CsvTable
 from fl_lightning.data import partition
 from fl_lightning.errors import BadInput
 from fl_lightning.models.mlp import MLP
-from fl_lightning.runfolder import _Table
 
 same = settings(
     deadline=None,  # cores are shared
@@ -286,7 +286,7 @@ def test_mixing_keeps_equal_models_and_the_identity(W: torch.Tensor, seed: int) 
 )
 def test_a_table_gives_back_what_was_written(file: Path, rows: list[dict[str, float]]) -> None:
     """Every digit, in as many appends as there are rows, whatever columns come later."""
-    table = _Table(file.with_name("table.csv"))
+    table = CsvTable(file.with_name("table.csv"))
     table.path.unlink(missing_ok=True)
     for row in rows:
         table.append([row])

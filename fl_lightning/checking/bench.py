@@ -17,8 +17,9 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fl_lightning import run as engine
 from fl_lightning.config import Component, Config
+from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.runfolder import Row, RunFolder
+from fl_lightning.runfolder import RunFolder
 from fl_lightning.study.archive import weights
 
 

@@ -9,10 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from fl_lightning.csvtable import Row
 from fl_lightning.drawing.heatmap import heatmap
 from fl_lightning.metric import MODELS, of_rows
 from fl_lightning.record import KINDS, RoundRecord
-from fl_lightning.runfolder import Row, RunFolder
+from fl_lightning.runfolder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
