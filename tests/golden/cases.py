@@ -225,6 +225,8 @@ def runs() -> dict[str, Run]:
     for name in ("kapc", "fedavg"):
         single = merged(more.get(f"{name}-exact", of[name]), {"fabric": {"precision": "32-true"}})
         found[f"{name}-32"] = Run(single, bits_only=True)
+    # Adam divides a gradient by its own size: one that is 0 but for rounding gives a step that is the machine's.
+    found["fedprox-adam"] = Run(more["fedprox-adam"], bits_only=True)
     vmap = {"fabric": {"executor": "vmap"}}
     for name in ("kapc", "ditto", "scaffold"):
         found[f"{name}-vmap"] = Run(merged(more[f"{name}-mlp"], vmap), near=f"{name}-mlp")
