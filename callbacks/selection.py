@@ -96,7 +96,8 @@ class LayerSelection(Transform):
         search: which way Omega is searched; `printed` runs to an end (docs/decisions/0010).
         step_back: return the last Omega that satisfies the bound, not the first that violates it.
         largest: Omega lies in [1, `L-1`] or [1, `L`] (paper). With L - 1 a client learns its bounds B and tau in its
-            first round and never again; with L whenever it has sent all layers. L-1: ours, as in docs/results.md.
+            first round and never again; with L whenever it has sent all layers. L-1: ours
+            (docs/results/layer-selection.md).
     """
 
     changes_download = changes_upload = client_memory = True

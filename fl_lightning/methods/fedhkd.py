@@ -38,7 +38,7 @@ class FedHKD(ClassMeans):
         gamma: weight of the features' term. 0.05: paper; 0 is FedHKD*.
         temperature: T of soft predictions. 0.5: paper.
         nu: a client tells the means of classes that make up at least this share of its data. 0.25: paper, where it
-            cannot have been in use on CIFAR-100 (docs/results.md).
+            cannot have been in use on CIFAR-100 (docs/results/class-knowledge.md).
         sigma: noise, in units of the class's sensitivity 2 zeta / N. 7: paper. 0: none.
         zeta: bound on a sample's feature. 3: paper.
         clip: bring features within zeta before the mean. Ours: without it the bound, and so the guarantee, is a hope.

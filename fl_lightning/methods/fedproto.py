@@ -29,7 +29,7 @@ class FedProto(WithoutModels, ClassMeans):
         lam: weight of the pull. 1: the authors' readme, for MNIST and FEMNIST (0.1 for CIFAR-10).
         distance: `means` (the paper): the sum over a batch's classes of ||mean feature - prototype||; `norm`, the mean
             of that over samples; or `squared`, the mean over samples and coordinates of the square (the authors' code,
-            to which their lam belongs: on the digits it does better, docs/results.md).
+            to which their lam belongs: on the digits it does better, docs/results/switches.md).
         weighting: the server's mean over clients by `samples` of the class (paper) or `uniform` (the authors' code).
         predict: by the nearest global `prototype` (paper), or by the client's own `classifier` (until there are
             prototypes it is that).
