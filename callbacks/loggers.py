@@ -19,6 +19,7 @@ from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import RunFailed
+from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 from fl_lightning.provenance import title_of
 from fl_lightning.record import Picture, RelationView, RoundRecord
@@ -38,6 +39,7 @@ class TensorBoard(Observer):
     """Scalars and pictures for TensorBoard, in `tensorboard/` of the run folder; the step is the round."""
 
     def __init__(self) -> None:
+        require("tensorboard", "loggers.tensorboard", "tensorboard", "to log without it: --loggers.tensorboard null")
         self._writer: SummaryWriter | None = None
         self._so_far = SoFar()
         self._waiting: list[tuple[int, str, Image]] = []
@@ -118,6 +120,7 @@ class WandB(Observer):
         """
         modes = ("auto", "online", "offline", "disabled")
         check("loggers.wandb.mode", mode, mode in modes, f"it must be one of {', '.join(modes)}")
+        require("wandb", "loggers.wandb", "wandb", "to log without it: --loggers.wandb null")
         self.project, self.entity, self.mode, self.group, self.tags = project, entity, mode, group, tags
         self.job_type, self.notes, self.checkpoint, self.local = job_type, notes, checkpoint, local
         self._run: wandb.Run | None = None

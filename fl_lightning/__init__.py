@@ -3,8 +3,14 @@
 What is listed here is for scripts and notebooks, and stays as it is from version to version (docs/python.md).
 """
 
+import sys
 from importlib import import_module
 from typing import Any
+
+if sys.platform == "win32":
+    raise ImportError(
+        "fl_lightning runs on Linux and macOS: it uses fcntl and resource, which Windows does not have (WSL 2 has)"
+    )
 
 __version__ = "0.1.0"
 

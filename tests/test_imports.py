@@ -17,7 +17,7 @@ PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "shared_memory", "signals"),
     ("log", "ranges"),
-    ("components", "datakeys", "search"),
+    ("components", "datakeys", "extras", "search"),
     ("catalogue", "config", "device", "files", "sections"),
     ("csvtable",),
     ("data", "models", "parallel", "provenance", "runfolder", "storage"),

@@ -16,6 +16,7 @@ from types import FrameType
 
 from fl_lightning import __version__
 from fl_lightning.errors import BadInput, RunFailed, redact
+from fl_lightning.extras import needs
 from fl_lightning.signals import answered
 
 HELP = """usage: fl-train COMMAND [--key value ...]
@@ -73,6 +74,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
+    except ModuleNotFoundError as error:
+        if not (line := needs(error.name)):
+            print(redact(traceback.format_exc()), end="", file=sys.stderr)
+            return BUG
+        print("fl-train: error:", line, file=sys.stderr)
+        return BadInput.exit_code
     except BrokenPipeError:  # whoever read our output has read enough
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:

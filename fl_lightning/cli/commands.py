@@ -22,6 +22,7 @@ from fl_lightning.cli.resolve import complete, method_class, plan, start_of, to_
 from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 from fl_lightning.metric import BY_TASK, FURTHER, MODELS
 from fl_lightning.provenance import name_of
 
@@ -111,6 +112,7 @@ def report(argv: list[str]) -> None:
         compare([words[0], "--format", "html", "--out", str(out)])
         print(f"report: {out}")
         return
+    require("report", "report", words[0])
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render, run_folders
 

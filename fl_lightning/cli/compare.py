@@ -11,6 +11,7 @@ from fl_lightning.cli.parser import compare_parser
 from fl_lightning.cli.settings import apart, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 from fl_lightning.study import cells, sheet, tables
 from fl_lightning.study.compare import MIN_METHODS, Compared
@@ -32,6 +33,9 @@ def compare(argv: list[str]) -> None:
         _check_free(key, getattr(values, key))
     apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
     check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
+    require("study", "compare", words[0])
+    if values.picture is not None or values.format == "html":
+        require("report", "compare", words[0])
     with _folders(words) as folders:
         found, notes = cells.read(folders, values.judge, values.metric)
         compared = side_by_side(found, values.baseline, target)

@@ -31,6 +31,7 @@ from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
 from fl_lightning.components import AdaptersConfig, Network
 from fl_lightning.config import Component, Config, ModelConfig, check_finite
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import needs
 
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
@@ -195,7 +196,7 @@ def _import(kind: str, key: str, class_path: str) -> Any:
     try:
         found = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
-        raise BadInput(key, class_path, f"there is no module {error.name}") from None
+        raise BadInput(key, class_path, needs(error.name) or f"there is no module {error.name}") from None
     except Exception as error:  # a user's module can raise anything while it is imported
         if not (isinstance(error, AttributeError) and module in sys.modules):
             raise BadInput(key, class_path, f"it cannot be imported: {type(error).__name__}: {error}") from None

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import importlib.util
 import shlex
 import shutil
 import sys
@@ -21,6 +20,7 @@ from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import Layer, layer_of
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
+from fl_lightning.extras import require
 from fl_lightning.files import aside_of, atomic_write
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.study.folder import PLACE, Busy
@@ -92,8 +92,8 @@ def tune(argv: list[str]) -> None:
     for key, least in (("trials", 1), ("workers", 1), ("seed", 0)):
         value = getattr(values, key)
         check(key, value, value is None or value >= least, f"it must be at least {least}")
-    if importlib.util.find_spec("optuna") is None:
-        raise BadInput("tune", "optuna", "it is not installed, and tune needs it: pip install 'fl_lightning[tune]'")
+    for extra in ("tune", "study"):
+        require(extra, "tune", name)
     asked = Study.of(studyfile.read(name))
     check("seed", values.seed, values.seed not in asked.seeds, "the study has it, and is to judge on seeds unseen")
     if values.untuned:

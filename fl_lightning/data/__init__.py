@@ -14,6 +14,7 @@ from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import Pool, Source
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 from fl_lightning.rng import numpy_rng
 
 __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
@@ -37,6 +38,8 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     raw_test = raw_train if dealt.test is dealt.train else dealt.test.read_all()
     rotated = data.partition == "rotated"
     angles = partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
+    if any(angles):
+        require("vision", "data.partition", data.partition)
     _check_images(data, raw_train.ndim, rotated)
     trains, held, tests = dealt.shares
     labels_train = planted.relabelled(dealt.train.labels, [*trains, *held], [*groups, *groups], tasks)

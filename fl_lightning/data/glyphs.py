@@ -14,6 +14,7 @@ import numpy as np
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 from fl_lightning.rng import numpy_rng
 
 CLASSES = string.digits + string.ascii_uppercase + string.ascii_lowercase
@@ -48,6 +49,7 @@ def load(data: DataConfig) -> Source:
 
 def _files(root: str | None) -> list[Path]:
     """The typefaces, by name, each of which has all the classes."""
+    require("report", "data.source", "glyphs")
     from matplotlib.ft2font import FT2Font
 
     if root is None:

@@ -14,6 +14,7 @@ from fl_lightning.data import text
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import needs
 
 LAYOUT = "a folder made by save_to_disk, a .parquet file, or a folder with *.parquet (train* and test*, or one part)"
 
@@ -84,7 +85,7 @@ def _parts(root: str | None) -> dict[str, Any]:
         import datasets
         import pyarrow.parquet as parquet
     except ImportError:
-        raise Absent("data.source", "hf", "it needs the package datasets: the extra hf has it") from None
+        raise Absent("data.source", "hf", needs("datasets")) from None
     path = Path(root or "").expanduser()
     if root is None or not path.exists():
         raise Absent("data.root", root, f"the source hf wants {LAYOUT}")

@@ -13,6 +13,7 @@ import numpy as np
 from fl_lightning.config import check
 from fl_lightning.data.source import Absent, Pool, Source, split_source
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 
 SIZE = 32
 """Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR, GTSRB and SVHN."""
@@ -67,6 +68,7 @@ def load(root: str | None, test: bool = True) -> Source:
 
 def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, list[str]]:
     """The images in `folder`, a folder for each class, and the classes; `BadInput` that says the `layout`."""
+    require("vision", "data.root", root)
     from torchvision.datasets import ImageFolder
 
     try:

@@ -12,6 +12,7 @@ from fl_lightning.config import DataConfig, check
 from fl_lightning.data import windows
 from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 
 Encode = Callable[[str], list[int]]
 LAYOUT = "a folder with .txt files in UTF-8, a group for each (a play, a role, an author)"
@@ -81,14 +82,12 @@ def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
 
 
 def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode]:
-    try:
-        from tokenizers import Tokenizer
-        from tokenizers.models import WordPiece
-        from tokenizers.pre_tokenizers import Whitespace
-        from tokenizers.trainers import WordPieceTrainer
-    except ImportError:
-        allowed = "it needs the package tokenizers: the extra text has it; characters needs nothing"
-        raise BadInput("data.tokens", "word_pieces", allowed) from None
+    require("text", "data.tokens", "word_pieces", "characters needs nothing")
+    from tokenizers import Tokenizer
+    from tokenizers.models import WordPiece
+    from tokenizers.pre_tokenizers import Whitespace
+    from tokenizers.trainers import WordPieceTrainer
+
     tokenizer = Tokenizer(WordPiece(unk_token="<unknown>"))
     tokenizer.pre_tokenizer = Whitespace()
     trainer = WordPieceTrainer(vocab_size=size, special_tokens=["<unknown>"], show_progress=False)

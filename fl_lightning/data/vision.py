@@ -12,6 +12,7 @@ import numpy as np
 from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
 from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.extras import require
 
 DEFAULT_ROOT = "data"
 """Where torchvision's files lie, or go, when data.root is not given."""
@@ -114,6 +115,7 @@ def load(name: str, root: str | None, download: bool, test: bool = True) -> Sour
 
     `test`: see `Source`.
     """
+    require("vision", "data.source", name)
     import torchvision.datasets
 
     recipe = RECIPES[name]

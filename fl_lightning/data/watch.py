@@ -15,6 +15,7 @@ from fl_lightning.config import DataConfig
 from fl_lightning.data import windows
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import needs
 
 WINDOW, STEP = 100, 50
 """Samples in a window, and from one to the next. 2 s: about one repetition; half of a window is usual (ours)."""
@@ -33,7 +34,7 @@ def load(data: DataConfig) -> Source:
     """
     found = find_spec("seglearn")  # its file alone is read: importing it takes a second
     if found is None or found.origin is None:
-        raise Absent("data.source", "watch", "its recordings come with the package seglearn: the extra watch has it")
+        raise Absent("data.source", "watch", needs("seglearn"))
     file = Path(found.origin).parent / "data" / "watch_dataset.npy"
     try:
         held = np.load(file, allow_pickle=True).item()

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from fl_lightning.core import Client, Run
 from fl_lightning.core.phase import Batch
+from fl_lightning.extras import require
 from fl_lightning.knowledge.class_means import (
     class_means,
     classifier_gap,
@@ -61,6 +62,12 @@ class FedHKD(ClassMeans):
     clip: bool = True
     bound: Literal["norm", "coordinate"] = "norm"
     delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
+
+    def check(self, run: Run) -> None:
+        """And the privacy accounting is installed, before the first round."""
+        super().check(run)
+        if self.sigma and self.clip:
+            require("dp", "method.sigma", self.sigma, "0 adds no noise and needs no accounting")
 
     @property
     def adds(self) -> bool:

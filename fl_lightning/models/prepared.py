@@ -11,6 +11,7 @@ from torch import nn
 from fl_lightning.components import AdaptersConfig
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 
 SHOWN = 3
 """Names of tensors that a message lists."""
@@ -61,10 +62,9 @@ def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
     Raises:
         BadInput: `peft` is not installed, or there is nothing to adapt.
     """
-    try:
-        from peft import LoraConfig, inject_adapter_in_model
-    except ImportError:
-        raise BadInput("model.adapters", dict(values), 'they need peft: pip install "fl_lightning[adapters]"') from None
+    require("adapters", "model.adapters", dict(values))
+    from peft import LoraConfig, inject_adapter_in_model
+
     config = AdaptersConfig(**values)
     targets = targets_of(model, config.targets, head)
     said = config.targets if config.targets is not None else "null"

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
 from fl_lightning.metric import FURTHER
 from fl_lightning.sections import shown
 
@@ -134,13 +135,10 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
 
 
 def _workspace(entity: str, project: str, name: str) -> Workspace:
-    try:
-        import wandb_workspaces.reports.v2 as reports
-        import wandb_workspaces.workspaces as workspaces
-        from wandb_workspaces.expr import Metric
-    except ImportError:
-        allowed = "it needs the package wandb-workspaces: pip install 'fl_lightning[dashboard]'"
-        raise BadInput("dashboard", name, allowed) from None
+    require("dashboard", "dashboard", name)
+    import wandb_workspaces.reports.v2 as reports
+    import wandb_workspaces.workspaces as workspaces
+    from wandb_workspaces.expr import Metric
 
     panels: Any = reports  # it says what it holds when it is imported
 

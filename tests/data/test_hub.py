@@ -150,5 +150,5 @@ def test_places_that_are_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     with pytest.raises(BadInput, match=r"data\.root: .*it must be a folder made by save_to_disk"):
         hub.load(DataConfig(source="hf", root=str(tmp_path / "d.parquet")))
     monkeypatch.setitem(sys.modules, "datasets", None)
-    with pytest.raises(Absent, match=r"data\.source: 'hf' .*the extra hf"):
+    with pytest.raises(Absent, match=r"data\.source: 'hf' .*install 'datasets>="):
         hub.load(DataConfig(source="hf", root=str(tmp_path)))

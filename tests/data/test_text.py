@@ -117,7 +117,7 @@ def test_word_pieces(reviews: str) -> None:
 
 def test_word_pieces_want_their_package(reviews: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(sys.modules, "tokenizers", None)
-    with pytest.raises(BadInput, match=r"data\.tokens: 'word_pieces' .*the extra text"):
+    with pytest.raises(BadInput, match=r"data\.tokens: 'word_pieces' .*install 'tokenizers>=.*; characters"):
         table.load(DataConfig(root=reviews, columns=["review"], label_column="mood", tokens="word_pieces"))
 
 

@@ -136,7 +136,7 @@ def test_without_its_file_or_its_package(wheel: Path, monkeypatch: pytest.Monkey
     with pytest.raises(BadInput, match=r"data\.source: 'watch' .*watch_dataset\.npy cannot be read"):
         watch.load(DataConfig())
     monkeypatch.setattr(watch, "find_spec", lambda name: None)
-    with pytest.raises(Absent, match=r"data\.source: 'watch' .*the extra watch"):
+    with pytest.raises(Absent, match=r"data\.source: 'watch' .*install 'seglearn>="):
         watch.load(DataConfig())
     made = prepare(DataConfig(source="watch", partition="natural"), 3, 0, smoke=True)
     assert made.made_up and made.input_shape == (6, 100) and made.num_classes == 7

@@ -143,11 +143,11 @@ def test_the_view_is_saved_once_and_again_only_where_it_differs(server: SimpleNa
 
 
 def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
-    monkeypatch.setitem(sys.modules, "wandb_workspaces.workspaces", None)
+    monkeypatch.setitem(sys.modules, "wandb_workspaces", None)
     assert main(["dashboard", "--json", "view.json"]) == 2
     said = capsys.readouterr().err
     assert said.count("\n") == 1
-    assert "pip install 'fl_lightning[dashboard]'" in said
+    assert "pip install 'wandb-workspaces>=" in said
 
 
 # ---------------------------------------------------------------- sweeps

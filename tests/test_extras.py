@@ -1,0 +1,96 @@
+"""Without a package of an extra, what needs it ends in one line with the command that installs it; the rest works."""
+
+from __future__ import annotations
+
+import re
+import sys
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import extras
+from fl_lightning.cli import BUG, main
+from fl_lightning.extras import command, needs, require
+
+FIT = "fit --config kapc_digits --federation.rounds 1 --fabric.accelerator cpu --loggers null"
+
+
+@pytest.fixture(autouse=True)
+def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.chdir(tmp_path)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("absent", "line", "begins", "installs"),
+    [
+        ("wandb", f"{FIT} --loggers wandb", "loggers.wandb: ", "'wandb>="),
+        ("tensorboard", f"{FIT} --loggers tensorboard", "loggers.tensorboard: ", "'tensorboard>="),
+        ("torchvision", f"{FIT} --model resnet18", "model: ", "'torchvision>="),
+        ("torchvision", f"{FIT} --data.source mnist --model cnn", "data.source: ", "'torchvision>="),
+        ("torchvision", f"{FIT} --data.partition rotated", "data.partition: ", "'torchvision>="),
+        (
+            "matplotlib",
+            f"{FIT} --data.source glyphs --model cnn",
+            "data.source: ",
+            "'plotly>=6' 'jinja2>=3.1' 'matplotlib>=",
+        ),
+        ("dp_accounting", f"{FIT} --method fedhkd", "method.sigma: ", "'dp-accounting>="),
+        ("jinja2", "report run", "report: ", "'plotly>=6' 'jinja2>="),
+        ("pandas", "compare study", "compare: ", "'pandas>=2.2' 'scipy>="),
+        ("matplotlib", "compare study --picture ranks.png", "compare: ", "'matplotlib>="),
+    ],
+)
+def test_one_line_names_the_command(
+    absent: str, line: str, begins: str, installs: str, folder: Path, monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:  # fmt: skip
+    """Exit code 2, and nothing is left behind."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == absent or name.endswith("models.resnet18")]:
+        monkeypatch.delitem(sys.modules, name)
+    monkeypatch.setitem(sys.modules, absent, None)
+    assert main(line.split()) == 2
+    error = capsys.readouterr().err
+    assert error.count("\n") == 1
+    assert error.startswith(f"fl-train: error: {begins}")
+    assert f"it needs {absent}, which is not installed: " in error
+    assert re.search(rf"pip install .*{re.escape(installs)}", error)
+    assert list(folder.iterdir()) == []
+
+
+def test_without_any_extra_the_digits_are_trained(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
+    names = [name for modules in extras.MODULES.values() for name in modules if name != "scipy"]  # scikit-learn has it
+    for name in names:
+        monkeypatch.setitem(sys.modules, name, None)
+    assert main([*FIT.split(), "--federation.local_epochs", "1", "--callbacks.progress", "null"]) == 0
+    assert (folder / "runs" / "kapc_digits-001" / "summary.json").is_file()
+
+
+def test_a_module_of_no_extra_is_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "fl_lightning.cli.status", None)
+    assert main(["status"]) == BUG
+    assert "Traceback" in capsys.readouterr().err
+    assert needs("fl_lightning.cli.status") == needs(None) == ""
+
+
+def test_uv_is_named_where_there_is_no_pip(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(sys.modules, "pip", None)
+    assert command("dp").startswith("uv pip install 'dp-accounting>=")
+    monkeypatch.setitem(sys.modules, "pip", sys)
+    assert command("dp").startswith("pip install 'dp-accounting>=")
+
+
+def test_where_the_package_was_never_installed_its_extra_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    def absent(name: str) -> list[str]:
+        raise metadata.PackageNotFoundError(name)
+
+    monkeypatch.setattr(extras, "requires", absent)
+    assert command("dp").endswith("pip install 'fl_lightning[dp]'")
+
+
+def test_what_is_installed_is_not_refused() -> None:
+    for extra in extras.MODULES:
+        require(extra, "key", "value")
+    with pytest.raises(KeyError):
+        require("none", "key", "value")
