@@ -97,12 +97,23 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
             R[layer] = closed[places]
             bad = (R[layer] < 0).any(-1)
             if bad.any():
-                R[layer, bad] = _pivoted(H, C[layer][places[bad]] + strength * prior)
+                R[layer, bad] = simplex_rows(H, C[layer][places[bad]] + strength * prior)
     return R
 
 
-def _pivoted(H: Tensor, Q: Tensor) -> Tensor:
-    """Rows r that minimise r H r / 2 - r q over the simplex, for each row q of `Q` (k, n); H positive definite."""
+def simplex_rows(H: Tensor, Q: Tensor) -> Tensor:
+    """The rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting over the free entries.
+
+    Args:
+        H: positive definite (n, n), float64.
+        Q: a row q for each row that is wanted, (k, n), float64.
+
+    Returns:
+        Rows (k, n), non-negative, summing to 1.
+
+    Raises:
+        RunFailed: H is too close to singular for the pivoting to end.
+    """
     k, n = Q.shape
     scale = float(H.diagonal().max())
     tolerance = 1e-11 * scale
@@ -156,6 +167,7 @@ class LearnedCube(Relation):
     partial: Literal["preserve", "literal"]
     init: Literal["uniform", "random"] = "uniform"
     mixes: Literal["cohort", "heard"] = "cohort"
+    own_rho: float | None = None
     _terms: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
     _note: str = field(default="", init=False, repr=False)
@@ -165,7 +177,8 @@ class LearnedCube(Relation):
         """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused after it."""
         units = " of each layer's spread" if self.rho_units == "spread" else ""
         if run.is_main:
-            self._note = f"relation: solver {self.solver}, rho = beta / (2 lam) = {self.rho:g}{units}"
+            which = "rho" if self.own_rho is not None else "rho = beta / (2 lam)"
+            self._note = f"relation: solver {self.solver}, {which} = {self.rho:g}{units}"
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
@@ -180,7 +193,9 @@ class LearnedCube(Relation):
 
     @property
     def rho(self) -> float:
-        """beta / (2 lam): the prior's strength in the exact problem."""
+        """The prior's strength in the exact problem: as given, or beta / (2 lam)."""
+        if self.own_rho is not None:
+            return self.own_rho
         return self.beta / (2 * self.lam) if self.lam > 0 else float("inf")
 
     def weights(self, inputs: RelationInputs) -> Tensor:

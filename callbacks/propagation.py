@@ -15,7 +15,7 @@ from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Client, RelationInputs, Run
-from fl_lightning.data.federated import Part
+from fl_lightning.data.part import Part
 
 
 def basis(part: Part, directions: int, classes: int) -> Tensor:

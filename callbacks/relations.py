@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.core import RelationInputs, Run
-from fl_lightning.data.federated import Part
+from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput, RunFailed
 
 

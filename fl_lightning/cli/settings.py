@@ -27,7 +27,7 @@ from fl_lightning.errors import NO_VALUE, BadInput
 Layer = dict[str, Any]
 
 # Callbacks that every run has unless they are set to null, in the order in which they run, after all others.
-DEFAULT_CALLBACKS = ("heatmaps", "progress", "checkpoint")
+DEFAULT_CALLBACKS = ("heatmaps", "ledger", "progress", "checkpoint")
 # The digits that ship with the package: what `fl-train fit` alone trains on.
 DEFAULTS: Layer = {"method": "kapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}
 # KAPC as we recommend it, where nothing names a method; a method that is named has the arguments of its paper. Why

@@ -14,7 +14,8 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.core.run import ModelGroup, Run
-from fl_lightning.data.federated import ClientData, Part
+from fl_lightning.data.federated import ClientData
+from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator
 from fl_lightning.storage.state import MODEL, ClientState

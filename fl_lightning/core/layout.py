@@ -158,6 +158,13 @@ class Layout:
         self._segments[mask.tobytes(), by_layer] = out
         return out
 
+    def squared_norms(self, vector: Tensor) -> Tensor:
+        """Squared norm of the parameters of each layer in `vector` (D,): float64 (L,), on the CPU."""
+        found = torch.zeros(len(self.layers), dtype=torch.float64)
+        for s in self.segments(self.is_parameter, by_layer=True):
+            found[s.layer] += vector[s.start : s.stop].float().square().sum().cpu()
+        return found
+
     def bytes_by_layer(self, sent: np.ndarray, block_bytes: np.ndarray, kinds: int) -> np.ndarray:
         """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds), the last row 0."""
         known = (sent.tobytes(), block_bytes.tobytes(), kinds)

@@ -50,7 +50,8 @@ class Phase:
         epochs: passes over the data, also fractions; None with `steps` None: as the federation's configuration says.
         steps: instead of `epochs`.
         lr: learning rate; None: that of the round.
-        part: the data; None: the client's training data.
+        part: the data; None: the client's training data. A `subset` of these counts as own data, too: for operations
+            and for the state that the optimiser keeps.
         targets: (n, ...), in place of the labels of the client's n training samples, in the order in which these are
             stored: soft labels, or labels with weights, for an own loss. None: the labels.
         batch_size: of a step; None: the federation's.

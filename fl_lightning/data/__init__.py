@@ -9,8 +9,9 @@ import torch
 
 from fl_lightning.config import DataConfig, check, held_out
 from fl_lightning.data import newcomers, partition, planted, public, windows
-from fl_lightning.data.federated import ClientData, FederatedData, Part, ResidentPart, Samples
+from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
+from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import Pool, Source
 from fl_lightning.errors import BadInput

@@ -3,160 +3,33 @@
 from __future__ import annotations
 
 import copy
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor
-from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
+from fl_lightning.data.part import (
+    LoadedPart,
+    Part,
+    RelabelledPart,
+    Relabelling,
+    ResidentPart,
+    Rows,
+    Samples,
+)
 from fl_lightning.data.planted import Tasks
-from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.data.source import HeldOut
-from fl_lightning.device import free_bytes, sent
+from fl_lightning.device import free_bytes
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import BY_TASK, NO_TARGET, Task
 
-Batches = Iterator[tuple[Tensor, Tensor]]
-Relabelling = Callable[[Tensor], Tensor]
-"""New labels (n,) for old ones."""
-
 RESIDENT_SHARE = 0.5
 """`data.resident: auto`: tensors on the device if all samples in use take at most this share of its free memory."""
-
-
-@dataclass(frozen=True)
-class Samples:
-    """Raw samples in memory, and how they become the network's input."""
-
-    raw: Tensor
-    """uint8 or float32, [n, channels, height, width], [n, channels, samples] or [n, features]; int64 [n, length]: token
-    numbers, which stay what they are."""
-    labels: Tensor
-    """int64 [n] (next tokens: [n, T]), or float32 [n] for regression."""
-    mean: Tensor
-    """Of each channel (or feature) over the training pool, float32, shaped to broadcast against one sample."""
-    std: Tensor
-
-    def inputs(self, index: Tensor, angle: float, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Samples at `index`, turned by `angle` degrees (nearest pixel, black corners), normalised on `device`."""
-        raw = self.raw[index]
-        if raw.dtype == torch.int64:
-            return sent(raw, device)
-        if angle and len(index):
-            from torchvision.transforms.functional import rotate
-
-            raw = rotate(raw, angle)
-        return sent(raw, device).float().sub_(sent(self.mean, device)).div_(sent(self.std, device)).to(dtype)
-
-
-class Part(ABC):
-    """One client's samples for one purpose (training, validation or test)."""
-
-    def __init__(self, size: int, augmentation: Augmentation | None) -> None:
-        self._size = size
-        self._augmentation = augmentation
-
-    def __len__(self) -> int:
-        return self._size
-
-    @property
-    def augmented(self) -> bool:
-        """Whether `batches` has a use for `augment`."""
-        return self._augmentation is not None
-
-    def batches(
-        self,
-        batch_size: int,
-        generator: torch.Generator | None = None,
-        augment: torch.Generator | None = None,
-        whole_last: bool = False,
-        only: slice = slice(None),
-    ) -> Batches:
-        """One pass in batches (x, y) on the device: in the order of `torch.randperm` from `generator`, else as stored.
-
-        `augment` gives the draws of the augmentation that the data ask for (training parts only; unused otherwise).
-        Both generators live on the CPU and are drawn from here, before the first batch. The last batch is what remains;
-        with `whole_last` a lone last sample joins the batch before it, since BatchNorm cannot train on one. `only`:
-        these of the batches; the others are neither gathered nor prepared, and none of the numbers changes.
-        """
-        order = None if generator is None else torch.randperm(len(self), generator=generator)
-        sizes = batch_sizes(len(self), batch_size, whole_last)
-        draws = None
-        if self._augmentation is not None and augment is not None:
-            draws = self._augmentation.draw(len(self), augment)
-        start, stop, _ = only.indices(len(sizes))
-        if (start, stop) != (0, len(sizes)):
-            first, sizes = sum(sizes[:start]), sizes[start:stop]
-            here = slice(first, first + sum(sizes))
-            order = (torch.arange(len(self)) if order is None else order)[here]
-            draws = None if draws is None else draws[here]
-        if self._augmentation is None or draws is None:
-            return self._in_order(order, sizes)
-        return self._augmentation.over(self._in_order(order, sizes), draws.split(sizes))
-
-    @abstractmethod
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches: ...
-
-
-class ResidentPart(Part):
-    """All samples as tensors on the device: a pass costs one permutation and slices."""
-
-    def __init__(self, x: Tensor, y: Tensor, augmentation: Augmentation | None) -> None:
-        super().__init__(len(y), augmentation)
-        self.x, self.y = x, y
-
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        x, y = self.x, self.y
-        if order is not None:
-            order = sent(order, x.device)
-            x, y = x[order], y[order]  # keeps the memory format, which pooling on grey images is 7 times faster in
-        return zip(x.split_with_sizes(sizes), y.split_with_sizes(sizes), strict=True)
-
-
-class LoadedPart(Part):
-    """Samples that stay raw in main memory and are prepared batch by batch: the same numbers as `ResidentPart`."""
-
-    def __init__(self, rows: _Rows, augmentation: Augmentation | None) -> None:
-        super().__init__(len(rows.index), augmentation)
-        self._rows = rows
-
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        order = torch.arange(len(self)) if order is None else order
-        # A generator of its own: otherwise the loader draws from the global one, and dropout would see other numbers.
-        own = torch.Generator()
-        return iter(DataLoader(self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own))
-
-
-class RelabelledPart(Part):
-    """`part` with its labels changed."""
-
-    def __init__(self, part: Part, change: Relabelling) -> None:
-        super().__init__(len(part), part._augmentation)
-        self._part, self._change = part, change
-
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        return ((x, self._change(y)) for x, y in self._part._in_order(order, sizes))
-
-
-class TargetPart(Part):
-    """`part` with `targets` (n, ...) in place of its labels, one for each sample as they are stored."""
-
-    def __init__(self, part: Part, targets: Tensor) -> None:
-        super().__init__(len(part), part._augmentation)
-        if len(targets) != len(part):
-            raise ValueError(f"{len(targets)} targets for {len(part)} samples")
-        self._part, self._targets = part, targets
-
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        targets = self._targets if order is None else self._targets[sent(order, self._targets.device)]
-        inputs = (x for x, _ in self._part._in_order(order, sizes))
-        return zip(inputs, targets.split(sizes), strict=True)
 
 
 class FederatedData:
@@ -235,12 +108,12 @@ class FederatedData:
         if key not in self._cache:
             train, validation, test = (share[i] for share in self._shares)
             angle = self._angles[i]
-            training = self._part(_Rows(self._train, train, angle, device, dtype), self._augmentation)
+            training = self._part(Rows(self._train, train, angle, device, dtype), self._augmentation)
             change = self._relabelled.get(i)
             self._cache[key] = ClientData(
                 RelabelledPart(training, change) if change else training,
-                self._part(_Rows(self._train, validation, angle, device, dtype)),
-                self._part(_Rows(self._test, test, angle, device, dtype)),
+                self._part(Rows(self._train, validation, angle, device, dtype)),
+                self._part(Rows(self._test, test, angle, device, dtype)),
             )
         return self._cache[key]
 
@@ -253,7 +126,7 @@ class FederatedData:
             everything = np.arange(len(self._common.labels))
             if self.held_out and self._common is self._test:
                 everything = np.setdiff1d(everything, np.concatenate([who.test for who in self.held_out]))
-            self._common_parts[device, dtype] = self._part(_Rows(self._common, everything, 0.0, device, dtype))
+            self._common_parts[device, dtype] = self._part(Rows(self._common, everything, 0.0, device, dtype))
         return self._common_parts.get((device, dtype))
 
     def public(
@@ -307,7 +180,7 @@ class FederatedData:
 
     def some(self, i: int, most: int) -> tuple[Tensor, Tensor]:
         """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the CPU."""
-        rows = _Rows(self._train, self._shares[0][i][:most], self._angles[i], torch.device("cpu"), torch.float32)
+        rows = Rows(self._train, self._shares[0][i][:most], self._angles[i], torch.device("cpu"), torch.float32)
         return rows.at(rows.index)
 
     def relabel(self, i: int, change: Relabelling) -> None:
@@ -331,7 +204,7 @@ class FederatedData:
             self.class_counts = _class_counts(self._shares[0], self._train.labels.numpy(), self.num_classes)
         self._cache.clear()
 
-    def _part(self, rows: _Rows, augmentation: Augmentation | None = None) -> Part:
+    def _part(self, rows: Rows, augmentation: Augmentation | None = None) -> Part:
         if self._fits(rows.device):
             return ResidentPart(*rows.at(rows.index), augmentation)
         return LoadedPart(rows, augmentation)
@@ -352,29 +225,6 @@ class ClientData:
     train: Part
     validation: Part
     test: Part
-
-
-class _Rows(Dataset[tuple[Tensor, Tensor]]):
-    """A part's samples: those of `samples` at `indices`, as they come to the `device`."""
-
-    def __init__(
-        self, samples: Samples, indices: np.ndarray, angle: float, device: torch.device, dtype: torch.dtype
-    ) -> None:
-        self.samples, self.index, self.angle = samples, torch.from_numpy(indices), angle
-        self.device, self.dtype = device, dtype
-
-    def at(self, index: Tensor) -> tuple[Tensor, Tensor]:
-        """x and y of so many samples of the pool."""
-        x = self.samples.inputs(index, self.angle, self.device, self.dtype)
-        return x, sent(self.samples.labels[index], self.device)
-
-    def __getitems__(self, rows: Tensor) -> tuple[Tensor, Tensor]:
-        """A whole batch at once: the DataLoader hands over all of its indices."""
-        return self.at(self.index[rows])
-
-
-def _as_is(batch: Any) -> Any:
-    return batch
 
 
 def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:

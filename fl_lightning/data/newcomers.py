@@ -9,7 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.data import arrays
-from fl_lightning.data.federated import ClientData, FederatedData, ResidentPart
+from fl_lightning.data.federated import ClientData, FederatedData
+from fl_lightning.data.part import ResidentPart
 from fl_lightning.data.source import HeldOut
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator, numpy_rng

@@ -1,1 +1,1 @@
-"""Heatmaps of relation and split, drawn with Pillow."""
+"""Pictures, drawn without torch in a process beside the training: `process.draw`."""

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning import log
 from fl_lightning.core import Client, Phase, Run, Server
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.data.federated import Part
+from fl_lightning.data.part import Part
 from fl_lightning.engine import scoring
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of

@@ -17,8 +17,9 @@ from fl_lightning.callbacks.base import Aggregator, client_memory
 from fl_lightning.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, Run, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
-from fl_lightning.data.federated import ClientData, Part, ResidentPart
+from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
+from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.worker import Worker

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from fl_lightning.core import Client, ModelGroup, Phase, Run
-from fl_lightning.data.federated import TargetPart
+from fl_lightning.data.part import TargetPart
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.schedule import BatchSchedule, Length
@@ -23,6 +23,11 @@ def schedule_of(
     return BatchSchedule(run.config.seed, purpose, client, index, length, size, group.whole_last, most)
 
 
+def on_own_data(client: Client, phase: Phase) -> bool:
+    """Whether `phase` trains on the client's training data, or on a subset of them."""
+    return phase.part is None or phase.part.whole is client.data.train
+
+
 def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None) -> LocalJob:
     """`phase` of `client`, after `index` of its purpose, for an executor (`purpose`: in place of the phase's)."""
     run, group = client.run, client.group
@@ -34,7 +39,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
         length = Length(steps=phase.steps)
     elif phase.epochs is not None:
         length = Length(epochs=phase.epochs)
-    public = phase.part is not None
+    public = not on_own_data(client, phase)
     schedule = schedule_of(run, group, client.id, index, purpose or phase.purpose, length, phase.batch_size, public)
     if phase.budget is not None:
         schedule = replace(schedule, budget=phase.budget, before=client.rounds)

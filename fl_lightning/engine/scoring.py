@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import Run
-from fl_lightning.data.federated import Part
+from fl_lightning.data.part import Part
 from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, by_shares, recalls
 
 Seen = list[tuple[Tensor, Tensor]]

@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.core import Client, Fit, Payload, Phase
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
-from fl_lightning.engine.phases import job_of, keep_optimizer
+from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
 from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.storage.state import MODEL
@@ -219,7 +219,7 @@ class Visit:
             return
         once = round(plain.forward * fit.samples + plain.backward * fit.samples)
         metered = phase.objective.loss is not None
-        if phase.part is not None:
+        if not on_own_data(self.client, phase):
             self.client.flops += 0 if metered else once
             return
         self.client.flops -= once if metered else 0

@@ -10,6 +10,7 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import LearnedCube
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
@@ -38,6 +39,8 @@ class KAPC(Method):
         init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the papers). uniform:
             ours, since a step of 0.01 hardly leaves where a row began: random ones stay random (docs/decisions/0004).
         classifier: `coached` (paper), or `own`: the classifier is neither sent nor coached.
+        rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own lam may be 0: rows
+            without a proximal term.
         mixes: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that has not uploaded yet
             counts with the initial model), or those of everyone `heard` so far, and one's own.
     """
@@ -58,12 +61,18 @@ class KAPC(Method):
     classifier: Literal["coached", "own"] = "coached"
     init: Literal["uniform", "random"] = "uniform"
     mixes: Literal["cohort", "heard"] = "cohort"
+    rho: NonNegativeFloat | None = None
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        fine = self.rho is None or self.solver == "exact"
+        check("method.rho", self.rho, fine, "the published step has no rho of its own: null, or solver exact")
 
     def relation(self) -> Relation:
         """The learned cube."""
         return LearnedCube(
             self.lam, self.beta, self.eta_r, self.relation_steps, self.projection, self.solver, self.prior,
-            self.rho_units, self.partial, self.init, self.mixes,
+            self.rho_units, self.partial, self.init, self.mixes, self.rho,
         )  # fmt: skip
 
     def scope(self, block: Block) -> Scope:

@@ -13,8 +13,8 @@ from fl_lightning.components import Text
 from fl_lightning.config import Config
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, prepare
-from fl_lightning.data.federated import Samples
 from fl_lightning.data.load import shape_of
+from fl_lightning.data.part import Samples
 from fl_lightning.data.source import Absent
 from fl_lightning.metric import Task
 from fl_lightning.models.base import inputs, targets

@@ -11,7 +11,7 @@ import torch
 from fl_lightning.config import DataConfig
 from fl_lightning.data import FederatedData, Part, prepare
 from fl_lightning.data import federated as module
-from fl_lightning.data.federated import LoadedPart, ResidentPart
+from fl_lightning.data.part import LoadedPart, ResidentPart
 
 
 def arrays(folder: Path, size: int = 300, shape: tuple[int, ...] = (12, 12, 3)) -> str:

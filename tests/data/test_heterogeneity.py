@@ -11,7 +11,8 @@ import torch
 
 from fl_lightning.config import DataConfig
 from fl_lightning.data import heterogeneity, prepare
-from fl_lightning.data.federated import FederatedData, Samples
+from fl_lightning.data.federated import FederatedData
+from fl_lightning.data.part import Samples
 from fl_lightning.runfolder import RunFolder
 
 MEASURES = ("jensen_shannon", "hellinger", "feature_shift", "feature_shift_within")

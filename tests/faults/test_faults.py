@@ -321,9 +321,9 @@ def _children(pid: int) -> list[int]:
 @pytest.mark.slow
 def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
     def worn() -> None:
-        from fl_lightning.data import federated
+        from fl_lightning.data import part
 
-        real, calls = federated._Rows.__getitems__, [0]
+        real, calls = part.Rows.__getitems__, [0]
 
         def read(self: Any, rows: Any) -> Any:
             calls[0] += 1
@@ -331,7 +331,7 @@ def test_data_that_cannot_be_read_in_the_middle(whole: Any) -> None:
                 raise OSError("the disk has let go of a sector")
             return real(self, rows)
 
-        federated._Rows.__getitems__ = read  # type: ignore[method-assign]
+        part.Rows.__getitems__ = read  # type: ignore[method-assign]
 
     attempt = forked(line("a", "--data.resident never"), Path("said"), worn)
     assert attempt.wait() == 1

@@ -25,7 +25,7 @@ from fl_lightning.callbacks.propagation import (
 )
 from fl_lightning.cli import main
 from fl_lightning.core.mixing import mixed
-from fl_lightning.data.federated import ResidentPart
+from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.errors import BadInput

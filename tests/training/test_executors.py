@@ -22,7 +22,7 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.data import prepare
-from fl_lightning.data.federated import ResidentPart
+from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import schedule_of

@@ -1,0 +1,210 @@
+"""selfkapc: rows by Mallows' Cp, the measured noise, and what becomes of it from round to round."""
+
+from __future__ import annotations
+
+from itertools import chain, combinations
+
+import numpy as np
+import pytest
+import torch
+from reckoning import uploads
+from torch import Tensor
+from watching import Make, client_of, models, run_all, same, server_of
+
+from fl_lightning.callbacks.cube import simplex_rows
+from fl_lightning.callbacks.measured import RIDGE, MeasuredCube, measured_rows
+from fl_lightning.config import DataConfig
+from fl_lightning.data import prepare
+from fl_lightning.data.part import ResidentPart
+from fl_lightning.methods.local import Local
+from fl_lightning.methods.selfkapc import SelfKAPC
+
+
+def draw(*shape: int, seed: int = 0) -> Tensor:
+    return torch.randn(*shape, dtype=torch.float64, generator=torch.Generator().manual_seed(seed))
+
+
+def by_supports(H: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """The minimum of r H r / 2 - r q over the simplex, by the conditions of Karush, Kuhn and Tucker on each support."""
+    n, best, value = len(q), None, np.inf
+    for support in chain.from_iterable(combinations(range(n), k) for k in range(1, n + 1)):
+        K = np.zeros((len(support) + 1,) * 2)
+        K[:-1, :-1], K[-1, :-1], K[:-1, -1] = H[np.ix_(support, support)], 1, 1
+        part = np.linalg.solve(K, np.append(q[list(support)], 1))[:-1]
+        r = np.zeros(n)
+        r[list(support)] = part
+        if (part >= -1e-12).all() and (here := r @ H @ r / 2 - r @ q) < value:
+            best, value = r, here
+    assert best is not None
+    return best
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_rows_on_the_simplex_against_all_supports(seed: int) -> None:
+    W, q = draw(6, 9, seed=seed), draw(4, 6, seed=seed + 100)
+    H = W @ W.T
+    rows = simplex_rows(H, 3 * q)
+    expected = np.stack([by_supports(H.numpy(), 3 * row) for row in q.numpy()])
+    np.testing.assert_allclose(rows, expected, atol=1e-8)
+
+
+@pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, 30.0])
+def test_measured_rows_minimise_the_criterion(noise: float) -> None:
+    W, S = draw(5, 8), draw(5, 5, seed=1)
+    Sigma, D = noise * S @ S.T, W - W.mean(0)
+    C = (D @ D.T)[None]
+    rows = measured_rows(C, Sigma[None], torch.arange(5), 1.5)[0]
+    scale = float(C[0].diagonal().mean())
+    H = (C[0] / scale + RIDGE * torch.eye(5)).numpy()
+    for i, row in enumerate(rows):
+        expected = by_supports(H, ((C[0] - 1.5 * Sigma)[i] / scale).numpy())
+        np.testing.assert_allclose(row, expected, atol=1e-8)
+    if noise == 0:
+        np.testing.assert_allclose(rows, np.eye(5), atol=1e-6)
+
+
+def test_the_criterion_is_unbiased_for_a_fixed_row() -> None:
+    """E||r W - theta_i||^2 = E||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii, with correlated noises, within 1 %."""
+    theta, root, D = 0.3 * draw(4, 6), draw(4, 4, seed=2), 6
+    Sigma = D * root @ root.T  # traces: each of the D numbers has the covariance root root'
+    r, i = torch.tensor([0.5, 0.2, 0.3, 0.0], dtype=torch.float64), 1
+    W = theta + root @ draw(40_000, 4, D, seed=3)
+    true = (r @ W - theta[i]).square().sum(-1).mean()
+    criterion = (r @ W - W[:, i]).square().sum(-1).mean() + 2 * (r @ Sigma)[i] - Sigma[i, i]
+    assert float(criterion) == pytest.approx(float(true), rel=0.01)
+
+
+def test_equal_models_and_a_single_source_keep_their_own() -> None:
+    zeros, noise = torch.zeros(2, 3, 3, dtype=torch.float64), torch.ones(2, 3, 3, dtype=torch.float64)
+    assert torch.equal(measured_rows(zeros, noise, torch.tensor([2]), 1.5)[0, 0], torch.tensor([0.0, 0, 1]).double())
+    one = torch.ones(1, 1, 1, dtype=torch.float64)
+    assert torch.equal(measured_rows(one, one, torch.tensor([0]), 1.5), one)
+
+
+def test_much_noise_leaves_the_own_model() -> None:
+    """However large: the row is on others, and finite."""
+    W = draw(4, 5)
+    D = W - W.mean(0)
+    C, Sigma = (D @ D.T)[None], torch.zeros(1, 4, 4, dtype=torch.float64)
+    Sigma[0, 1, 1] = 1e12
+    row = measured_rows(C, Sigma, torch.tensor([1]), 1.0)[0, 0]
+    assert row[1] == 0 and row.isfinite().all() and float(row.sum()) == pytest.approx(1)
+
+
+# ---------------------------------------------------------------- in a federation
+
+
+def test_a_subset_of_a_part_has_its_samples() -> None:
+    part = ResidentPart(torch.arange(10.0)[:, None], torch.arange(10), None)
+    some = part.subset(torch.tensor([7, 1, 4])).subset(torch.tensor([0, 2]))
+    assert [y.tolist() for _, y in some.batches(5)] == [[7, 4]]
+    assert some.whole is part and len(some) == 2
+    order = torch.Generator().manual_seed(1)
+    assert {int(y) for _, ys in some.batches(1, order) for y in ys} == {7, 4}
+
+
+def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) -> None:
+    """Measured in the first round alone, by layer; the upload is the mean of both."""
+    fed = federation(SelfKAPC(), precision="64-true", rounds=2)
+    seen: dict[int, list[dict[str, Tensor]]] = {}
+    method = fed.run.method
+    upload = type(method).upload
+    halves: dict[int, list[Tensor]] = {}
+    phases = type(method).phases
+
+    def spied(self, client, payload):  # type: ignore[no-untyped-def]
+        for phase in phases(self, client, payload):
+            yield phase
+            halves.setdefault(client.id, []).append(client["model"].clone())
+
+    def sent(self, client, payload):  # type: ignore[no-untyped-def]
+        found = upload(self, client, payload)
+        seen.setdefault(client.id, []).append(dict(found.statistics))
+        return found
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(type(method), "phases", spied)
+        patch.setattr(type(method), "upload", sent)
+        first = fed.round(1)
+        after = uploads(fed)
+        fed.round(2)
+    layout = fed.run.groups[0].layout
+    for c, w in enumerate(after):
+        a, b = halves[c][:2]
+        torch.testing.assert_close(w, (a + b) / 2)
+        expected = [
+            sum(float((a - b)[k.start : k.stop].square().sum()) for k in layout.blocks if k.layer == layer) / 4
+            for layer in range(len(layout.layers))
+        ]
+        np.testing.assert_allclose(seen[c][0]["noise"], expected, rtol=1e-5)
+        assert [sorted(s) for s in seen[c]] == [["noise", "step"], ["step"]]
+    assert {f"noise_share_{name}" for name in fed.run.layer_names} <= first.metrics.keys()
+
+
+def test_covariance_follows_the_mixes(federation: Make) -> None:
+    """Sigma <- keep T Sigma T' + diag(v), T the rows of those who answered, v = s^2 / n_i ||step||^2."""
+    fed = federation(SelfKAPC(keep=0.5), precision="64-true", rounds=3, clients=5)
+    fed.round(1)
+    memory = {k: v.clone() for k, v in fed.run.server.memory.items()}
+    Sigma = memory["noise.covariance"]
+    assert torch.equal(Sigma, torch.diag_embed(Sigma.diagonal(dim1=1, dim2=2)))
+    before = [s.received["model"].clone() for _, s in sorted(fed.run.states.items())]
+    server = server_of(fed, [1, 3])
+    sent = {c: p.vector.clone() for c, p in fed.run.method.broadcast(server).items()}
+    rows = server.only.weighed.weights  # type: ignore[union-attr]
+    fed.round(2, [1, 3])
+    layout, shares = fed.run.groups[0].layout, memory["noise.measured"][0] / memory["noise.measured"][1]
+    n = fed.run.data.train_sizes
+    for layer in range(len(layout.layers)):
+        T = torch.eye(5, dtype=torch.float64)
+        T[[1, 3]] = 0.5**0.5 * rows[layer]
+        expected = T @ Sigma[layer] @ T.T
+        for c in (1, 3):
+            moved = fed.run.states[c].received["model"] - sent[c]
+            step = float(layout.squared_norms(moved)[layer])
+            expected[c, c] += min(float(shares[layer]) / n[c], 1) * step
+        torch.testing.assert_close(fed.run.server.memory["noise.covariance"][layer], expected, rtol=1e-5, atol=1e-12)
+    assert same([s.received["model"] for c, s in sorted(fed.run.states.items()) if c in (0, 2, 4)], before[::2])
+
+
+def test_a_client_that_never_took_part_receives_the_mean_of_those_that_did(federation: Make) -> None:
+    fed = federation(SelfKAPC(), clients=5, rounds=3)
+    fed.round(1, [0, 1])
+    rows = fed.round(2, [1, 4]).relation.rows  # sources 0, 1, 4
+    n = np.array(fed.run.data.train_sizes, dtype=float)[:2]
+    np.testing.assert_allclose(rows[1, :, :2], np.tile(n / n.sum(), (rows.shape[1], 1)), atol=1e-6)
+    assert not rows[1, :, 2].any()
+
+
+def test_without_noise_every_client_trains_alone(federation: Make) -> None:
+    """kappa 0: rows are the own models; but for the first round's halves that is local training."""
+    fed = federation(SelfKAPC(kappa=0.0), rounds=2)
+    fed.round(1)
+    np.testing.assert_allclose(fed.round(2).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)), atol=1e-5)
+
+
+def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """No halves: local training as everybody's, all of a step counts as noise, and a line says so."""
+    few = prepare(DataConfig(source="digits", partition="iid"), 4, 0)
+    train, *others = few._shares
+    few._shares, few.train_sizes = ([index[:1] for index in train], *others), [1, 1, 1, 1]
+    fed, alone = (federation(m, rounds=3, data=few) for m in (SelfKAPC(), Local()))
+    fed.round(1)
+    alone.round(1)
+    assert same(models(fed), models(alone))
+    for t in (2, 3):
+        fed.round(t)
+    assert "no client has enough samples" in capsys.readouterr().err
+    assert all(w.isfinite().all() for w in models(fed))
+
+
+def test_one_client_alone(federation: Make) -> None:
+    fed = run_all(federation(SelfKAPC(), clients=1, rounds=3))
+    assert models(fed)[0].isfinite().all()
+
+
+def test_the_relation_is_the_server_s_and_learns_once_a_round(federation: Make) -> None:
+    fed = run_all(federation(SelfKAPC(), rounds=3))
+    assert isinstance(fed.run.relation, MeasuredCube)
+    assert fed.run.server.memory["noise.rounds"].tolist() == [3, 3, 3, 3]
+    assert client_of(fed, 0).rounds == 3
