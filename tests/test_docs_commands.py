@@ -21,7 +21,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"pip install uv && uv run pytest", r"pytest -n 0 .*", r"ruff check .*", r"bash .ci/run", r"sphinx-build .*",
     ),
     "it installs, as .ci/run does, or begins an environment": (
-        r"pip install (uv && uv sync|-c.*)", r"python -m venv .*", r"\. \.venv/bin/activate",
+        r"pip install (uv && uv sync|-c.*|\.)", r"python -m venv .*", r"\. \.venv/bin/activate",
     ),
     "it wants MNIST or CIFAR-10, or a package of an extra; test_configs.py runs every config on made-up data": (
         r"fl-train fit .*--data.root path/to/data.*", r"fl-train fit --config kapc_(vit_adapters|watch).*",
@@ -56,6 +56,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "golden/test_golden.py::test_the_command_writes_and_compares": (r"python tests/golden/golden.py.*",),
     "faults/test_faults.py::test_six_kills": (r"uv run python tests/faults/kills.py .*",),
     "fuzz/test_fuzz.py::test_a_few_inputs": (r"python tests/fuzz/fuzz.py.*",),
+    "test_packaging.py": (r"python \.ci/constraints\.py",),
     "it is W&B's own": (r"wandb .*",),
 }  # fmt: skip
 """What runs a command elsewhere (a test's file and name), or why none does, by what the whole line looks like."""
