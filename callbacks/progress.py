@@ -14,10 +14,9 @@ from rich.table import Table
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.csvtable import Row
+from fl_lightning.log import in_bytes
 from fl_lightning.metric import MODELS, of_rows
 from fl_lightning.runfolder import RunFolder, best, final_words
-
-_MIB = 2**20
 
 
 class Progress(Observer):
@@ -145,7 +144,8 @@ def _closing_lines(run: Run, rows: list[Row], summary: dict[str, Any]) -> list[s
     """What travelled, how long it took, and where everything is."""
     total = {name: sum(row.get(name, 0.0) for row in rows) for name in {key for row in rows for key in row}}
     up, down = (
-        f"{total[f'{way}_bytes'] / _MIB:.1f} MiB {word} ({total[f'{way}_parameter_bytes'] / _MIB:.1f} parameters)"
+        f"{in_bytes(sent := total[f'{way}_bytes'])} {word} "
+        f"({in_bytes(total[f'{way}_parameter_bytes'], like=sent).split()[0]} parameters)"
         for way, word in (("upload", "up"), ("download", "down"))
     )
     phases = ", ".join(

@@ -8,6 +8,9 @@ import re
 SECRET = re.compile(r"(^|[_.])(api_?key|token|password|secret)$", re.IGNORECASE)
 """Keys whose values must never be shown."""
 
+LONGEST = 200
+"""Characters of a value that an error shows: an array in its place would fill the screen."""
+
 NO_VALUE, NOT_GIVEN = "it needs a value", "it must be given"
 
 
@@ -42,7 +45,9 @@ def _sentence(key: str, value: object, allowed: str) -> str:
         return f"{key}: {allowed}"
     if allowed.startswith(f"no such {key}"):
         return f"there is {allowed.replace('such ', '', 1).replace(key, f'{key} {value!r}', 1)}"
-    return f"{key}: {value!r} is not allowed; {allowed}"
+    text = repr(value)
+    shown = text if len(text) <= LONGEST else f"{text[:LONGEST]}..."
+    return f"{key}: {shown} is not allowed; {allowed}"
 
 
 class RunFailed(Exception):

@@ -13,10 +13,19 @@ from typing import Any
 
 from fl_lightning.errors import BadInput, redact
 
+UNITS = (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30), ("MiB", 2**20), ("KiB", 2**10))
+
 
 def now() -> str:
     """The date and time here, to the second."""
     return datetime.now(UTC).astimezone().isoformat(timespec="seconds")
+
+
+def in_bytes(size: float, like: float | None = None) -> str:
+    """A number of bytes in words, in the unit that suits it, or `like`: `1.5 MiB`, `12.0 KiB`, `0 B`."""
+    suited = size if like is None else like
+    unit, scale = next((u for u in UNITS if suited >= u[1] * (1 if u[1] > 2**20 else 0.1)), ("B", 1))
+    return f"{size / scale:,.{int(scale > 1)}f} {unit}"
 
 
 class Log:

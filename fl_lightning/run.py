@@ -161,9 +161,11 @@ def _join(
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds
     new, labelled = from_file(fed.run.data, data, config.data.validation if rounds else 0.0, config.seed, fed.run.dtype)
     vector, buffers, scores = join_client(fed.worker, new, labelled, rounds, group)
-    kind, rule = "after" if labelled and rounds else "before", rule_of(fed.run, group).says
+    rule = rule_of(fed.run, group)
+    kind = "after" if labelled and rounds else "before"
+    trained = rounds if (labelled or rule.unlabelled) and rule.trains != "nothing" else 0
     written = _written(fed, group.members[0], vector, buffers, out)  # whoever runs the same architecture
-    return {"kind": kind, "labelled": labelled, "rule": rule, **scores, **written}
+    return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **written}
 
 
 def _written(

@@ -245,3 +245,31 @@ def test_type_checkers_are_told_the_same() -> None:
     assert ast.literal_eval(listed) == fl_lightning.__all__
     told = {a.name: n.module for n in ast.parse(stub).body if isinstance(n, ast.ImportFrom) for a in n.names}
     assert told == {name: f"fl_lightning.{module}" for name, module in fl_lightning._WHERE.items()}
+
+
+class Forgotten(Method):
+    """Its field is no argument: `@dataclass(frozen=True)` is missing."""
+
+    strength: float = 0.3
+
+
+def test_a_method_whose_fields_are_no_arguments_is_refused(here: None, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Forgotten, "__module__", "own_notebook")
+    for given in ({}, {"method.strength": 0.5}):
+        with pytest.raises(
+            BadInput, match=r"^method: .*Forgotten.*\(strength\): write @dataclass\(frozen=True\) above it"
+        ):
+            fit({**QUIET, "method": Forgotten, **given})
+
+
+def test_a_name_and_arguments_with_dots_in_one_mapping(workplace: Path) -> None:
+    run = fit({**QUIET, "config": "kapc_digits", "method": "fedprox", "method.mu": 0.2, "federation.rounds": 1})
+    assert run.config["method"] == {"name": "fedprox", "init_args": {"mu": 0.2}}
+
+
+def test_an_error_shows_no_whole_array() -> None:
+    with pytest.raises(
+        BadInput, match=r"^data\.root: \[\[0\.0, .*\.\.\. is not allowed; it must be text or null$"
+    ) as caught:
+        fit({**QUIET, "data.root": np.zeros((100, 64))})
+    assert len(str(caught.value)) < 300

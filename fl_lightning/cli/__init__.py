@@ -23,23 +23,23 @@ HELP = """usage: fl-train COMMAND [--key value ...]
 
 Personalised federated learning: who learned what from whom.
 
-  fit      train a federation            fl-train fit --config kapc_digits.yaml
-  test     judge a finished run again    fl-train test --run runs/kapc_digits-001
-  export   write one client's model      fl-train export --run runs/kapc_digits-001 --client 3 --out m.safetensors
-  report   one HTML page on runs         fl-train report runs/kapc_digits-001
-  join     a model for a new client      fl-train join --run runs/fedora --data new.npz --out model.safetensors
-  relative compare with training alone   fl-train relative --run runs/fedora
-  compare  methods over seeds, tested    fl-train compare studies/digits --baseline local
-  dashboard the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
-  plan     what a fit would take         fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
-  submit   hand a fit to SLURM           fl-train submit --config kapc_resnet18.yaml --gpus-per-node 4 --time 4:00:00
-  study    methods, settings and seeds   fl-train study study.yaml --out studies/digits --workers 2
-  reproduce a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
-  tune     search, then judge            fl-train tune study.yaml --out tuned/digits --trials 20
-  archive  a study as one file           fl-train archive studies/digits
-  status   where the runs stand          fl-train status runs
-  list     what can be chosen by name    fl-train list methods
-  check-method  try a method of your own fl-train check-method my_methods.Mine
+  fit           train a federation           fl-train fit --config kapc_digits.yaml
+  test          judge a finished run again   fl-train test --run runs/kapc_digits-001
+  export        write one client's model     fl-train export --run runs/kapc_digits-001 --client 3 --out m.safetensors
+  report        one HTML page on runs        fl-train report runs/kapc_digits-001
+  join          a model for a new client     fl-train join --run runs/fedora --data new.npz --out model.safetensors
+  relative      compare with training alone  fl-train relative --run runs/fedora
+  compare       methods over seeds, tested   fl-train compare studies/digits --baseline local
+  dashboard     the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
+  plan          what a fit would take        fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
+  submit        hand a fit to SLURM          fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 4:00:00
+  study         methods, settings and seeds  fl-train study study.yaml --out studies/digits --workers 2
+  reproduce     a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
+  tune          search, then judge           fl-train tune study.yaml --out tuned/digits --trials 20
+  archive       a study as one file          fl-train archive studies/digits
+  status        where the runs stand         fl-train status runs
+  list          what can be chosen by name   fl-train list methods
+  check-method  try a method of your own     fl-train check-method my_methods.Mine
 
 All keys of a command: fl-train COMMAND --help
 """

@@ -147,6 +147,9 @@ def join(argv: list[str]) -> None:
     for name in ("labelled", "rule", *scores, "loss"):
         if name in facts:
             print(f"# {name}: {facts[name]}")
+    if "loss" in facts:
+        rounds = config.federation.rounds
+        print(f"# rounds of local training before this score: {facts['trained']} (--rounds); the run had {rounds}")
 
 
 def relative(argv: list[str]) -> None:
@@ -200,11 +203,12 @@ def list_names(argv: list[str]) -> None:
         if len(argv) != 1:
             print(kind)
         indent = "" if len(argv) == 1 else "  "
+        width = max(map(len, catalogue.table(kind)))
         for family, entries in catalogue.families(kind).items():
             if family:
                 print(f"{indent}{family}:")
             for entry in entries:
-                print(f"{indent}{'  ' if family else ''}{entry.name:20s} {entry.summary}")
+                print(f"{indent}{'  ' if family else ''}{entry.name:{width}s}  {entry.summary}")
 
 
 def _check_page(out: Path, marker: str) -> None:

@@ -110,8 +110,8 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     from rich.console import Console
     from rich.table import Table
 
+    from fl_lightning.log import in_bytes
     from fl_lightning.planning.plan import left_out
-    from fl_lightning.planning.setting import mib
 
     config, sizes = planner.config, planner.sizes
     console = Console(highlight=False)
@@ -134,11 +134,11 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
         table.add_row(item.name, held if item.at_once or item is worst else f"({held})", item.how)
     verdict = "fits in" if plan.fits else "DOES NOT FIT in"
     table.add_section()
-    table.add_row("peak", f"{plan.total / 2**20:,.1f}", f"{verdict} {mib(plan.capacity)} a rank")
+    table.add_row("peak", f"{plan.total / 2**20:,.1f}", f"{verdict} {in_bytes(plan.capacity)} a rank")
     console.print(table)
-    print(f"main memory of a node: {mib(plan.host)}")
+    print(f"main memory of a node: {in_bytes(plan.host)}")
     for name, size in plan.wire.items():
-        print(f"between ranks, a round: {name}: {mib(size)}")
+        print(f"between ranks, a round: {name}: {in_bytes(size)}")
     print("a round:", ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.flops.items()))
     if plan.newcomers:
         said = ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.newcomers.items())
@@ -157,4 +157,4 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     if not plan.fits:
         print("what would need less:" if ways else "no single option needs less")
         for way in ways:
-            print(f"  {way.change}: {mib(way.total)}{', fits' if way.fits else ', not enough alone'}")
+            print(f"  {way.change}: {in_bytes(way.total)}{', fits' if way.fits else ', not enough alone'}")

@@ -209,7 +209,20 @@ def _import(kind: str, key: str, class_path: str) -> Any:
     allowed = tuple(getattr(importlib.import_module(module), name) for module, _, name in bases)
     if not (isinstance(found, type) and issubclass(found, allowed)):
         raise BadInput(key, class_path, f"it must be a subclass of {' or '.join(BASES[kind][0])}")
+    if kind == "methods":
+        _check_fields(key, class_path, found)
     return found
+
+
+def _check_fields(key: str, class_path: str, method: type) -> None:
+    """Raise `BadInput` for a method with fields that are no arguments: its class is no dataclass, as its base is."""
+    for base in method.__mro__:
+        if "__dataclass_fields__" in vars(base):
+            continue
+        own = [n for n, t in inspect.get_annotations(base).items() if "ClassVar" not in str(t)]
+        fields = f"{base.__name__} has fields that are no arguments ({', '.join(own)})"
+        if own:
+            raise BadInput(key, class_path, f"{fields}: write @dataclass(frozen=True) above it")
 
 
 def _is_plain(value: Any) -> bool:

@@ -139,11 +139,23 @@ def read_config(name: str, known: dict[str, Action]) -> Layer:
 def layer_of(name: str, content: dict[Any, Any], known: dict[str, Action]) -> Layer:
     """The settings in the content of a config file `name`, nested."""
     layer: Layer = {}
-    for key, value in content.items():
+    keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
+    for key, head, dot, value in sorted(keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])):
         if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section says nothing
+            if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
+                layer[head] = _by_name(head, layer[head])
             _update(layer, _nested(str(key), value))
     _check_keys(name, layer, known)
     return layer
+
+
+def _by_name(head: str, given: Any) -> Layer:
+    """A method, model, callbacks or loggers that a file only names, as a mapping with room for arguments."""
+    if head in ("callbacks", "loggers"):
+        return _mapping(head, given)
+    if not isinstance(given, str):
+        raise BadInput(head, given, f"{head}.ARG belongs to one {head}: give a list's items their own arguments")
+    return {"class_path": given}
 
 
 def _check_keys(name: str, layer: Layer, known: dict[str, Action]) -> None:
@@ -248,14 +260,8 @@ def _named(kind: str, given: Any, old: dict[str, Component | None]) -> dict[str,
     """Callbacks or loggers by name, `given` over `old`; null alone removes all."""
     if given is None:
         return dict.fromkeys(old)
-    if isinstance(given, str):
-        given = [name.strip() for name in given.split(",")]
-    if isinstance(given, list) and all(isinstance(name, str) for name in given):
-        given = {_short(name): {"class_path": name} for name in given}
-    if not isinstance(given, dict):
-        raise BadInput(kind, given, "it must be names, or a mapping of names to their arguments")
     merged = dict(old)
-    for word, value in given.items():
+    for word, value in _mapping(kind, given).items():
         key = f"{kind}.{word}"
         entry = catalogue.lookup(kind, str(word))
         name = entry.name if entry else _short(str(word))
@@ -270,6 +276,17 @@ def _named(kind: str, given: Any, old: dict[str, Component | None]) -> dict[str,
         else:
             raise BadInput(key, value, "it must be a mapping of its arguments, or null to go without")
     return merged
+
+
+def _mapping(kind: str, given: Any) -> Layer:
+    """Callbacks or loggers, given as names with commas, as a list of names or as a mapping, as a mapping."""
+    if isinstance(given, str):
+        given = [name.strip() for name in given.split(",")]
+    if isinstance(given, list) and all(isinstance(name, str) for name in given):
+        given = {_short(name): {"class_path": name} for name in given}
+    if not isinstance(given, dict):
+        raise BadInput(kind, given, "it must be names, or a mapping of names to their arguments")
+    return given
 
 
 def _short(name: str) -> str:

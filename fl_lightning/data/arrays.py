@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any, TypeVar
+from zipfile import is_zipfile
 
 import numpy as np
 
@@ -77,6 +78,7 @@ def _read(key: str, root: str, choose: Callable[[Any], T]) -> T:
     path = Path(root).expanduser()
     if not path.is_file():
         raise Absent(key, root, "there is no such file")
+    check(key, root, is_zipfile(path), "it cannot be read: it is no .npz archive, which numpy.savez writes")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
             return choose(archive)

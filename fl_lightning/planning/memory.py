@@ -18,9 +18,10 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Config
 from fl_lightning.core.mixing import TILE, Gram, tiles_at_once
 from fl_lightning.core.relation import RelationInputs
+from fl_lightning.log import in_bytes
 from fl_lightning.methods.base import Method
 from fl_lightning.parallel import assign_homes
-from fl_lightning.planning.setting import DataSizes, Hardware, cohorts, met, mib
+from fl_lightning.planning.setting import DataSizes, Hardware, cohorts, met
 from fl_lightning.planning.trace import ModelProfile
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.store import is_apart
@@ -210,9 +211,9 @@ def _lasting(setup: Setup) -> list[Part]:
     one_each = setup.stored * vector * (not setup.away)
     where = f"on the {setup.config.fabric.bank}: " if setup.away else ""
     named = _named_tensors(setup)
-    models = f"{'initial, global and next global' if one else 'initial'} model; relation and the like {mib(named)}"
+    models = f"{'initial, global and next global' if one else 'initial'} model; relation and the like {in_bytes(named)}"
     data = f"{held:,} samples" if resident else "prepared batch by batch"
-    owned = f"{1 + policy.slots} of {mib(vector)}" if policy.slots else mib(vector)
+    owned = f"{1 + policy.slots} of {in_bytes(vector)}" if policy.slots else in_bytes(vector)
     clients = f"{where}{setup.stored:,} of {int(setup.mine.sum()):,} clients, {owned} each"
     copies = [*["what travels is changed"] * policy.keeps_received, *["further vectors"] * (policy.exchanged > 0)]
     received = " and ".join(copies) or "they are the vectors themselves"
@@ -256,7 +257,8 @@ def _visit(setup: Setup) -> Part:
     lent = setup.policy.client_vectors + (not setup.policy.one_download)
     held += 2 * width * setup.apart * lent * setup.widest.vector  # of this visit and of the next one
     saved, trained = max(p.saved for p in setup.profiles), setup.widest.trained
-    how = f"saved activations {mib(saved)}, gradients {mib(trained)}, optimiser {mib(setup.states * trained)}"
+    states = in_bytes(setup.states * trained)
+    how = f"saved activations {in_bytes(saved)}, gradients {in_bytes(trained)}, optimiser {states}"
     return Part("a client's visit", held, how + (f", {width} at once" if width > 1 else ""), False)
 
 

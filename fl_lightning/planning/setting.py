@@ -113,9 +113,3 @@ def met(config: Config) -> int:
     """Clients that have taken part by the last round (expected)."""
     share = 1 - (1 - len(cohorts(config)[0]) / config.clients) ** config.federation.rounds
     return math.ceil(share * config.clients - 1e-9)
-
-
-def mib(size: float) -> str:
-    """Bytes in words."""
-    unit, scale = next((u for u in (("PiB", 2**50), ("TiB", 2**40), ("GiB", 2**30)) if size >= u[1]), ("MiB", 2**20))
-    return f"{size / scale:,.1f} {unit}"

@@ -19,10 +19,11 @@ from fl_lightning.config import Config
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.heap import keep_freed
+from fl_lightning.log import in_bytes
 from fl_lightning.planning.memory import Setup
 from fl_lightning.planning.plan import Plan
 from fl_lightning.planning.seconds import Link, Observed, Speeds, mixing_of, seconds, work_of
-from fl_lightning.planning.setting import cohorts, made_up, met, mib
+from fl_lightning.planning.setting import cohorts, made_up, met
 from fl_lightning.planning.trace import one_process
 from fl_lightning.run import assemble, instantiate
 
@@ -211,7 +212,7 @@ def timed(setup: Setup, plan: Plan, run: bool = True) -> Timing:
     if setup.sizes.data is not None:
         alone += sum(p.bytes for p in plan.memory if p.name in ("samples as read", "server"))
     if alone > here / 2:
-        return Timing({}, f"unknown: what a first visit holds ({mib(alone)}) is too large to try on this machine")
+        return Timing({}, f"unknown: what a first visit holds ({in_bytes(alone)}) is too large to try on this machine")
     try:
         observed = rehearse(setup, threads_of(setup.config, hardware.devices))
     except (BadInput, RunFailed) as error:

@@ -326,7 +326,9 @@ def percent(value: float) -> str:
 
 
 def mib(value: float) -> str:
-    """MiB, or GiB where that reads better."""
+    """So many MiB, in GiB or KiB where that reads better."""
+    if 0 < value < 0.1:
+        return f"{value * 1024:.1f} KiB"
     return (
         f"{value / 1024:,.1f} GiB" if value >= 10_240 else f"{value:,.0f} MiB" if value >= 100 else f"{value:.2f} MiB"
     )

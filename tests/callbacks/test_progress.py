@@ -8,7 +8,8 @@ import pytest
 from rich.console import Console
 
 from fl_lightning.callbacks import progress
-from fl_lightning.callbacks.progress import Progress
+from fl_lightning.callbacks.progress import Progress, _closing_lines
+from fl_lightning.log import in_bytes
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.runfolder import RunFolder
 
@@ -197,3 +198,13 @@ def test_unseen_clients_of_a_regression_have_samples_in_all(tmp_path, capsys) ->
     out = capsys.readouterr().out
     assert "1 unseen clients, labelled samples in all: mean absolute error 0.7500 with 5 (the global model)" in out
     assert "x[lr=0.1]: KAPC, 4 clients" in out
+
+
+def test_little_traffic_is_told_in_kib_and_none_is_none(tmp_path) -> None:
+    assert [in_bytes(size) for size in (0, 51, 2**10, 20_000, 2**20, 3 * 2**30, 5 * 2**40)] == [
+        "0 B", "51 B", "1.0 KiB", "19.5 KiB", "1.0 MiB", "3.0 GiB", "5.0 TiB",
+    ]  # fmt: skip
+    rows = [{"upload_bytes": 9000.0, "upload_parameter_bytes": 4500.0, "download_bytes": 0.0, "seconds": 1.0,
+             "download_parameter_bytes": 0.0, "round": 1, "mean_accuracy": 0.5}]  # fmt: skip
+    lines = _closing_lines(run_of(tmp_path), rows, {})
+    assert lines[0] == "8.8 KiB up (4.4 parameters), 0 B down (0 parameters)"

@@ -8,8 +8,8 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning.catalogue import KINDS, families
-from fl_lightning.cli import main
+from fl_lightning.catalogue import KINDS, families, table
+from fl_lightning.cli import COMMANDS, main
 from fl_lightning.config import EvaluationConfig
 
 
@@ -106,3 +106,17 @@ def test_bad_input_is_one_line_that_names_key_and_value(refused: Callable[..., s
     assert error.startswith(f"{key}: ")
     assert line.split()[-1] in error or line == "--seed"
     assert not Path("runs").exists()
+
+
+def test_columns_of_help_and_lists_are_straight(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["--help"]) == 0
+    rows = [line for line in capsys.readouterr().out.splitlines() if line.startswith("  ")]
+    assert len(rows) == len(COMMANDS) and max(map(len, rows)) <= 120
+    assert len({line.index("fl-train ") for line in rows}) == 1
+    width = max(map(len, COMMANDS))
+    assert all(line[2 : width + 4] == f"{line.split()[0]:{width + 2}s}" for line in rows)
+    for kind in ("configs", "studies"):
+        assert main(["list", kind]) == 0
+        width = max(map(len, table(kind)))
+        lines = capsys.readouterr().out.splitlines()
+        assert all(line.startswith(f"{line.split()[0]:{width + 2}s}") for line in lines)

@@ -10,6 +10,7 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
+from fl_lightning.cli.folder import MAY_CHANGE
 
 
 def saved(folder: str) -> dict[str, Any]:
@@ -186,3 +187,9 @@ def test_other_ranks_do_not_judge_the_folder(engine: Any, monkeypatch: pytest.Mo
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("RANK", "1")
     assert main(line) == 0
+
+
+def test_the_reference_lists_what_may_change_on_resume() -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "reference.md").read_text()
+    (told,) = re.findall(r"On `--resume` only (.*?) may change", page, re.DOTALL)
+    assert set(re.findall(r"`([\w.]+)`", told)) == set(MAY_CHANGE)

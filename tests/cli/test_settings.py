@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from fl_lightning.cli.parser import fit_parser, keys
-from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Settings, read_config, read_flags
+from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Settings, layer_of, read_config, read_flags
 from fl_lightning.errors import BadInput
 
 KNOWN = keys(fit_parser())
@@ -198,3 +198,21 @@ def test_a_config_with_a_key_twice_or_broken_is_one_line(text: str, said: str, t
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(BadInput, match=re.escape(said)):
         read_config(str(tmp_path / "a.yaml"), KNOWN)
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_a_file_may_name_a_component_and_set_its_arguments_with_dots(turned: bool) -> None:
+    """Whichever comes first: the arguments are those of what the file names."""
+    content = {
+        "method": "fedprox", "method.mu": 0.2, "model": "mlp", "model.hidden": [3], "callbacks": "quantize,progress",
+        "callbacks.quantize.bits": 4,
+    }  # fmt: skip
+    given = dict(reversed(content.items())) if turned else content
+    settings = Settings.merged([layer_of("own.yaml", given, keys(fit_parser()))])
+    assert (settings.method.class_path, settings.method.init_args) == (
+        "fl_lightning.methods.fedprox.FedProx", {"mu": 0.2},
+    )  # fmt: skip
+    assert settings.models[0].component.init_args == {"hidden": [3]}
+    assert settings.callbacks["quantize"].init_args == {"bits": 4}
+    with pytest.raises(BadInput, match=r"^model: .*give a list's items their own arguments"):
+        layer_of("own.yaml", {"model": ["cnn", "mlp"], "model.hidden": [3]}, keys(fit_parser()))

@@ -98,3 +98,12 @@ def test_real_cifar10(fl_data: Path) -> None:
     assert (len(source.train.labels), len(source.test.labels)) == (5000, 1000)
     assert len(source.class_names) == 10
     assert source.train.read(np.array([7])).shape == (1, 3, 32, 32)
+
+
+def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
+    """And not answered with numpy's advice to load it unsafely."""
+    file = tmp_path / "x.csv"
+    file.write_text("a,b\n1,2\n")
+    for read in (lambda: arrays.newcomer(str(file), "classification"), lambda: arrays.public("data.public", str(file))):
+        with pytest.raises(BadInput, match=r"it is no \.npz archive, which numpy\.savez writes$"):
+            read()
