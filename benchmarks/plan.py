@@ -1,8 +1,7 @@
-"""What `fl-train plan` says a run takes, against what the run took: `uv run python benchmarks/plan.py`.
+"""What memory `fl-train plan` says a run takes, against what the run took: `uv run python benchmarks/plan.py`.
 
 Peak memory is that of the process (ru_maxrss, Linux), so libraries are in it; the last column takes what a run of the
-smallest model needs from both sides. Seconds are those of a round after the first, of CPU time (one thread: what else
-is at work on the machine disturbs little); with two ranks, of the clock.
+smallest model needs from both sides.
 """
 
 from __future__ import annotations
@@ -16,22 +15,16 @@ import csv
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
-from statistics import median
 
 from measure import machine
 from workloads import data_root
 
-from fl_lightning.callbacks.base import Observer
 from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import read_flags
-from fl_lightning.core.run import Run
 from fl_lightning.planning.plan import Planner
 from fl_lightning.planning.setting import Hardware, sizes_of
-from fl_lightning.planning.visits import timed
-from fl_lightning.record import RoundRecord
 
 ROUNDS = 2
 COMMON = "--loggers null --fabric.accelerator cpu --fabric.threads 1"
@@ -46,19 +39,6 @@ print(usage.ru_maxrss)
 sys.exit(os.waitstatus_to_exitcode(status))
 """
 # A process begins with the peak of the one that starts it, so that has to be a small one.
-
-
-class CpuSeconds(Observer):
-    """Adds `cpu_seconds` of each round to metrics.csv."""
-
-    def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
-        """It begins."""
-        self.start = time.perf_counter(), time.process_time()
-
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """It is over: of its seconds, those that this process was at work."""
-        wall, busy = time.perf_counter() - self.start[0], time.process_time() - self.start[1]
-        record.metrics["cpu_seconds"] = record.metrics["seconds"] * min(1.0, busy / wall)
 
 
 def runs(root: Path) -> dict[str, tuple[str, int]]:
@@ -91,22 +71,16 @@ def runs(root: Path) -> dict[str, tuple[str, int]]:
     }
 
 
-def predicted(words: str, ranks: int = 1, run: bool = True) -> tuple[float, float]:
-    """MiB at the peak and seconds of a round, by the plan."""
+def predicted(words: str, ranks: int = 1) -> float:
+    """MiB at the peak, by the plan."""
     config = complete(plan(read_flags(words.split(), keys(fit_parser()))))
-    planner, hardware = Planner(config, sizes_of(config, 500)), Hardware("cpu", 1, ranks, 2.0**36)
-    found = planner.plan(hardware)
-    timing = timed(planner.setup(hardware), found, run)
-    return found.total / 2**20, timing.round_seconds or float("nan")
+    return Planner(config, sizes_of(config, 500)).plan(Hardware("cpu", 1, ranks, 2.0**36)).total / 2**20
 
 
-def measured(words: str, ranks: int = 1) -> tuple[float, float]:
-    """Peak MiB of the process (of one rank), and seconds of a round after the first."""
+def measured(words: str, ranks: int = 1) -> float:
+    """Peak MiB of the process (of one rank)."""
     with tempfile.TemporaryDirectory() as folder:
-        hung = "layerselection,plan.CpuSeconds" if "layerselection" in words else "plan.CpuSeconds"
-        words = f"{words.replace(' --callbacks layerselection', '')} --callbacks {hung} --fabric.devices {ranks}"
-        line = [sys.executable, "-m", "fl_lightning", "fit", *words.split()]
-        watch = "cpu_seconds" if ranks == 1 else "seconds"
+        line = [sys.executable, "-m", "fl_lightning", "fit", *words.split(), "--fabric.devices", str(ranks)]
         line += ["--out", folder, "--name", "run"]
         there = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
         done = subprocess.run([sys.executable, "-c", WATCHED, *line], capture_output=True, text=True, env=there)
@@ -114,8 +88,7 @@ def measured(words: str, ranks: int = 1) -> tuple[float, float]:
             raise SystemExit(done.stderr)
         with (Path(folder) / "run" / "metrics.csv").open(newline="") as file:
             rows = list(csv.DictReader(file))
-    peak = int(done.stdout.split()[-1]) / 1024 if ranks == 1 else float(rows[-1]["memory_mib"]) / ranks
-    return peak, median(float(row[watch]) for row in rows[1:])
+    return int(done.stdout.split()[-1]) / 1024 if ranks == 1 else float(rows[-1]["memory_mib"]) / ranks
 
 
 def main() -> None:
@@ -124,8 +97,8 @@ def main() -> None:
     parser.add_argument("--only", nargs="+", type=int, default=[], metavar="K", help="runs, by number from 0")
     args = parser.parse_args()
     common = f"{COMMON} --federation.rounds {ROUNDS} --federation.local_epochs 1"
-    base, _ = predicted(f"{SMALLEST} {common}", run=False)
-    least, _ = measured(f"{SMALLEST} {common}")
+    base = predicted(f"{SMALLEST} {common}")
+    least = measured(f"{SMALLEST} {common}")
     print(f"{machine()}\nload {os.getloadavg()[0]:.1f}\n")
     print(f"the smallest run: {base:.0f} MiB planned, {least:.0f} measured\n")
     titles = (
@@ -134,21 +107,16 @@ def main() -> None:
         "measured",
         "error",
         "beyond the smallest run",
-        "seconds planned",
-        "measured",
-        "error",
-        "load",
     )
     print(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|", flush=True)
     for k, (name, (words, ranks)) in enumerate(runs(data_root()).items()):
         if args.only and k not in args.only:
             continue
-        total, planned = predicted(f"{words} {common}", ranks)
-        peak, seconds = measured(f"{words} {common}", ranks)
+        total = predicted(f"{words} {common}", ranks)
+        peak = measured(f"{words} {common}", ranks)
         own = f"{(total - base) - (peak - least):+,.0f} MiB of {peak - least:,.0f}"
         cells = (f"{total:,.0f}", f"{peak:,.0f}", f"{total / peak - 1:+.1%}", own)
-        times = (f"{planned:.3g}", f"{seconds:.3g}", f"{planned / seconds - 1:+.0%}", f"{os.getloadavg()[0]:.0f}")
-        print(f"| {' | '.join((name, *cells, *times))} |", flush=True)
+        print(f"| {' | '.join((name, *cells))} |", flush=True)
 
 
 if __name__ == "__main__":

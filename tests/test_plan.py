@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import re
 import shlex
 import threading
 from collections.abc import Callable
@@ -27,20 +27,15 @@ from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.methods.fedfomo import FedFomo
 from fl_lightning.methods.fedora import FEDORA
-from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
-from fl_lightning.methods.pfeddf import PFedDF
-from fl_lightning.methods.pfedfda import PFedFDA
 from fl_lightning.methods.pfedme import PFedMe
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.models import build, head_of
 from fl_lightning.parallel import Group, assign_homes
-from fl_lightning.planning import visits
+from fl_lightning.planning import rehearsal
 from fl_lightning.planning.memory import Setup, memory
-from fl_lightning.planning.plan import Planner, left_out, newcomers
-from fl_lightning.planning.seconds import Link, Observed, Speeds, mixing_of, seconds, work_of
+from fl_lightning.planning.plan import Planner
 from fl_lightning.planning.setting import DataSizes, Hardware, cohorts
 from fl_lightning.planning.trace import trace
 
@@ -99,8 +94,6 @@ def test_a_trace_finds_what_can_be_worked_out_by_hand() -> None:
     assert found.trained == 4 * weights
     assert found.layers == 2
     assert found.columns >= weights  # blocks are aligned
-    assert found.cost.forward == 2 * (64 * 32 + 32 * 10)
-    assert found.cost.backward == 2 * found.cost.forward - 2 * 64 * 32  # no gradient is wanted of the input
     # Saved: what relu gives (16 x 32), log_softmax's answer (16 x 10), and the weight of the mean.
     assert found.saved == 4 * (16 * 32 + 16 * 10 + 1)
     assert found.saved < found.step < 4 * found.saved + 2 * found.trained
@@ -360,90 +353,7 @@ def test_several_architectures_are_added_up() -> None:
     assert rows == pytest.approx(4 * (4 * small + 6 * big))
 
 
-# ---------------------------------------------------------------- seconds: arithmetic, with visits that were never made
-
-
-STEP, SAMPLE, VISIT, SCORED = 3e-3, 2e-5, 1e-2, 1e-5
-
-
-def pretended(made: Setup, train: list[int], limit: float, kind: int = 0, slower: float = 1.0) -> Observed:
-    """A round of clients with so many samples, on a machine that takes known seconds for everything."""
-    work = work_of(made.config, train, [30] * len(train), limit).sum(0)
-    mixed = mixing_of(made, len(train), len(train))
-    client = slower * float(work @ [VISIT, STEP, SAMPLE, 0])
-    return Observed(kind, work, mixed, client, float(work @ [1e-3, 0, 0, SCORED]), float(mixed @ [1e-2, 1e-3, 1e-4]))
-
-
-ROUNDS = [([100, 130], 1), ([100, 100, 110, 130], 1), ([100, 100, 110, 130], 2), ([100, 110, 130], math.inf)]
-
-
-def test_a_whole_round_follows_from_short_ones() -> None:
-    made = setup(config("kapc.KAPC", local_epochs=3), replace(DIGITS, train=list(range(100, 200, 10))))
-    speeds = Speeds.fit([pretended(made, *round) for round in ROUNDS])
-    found = seconds(made, speeds, Link(), 0.0, 0)
-    whole = pretended(made, made.sizes.train, math.inf)
-    assert found["clients"] == pytest.approx(whole.client, rel=1e-6)
-    assert found["evaluation"] == pytest.approx(whole.evaluation, rel=1e-6)
-    assert found["server"] == pytest.approx(whole.server, rel=1e-6)
-    assert found["exchange"] == 0
-    seldom = replace(made, config=replace(made.config, evaluation=replace(made.config.evaluation, every=4)))
-    assert seconds(seldom, speeds, Link(), 0.0, 0)["evaluation"] == pytest.approx(whole.evaluation / 4, rel=1e-6)
-
-
-def test_clients_that_train_at_once_take_as_many_steps_as_the_longest() -> None:
-    work = work_of(config(batch_size=16, local_epochs=1), [160, 16, 32], [1, 2, 3], width=2)
-    assert work.tolist() == [[1, 10, 160, 1], [1, 10, 160, 2], [1, 2, 32, 3]]
-    made = setup(config(), replace(DIGITS, train=[160, *[16] * 9]))
-    speeds = Speeds.fit([pretended(made, *round) for round in ROUNDS])
-    stacked = replace(made, config=replace(made.config, fabric=replace(made.config.fabric, executor="vmap")))
-    one = float(work_of(made.config, [160], [30])[0] @ [VISIT, STEP, SAMPLE, 0])
-    assert seconds(stacked, speeds, Link(), 0.0, 0)["clients"] == pytest.approx(10 * one)
-
-
-def test_no_seconds_come_out_negative() -> None:
-    """Noise would have it that a visit or a step takes less than nothing."""
-    made = setup(config("kapc.KAPC"), DIGITS)
-    odd = zip(ROUNDS, (3, 1, 2, 9), (4, 3, 2, 1), strict=True)
-    noisy = [replace(pretended(made, *r), client=c, server=s) for r, c, s in odd]
-    speeds = Speeds.fit(noisy)
-    assert (speeds.client >= 0).all() and (speeds.server >= 0).all()
-
-
-def test_fine_tuning_takes_steps_in_evaluation() -> None:
-    made = setup(config(), DIGITS)
-    rounds = [replace(o, evaluation=float(o.work @ [0, 2e-3, 0, 1e-4])) for o in (pretended(made, *r) for r in ROUNDS)]
-    assert Speeds.fit(rounds, finetuned=True).evaluation[0] == pytest.approx([0, 2e-3, 0, 1e-4], abs=1e-9)
-    assert Speeds.fit(rounds).evaluation[0][1] == 0
-
-
-def test_seconds_follow_the_busiest_rank() -> None:
-    """One client with most of the data fills a rank; of alike ones a rank of two has half; exchanges are added."""
-    uneven = replace(DIGITS, train=[910, *[10] * 9])
-    one, two = (setup(config(), uneven, ranks) for ranks in (1, 2))
-    speeds = Speeds.fit([pretended(one, *round) for round in ROUNDS])
-    alone = float(work_of(one.config, [910], [30])[0] @ [VISIT, STEP, SAMPLE, 0])
-    assert seconds(two, speeds, Link(), 0.0, 0)["clients"] == pytest.approx(alone, rel=1e-6)
-    assert seconds(one, speeds, Link(), 0.0, 0)["clients"] > alone + 9 * VISIT
-    even = (seconds(setup(config(), DIGITS, ranks), speeds, Link(0.5, 100.0), 1000.0, 3) for ranks in (1, 2))
-    first, second = even
-    assert second["clients"] == pytest.approx(first["clients"] / 2)
-    assert second["exchange"] == pytest.approx(1000 / 2 / 100 + 3 * 0.5)
-
-
-def test_a_cohort_that_leaves_a_rank_idle_is_rebalanced_as_the_engine_does() -> None:
-    few = setup(config(clients=4, participation=0.5, rounds=8), replace(DIGITS, train=[120] * 4, test=[30] * 4), 2)
-    speeds = Speeds.fit([pretended(few, *round) for round in ROUNDS])
-    visit = float(work_of(few.config, [120], [30])[0] @ [VISIT, STEP, SAMPLE, 0])
-    assert any(few.home[c[0]] == few.home[c[1]] for c in cohorts(few.config))  # both clients of a round on one rank
-    assert seconds(few, speeds, Link(), 0.0, 0)["clients"] == pytest.approx(visit)
-
-
-def test_each_architecture_has_seconds_of_its_own() -> None:
-    two = replace(config("local.Local"), models=[ModelConfig(MLP, 4), ModelConfig(MLP, 6)])
-    made = setup(two, DIGITS)
-    speeds = Speeds.fit([pretended(made, *r, kind, 1.0 + 4 * kind) for r in ROUNDS for kind in (0, 1)])
-    visit = float(work_of(two, [120], [30])[0] @ [VISIT, STEP, SAMPLE, 0])
-    assert seconds(made, speeds, Link(), 0.0, 0)["clients"] == pytest.approx((4 + 6 * 5) * visit)
+# ---------------------------------------------------------------- the command, and a rehearsed round
 
 
 def run(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -464,96 +374,91 @@ def test_the_table_and_the_numbers_for_scripts(tmp_path: Path, monkeypatch: pyte
     assert told["round_seconds"] is None and told["seconds"] == {} and "no such accelerator" in told["basis"]
     assert not told["assumed_data"]
     assert list(tmp_path.iterdir()) == []  # a plan leaves nothing behind
-    assert told["left_out"] == {"phases": "Coached by lam on every layer that was received"}
-    assert "not in these: what KAPC does in phases (Coached by lam" in text
     text = run("--config kapc_digits --loggers null --node-memory 0.5 --no-run", capsys)
     assert "DOES NOT FIT" in text and "seconds: unknown: nothing was run" in text
 
 
-def test_a_plan_says_what_its_operations_leave_out() -> None:
-    """Hooks with work of their own, inherited ones too; not those that only say who is judged or what travels."""
-    assert left_out(FedAvg()) == left_out(FedPer()) == {}
-    assert left_out(PFedDF()) == {"aggregate": "The means, then a student of all from each"}
-    assert list(left_out(FedFomo())) == ["broadcast", "receive", "upload", "aggregate"]
-    assert {"personal", "upload"} <= left_out(PFedFDA()).keys()
-
-
-def test_unseen_clients_are_counted_by_themselves(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
-    """Each of them from each number of samples; no more labels than it has samples; and nobody, nothing."""
+def test_seconds_are_of_a_round_that_was_run_and_say_so(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    assert newcomers(setup(config(), DIGITS)) == {}
-    made = config(local_epochs=2)
-    made.data.held_out_clients, made.evaluation.newcomer_rounds = 0.2, 3
-    made.evaluation.newcomer_samples = [0, 3, 10**6]
-    cost = trace(MLP, made, FedAvg(), DIGITS).cost
-    assert newcomers(setup(made, DIGITS)) == {
-        "training": 3 * 2 * cost.step * 2 * (0 + 3 * DIGITS.classes + DIGITS.train[0]),
-        "evaluation": 2 * 3 * 4 * cost.forward * DIGITS.test[0],
-    }
-    line = "--config kapc_digits --loggers null --no-run --data.held_out_clients 0.2"
-    assert "after the last round, 2 unseen clients: at most" in run(line, capsys)
-
-
-@pytest.mark.slow
-def test_visits_are_run_and_say_what_they_rest_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
-    monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(visits, "BUDGET", 0.0)
-    told = json.loads(run("--config kapc_digits --loggers null --fabric.accelerator cpu --devices 2 --json", capsys))
+    line = "--config kapc_digits --loggers null --fabric.accelerator cpu --data.fraction 0.4"
+    told = json.loads(run(f"{line} --federation.local_epochs 1 --json", capsys))
     assert told["round_seconds"] == pytest.approx(sum(told["seconds"].values()))
-    assert all(told["seconds"][name] > 0 for name in ("clients", "evaluation", "server", "exchange"))
-    assert "measured between two processes" in told["basis"]
+    assert all(told["seconds"][name] > 0 for name in ("clients", "evaluation", "server"))
+    assert told["basis"] == "from a round of 10 of 10 clients, run in one process of this machine"  # nothing is scaled
+    monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
+    text = run(f"{line} --devices 2", capsys)
+    assert "seconds of a round here, in one process: " in text
+    cut = r"a round of 2 of 10 clients, run in one process of this machine, cut to \d+% of their local training; scaled"
+    assert re.search(cut, text)
+    assert "how long 2 processes take was not measured" in text
     assert list(tmp_path.iterdir()) == []
 
 
 def test_data_that_are_not_here_are_made_up(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    monkeypatch.setattr(visits, "BUDGET", 0.0)
+    monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
     line = "--config kapc_mnist --loggers null --data.download false --fabric.accelerator cpu --federation.clients 20"
     text = run(f"{line} --method ktpfl --data.public fashionmnist --method.samples 40 --samples 70", capsys)
     assert "70 training samples a client are assumed" in text
     assert "on made-up data" in text and "seconds of a round" in text
 
 
-@pytest.mark.parametrize(
-    ("extra", "executor", "at_once"), [({}, "loop", 1), ({"judge": "finetuned"}, "loop", 1), ({}, "vmap", 10)]
-)
-def test_visits_are_rounds_of_the_real_engine(
-    extra: dict[str, Any], executor: str, at_once: int, monkeypatch: Any
-) -> None:
-    """Cut after some batches; what was run is counted right, by the engine's own count of steps."""
-    monkeypatch.setattr(visits, "BUDGET", 0.0)
-    done: list[tuple[int, int]] = []
-    real = Worker._train
+@pytest.mark.parametrize(("executor", "few"), [("loop", 2), ("vmap", 8)])
+def test_a_short_round_is_scaled_by_what_the_engine_trained(executor: str, few: int, monkeypatch: Any) -> None:
+    """Seconds of the rehearsed round, by known rates, give those of the cohort; the server's are as they were."""
+    monkeypatch.setattr(rehearsal, "BUDGET", 0.0)
+    done: list[int] = []
+    real, round_of = Worker._train, Federation.round
 
     def counted(self: Worker, visits: Any, jobs: Any) -> Any:
         found = real(self, visits, jobs)
-        done.extend((fit.steps, fit.samples) for fit in found.values())
+        done.extend(fit.samples for fit in found.values())
         return found
 
+    def timed(self: Federation, number: int, cohort: list[int]) -> Any:
+        done.clear()
+        record = round_of(self, number, cohort)
+        client, evaluation = 1e-3 * sum(done), 1e-4 * 30 * len(cohort)
+        return replace(
+            record,
+            metrics={"seconds_client": client, "seconds_evaluation": evaluation, "seconds": client + evaluation + 5},
+        )
+
     monkeypatch.setattr(Worker, "_train", counted)
+    monkeypatch.setattr(Federation, "round", timed)
     made = config("kapc.KAPC", local_epochs=2)
-    made = replace(made, evaluation=replace(made.evaluation, **extra), fabric=replace(made.fabric, executor=executor))
-    observed = visits.rehearse(setup(made, DIGITS), 1)
-    few = 8 if at_once > 1 else 2  # made-up data have 8 clients, all of which train at once
-    assert [o.work[0] for o in observed] == [few, few]
-    assert set(done) == {(2, 32)}  # one batch of 16 in each of two epochs
-    assert all(o.work[1:3].tolist() == [2 * few, 32 * few] for o in observed)
-    assert all(o.client > 0 and o.evaluation > 0 and o.server > 0 for o in observed)
+    made = replace(made, fabric=replace(made.fabric, executor=executor), evaluation=replace(made.evaluation, every=3))
+    timing = rehearsal.rehearse(setup(made, DIGITS))
+    assert sum(done) == 32 * few  # a batch of 16 in each of two epochs
+    assert timing.seconds == pytest.approx(
+        {"clients": 1e-3 * 2 * sum(DIGITS.train), "evaluation": 1e-4 * sum(DIGITS.test) / 3, "server": 5.0}
+    )
+    assert f"a round of {few} of 10 clients" in timing.basis
+    assert f"cut to {16 / 120:.0%} of their local training" in timing.basis
+
+
+def test_local_steps_and_parts_of_epochs_are_counted(monkeypatch: Any) -> None:
+    for federation in ({"local_epochs": None, "local_steps": 20}, {"local_epochs": 0.5}):
+        timing = rehearsal.rehearse(setup(config(**federation), DIGITS))
+        assert timing.basis == (
+            "from a round of 8 of 10 clients, run in one process of this machine, on made-up data; "
+            "scaled to the cohort by samples, but for the server's part, that of 8 clients"
+        )
 
 
 def test_a_run_that_fails_has_no_seconds() -> None:
     made = config(model=Component(f"{__name__}.Exploding"))
     planner, hardware = Planner(made, DIGITS), Hardware("cpu", 1, 1, 100 * GIB)
-    timing = visits.timed(planner.setup(hardware), planner.plan(hardware))
+    timing = rehearsal.timed(planner.setup(hardware), planner.plan(hardware))
     assert timing.round_seconds is None
-    assert "the visits failed: client" in timing.basis and "not finite" in timing.basis
+    assert "the rehearsal failed: client" in timing.basis and "not finite" in timing.basis
 
 
 def test_what_is_too_large_to_try_is_not_tried() -> None:
     planner, hardware = Planner(config(), DIGITS), Hardware("cpu", 1, 1, 100 * GIB)
     plan = planner.plan(hardware)
     huge = replace(plan, memory=[*plan.memory, replace(plan.memory[-1], bytes=2.0**50)])
-    assert "too large to try" in visits.timed(planner.setup(hardware), huge).basis
+    assert "too large to try" in rehearsal.timed(planner.setup(hardware), huge).basis
 
 
 @pytest.mark.parametrize(

@@ -230,7 +230,8 @@ def check_method_parser() -> ArgumentParser:
 
 def plan_parser() -> ArgumentParser:
     """What a run is to have; all other keys are `fit`'s."""
-    parser = _parser("plan", "Say what a fit would take there: memory, bytes between ranks, time of a round.")
+    text = "Estimate memory and bytes between ranks of a fit there, and rehearse a round here for its seconds."
+    parser = _parser("plan", text)
     add = parser.add_argument
     add("--nodes", type=int, default=1, help="Machines (1: as fabric.num_nodes).")
     add("--gpus_per_node", type=int, default=0, help="GPUs on each, one process each.")
@@ -239,7 +240,7 @@ def plan_parser() -> ArgumentParser:
     add("--gpu_memory", type=float | None, default=None, help=text)
     add("--node_memory", type=float | None, default=None, help="GiB of a node without GPUs (null: this machine's).")
     add("--samples", type=int, default=500, help="Training samples of a client, where the data are not here.")
-    add("--no_run", type=bool, default=False, help="Run no visits: memory and bytes alone, seconds unknown.")
+    add("--no_run", type=bool, default=False, help="Rehearse no round: memory and bytes alone, seconds unknown.")
     add("--json", type=bool, default=False, help="Bytes, operations and seconds, for scripts.")
     return parser
 

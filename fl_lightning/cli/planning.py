@@ -19,14 +19,14 @@ from fl_lightning.errors import BadInput
 if TYPE_CHECKING:
     from fl_lightning.config import Config
     from fl_lightning.planning.plan import Plan, Planner, Way
+    from fl_lightning.planning.rehearsal import Timing
     from fl_lightning.planning.setting import Hardware
-    from fl_lightning.planning.visits import Timing
 
 GIB = 2**30
 
 
 def plan(argv: list[str]) -> None:
-    """Print what a run takes: memory of the busiest rank, bytes between ranks, operations, seconds of a round."""
+    """Print what a run takes: memory of the busiest rank, bytes between ranks, seconds of a rehearsed round."""
     parser = plan_parser()
     ours, theirs = split(argv, list(keys(parser)))
     values = values_of(parser, ours)
@@ -35,8 +35,8 @@ def plan(argv: list[str]) -> None:
     _check(values)
     config = complete(config)
     from fl_lightning.planning.plan import Planner
+    from fl_lightning.planning.rehearsal import timed
     from fl_lightning.planning.setting import sizes_of
-    from fl_lightning.planning.visits import timed
 
     hardware = _hardware(values, config)
     planner = Planner(config, sizes_of(config, values.samples))
@@ -90,16 +90,13 @@ def _hardware(values: Any, config: Config) -> Hardware:
 
 
 def _plain(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways: list[Way]) -> dict[str, Any]:
-    """For scripts: all in bytes, operations and seconds."""
-    from fl_lightning.planning.plan import left_out
-
+    """For scripts: all in bytes and seconds."""
     return {
         **dataclasses.asdict(plan),
         **dataclasses.asdict(timing),
         "fits": plan.fits,
         "round_seconds": timing.round_seconds,
         "hardware": dataclasses.asdict(hardware),
-        "left_out": left_out(planner.setup(hardware).method),
         "models": [dataclasses.asdict(p) for p in planner.setup(hardware).profiles],
         "ways": [dataclasses.asdict(way) for way in ways],
         "assumed_data": planner.sizes.data is None,
@@ -111,7 +108,6 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     from rich.table import Table
 
     from fl_lightning.log import in_bytes
-    from fl_lightning.planning.plan import left_out
 
     config, sizes = planner.config, planner.sizes
     console = Console(highlight=False)
@@ -139,20 +135,11 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     print(f"main memory of a node: {in_bytes(plan.host)}")
     for name, size in plan.wire.items():
         print(f"between ranks, a round: {name}: {in_bytes(size)}")
-    print("a round:", ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.flops.items()))
-    if plan.newcomers:
-        said = ", ".join(f"{flops / 1e9:,.4g} GFLOP in {name}" for name, flops in plan.newcomers.items())
-        worth = sum(plan.newcomers.values()) / max(sum(plan.flops.values()), 1.0)
-        print(f"after the last round, {config.held_out} unseen clients: at most {said} ({worth:.2g} rounds' worth)")
-    if hooks := left_out(planner.setup(hardware).method):
-        print(f"not in these: what {method} does in", "; ".join(f"{hook} ({what})" for hook, what in hooks.items()))
     if timing.round_seconds is not None:
         parts = ", ".join(f"{name} {value:,.3g}" for name, value in timing.seconds.items())
         hours = config.federation.rounds * timing.round_seconds / 3600
-        print(
-            f"seconds of a round: {timing.round_seconds:,.4g} ({parts}); {config.federation.rounds:,} rounds:", end=" "
-        )
-        print(f"{hours:,.2f} h, start-up, tables and checkpoints aside")
+        print(f"seconds of a round here, in one process: {timing.round_seconds:,.4g} ({parts});", end=" ")
+        print(f"{config.federation.rounds:,} rounds: {hours:,.2f} h, start-up, tables and checkpoints aside")
     print(f"seconds: {timing.basis}")
     if not plan.fits:
         print("what would need less:" if ways else "no single option needs less")

@@ -117,12 +117,9 @@ class Setup:
     @cached_property
     def sources(self) -> int:
         """Models that are mixed."""
-        return self.mixed(len(cohorts(self.config)[0]), met(self.config), self.config.clients)
-
-    def mixed(self, cohort: int, known: int, everyone: int) -> int:
-        """Models that are mixed, of so many clients."""
-        mixes = "cohort" if self.policy.one_download else self.relation.mixes
-        return {"cohort": cohort, "known": known, "heard": known, "all": everyone}[mixes]
+        if self.policy.one_download or self.relation.mixes == "cohort":
+            return len(cohorts(self.config)[0])
+        return self.config.clients if self.relation.mixes == "all" else met(self.config)
 
     @property
     def receivers(self) -> int:

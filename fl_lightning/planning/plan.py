@@ -6,15 +6,11 @@ import contextlib
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-import numpy as np
-
 from fl_lightning.config import Component, Config
-from fl_lightning.engine.joining import SAMPLES
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.planning.memory import Part, Setup, main_memory, memory, peak
-from fl_lightning.planning.seconds import steps_of, work_of
-from fl_lightning.planning.setting import DataSizes, Hardware, cohorts
+from fl_lightning.planning.setting import DataSizes, Hardware
 from fl_lightning.planning.trace import ModelProfile, trace
 from fl_lightning.planning.traffic import traffic
 from fl_lightning.run import instantiate
@@ -31,14 +27,8 @@ class Plan:
     ranks: int
     wire: dict[str, float]
     """Bytes between ranks in a round, over all ranks, by what they are."""
-    exchanges: int
-    """Of a rank in a round."""
-    flops: dict[str, float]
-    """Operations of a round, over all ranks, in training and evaluation of one kind of model."""
     host: float
     """Bytes of a node's main memory, over all of its processes: every one of them reads all samples."""
-    newcomers: dict[str, float]
-    """Operations of the clients that are held out, after the last round, at most; empty where nobody is."""
 
     @property
     def fits(self) -> bool:
@@ -53,37 +43,6 @@ class Way:
     change: str
     total: float
     fits: bool
-
-
-WORKING = ("broadcast", "receive", "phases", "upload", "aggregate", "personal", "prepare", "outputs")
-"""Hooks in which a method may do work of its own: further passes, phases or steps, on clients or on the server."""
-
-
-def left_out(method: Method) -> dict[str, str]:
-    """What a plan's operations leave out, by hook: what each of the method's own hooks does, in its own words.
-
-    They count local training down the task loss, once, and evaluation. What hooks add is counted as it runs.
-    """
-    kind = type(method)
-    own = [hook for hook in WORKING if getattr(kind, hook) is not getattr(Method, hook)]
-    return {hook: (getattr(kind, hook).__doc__ or "no words").partition("\n")[0].rstrip(".") for hook in own}
-
-
-def newcomers(setup: Setup) -> dict[str, float]:
-    """Operations of the clients that are held out, if any: each is given a model from each number of samples, with as
-    many labels as are asked for, trains all of it, and is scored (and its loss taken) before and after."""
-    config, sizes = setup.config, setup.sizes
-    if not config.held_out:
-        return {}
-    held = [(sizes.train[0], sizes.test[0])] * config.held_out
-    if sizes.data is not None:
-        held = [(len(who.train) + len(who.validation), len(who.test)) for who in sizes.data.held_out]
-    classes = sizes.classes if sizes.task == "classification" else 1
-    asked = config.evaluation.newcomer_samples or SAMPLES
-    train, test = zip(*((min(count * classes, own), judged) for own, judged in held for count in asked), strict=True)
-    work, rounds = work_of(config, train, test), config.evaluation.newcomer_rounds
-    step, forward = (max(getattr(p.cost, k) for p in setup.profiles) for k in ("step", "forward"))
-    return {"training": rounds * step * work[:, 2].sum(), "evaluation": 4 * forward * work[:, 3].sum()}
 
 
 class Planner:
@@ -109,19 +68,10 @@ class Planner:
     def plan(self, hardware: Hardware, config: Config | None = None) -> Plan:
         """Of `config`, or of the planner's own."""
         setup = self.setup(hardware, config)
-        parts, (wire, exchanges) = memory(setup), traffic(setup)
-        total, batches = peak(parts), np.ceil(np.array(self.sizes.train) / setup.config.federation.batch_size)
-        epochs = steps_of(setup.config, batches) / np.maximum(batches, 1)
-        step, forward = (
-            np.array([getattr(p.cost, k) for p in setup.profiles])[setup.kind] for k in ("step", "forward")
-        )
-        drawn = cohorts(setup.config)
-        flops = {
-            "training": float(np.mean([(step * self.sizes.train * epochs)[c].sum() for c in drawn])),
-            "evaluation": float(np.mean([(forward * self.sizes.test)[c].sum() for c in drawn])),
-        }
-        ranks, host = hardware.ranks, main_memory(setup, total)
-        return Plan(parts, total, hardware.capacity, ranks, wire, exchanges, flops, host, newcomers(setup))
+        parts = memory(setup)
+        total = peak(parts)
+        host = main_memory(setup, total)
+        return Plan(parts, total, hardware.capacity, hardware.ranks, traffic(setup), host)
 
     def ways(self, hardware: Hardware) -> list[Way]:
         """Single changes that need less memory, those that fit first, then by how much they save."""

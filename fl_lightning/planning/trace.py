@@ -24,7 +24,6 @@ from fl_lightning.config import Component, Config
 from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, Run
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
-from fl_lightning.engine.costs import SampleCost, sample_cost
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
@@ -68,8 +67,6 @@ class ModelProfile:
     """The most that an evaluation pass holds at once."""
     memory: int
     """Named tensors that the method keeps with the server."""
-    cost: SampleCost
-    """Operations for a sample."""
     stacks: bool
     """Nothing in it mixes samples: clients can train at once."""
 
@@ -156,8 +153,6 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     dtype = run.dtype
     trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters
-    with trainer.module.cast():
-        cost = sample_cost(trainer.module, _batch(2, sizes, dtype))
     size = max(2, min(config.federation.batch_size, max(sizes.train)))
     saved, step, slots = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
     scored = min(config.evaluation.batch_size, max(sizes.test))
@@ -182,7 +177,6 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         step=step,
         evaluation=_pass(trainer, _batch(scored, sizes, dtype)[0]),
         memory=_memory(run),
-        cost=cost,
         stacks=not group.whole_last,
     )
 

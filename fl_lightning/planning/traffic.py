@@ -2,9 +2,6 @@
 
 from __future__ import annotations
 
-import math
-
-from fl_lightning.core.mixing import EXCHANGE, tiles_at_once
 from fl_lightning.planning.memory import Setup
 from fl_lightning.planning.setting import cohorts
 
@@ -12,11 +9,11 @@ RESULT_BYTES = 1500
 """What one client's results come to when they are gathered (pickled), beside its table of bytes by layer."""
 
 
-def traffic(setup: Setup) -> tuple[dict[str, float], int]:
-    """Bytes of a round over all ranks, by what they are, and exchanges of a rank."""
+def traffic(setup: Setup) -> dict[str, float]:
+    """Bytes of a round over all ranks, by what they are."""
     n, m, ranks, learns, widest = setup.sources, setup.receivers, setup.hardware.ranks, setup.learns, setup.widest
     if ranks == 1:
-        return {}, 0
+        return {}
     columns, away, tiles = float(widest.columns) * widest.item, 1 - 1 / ranks, sum(widest.tiles)
     more = setup.policy.exchanged
     found = {"models to the ranks of tiles": (1 + learns + more) * n * columns * away}
@@ -27,6 +24,4 @@ def traffic(setup: Setup) -> tuple[dict[str, float], int]:
     if learns:  # to the layer's rank, and all to all ranks
         found["inner products"] = (tiles * away + 2 * setup.layers * (ranks - 1)) * (n * n + n + 1.0) * 8
     found["results"] = len(cohorts(setup.config)[0]) * (RESULT_BYTES + 66.0 * (widest.layers + 1)) * (ranks - 1)
-    stripes = math.ceil(tiles / (ranks * tiles_at_once(n, tiles, ranks))) if tiles else 0
-    back = min(stripes, math.ceil(widest.columns / EXCHANGE)) if setup.policy.one_download else stripes
-    return found, stripes * (1 + learns) + back + 3 + 2 * learns
+    return found
