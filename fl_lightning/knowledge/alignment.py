@@ -39,17 +39,21 @@ class MeanPull:
     Args:
         kappa: weight of the distance.
         momentum: mu of u_i <- (1 - mu) u_i + mu (mean feature of the batch), which begins at 0.
-        u: (d,); None: it only runs.
+        u: (d,); None: u_i runs, and nothing is added to the loss.
+        whole: samples of a complete batch. A smaller one neither moves u_i nor adds to the loss: with mu = 1 a round's
+            u_i would be the mean of its remainder, which may be a single sample (the authors drop such batches).
     """
 
-    def __init__(self, kappa: float, momentum: float, u: Tensor | None) -> None:
-        self.kappa, self.momentum, self.u = kappa, momentum, u
+    def __init__(self, kappa: float, momentum: float, u: Tensor | None, whole: int) -> None:
+        self.kappa, self.momentum, self.u, self.whole = kappa, momentum, u, whole
         self.running = torch.zeros(())
         """u_i."""
 
     def __call__(self, module: Any, batch: Batch) -> Tensor:
         """Shape (); past batches have no gradient."""
         task: Tensor = module.task_loss(batch)
+        if len(batch[1]) < self.whole:
+            return task
         now = (1 - self.momentum) * self.running + self.momentum * module.features.mean(0)
         self.running = now.detach()
         return task if self.u is None else task + self.kappa / 2 * (now - self.u).square().mean()

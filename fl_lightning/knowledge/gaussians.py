@@ -21,7 +21,7 @@ from fl_lightning.rng import generator
 SHRINK = 1e-4
 """Of covariances towards their mean variance before they are inverted, and added to class shares: the authors' code."""
 LEAST = 3
-"""Samples from which on a class has a mean of its own: the authors' code, where it works as it reads."""
+"""Samples from which on a class is scored by its own mean: the authors' code."""
 STEPS = 10
 """Of L-BFGS at most: the authors' code."""
 
@@ -85,7 +85,7 @@ def headed(client: Client, vector: Tensor, gaussians: Gaussians) -> Tensor:
     return vector
 
 
-def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None) -> Gaussians:
+def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None, *, least: int = 1) -> Gaussians:
     """The server's Gaussians, moved towards those of the client's features under `vector` (D,).
 
     Args:
@@ -93,6 +93,7 @@ def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None) ->
         vector: the model.
         ridge: as in `estimated`.
         beta: how far, of both parts; None: as far as `trusted`.
+        least: a class with fewer samples keeps the server's mean; its samples still count for the covariance.
     """
     known, seen = Gaussians.of(client.run.server.memory), list(client.passes(client.data.train, vector))
     if not seen:
@@ -100,17 +101,19 @@ def adapted(client: Client, vector: Tensor, ridge: float, beta: float | None) ->
     z, y = torch.cat([z for z, _, _ in seen]).cpu().double(), torch.cat([y for _, _, y in seen]).cpu()
     fixed = None if beta is None else torch.full((2,), beta, dtype=torch.float64)
     weights = trusted(z, y, known, prior_of(client), ridge) if fixed is None else fixed
-    return known.towards(estimated(z, y, known, ridge), weights)
+    own, counts = estimated(z, y, known, ridge), y.bincount(minlength=len(known.means))
+    means = torch.where(counts[:, None] >= least, own.means, known.means)
+    return known.towards(Gaussians(means, own.covariance), weights)
 
 
 def estimated(z: Tensor, y: Tensor, known: Gaussians, ridge: float) -> Gaussians:
     """Of features z (n, d) with labels y (n,): class means and pooled covariance, scatter / (n - 1) + ridge I.
 
-    A class with fewer than `LEAST` samples has the mean that is `known`, which its samples scatter about too.
+    A class without samples has the mean that is `known`.
     """
     counts = y.bincount(minlength=len(known.means))
     sums = torch.zeros_like(known.means).index_add_(0, y, z)
-    means = torch.where(counts[:, None] >= LEAST, sums / counts.clamp_min(1)[:, None], known.means)
+    means = torch.where(counts[:, None] > 0, sums / counts.clamp_min(1)[:, None], known.means)
     away, eye = z - means[y], torch.eye(z.shape[1], dtype=torch.float64)
     return Gaussians(means, away.T @ away / max(len(z) - 1, 1) + ridge * eye)
 

@@ -216,15 +216,15 @@ def paper_step(c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, ste
 
 
 def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
-    """The authors' code: a step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m) of mean size near `size`, then
-    softmax(5 row), (m, m).
+    """The authors' code: a rescaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then softmax(5 row), (m, m).
+
+    A row's step is multiplied by a power of 5, of -5 to 5, that brings its mean into [size, 5 size).
     """
     flat = P.flatten(1)
     G = flat @ flat.T
     gradient = 2 * (c @ G - G) / flat.shape[1] + 2 * rho * (c - 1.0 / len(c)) / len(c)
     mean = gradient.abs().mean(1, keepdim=True)
-    # Powers of 5 that bring the row's mean step nearest to `size` (within a factor of sqrt 5).
-    power = torch.round(torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0))
+    power = torch.ceil(torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0)).clamp(-5, 5)
     scale = torch.where(mean > 1e-15, 5.0**power, torch.zeros_like(mean))
     return torch.softmax(5 * (c - scale * gradient), dim=1)
 

@@ -26,11 +26,12 @@ class DBE(Method):
 
     Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i + momentum (mean z of the
     batch) begins a round at 0; m_i is never sent. u is the clients' mean u_i, by samples, of a first round in which all
-    train the initial model on CE alone and upload nothing else: training begins with the second round.
+    train the initial model on CE alone and upload nothing else: training begins with the second round. A batch with
+    fewer samples than the others trains on CE alone and leaves u_i as it is.
 
     Args:
         kappa: weight of the mean's distance. 50: the authors' run script for a CNN.
-        momentum: of the running mean, mu. 1: the same (a round's u_i is then the mean of its last batch).
+        momentum: of the running mean, mu. 1: the same (a round's u_i is then the mean of its last complete batch).
     """
 
     family = "partial sharing"
@@ -67,7 +68,8 @@ class DBE(Method):
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """In the first round without m_i, and without u, which is not known yet."""
         u = payload.extra["mean"].to(client["model"]) if self.kappa and "mean" in payload.extra else None
-        pull = MeanPull(self.kappa, self.momentum, u)
+        whole = min(client.run.config.federation.batch_size, len(client.data.train))
+        pull = MeanPull(self.kappa, self.momentum, u, whole)
         own = client.mask(is_personal)
         yield Phase(objective=Objective(loss=pull), trains=~own if client.round == 1 else None)
         client.noted["mean"] = pull.running.float().cpu()

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core import Block, Client, Payload, Phase, Rule, Run, Server
-from fl_lightning.knowledge.gaussians import Gaussians, adapted, check_classifier, first_gaussians, headed
+from fl_lightning.knowledge.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.search import LogRange, searched
@@ -25,7 +25,8 @@ class PFedFDA(Method):
     The classifier is their linear discriminant, W = mu S^-1 and b = -diag(W mu^T) / 2 + log pi with the client's class
     shares pi; it stands still while the body trains. Then the client estimates its own mu and S, tells them mixed with
     the received by beta in [0, 1]^2 (of mu and of S), chosen by the cross entropy of two folds, and the server takes
-    means by samples. Scored: the classifier of Gaussians mixed so anew for the body that is scored.
+    means by samples. Scored: the classifier of Gaussians mixed so anew for the body that is scored, where a class of
+    one or two samples keeps the server's mean (the authors' code).
 
     Args:
         ridge: I times this is added to an estimated S. 1: the authors' code adds the whole of I (and 1e-4 to every
@@ -86,4 +87,4 @@ class PFedFDA(Method):
     def personal(self, client: Client) -> Tensor:
         """A copy with the classifier of Gaussians that are mixed for its body."""
         vector = client["model"].clone()
-        return headed(client, vector, adapted(client, vector, self.ridge, self.beta))
+        return headed(client, vector, adapted(client, vector, self.ridge, self.beta, least=LEAST))

@@ -350,14 +350,46 @@ def test_without_a_covariance_the_nearest_mean_wins() -> None:
 
 
 def test_estimates_by_hand() -> None:
-    """A class of two samples keeps the mean that is known, and scatters about it."""
-    known, z = some(2, 3), torch.randn(7, 3, dtype=torch.float64)
+    """A class of two samples scatters about its own mean; only one without any has the mean that is known."""
+    known, z = some(3, 3), torch.randn(7, 3, dtype=torch.float64)
     y = torch.tensor([0, 0, 0, 0, 0, 1, 1])
     found = gaussians.estimated(z, y, known, ridge=0.5)
-    torch.testing.assert_close(found.means[0], z[:5].mean(0))
-    assert torch.equal(found.means[1], known.means[1])
-    away = torch.cat([z[:5] - z[:5].mean(0), z[5:] - known.means[1]])
+    for k, rows in enumerate((z[:5], z[5:])):
+        torch.testing.assert_close(found.means[k], rows.mean(0))
+    assert torch.equal(found.means[2], known.means[2])
+    away = torch.cat([z[:5] - z[:5].mean(0), z[5:] - z[5:].mean(0)])
     torch.testing.assert_close(found.covariance, away.T @ away / 6 + 0.5 * torch.eye(3, dtype=torch.float64))
+
+
+def test_a_small_class_is_scored_by_the_servers_mean_and_told_by_its_own(federation: Make) -> None:
+    """Of a class with one or two samples; the covariance is the same both times."""
+    fed = federation(PFedFDA(beta=1.0), precision="64-true")
+    client = client_of(fed, 0)
+    known, (x, y) = Gaussians.of(fed.run.server.memory), first(client.data.train)
+    small = int(y.bincount().argmax())
+    few = torch.cat([(y == small).nonzero()[:2, 0], (y != small).nonzero()[:, 0]])
+
+    class Few:
+        def batches(self, size: int) -> Any:
+            return [(x[few], y[few])]
+
+    def passes(part: Any, vector: Any = None) -> Any:
+        return Client.passes(client, Few(), vector)  # type: ignore[arg-type]
+
+    client.passes = passes  # type: ignore[method-assign]
+    told, scored = (gaussians.adapted(client, client["model"], 0.1, 1.0, least=n) for n in (1, gaussians.LEAST))
+    assert torch.equal(told.covariance, scored.covariance)
+    assert torch.equal(scored.means[small], known.means[small])
+    assert not torch.equal(told.means[small], known.means[small])
+    others = [k for k in range(10) if k != small and (y == k).sum() >= 3]
+    assert others and torch.equal(told.means[others], scored.means[others])
+    seen: list[int] = []
+    with pytest.MonkeyPatch.context() as patch:
+        method = type(fed.run.method).__module__
+        patch.setattr(f"{method}.adapted", lambda *a, least=1: (seen.append(least), known)[1])
+        fed.run.method.personal(client)
+        fed.run.method.upload(client, payload_of(client))
+    assert seen == [3, 1]
 
 
 def test_folds_hold_every_second_sample_of_each_class() -> None:

@@ -123,14 +123,26 @@ def test_the_codes_step_descends_its_objective_before_the_softmax() -> None:
     (gradient,) = torch.autograd.grad(value, c)
     found = d.code_step(c.detach(), P, rho=0.3, size=0.01)
     for row, before, g in zip(found, c.detach(), gradient, strict=True):
+        step = float(g.abs().mean())
         moved = before - row.log() / 5  # up to a constant that softmax does not see
         moved = moved - moved.mean() + 0.0
         g = g - g.mean()
         power = float((moved @ g) / (g @ g))
         torch.testing.assert_close(moved, power * g, atol=1e-9, rtol=1e-6)
         assert np.log(power) / np.log(5) == pytest.approx(round(np.log(power) / np.log(5)), abs=1e-6)
+        assert 0.01 <= step * power < 0.05  # the authors' loop ends there
     assert (found > 0).all()
     torch.testing.assert_close(found.sum(1), torch.ones(3, dtype=torch.float64))
+
+
+def test_the_codes_step_is_rescaled_five_times_at_most() -> None:
+    """By 5 to the power of 5: a smaller step stays small."""
+    P, c = predictions(3), torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    moved = d.code_step(c, 1e-6 * P, rho=0.0, size=0.01).log() / 5
+    G = 1e-6 * P.flatten(1) @ (1e-6 * P.flatten(1)).T
+    gradient = 2 * (c @ G - G) / P[0].numel()
+    expected = -(5.0**5) * gradient
+    torch.testing.assert_close(moved - moved.mean(1, True), expected - expected.mean(1, True), atol=1e-12, rtol=1e-6)
 
 
 @pytest.mark.parametrize("update", ["paper", "code"])

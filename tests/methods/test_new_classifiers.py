@@ -513,9 +513,8 @@ def test_dbe_shifts_by_a_bias_of_the_clients_own() -> None:
 def test_dbes_running_mean_and_its_pull(federation: Make) -> None:
     """INV3: u_k = rho sum_j (1 - rho)^(k - j) z_j; the loss gains kappa / 2 of its mean squared distance to u."""
     method = DBE(kappa=3.0, momentum=0.4)
-    fed = federation(method, **WHOLE)
-    client = client_of(fed, 1, t=2)
-    x, y = batch_of(client)
+    client = client_of(federation(method, **WHOLE | {"batch_size": 8}), 1, t=2)
+    x, y = next(iter(client.data.train.batches(24)))
     client.payload = payload_of(client)
     client.payload.extra["mean"] = goal = torch.linspace(-1, 1, 16)
     phases: Iterable[Phase] = iter(method.phases(client, client.payload))
@@ -529,6 +528,27 @@ def test_dbes_running_mean_and_its_pull(federation: Make) -> None:
         torch.testing.assert_close(found, module.task_loss(batch) + 1.5 * (u - goal).square().mean())
     assert next(phases, None) is None  # type: ignore[call-overload]
     torch.testing.assert_close(client.noted["mean"].double(), u, rtol=1e-6, atol=1e-6)
+
+
+def test_dbes_mean_is_of_complete_batches_alone(federation: Make) -> None:
+    """With momentum 1 the last complete batch decides, not the remainder; what has no other batch has that one."""
+    for size, batches in ((8, (8, 8, 1)), (1000, (0,))):
+        method = DBE(kappa=3.0)
+        client = client_of(federation(method, **WHOLE | {"batch_size": size}), 1, t=2)
+        client.payload = payload_of(client)
+        client.payload.extra["mean"] = torch.zeros(16)
+        phases: Iterable[Phase] = iter(method.phases(client, client.payload))
+        loss = next(phases).objective.loss  # type: ignore[call-overload]
+        x, y = next(iter(client.data.train.batches(1000)))
+        means, start, module = [], 0, client.bind()
+        for k in [k or len(y) for k in batches]:
+            batch, start = (x[start : start + k], y[start : start + k]), start + k
+            added = loss(module, batch) - module.task_loss(batch)
+            means.append(features(client, client["model"], batch[0]).mean(0))
+            assert (float(added.detach()) > 0) is (k > 1)
+        assert next(phases, None) is None  # type: ignore[call-overload]
+        wanted = means[:2][-1]
+        torch.testing.assert_close(client.noted["mean"].double(), wanted.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_dbes_pull_reaches_the_body_alone(federation: Make) -> None:
