@@ -188,7 +188,8 @@ class GroupServer:
 
         @cache
         def gram(since: Since = "zero") -> Gram:
-            blocks = None if since == "zero" else self.layout.is_parameter
+            blocks = self.layout.is_parameter  # running statistics say nothing of how alike models are
+            blocks = blocks & self.group.down_mask if since == "zero" else blocks
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
 
         samples = server.samples(sources)

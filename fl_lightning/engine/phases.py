@@ -56,8 +56,8 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
         step=None if own is None else lambda batch, _: own(client, batch),
     )
     if keep and own is None and not public:  # a stretch on public data begins cleared, and leaves nothing
-        job.keep, prefix = True, _prefix(phase.slot)
-        job.kept = {k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, phase.slot)}
+        job.keep, prefix = True, _prefix(phase)
+        job.kept = {k.removeprefix(prefix): v for k, v in client.memory.items() if _belongs(k, prefix)}
     return job
 
 
@@ -65,17 +65,20 @@ def keep_optimizer(client: Client, phase: Phase, job: LocalJob) -> None:
     """Keep, with the client, what its optimiser was left with."""
     if not job.keep:
         return
-    prefix, store = _prefix(phase.slot), client.run.store
-    others = {k: v for k, v in client.memory.items() if not _belongs(k, phase.slot)}
+    prefix, store = _prefix(phase), client.run.store
+    others = {k: v for k, v in client.memory.items() if not _belongs(k, prefix)}
     kept = {f"{prefix}{k}": store.stow(v) if v.ndim else v for k, v in job.kept.items()}
     client.state.memory = others | kept
 
 
-def _prefix(slot: str) -> str:
-    """Of the names under which a client's memory has what the optimiser was left with."""
-    return "optimizer." if slot == MODEL else f"optimizer.slot {slot}."
+def _prefix(phase: Phase) -> str:
+    """Of the names under which a client's memory has what the optimiser of such phases was left with.
+
+    Phases of another slot or purpose (FedAS's alignment) are another descent: they share nothing.
+    """
+    of_slot = "optimizer." if phase.slot == MODEL else f"optimizer.slot {phase.slot}."
+    return of_slot if phase.purpose == "train" else f"{of_slot}phase {phase.purpose}."
 
 
-def _belongs(name: str, slot: str) -> bool:
-    of_another = slot == MODEL and name.startswith("optimizer.slot ")
-    return name.startswith(_prefix(slot)) and not of_another
+def _belongs(name: str, prefix: str) -> bool:
+    return name.startswith(prefix) and not name.removeprefix(prefix).startswith(("slot ", "phase "))

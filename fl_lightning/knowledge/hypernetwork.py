@@ -105,9 +105,9 @@ def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip
     embeddings = network.get_parameter("0.weight").requires_grad_()
     optimizer = torch.optim.SGD([embeddings], lr, momentum, weight_decay=decay)
     model, columns = client["model"], client.layout.parameters
-    for _ in range(client.run.server.round):
+    for step in range(client.run.server.round):
         made = network(torch.tensor(client.id))
         model[columns] = made.detach().to(model)
-        yield Phase()
+        yield Phase(purpose=f"newcomer {step}")  # other batches in each
         network.descend(made, made.detach() - model[columns].to(made), optimizer, clip)
     network.write(client.id, model)

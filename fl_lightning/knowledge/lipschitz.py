@@ -13,6 +13,7 @@ from torch.nn.functional import adaptive_avg_pool2d, mse_loss
 
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+from fl_lightning.knowledge.common import wide
 
 
 def last_block(model: nn.Module, head: str) -> str:
@@ -103,7 +104,11 @@ def transmitting(a: Tensor, b: Tensor) -> Tensor:
 
 def stretch(a: Tensor, b: Tensor, iterations: int = 10) -> Tensor:
     """Spectral norm (n,) of `transmitting`, by power iteration on T T^T from ones."""
-    T = transmitting(a, b)
+    with torch.autocast(a.device.type, enabled=False):  # squares of products: half precision has no room for them
+        return _spectral_norm(transmitting(wide(a), wide(b)), iterations)
+
+
+def _spectral_norm(T: Tensor, iterations: int) -> Tensor:
     K, tiny = T @ T.transpose(1, 2), torch.finfo(T.dtype).tiny
     v = torch.ones_like(K[:, :, :1])
     for _ in range(iterations):

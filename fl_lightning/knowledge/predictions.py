@@ -216,7 +216,7 @@ def paper_step(c: Tensor, P: Tensor, shares: Tensor, lam: float, rho: float, ste
 
 
 def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
-    """The authors' code: a rescaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then softmax(5 row), (m, m).
+    """The authors' code: a scaled step down MSE(P_n, sum_j c_nj P_j) + rho MSE(c_n, 1/m), then softmax(5 row), (m, m).
 
     A row's step is multiplied by a power of 5, of -5 to 5, that brings its mean into [size, 5 size).
     """

@@ -13,13 +13,14 @@ from typing import Any, Literal
 from rich.markup import escape
 from rich.table import Table
 
+from fl_lightning.errors import Damaged
 from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.runfolder import RunFolder, judge_of
 from fl_lightning.study.folder import StudyFolder
 
-State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "waiting"]
+State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"]
 
-_TOLD: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed")
+_TOLD: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
 """States that the heading counts."""
 
 
@@ -65,13 +66,16 @@ class Board:
         if key in self._ended:
             return self._ended[key]
         run = RunFolder(self.folder.path / cell["folder"])
-        rows = run.read_metrics()
+        try:
+            rows = run.read_metrics()
+            ended = self.folder.finished(cell["folder"])
+            summary = run.read_summary() if ended else {}
+        except Damaged:
+            return Seen("unreadable")
         done = int(rows[-1]["round"]) if rows else 0
         metric = of_rows(rows)
         column = metric.by(cell["judge"]) if "judge" in cell else metric.of("mean")
         score = next((row[column] for row in reversed(rows) if column in row), math.nan)
-        ended = self.folder.finished(cell["folder"])
-        summary = run.read_summary() if ended else {}
         judge = cell.get("judge") or judge_of(summary, rows) or ""
         if ended:
             seconds = float(summary.get("wall_seconds", math.nan))
@@ -116,8 +120,8 @@ class Board:
             elif seen[k].state in ("running", "stopped"):
                 shown = "" if math.isnan(seen[k].score) else f", {seen[k].metric.shown(seen[k].score)}"
                 found.append(f"seed {self.cells[k]['seed']} {seen[k].state}: round {seen[k].round}{shown}")
-            elif seen[k].state == "failed":
-                found.append(f"seed {self.cells[k]['seed']} failed")
+            elif seen[k].state in ("failed", "unreadable"):
+                found.append(f"seed {self.cells[k]['seed']} {seen[k].state}")
         return "; ".join(found)
 
 

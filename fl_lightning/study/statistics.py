@@ -32,6 +32,11 @@ def seed_means(differences: Differences) -> np.ndarray:
     return np.stack(found, axis=-1)
 
 
+def alike(differences: Differences) -> bool:
+    """Whether the mean differences of all seeds are the same (`EQUAL`)."""
+    return bool(np.ptp(seed_means(differences)) <= EQUAL)
+
+
 def interval(
     differences: Differences, level: float = LEVEL, resamples: int = RESAMPLES
 ) -> tuple[float, float, Literal["t", "bootstrap"]]:
@@ -42,7 +47,7 @@ def interval(
     seeds too rarely (88 to 93 %), and the bootstrap 91 to 94 %; the outer ends 92 to 97 % (docs/decisions/0023).
     """
     means = seed_means(differences)
-    if len(means) >= FEW and np.ptp(means) > EQUAL:
+    if len(means) >= FEW and not alike(differences):
         low, high = map(float, outer(differences, level, resamples))
         if math.isfinite(low) and math.isfinite(high):
             return low, high, "bootstrap"

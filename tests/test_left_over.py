@@ -1,0 +1,109 @@
+"""Small things that only a second reading finds: each has its test here, by the part that it belongs to."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import torch
+
+from fl_lightning.callbacks.exhibits import tables_to_keep
+from fl_lightning.core import Phase, Server
+from fl_lightning.engine.keeper import Keeper as RunFolderWriter
+from fl_lightning.engine.phases import _belongs, _prefix
+from fl_lightning.knowledge.lipschitz import stretch
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.ktpflmodels import KTPFLModels
+from fl_lightning.report.clients import MOST_CLIENTS, split_words, splits
+from fl_lightning.runfolder import RunFolder
+from fl_lightning.study import statistics
+from fl_lightning.study.board import Board
+from fl_lightning.study.folder import StudyFolder
+
+Make = Callable[..., Any]
+
+
+def test_spectral_norms_are_taken_in_32_bits_whatever_the_precision() -> None:
+    """Under autocast too: there products of halves would have 8 bits."""
+    a, b = (torch.randn(2, 3, 4, 4, generator=torch.Generator().manual_seed(k)) for k in (1, 2))
+    whole = stretch(a, b)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert torch.equal(stretch(a, b), whole)
+        assert stretch(a.bfloat16(), b.bfloat16()).dtype == torch.float32
+
+
+def test_what_the_optimiser_keeps_is_of_one_slot_and_one_purpose() -> None:
+    phases = [Phase(), Phase(purpose="align"), Phase("personal"), Phase("personal", purpose="align")]
+    prefixes = [_prefix(phase) for phase in phases]
+    assert len(set(prefixes)) == 4
+    for prefix in prefixes:
+        assert [other for other in prefixes if _belongs(f"{other}momentum", prefix)] == [prefix]
+
+
+def test_a_few_seeds_that_differ_alike_have_no_interval() -> None:
+    same = [[np.array([0.1, 0.3])], [np.array([0.3, 0.1])]]
+    assert statistics.alike(same)
+    assert not statistics.alike([*same, [np.array([0.1, 0.1])]])
+
+
+def test_the_artifact_has_the_table_of_clients(tmp_path: Path) -> None:
+    (tmp_path / "clients.csv").write_text("round,client\n")
+    assert tables_to_keep(RunFolder(tmp_path), 1) == [tmp_path / "clients.csv"]
+
+
+def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -> None:
+    cells = [
+        {"folder": f"runs/a/seed-{seed}", "label": "a", "setting": {}, "seed": seed, "method": "a"} for seed in (0, 1)
+    ]
+    for cell, text in zip(cells, ("round,seconds,mean_accuracy\n1,1,0.5\n", "\0\0\n1\n"), strict=True):
+        folder = tmp_path / str(cell["folder"])
+        folder.mkdir(parents=True)
+        (folder / "metrics.csv").write_text(text)
+    board = Board(StudyFolder(tmp_path), cells)
+    seen = board.look(lambda run: False, {})
+    assert [s.state for s in seen] == ["stopped", "unreadable"]
+    assert board.table(seen).row_count == 1
+
+
+def test_a_split_that_is_cut_short_says_so() -> None:
+    rows = [{"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1} for c in range(MOST_CLIENTS + 3)]
+
+    run = SimpleNamespace(split=rows, name="a", summary={"heterogeneity_hellinger": 0.5})
+    words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
+    assert words.startswith(f"the first {MOST_CLIENTS} of {MOST_CLIENTS + 3} clients with")
+
+
+def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path: Path, make_run: Make) -> None:
+    run = make_run(FedAvg())
+    folder = RunFolder(tmp_path)
+    keeper, ended = RunFolderWriter(folder), {"final_accuracies": {}, "final_models": {}, "final_further": {}}
+    keeper.unlike = {}
+    folder.read_metrics = lambda: [_row()]  # type: ignore[method-assign]
+    folder.read_clients = list  # type: ignore[method-assign]
+    summary: dict[str, Any] = {**ended, "wall_seconds": 1.0}
+    keeper.on_fit_end(run, summary)
+    assert summary["rounds"] == 2
+    assert not {"best_mean_accuracy", "best_round", "last_mean_accuracy"} & summary.keys()
+
+
+def _row() -> dict[str, float]:
+    traffic = {f"{way}load{kind}_bytes": 1.0 for way in ("up", "down") for kind in ("", "_parameter")}
+    return {"round": 1.0, "seconds": 1.0, **traffic}
+
+
+def test_running_statistics_do_not_decide_who_is_alike(federation: Make) -> None:
+    """KT-pFL's relation over models goes by parameters alone, as inner products of changes do."""
+    fed = federation(KTPFLModels(), net="norm")
+    fed.round(1)
+    before = fed.run.method.broadcast(server := _server(fed)) and server.only.weighed.weights  # type: ignore[union-attr]
+    for state in fed.run.states.values():
+        state.received["model"][fed.run.groups[0].layout.parameters.stop :] *= 7 * (state.client + 1)
+    fed.run.method.broadcast(server := _server(fed))
+    assert torch.equal(server.only.weighed.weights, before)  # type: ignore[union-attr]
+
+
+def _server(fed: Any) -> Server:
+    return Server(fed.run, fed.run.server.round + 1, list(range(fed.run.clients)), fed.reducer)
