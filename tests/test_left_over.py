@@ -73,7 +73,7 @@ def test_a_split_that_is_cut_short_says_so() -> None:
 
     run = SimpleNamespace(split=rows, name="a", summary={"heterogeneity_hellinger": 0.5})
     words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
-    assert words.startswith(f"the first {MOST_CLIENTS} of {MOST_CLIENTS + 3} clients with")
+    assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
 
 
 def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path: Path, make_run: Make) -> None:

@@ -38,10 +38,9 @@ def split_words(split: dict[str, Any], runs: list[Run]) -> str:
     held = [sum(value > 0 for name, value in row.items() if name.startswith("class_")) for row in _rows(split, runs)]
     sizes = [int(row["train_samples"]) for row in _rows(split, runs)]
     whose = "" if len(split["runs"]) == len(runs) else ", ".join(runs[number].name for number in split["runs"]) + ": "
-    everyone = len(runs[split["runs"][0]].split)
-    first = f"the first {len(sizes)} of {everyone} clients" if everyone > len(sizes) else f"{len(sizes)} clients"
+    shown = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
     return (
-        f"{whose}{first} with {min(sizes)} to {max(sizes)} training samples "
+        f"{whose}{len(sizes)} clients{shown} with {min(sizes)} to {max(sizes)} training samples "
         f"of {min(held)} to {max(held)} classes{unlike_words(runs[split['runs'][0]])}"
     )
 
