@@ -95,6 +95,12 @@ class FederatedData:
         self._newcomer: ClientData | None = None
 
     @property
+    def least_test_class(self) -> int:
+        """Test samples of the rarest class that a client's test part has, the least over clients."""
+        counts = _class_counts(self._shares[2], self._test.labels.numpy(), self.num_classes)
+        return int(counts[counts > 0].min())
+
+    @property
     def text(self) -> Text | None:
         """What samples are, where they are texts."""
         return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None

@@ -78,6 +78,7 @@ class Keeper(Observer):
             **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
             **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
             **self.unlike,
+            **({"least_test_class": run.data.least_test_class} if run.config.evaluation.metrics else {}),
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,

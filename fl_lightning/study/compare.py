@@ -17,6 +17,7 @@ from fl_lightning.metric import MODELS
 from fl_lightning.report.tables import reached, worst_tenth
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
+from fl_lightning.study.harm import harm_notes, share_harmed
 
 ALL = "all settings"
 MIN_METHODS = 3
@@ -44,7 +45,7 @@ class Row:
     worst_tenth: float | None
     """Mean over the worst tenth of the clients of a seed, at least one."""
     harmed: float | None
-    """Share of clients that are worse off than with training alone."""
+    """Share of clients that are worse off than with training alone, beyond their test samples' noise (`noise`)."""
     mib: float | None
     """Sent by clients and server, up to the target if there is one, else in the whole run; mean over runs."""
     seconds: float | None
@@ -144,13 +145,13 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
         for label in group.cells
         if any(setting in settings for setting, _ in group.cells[label])
     ]
-    if not any(row.pairs for row in rows):
+    if not any(row.pairs for row in rows if baseline in (None, row.baseline)):
         raise _no_pairs(groups, baseline)
     rows = _corrected(rows)
     ranks, said = _ranks(groups)
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
-    return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + said, target)
+    return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + said + harm_notes(cells), target)
 
 
 def _grouped(cells: Iterable[Cell]) -> list[_Group]:
@@ -210,19 +211,22 @@ def _choose(groups: list[_Group], baseline: str | None) -> list[str]:
     notes = []
     for group in groups:
         local = _local(cell for cells in group.cells.values() for cell in cells.values())
-        chosen = baseline or local or next(iter(group.cells))
-        if chosen in group.cells:
-            group.baseline = chosen
-        if len(group.cells) == 1 or group.baseline is None:
+        group.baseline = baseline if baseline in group.cells else local or next(iter(group.cells))
+        if len(group.cells) == 1:
             notes.append(
                 f"{MODELS[group.judge]}: {', '.join(group.cells)}: nothing with the same judge to compare with"
+            )
+        elif baseline not in (None, group.baseline):
+            notes.append(
+                f"{MODELS[group.judge]}: {baseline} was not judged so: differences are to {group.baseline}; "
+                "--judge KIND compares all by one kind of model, where all runs were scored so"
             )
     return notes
 
 
 def _no_pairs(groups: list[_Group], baseline: str | None) -> BadInput:
     """Why there are none."""
-    compared = [group for group in groups if group.baseline is not None and len(group.cells) > 1]
+    compared = [g for g in groups if baseline in (None, g.baseline) and len(g.cells) > 1]
     if compared:
         settings = "; ".join(list(dict.fromkeys(s for group in compared for s in group.settings if s))[:4])
         said = "there are no pairs: no other method has run in its setting with its seed"
@@ -265,7 +269,7 @@ def _row(
 
     means = over_seeds({unit: float(values.mean()) for unit, values in scores.items()})
     worst = over_seeds({unit: worst_tenth(values) for unit, values in scores.items()})
-    harmed = over_seeds({cell.unit: _harmed(cell, alone.get(cell.unit)) for cell in cells})
+    harmed = over_seeds({cell.unit: share_harmed(cell, alone.get(cell.unit)) for cell in cells})
     costs = [_costs(cell, target) for cell in cells]
     row = Row(
         judge=group.judge, setting=name, method=label, seeds=len(seeds),
@@ -304,15 +308,6 @@ def _complete(settings: list[str], units: Iterable[Unit]) -> list[int]:
     """The seeds that have run in every one of `settings`."""
     found = set(units)
     return [s for s in sorted({seed for _, seed in found}) if all((setting, s) in found for setting in settings)]
-
-
-def _harmed(cell: Cell, alone: Cell | None) -> float | None:
-    """Share of clients that are less accurate than with training alone; None where that has not been run."""
-    if alone is None or cell.label == alone.label:
-        return None
-    common = cell.scores.keys() & alone.scores.keys()
-    worse = sum(alone.scores[c] - cell.scores[c] > statistics.EQUAL for c in common)
-    return worse / len(common) if common else None
 
 
 def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
