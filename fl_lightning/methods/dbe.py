@@ -68,10 +68,9 @@ class DBE(Method):
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """In the first round without m_i, and without u, which is not known yet."""
         u = payload.extra["mean"].to(client["model"]) if self.kappa and "mean" in payload.extra else None
-        whole = min(client.run.config.federation.batch_size, len(client.data.train))
-        pull = MeanPull(self.kappa, self.momentum, u, whole)
-        own = client.mask(is_personal)
-        yield Phase(objective=Objective(loss=pull), trains=~own if client.round == 1 else None)
+        complete = min(client.run.config.federation.batch_size, len(client.data.train))
+        pull = MeanPull(self.kappa, self.momentum, u, complete)
+        yield Phase(objective=Objective(loss=pull), trains=None if client.round > 1 else ~client.mask(is_personal))
         client.noted["mean"] = pull.running.float().cpu()
 
     def upload(self, client: Client, payload: Payload) -> Payload:
