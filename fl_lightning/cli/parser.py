@@ -24,7 +24,7 @@ GROUPS: dict[str, type] = {
 }
 
 COMPONENTS = {
-    "method": "Method by name or import path (default: KAPC as recommended); its arguments: --method.ARG VALUE.",
+    "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG VALUE.",
     "model": "Model by name or import path; its arguments: --model.ARG VALUE. In YAML also a list of {name, count}.",
     "callbacks": "Callbacks by name, with commas; arguments: --callbacks.NAME.ARG VALUE; --callbacks.NAME null: none.",
     "loggers": "Loggers by name, with commas; arguments and null as for callbacks.",

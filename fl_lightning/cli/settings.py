@@ -28,13 +28,9 @@ Layer = dict[str, Any]
 
 # Callbacks that every run has unless they are set to null, in the order in which they run, after all others.
 DEFAULT_CALLBACKS = ("heatmaps", "ledger", "progress", "checkpoint")
-# The digits that ship with the package: what `fl-train fit` alone trains on.
-DEFAULTS: Layer = {"method": "kapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}
-# KAPC as we recommend it, where nothing names a method; a method that is named has the arguments of its paper. Why
-# these: configs/kapc_digits.yaml, which has the same, and docs/results.md. The paper's step hardly leaves 1/N.
-RECOMMENDED: Layer = {
-    "solver": "exact", "prior": "samples", "start": "server", "lam": 0.05, "beta": 0.3, "rho_units": "spread",
-}  # fmt: skip
+# What `fl-train fit` alone trains: the method that we recommend (docs/results/measured.md) with its own defaults, on
+# the digits that ship with the package.
+DEFAULTS: Layer = {"method": "selfkapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}
 
 
 @dataclass
@@ -50,9 +46,8 @@ class Settings:
     @classmethod
     def merged(cls, layers: Iterable[Layer]) -> Settings:
         """`layers` over the defaults, each over the ones before."""
-        settings, layers = cls(), list(layers)
-        named = any(_names_one(layer.get("method")) for layer in layers)
-        for layer in (DEFAULTS, *([] if named else [{"method": RECOMMENDED}]), *layers):
+        settings = cls()
+        for layer in (DEFAULTS, *layers):
             settings._add(layer)
         return settings
 

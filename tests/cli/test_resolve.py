@@ -35,7 +35,9 @@ def test_every_default_is_filled_in() -> None:
 
 
 def test_values_take_the_types_of_the_signature() -> None:
-    config = resolved("--method.lam", "1e-3", "--model.hidden", "[3, 4]", "--method.start", "server", "--seed", "7")
+    config = resolved(
+        "--method kapc --method.lam", "1e-3", "--model.hidden", "[3, 4]", "--method.start", "server", "--seed", "7"
+    )
     assert (config.method.init_args["lam"], config.method.init_args["start"]) == (0.001, "server")
     assert list(config.models[0].component.init_args["hidden"]) == [3, 4]
     assert config.seed == 7
@@ -66,7 +68,7 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
 
 def test_names_are_written_short_and_lists_in_full() -> None:
     content = yaml.safe_load(to_yaml(resolved()))
-    assert content["method"]["name"] == "kapc"
+    assert content["method"]["name"] == "selfkapc"
     assert content["callbacks"]["checkpoint"] == {"every": 1, "keep": 2, "best": True, "seconds": 10.0}
     assert not {"out", "name", "resume", "print_config", "config"} & content.keys()
 
@@ -110,12 +112,12 @@ def test_bad_plain_values(flags: str, told: str) -> None:
 @pytest.mark.parametrize(
     ("flags", "told"),
     [
-        ("--method.lm 1", r"method.lm: '1' .*did you mean method.lam\?.*method.beta"),
+        ("--method kapc --method.lm 1", r"method.lm: '1' .*did you mean method.lam\?.*method.beta"),
         ("--method fedavg --method.lam 1", "method.lam: '1' .*no such key; keys: none"),
-        ("--method.lam much", "method.lam: 'much' .*a number"),
-        ("--method.lam null", "method.lam: 'null' .*a number"),
-        ("--method.lam -1", "method.lam: -1.0 .*0 or more"),
-        ("--method.solver exat", "method.solver: 'exat' .*one of step, exact"),
+        ("--method kapc --method.lam much", "method.lam: 'much' .*a number"),
+        ("--method kapc --method.lam null", "method.lam: 'null' .*a number"),
+        ("--method kapc --method.lam -1", "method.lam: -1.0 .*0 or more"),
+        ("--method kapc --method.solver exat", "method.solver: 'exat' .*one of step, exact"),
         ("--callbacks.heatmaps.evry 2", r"callbacks.heatmaps.evry: .*did you mean callbacks.heatmaps.every\?"),
         ("--model.hidden wide", "model.hidden: 'wide' .*a list: "),
         ("--method fl_lightning.models.mlp.MLP", "method: .*subclass of fl_lightning.methods.base.Method"),

@@ -176,11 +176,10 @@ def test_a_missing_file_is_answered_with_the_shipped_ones() -> None:
         read_config("kapc_minst.yaml", KNOWN)
 
 
-def test_where_no_method_is_named_it_is_kapc_as_we_recommend_it() -> None:
-    """With the arguments of the config that ships; any method that is named has its paper's, KAPC too."""
-    shipped = read_config("kapc_digits", KNOWN)["method"]["init_args"]
-    assert merged().method.init_args == merged({"data": {"source": "mnist"}}).method.init_args == shipped
-    assert merged("--method.lam 2").method.init_args == {**shipped, "lam": "2"}
+def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults() -> None:
+    """To name the method changes nothing: a method has its class's arguments, whoever names it."""
+    assert merged().method == merged("--method selfkapc").method
+    assert merged("--method.kappa 2").method.init_args == {"kappa": "2"}
     assert merged("--method kapc").method.init_args == {}
     assert merged("--method.lam 2", {"method": {"name": "kapc"}}).method.init_args == {"lam": "2"}
     assert merged({"method": {"class_path": "mine.Own"}}).method.init_args == {}
