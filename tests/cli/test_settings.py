@@ -181,7 +181,7 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults() -> None:
     assert merged().method == merged("--method selfkapc").method
     assert merged("--method.kappa 2").method.init_args == {"kappa": "2"}
     assert merged("--method kapc").method.init_args == {}
-    assert merged("--method.lam 2", {"method": {"name": "kapc"}}).method.init_args == {"lam": "2"}
+    assert merged({"method": {"name": "kapc"}}, "--method.lam 2").method.init_args == {"lam": "2"}
     assert merged({"method": {"class_path": "mine.Own"}}).method.init_args == {}
 
 
