@@ -35,9 +35,8 @@ def test_every_default_is_filled_in() -> None:
 
 
 def test_values_take_the_types_of_the_signature() -> None:
-    config = resolved(
-        "--method kapc --method.lam", "1e-3", "--model.hidden", "[3, 4]", "--method.start", "server", "--seed", "7"
-    )
+    flags = "--method kapc --method.lam 1e-3 --method.start server --seed 7"
+    config = resolved(*flags.split(), "--model.hidden", "[3, 4]")
     assert (config.method.init_args["lam"], config.method.init_args["start"]) == (0.001, "server")
     assert list(config.models[0].component.init_args["hidden"]) == [3, 4]
     assert config.seed == 7
