@@ -7,26 +7,26 @@ import os
 import platform
 import re
 import shlex
-import shutil
 import subprocess
 import sys
-import sysconfig
+from collections.abc import Mapping
 from functools import cache
 from importlib.metadata import distributions
 from pathlib import Path
 from typing import Any
 
+from fl_lightning import owncode
 from fl_lightning.config import Config
 from fl_lightning.errors import redact
 from fl_lightning.files import atomic_write
-from fl_lightning.log import now
+from fl_lightning.log import now, say
 from fl_lightning.names import SOURCES
 
 _TOLD = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
-def keep(folder: Path, config: Config) -> None:
-    """Add this start to `provenance.json`, list what is installed, and copy the source of classes that are not ours."""
+def keep(folder: Path, code: Mapping[str, bytes], round: int) -> None:
+    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on."""
     file = folder / "provenance.json"
     try:
         starts = json.loads(file.read_text())
@@ -40,12 +40,12 @@ def keep(folder: Path, config: Config) -> None:
         "git": _git(os.getcwd()),
         "machine": _machine(),
         "versions": {"python": platform.python_version()} | {k: installed[k] for k in _TOLD if k in installed},
+        "first_round": round,
     }
+    if names := owncode.keep(folder, code, round):
+        say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
     _write(file, json.dumps([*(starts if isinstance(starts, list) else []), start], indent=1) + "\n")
     _write(folder / "environment.txt", "".join(f"{name}=={version}\n" for name, version in installed.items()))
-    for name, source in own_sources(config).items():
-        (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(source, folder / "source" / name)
 
 
 def ended(folder: Path) -> None:
@@ -83,28 +83,6 @@ def title_of(config: Config, name: str) -> str:
 
 def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", text.lower()))
-
-
-def own_sources(config: Config) -> dict[str, Path]:
-    """The files of all classes and functions that the configuration names, and of what they descend from.
-
-    Returns:
-        Where each stands by its import path (`my_methods.py`, `mine/models.py`); not ours, nor those of packages.
-    """
-    components = [config.method, *(m.component for m in config.models)]
-    components += [*config.callbacks.values(), *config.loggers.values()]
-    names: set[str] = set()
-    for path in [*(component.class_path for component in components), config.data.partition]:
-        module, _, name = path.rpartition(".")
-        thing = getattr(sys.modules.get(module), name, None)
-        names |= {module, *(base.__module__ for base in getattr(thing, "__mro__", ()))}
-    known = [Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib")]
-    found = {}
-    for name in sorted(name for name in names if name.partition(".")[0] != "fl_lightning"):
-        file = Path(getattr(sys.modules.get(name), "__file__", None) or "")
-        if file.suffix == ".py" and not any(file.resolve().is_relative_to(folder) for folder in known):
-            found["/".join([*name.split(".")[:-1], file.name])] = file
-    return found
 
 
 def _write(path: Path, text: str) -> None:

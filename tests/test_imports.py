@@ -19,7 +19,7 @@ ORDER = (
     ("log", "ranges"),
     ("components", "datakeys", "extras", "search"),
     ("catalogue", "config", "device", "files", "sections"),
-    ("csvtable",),
+    ("csvtable", "owncode"),
     ("data", "models", "parallel", "provenance", "runfolder", "storage"),
     ("core", "drawing"),
     ("callbacks",),

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import json
 import logging
 import subprocess
@@ -17,9 +16,9 @@ import pytest
 import yaml
 
 import fl_lightning
-from fl_lightning import log, provenance
+from fl_lightning import log, owncode, provenance
 from fl_lightning.cli import main
-from fl_lightning.config import Component, Config, DataConfig, ModelConfig
+from fl_lightning.config import Component, Config, DataConfig
 from fl_lightning.errors import BadInput, RunFailed
 
 OWN = '''
@@ -61,20 +60,33 @@ def test_every_start_is_kept_with_code_command_and_versions(
     assert start["machine"]["cores"] >= 1 and start["machine"]["memory_gib"] > 0
     assert start["started"] <= start["ended"]
     assert "torch==" in (folder / "environment.txt").read_text()
-    assert [path.name for path in (folder / "source").iterdir()] == ["fl_own_provenance.py"]
+    assert sorted(path.name for path in (folder / "source").iterdir()) == ["fl_own_provenance.py", "rounds.json"]
     assert (folder / "lock").read_text().split(", ended ")[1][:4].isdecimal()
 
     (tmp_path / "fl_own_provenance.py").write_text(OWN + "\n# changed\n")
+    sys.modules.pop("fl_own_provenance")  # as in another process
     provenance._git.cache_clear()
     lock, written = (folder / "lock").read_bytes(), (folder / "log.txt").read_bytes()
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2", "--seed", "1"]) == 2
     assert len(json.loads((folder / "provenance.json").read_text())) == 1  # a start that was refused is none
     assert (folder / "log.txt").read_bytes() == written
     assert (folder / "lock").read_bytes() == lock
-    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2"]) == 0
+    capsys.readouterr()
+    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2"]) == 2
+    err = capsys.readouterr().err
+    assert "code: 'fl_own_provenance.py' is not allowed; it has changed since runs/a was begun" in err
+    assert err.count("\n") == 1 and "--accept_changed_code" in err
+    assert len(json.loads((folder / "provenance.json").read_text())) == 1
+    assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "2", "--accept_changed_code"]) == 0
     starts = json.loads((folder / "provenance.json").read_text())
     assert [start["git"]["dirty"] for start in starts] == [False, True]
-    assert "# changed" in (folder / "source" / "fl_own_provenance.py").read_text()
+    assert [start["first_round"] for start in starts] == [1, 2]
+    assert (folder / "source" / "fl_own_provenance.py").read_text() == OWN
+    assert "# changed" in (folder / "source" / "from-round-0002" / "fl_own_provenance.py").read_text()
+    versions = owncode.versions(folder)
+    assert [(v["first_round"], v["folder"], v["changed"]) for v in versions] == [
+        (1, "source", []), (2, "source/from-round-0002", ["fl_own_provenance.py"]),
+    ]  # fmt: skip
     lines = [line.split(" ", 1) for line in (folder / "log.txt").read_text().splitlines()]
     assert [when for when, _ in lines] == sorted(when for when, _ in lines)
     said = [
@@ -85,7 +97,9 @@ def test_every_start_is_kept_with_code_command_and_versions(
     ]
     assert said == [
         "kapc: 4 clients, 1 rounds", "RELATION", "round 1/1", "ended",
-        "kapc: 4 clients, 2 rounds", "RELATION", "round 2/2", "ended",
+        "kapc: 4 clients, 2 rounds", "RELATION",
+        "code: fl_own_provenance.py changed: rounds from 2 on are of another version (source/rounds.json)",
+        "round 2/2", "ended",
     ]  # fmt: skip
     assert "on from round 1" in lines[4][1]
 
@@ -123,22 +137,6 @@ def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path:
             raise error
         assert (tmp_path / "log.txt").exists() == left
     assert (tmp_path / "log.txt").read_text().endswith(" ended by RunFailed: client 3 failed\n")
-
-
-def test_source_of_own_classes_by_import_path_with_what_they_descend_from(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    (tmp_path / "fl_own_base.py").write_text("import torch\nclass Base(torch.nn.Module): ...\n")
-    for folder in ("fl_own_a", "fl_own_b"):
-        (tmp_path / folder).mkdir()
-        (tmp_path / folder / "__init__.py").write_text("")
-        (tmp_path / folder / "models.py").write_text("from fl_own_base import Base\nclass Net(Base): ...\n")
-        importlib.import_module(f"{folder}.models")
-    models = [ModelConfig(Component(f"{folder}.models.Net")) for folder in ("fl_own_a", "fl_own_b")]
-    found = provenance.own_sources(Config(Component("fl_lightning.methods.fedavg.FedAvg"), models))
-    assert list(found) == ["fl_own_a/models.py", "fl_own_b/models.py", "fl_own_base.py"]
-    assert all(file == tmp_path / name for name, file in found.items())
 
 
 @pytest.mark.parametrize(

@@ -56,7 +56,7 @@ def trained(layers: list[Layer], first: str | None, words: list[str] | None = No
         return None
     runs.check_no_key(config)
     if saved:
-        runs.check_goes_on(saved, config, Path(start.out) / str(start.name))
+        runs.check_goes_on(saved, config, Path(start.out) / str(start.name), start.accept_changed_code)
     from fl_lightning.run import fit as engine
 
     again = ["fl-train", "fit", *words] if words and start.name and start.resume else None

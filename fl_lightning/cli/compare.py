@@ -37,7 +37,7 @@ def compare(argv: list[str]) -> None:
     if values.picture is not None or values.format == "html":
         require("report", "compare", words[0])
     with _folders(words) as folders:
-        found, notes = cells.read(folders, values.judge, values.metric)
+        found, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
         compared = side_by_side(found, values.baseline, target)
     compared.notes[:0] = notes
     if values.picture is not None:

@@ -19,6 +19,7 @@ from typing import IO, Any
 
 import yaml
 
+from fl_lightning import owncode
 from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
@@ -190,8 +191,11 @@ def saved_layer(folder: Path) -> Layer | None:
     return read_config(str(file), keys(fit_parser())) if file.is_file() else None
 
 
-def check_goes_on(saved: Layer, config: Config, folder: Path) -> None:
-    """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds `saved`."""
+def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:
+    """Raise `BadInput` unless `config` may go on with the run in `folder`, whose config.yaml holds `saved`.
+
+    `accept`: own code may have changed.
+    """
     from fl_lightning.runfolder import RunFolder
 
     before, after = (dict(_flat(yaml.safe_load(to_yaml(c)))) for c in (complete(plan([saved])), config))
@@ -204,6 +208,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path) -> None:
     done = max((int(row["round"]) for row in RunFolder(folder).read_metrics()), default=0)
     if config.federation.rounds < done:
         raise BadInput("federation.rounds", config.federation.rounds, f"the run has done {done} already")
+    owncode.check_same(config, folder, accept)
 
 
 @contextlib.contextmanager

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 import types
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from functools import cache
 from typing import Any, Literal, Union, get_args, get_origin
 
@@ -48,6 +48,7 @@ def fit_parser() -> ArgumentParser:
     add("--out", type=str, default="runs", help="Parent of run folders.")
     add("--name", type=str | None, default=None, help="Run folder (default: method, data, seed, counter).")
     add("--resume", type=bool, default=False, help="Continue the run --name; on a first start with --config, start it.")
+    _add_accept(add)
     for key, text in COMPONENTS.items():
         add(f"--{key}", metavar="NAME", help=text)
     _add_groups(parser, *GROUPS)
@@ -109,6 +110,8 @@ def compare_parser() -> ArgumentParser:
     add("--target", type=float | None, default=None, help="Accuracy, 0 to 1, at which bytes and seconds are taken.")
     add("--format", type=Form, default="table", help="Of what is written.")
     add("--out", type=str | None, default=None, metavar="FILE", help="Write there, not to the screen.")
+    text = "Compare although seeds of a row were trained with different versions of own code; it is said below."
+    add("--accept_changed_code", type=bool, default=False, help=text)
     text = "The critical-difference picture, where there are settings enough for it."
     add("--picture", type=str | None, default=None, metavar="FILE.png", help=text)
     return parser
@@ -157,6 +160,7 @@ def study_parser() -> ArgumentParser:
     text = "Processes, each with one run at a time (default: one for each core; with GPUs one)."
     add("--workers", type=int | None, default=None, metavar="N", help=text)
     _add_part(parser)
+    _add_accept(add)
     add("--slurm", type=bool, default=False, help="Hand the runs to SLURM as an array of jobs, with the keys below.")
     _add_job(parser, needed=False)
     return parser
@@ -171,10 +175,16 @@ def reproduce_parser() -> ArgumentParser:
     add("--out", type=str | None, default=None, metavar="DIR", help=text)
     add("--workers", type=int | None, default=None, metavar="N", help="Processes, as for fl-train study.")
     _add_part(parser)
+    _add_accept(add)
     add("--rounds", type=int | None, default=None, help="Other rounds; it is said in the heading.")
     add("--format", type=Form, default="table", help="Of the table.")
     add("--no_run", type=bool, default=False, help="Run nothing: the table of what is there.")
     return parser
+
+
+def _add_accept(add: Callable[..., Any]) -> None:
+    text = "Go on although own code has changed since it was begun; both are kept, with the rounds of each."
+    add("--accept_changed_code", type=bool, default=False, help=text)
 
 
 def _add_part(parser: ArgumentParser) -> None:
@@ -212,6 +222,7 @@ def tune_parser() -> ArgumentParser:
     add("--workers", type=int | None, default=None, metavar="N", help=text)
     text = "Of the trials' runs and of what they try; none of the study's seeds (1000: hardly anybody's)."
     add("--seed", type=int, default=1000, help=text)
+    _add_accept(add)
     add("--untuned", type=bool, default=False, help="Judge the settings that the search began from, too: rows beside.")
     add("--study", type=bool, default=True, help="Run the study of the choices; false: write its file, tuned.yaml.")
     return parser

@@ -50,6 +50,7 @@ class Start:
     name: str | None
     resume: bool
     print_config: bool
+    accept_changed_code: bool = False
 
 
 def start_of(layers: list[Layer]) -> Start:
@@ -58,7 +59,7 @@ def start_of(layers: list[Layer]) -> Start:
     values = typed(fit_parser(), Settings.merged(plain).plain)
     if len(os.fsencode(values.name or "")) > 255:
         raise BadInput("name", values.name, "no file system takes a name of more than 255 bytes")
-    return Start(values.out, values.name, values.resume, values.print_config)
+    return Start(values.out, values.name, values.resume, values.print_config, values.accept_changed_code)
 
 
 def plan(layers: list[Layer]) -> Config:

@@ -40,8 +40,9 @@ QUIET: Layer = {
 """Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own progress. One thread: a
 core for each worker, and equal bits wherever the study is run. The method is named: what a study lists has its paper's
 arguments, unless base or list say otherwise."""
-BEGIN = ("config", "print_config", "out", "name", "resume")
+BEGIN = ("config", "print_config", "out", "name", "resume", "accept_changed_code")
 """Keys of `fit` that begin one run."""
+HERE = ("out", "workers", "slurm", "accept_changed_code")
 PART = ("methods", "seeds", "settings")
 """Keys that choose some of a study's runs."""
 WHOLE = Part()
@@ -69,6 +70,7 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], par
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
+    from fl_lightning.study import code
     from fl_lightning.study.folder import StudyFolder
 
     folder = StudyFolder(Path(values.out))
@@ -78,13 +80,16 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], par
     folder.check(asked, yaml.safe_load(base), found)
     chosen = [(run, config) for run, config in zip(found, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
+    todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
+    code.check_same(folder, todo, values.accept_changed_code)
     if values.slurm:
         _hand_over(folder, (asked, base, found), chosen, values)
         return folder
-    fetch([config for run, config in chosen if not folder.finished(run.folder)])
+    fetch([config for _, config in todo])
     with folder.locked():
         folder.check(asked, yaml.safe_load(base), found)  # another process may have been in it meanwhile
         folder.write(asked, base, found)
+        code.accept(folder, todo)
         _run(folder, chosen, len(found), values.workers, shlex.join(line))
     return folder
 
@@ -125,21 +130,21 @@ def settled_base(text: str) -> Layer:
     return layer_of("base", yaml.safe_load(text), keys(fit_parser()))
 
 
-def train(config: Config, folder: Path) -> None:
-    """Run `config` in `folder`, from the start or from its checkpoint."""
+def train(config: Config, folder: Path, accept: bool = False) -> None:
+    """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have changed."""
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
     saved = runs.saved_layer(folder)
     if saved is not None:
-        runs.check_goes_on(saved, config, folder)
+        runs.check_goes_on(saved, config, folder, accept)
     with runs.opened(Start(str(folder.parent), folder.name, True, False), folder.name, config) as place:
         fit(config, place, resume=True)
 
 
 def run_one(job: Job) -> str | None:
-    """Run one job of a worker; None, or one line that says why it failed."""
-    return told(lambda: train(*job))
+    """Run one job of a worker, its code checked before; None, or one line that says why it failed."""
+    return told(lambda: train(*job, accept=True))
 
 
 def told(work: Callable[[], None]) -> str | None:
@@ -194,7 +199,7 @@ def _check_values(values: Any, argv: list[str]) -> None:
         check("time", None, values.time is not None, "a job needs it: --time HH:MM:SS")
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
         return
-    job = {action for action in keys(study_parser()) if action not in ("out", "workers", "slurm", *PART)}
+    job = {action for action in keys(study_parser()) if action not in (*HERE, *PART)}
     for word in argv:
         key = word.removeprefix("--").partition("=")[0].replace("-", "_")
         if word.startswith("--") and key in job:
@@ -333,6 +338,8 @@ def _hand_over(
 ) -> None:
     """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
     those that are in no queue either."""
+    from fl_lightning.study import code
+
     check_job(values)
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
     fewest = min(config.clients for _, config in chosen)
@@ -344,11 +351,10 @@ def _hand_over(
             (folder.path / run.folder).resolve(): (run, c) for run, c in chosen if not folder.finished(run.folder)
         }
         busy = _in_hand(folder.path, list(missing))
-        new = {
-            place: config for place, (_, config) in missing.items() if not busy.get(place) and _changed(place, config)
-        }
+        free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
+        new = {place: config for place, config in free.items() if _changed(place, config)}
         places = [place for place in missing if place not in busy]
-        lines = [["--out", str(place.parent), "--name", place.name] for place in places]
+        lines = [["--out", str(p.parent), "--name", p.name, *code.flag(p, missing[p][1])] for p in places]
         parts = [lines[k : k + MOST_RUNS] for k in range(0, len(lines), MOST_RUNS)]
         names = [folder.path.resolve().name + (f"-{k + 1}" if len(parts) > 1 else "") for k in range(len(parts))]
         texts = [script(values, part, folder.path, name) for part, name in zip(parts, names, strict=True)]
@@ -358,16 +364,17 @@ def _hand_over(
         if not values.dry_run:
             folder.check(asked[0], yaml.safe_load(asked[1]), asked[2])  # as in `start`
             folder.write(*asked)
+            code.accept(folder, missing.values())
             for place, config in new.items():
                 runs.write_config(place, config)
+            code.plan(free)
         told = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
             send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
     taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
     said = f"{len(places)} of {len(asked[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
-    if not places:
-        said = f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
-    print(f"{said}; see: fl-train status {folder.path}")
+    done = f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
+    print(f"{said if places else done}; see: fl-train status {folder.path}")
 
 
 def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
@@ -389,5 +396,5 @@ def _changed(place: Path, config: Config) -> bool:
         return False
     saved = runs.saved_layer(place)
     if saved is not None:
-        runs.check_goes_on(saved, config, place)
+        runs.check_goes_on(saved, config, place, accept=True)
     return True

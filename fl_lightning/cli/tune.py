@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import yaml
 
+from fl_lightning import owncode
 from fl_lightning.cli import study as studies
 from fl_lightning.cli import studyfile
 from fl_lightning.cli.parser import fit_parser, keys, tune_parser
@@ -154,6 +155,7 @@ def _check_same(out: Path, base: dict[str, Any], asked: Study, values: Any, sear
         base[group].pop(name)
     methods = {s.entry.label: s.record() for s in searches}
     now = {"trials": values.trials, "seed": values.seed, "base": base, "grid": asked.grid, "methods": methods}
+    now["code"] = {k: v for s in searches for k, v in owncode.now(s.config({}, s.settings[0])).items()}
     file = out / "tune.yaml"
     if not file.is_file():
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
@@ -167,6 +169,11 @@ def _check_same(out: Path, base: dict[str, Any], asked: Study, values: Any, sear
         for label, was in before["methods"].items():
             same = methods.setdefault(label, was) == was
             check("methods", label, same, f"the search in {out} has it otherwise: give this one a `label` of its own")
+        changed = owncode.changed(code := before.get("code", {}), now["code"])
+        said = f"the trials in {out} began with another version: change it back, give this search another --out"
+        fine = values.accept_changed_code or not changed
+        check("code", ", ".join(changed), fine, f"{said}, or go on with --accept_changed_code")
+        now["code"] = code | now["code"]
     with atomic_write(file) as aside:
         aside.write_text(yaml.safe_dump(now, sort_keys=False, allow_unicode=True), encoding="utf-8")
 
@@ -253,7 +260,7 @@ def _run_trial(search: Search, claim: Claim) -> None:
             place = claim.folder / safe(",".join(f"{key}={value}" for key, value in setting.items()) or "run")
             config = search.config(claim.values, setting)
             if not (place / "summary.json").is_file():
-                studies.train(config, place)
+                studies.train(config, place, accept=True)  # `_check_same` has looked at its code
             summary = RunFolder(place).read_summary()
             scores.append(search.metric.merit(float(summary[search.metric.of("final_mean")])))
     except (BadInput, RunFailed) as error:

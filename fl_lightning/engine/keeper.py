@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from fl_lightning import __version__, log, provenance
+from fl_lightning import __version__, log, owncode, provenance
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.data import heterogeneity
@@ -18,6 +18,7 @@ class Keeper(Observer):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._told = False
+        self._code: dict[str, bytes] = {}
 
     def on_fit_start(self, run: Run) -> None:
         """Drop rows of rounds that the checkpoint does not know; write who holds what."""
@@ -25,6 +26,7 @@ class Keeper(Observer):
             how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
             log.note(f"{run.method_name}: {how}{f', on from round {t}' if (t := run.resumed_from) else ''}")
             self.folder.truncate(run.resumed_from)
+            self._code = owncode.read(owncode.paths(run.config))
             data = run.data
             counts = data.class_counts if data.task == "classification" else None
             self.folder.write_split(data.train_sizes, data.test_sizes, counts)
@@ -36,7 +38,7 @@ class Keeper(Observer):
         if run.is_main:
             first, self._told = not self._told, True
             if first:  # a start that came to nothing is none
-                provenance.keep(run.folder, run.config)
+                provenance.keep(run.folder, self._code, record.round)
             self.folder.append(record)
             if first:
                 self.folder.forget_end()

@@ -25,7 +25,9 @@ import yaml
 
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
+from fl_lightning.owncode import ROUNDS
 from fl_lightning.storage import manifest
+from fl_lightning.study.code import ACCEPTED
 from fl_lightning.study.folder import PLACE, StudyFolder, default, flat
 
 INDEX = "archive.json"
@@ -33,12 +35,12 @@ CONFIG = "config.yaml"
 VERSION = 1
 TABLES = ("metrics.csv", "clients.csv", "final.csv")
 """Of a run; a run that is run again must come to the same but for seconds and memory."""
-KEPT = (CONFIG, "summary.json", "failures.csv", *TABLES, "relation/*.npz")
+KEPT = (CONFIG, "summary.json", "failures.csv", *TABLES, "relation/*.npz", ROUNDS, "source/**/*.py")
 VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
 """Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
 SEARCH = ("tuned.csv", "trials.csv")
 """Of the search that chose a study's settings, in the folder that holds the study's."""
-STUDY = ("study.yaml", "study.json", *SEARCH)
+STUDY = ("study.yaml", "study.json", ACCEPTED, *SEARCH)
 PACKAGES = ("fl_lightning", "torch", "torchvision", "numpy", "scikit-learn", "lightning")
 KIND = ("system", "processor", "cores", "gpus")
 """What a run's `provenance.json` says of the kind of its machine."""

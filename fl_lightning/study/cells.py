@@ -13,6 +13,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.load import ABSENT, Run, differing_keys, load
 from fl_lightning.report.tables import incomparable
+from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default, flat
 
 QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
@@ -50,7 +51,9 @@ class Cell:
         return self.setting, self.seed
 
 
-def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY.name) -> tuple[list[Cell], list[str]]:
+def read(
+    paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY.name, accept_code: bool = False
+) -> tuple[list[Cell], list[str]]:
     """The finished cells of one study folder or of several run folders, and what is to be said of them.
 
     Args:
@@ -58,6 +61,7 @@ def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY
         judge: by which kind of model all are scored, but for rows of a study that name another; None: each by its own
             judge, or by the one that a study names.
         metric: by which the models are scored: accuracy, or what the runs' `evaluation.metrics` name.
+        accept_code: runs of a row may have been trained with different versions of own code.
 
     Raises:
         BadInput: no such study or run, nothing has ended, a kind of model was not scored, or runs of a setting and seed
@@ -82,7 +86,10 @@ def read(paths: Sequence[Path], judge: str | None = None, metric: str = ACCURACY
     notes += [f"scores are {FURTHER[metric].words}, not accuracies"] if metric in FURTHER else []
     _check_pairs(cells)
     _check_methods(cells)
-    return cells, notes
+    rows: dict[str, list[tuple[int, Path]]] = defaultdict(list)
+    for cell in cells:
+        rows[cell.label].append((cell.seed, cell.run.folder.path))
+    return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
 
 
 def _is_study(paths: Sequence[Path]) -> bool:

@@ -1,0 +1,180 @@
+"""Own code that is edited under a study, a search or a comparison."""
+
+from __future__ import annotations
+
+import json
+import os
+import shlex
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning import owncode
+from fl_lightning.cli import main
+
+from .conftest import MakeRun
+
+SMALL = {
+    "fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
+    "federation.local_epochs": 1, "federation.rounds": 1,
+}  # fmt: skip
+METHOD = '''
+from dataclasses import dataclass
+from fl_lightning.methods import Method
+from {name}_steps import SIGN
+
+@dataclass(frozen=True)
+class Mine(Method):
+    """FedAvg by another name."""
+'''
+SLURM = {"sbatch": 'cp "$1" got; echo Submitted batch job 42', "sinfo": "exit 1", "squeue": "exit 0"}
+Ask = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]) -> Ask:
+    """Runs a command in a folder with a study of a method of one's own, as a new process would; code, out, err."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits within a second of one another
+
+    def run(words: str, **changes: Any) -> tuple[int, str, str]:
+        for name in [name for name in sys.modules if name.startswith("fl_own_study")]:
+            del sys.modules[name]
+        asked = {"base": ["kapc_digits", SMALL], "methods": ["fl_own_study.Mine"], "seeds": [0], "forced": False}
+        Path("study.yaml").write_text(yaml.safe_dump(asked | changes))
+        capfd.readouterr()
+        code = main(shlex.split(words))
+        return code, *capfd.readouterr()
+
+    Path("fl_own_study.py").write_text(METHOD.format(name="fl_own_study"))
+    edit(1)
+    return run
+
+
+def edit(sign: int) -> None:
+    """The file that the method's imports."""
+    Path("fl_own_study_steps.py").write_text(f"SIGN = {sign}\n")
+
+
+def test_seeds_that_are_added_after_an_edit_are_refused(ask: Ask, tmp_path: Path) -> None:
+    line = "study study.yaml --out s --workers 1"
+    assert ask(line)[0] == 0
+    edit(-1)
+    before = (tmp_path / "s/study.json").read_bytes()
+    code, _, err = ask(line, seeds=[0, 1])
+    assert (code, err.count("\n")) == (2, 1)
+    assert "code: 'fl_own_study_steps.py' is not allowed; runs in s were trained with another version" in err
+    assert (tmp_path / "s/study.json").read_bytes() == before and not list(tmp_path.glob("s/runs/*/seed-1"))
+    # A row of another method, with models and data of the package's, has nothing to do with it.
+    assert ask(line, methods=["fl_own_study.Mine", "fedavg"])[0] == 0
+    assert len(list(tmp_path.glob("s/runs/fedavg/seed-*/summary.json"))) == 1
+    # Accepted, it is kept and said; what was accepted once is so for the next call.
+    both = {"methods": ["fl_own_study.Mine", "fedavg"]}
+    assert ask(f"{line} --accept-changed-code", seeds=[0, 1], **both)[0] == 0
+    assert ask(line, seeds=[0, 1, 2], **both)[0] == 0
+    texts = [(tmp_path / f"s/runs/mine/seed-{k}/source/fl_own_study_steps.py").read_text() for k in (0, 1, 2)]
+    assert texts == ["SIGN = 1\n", "SIGN = -1\n", "SIGN = -1\n"]
+    code, out, err = ask("compare s")
+    assert code == 0, err
+    said = " ".join(out.split())
+    assert "mine: its runs were trained with 2 versions of fl_own_study_steps.py" in said
+    first, second = (owncode.recorded(tmp_path / f"s/runs/mine/seed-{k}")["fl_own_study_steps.py"] for k in (0, 1))
+    assert f"seeds 0 with {first[:8]}; seeds 1, 2 with {second[:8]}" in said
+    assert ask("archive s")[0] == 0
+    assert ask("compare s.zip")[1] == out
+    edit(2)  # a third version
+    assert ask(line, seeds=[0, 1, 2, 3], **both)[0] == 2
+
+
+def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
+    model = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
+    model += "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
+    Path("fl_own_study_net.py").write_text(model)
+    base = ["kapc_digits", {**SMALL, "model": "fl_own_study_net.Net"}]
+    assert ask("study study.yaml --out s --workers 1", base=base, methods=["fedper"])[0] == 0
+    Path("fl_own_study_net.py").write_text(f"{model}# edited\n")
+    code, _, err = ask("study study.yaml --out s --workers 1", base=base, methods=["fedper", "fedavg"])
+    assert code == 2 and "code: 'fl_own_study_net.py' is not allowed" in err
+
+
+def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(ask: Ask, tmp_path: Path) -> None:
+    line = "study study.yaml --out s --workers 1"
+    run = tmp_path / "s/runs/mine/seed-0"
+    assert ask(line)[0] == 0
+    (run / "summary.json").unlink()
+    edit(-1)
+    assert ask(line)[0] == 2
+    # What it was stopped in was round 2, say.
+    config = yaml.safe_load((run / "config.yaml").read_text())
+    for file, was in ((run / "config.yaml", config), (tmp_path / "s/study.yaml", None)):
+        content = was or yaml.safe_load(file.read_text())
+        (content if was else content["base"])["federation"]["rounds"] = 2
+        file.write_text(yaml.safe_dump(content))
+    base = ["kapc_digits", {**SMALL, "federation.rounds": 2}]
+    code, _, err = ask(f"{line} --accept_changed_code", base=base)
+    assert code == 0, err
+    found = [(v["first_round"], v["folder"], v["changed"]) for v in owncode.versions(run)]
+    assert found == [(1, "source", []), (2, "source/from-round-0002", ["fl_own_study_steps.py"])]
+    assert (run / "source/fl_own_study_steps.py").read_text() == "SIGN = 1\n"
+
+
+def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(
+    ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name, text in SLURM.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    line = "study study.yaml --out s --slurm --time 1:00:00"
+    assert ask(line)[0] == 0
+    fit = "fit --resume --out s/runs/mine --name seed-0"
+    edit(-1)
+    code, _, err = ask(fit)
+    assert code == 2 and "code: 'fl_own_study_steps.py' is not allowed; it has changed since s/runs/mine/seed-0" in err
+    assert ask(line)[0] == 0  # nothing of it had run: submitted again it is the new version
+    assert "accept_changed_code" not in (tmp_path / "got").read_text()
+    assert ask(fit)[0] == 0
+    edit(1)
+    (tmp_path / "s/runs/mine/seed-0/summary.json").unlink()
+    assert ask(line)[0] == 2
+    assert ask(f"{line} --accept_changed_code")[0] == 0
+    assert "--name seed-0 --accept_changed_code" in (tmp_path / "got").read_text()
+
+
+def test_trials_of_one_search_have_one_code(ask: Ask, tmp_path: Path) -> None:
+    line = "tune study.yaml --out t --trials 1 --workers 1 --study false"
+    assert ask(line)[0] == 0
+    edit(-1)
+    code, _, err = ask(line)
+    assert (code, err.count("\n")) == (2, 1)
+    assert "code: 'fl_own_study_steps.py' is not allowed; the trials in t began with another version" in err
+    assert ask(f"{line} --accept_changed_code")[0] == 0
+    assert ask(line)[0] == 0
+
+
+def versioned(run: Path, digest: str) -> Path:
+    """`run`, with a record of own code."""
+    entry = {"first_round": 1, "folder": "source", "code": {"mine.py": digest}, "changed": []}
+    (run / "source").mkdir()
+    (run / owncode.ROUNDS).write_text(json.dumps([entry]))
+    return run
+
+
+def test_runs_of_a_row_with_different_code_are_refused(
+    make_run: MakeRun, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for seed, digest in ((0, "aaaaaaaaaa"), (1, "bbbbbbbbbb")):
+        versioned(make_run(f"mine-{seed}", [0.5, 0.6], method="mine.Mine", seed=seed), digest)
+        make_run(f"fedavg-{seed}", [0.5, 0.7], method="fedavg", seed=seed)
+    words = ["compare", *(f"{name}-{seed}" for name in ("fedavg", "mine") for seed in (0, 1))]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    assert "compare: 'mine' is not allowed; its runs were trained with 2 versions of mine.py" in err
+    assert main([*words, "--accept_changed_code"]) == 0
+    assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in " ".join(capsys.readouterr().out.split())

@@ -1,0 +1,138 @@
+"""Own code of a run: which files it is, and what its folder tells of versions and their rounds."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import owncode
+from fl_lightning.config import Component, Config, DataConfig, ModelConfig
+from fl_lightning.errors import BadInput
+
+FEDAVG = Component("fl_lightning.methods.fedavg.FedAvg")
+
+
+@pytest.fixture
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.syspath_prepend(tmp_path)
+    monkeypatch.setattr(sys, "dont_write_bytecode", True)  # edits within a second of one another
+    return tmp_path
+
+
+def write(folder: Path, **texts: str) -> None:
+    for name, text in texts.items():
+        file = folder / f"{name.replace('__', '/')}.py"
+        file.parent.mkdir(exist_ok=True)
+        file.write_text(text)
+
+
+def test_files_by_import_path_with_what_they_descend_from(workplace: Path) -> None:
+    write(workplace, fl_own_base="import torch\nclass Base(torch.nn.Module): ...\n")
+    for folder in ("fl_own_a", "fl_own_b"):
+        write(workplace, **{f"{folder}__models": "from fl_own_base import Base\nclass Net(Base): ...\n"})
+        (workplace / folder / "__init__.py").write_text("")
+        importlib.import_module(f"{folder}.models")
+    models = [ModelConfig(Component(f"{folder}.models.Net")) for folder in ("fl_own_a", "fl_own_b")]
+    found = owncode.files(owncode.paths(Config(FEDAVG, models)))
+    names = [
+        "fl_own_a/__init__.py", "fl_own_a/models.py", "fl_own_b/__init__.py", "fl_own_b/models.py", "fl_own_base.py",
+    ]  # fmt: skip
+    assert list(found) == names
+    assert all(file == workplace / name for name, (_, file) in found.items())
+
+
+def test_files_that_own_files_import_from_their_folder(workplace: Path) -> None:
+    write(
+        workplace,
+        fl_own_c__methods="from .steps import half\nimport json, torch\nfrom fl_lightning.methods import Method\n"
+        "class Mine(Method):\n    def step(self):\n        from fl_own_c import late\n",
+        fl_own_c__steps="from fl_own_top import flip as half\nfrom . import more\n",
+        fl_own_c__late="import random\n",
+        fl_own_c__more="import fl_own_c.steps\n",  # a circle
+        fl_own_c__apart="",
+        fl_own_top="flip = -1\n",
+        random="# never imported: the standard library comes first\n",
+    )
+    config = Config(Component("fl_own_c.methods.Mine"), [])
+    names = ["fl_own_c/late.py", "fl_own_c/methods.py", "fl_own_c/more.py", "fl_own_c/steps.py", "fl_own_top.py"]
+    assert list(owncode.files(owncode.paths(config))) == names  # without importing anything
+    importlib.import_module("fl_own_c.methods")
+    assert list(owncode.files(owncode.paths(config))) == names
+
+
+def test_every_part_of_a_configuration_counts_but_loggers(workplace: Path) -> None:
+    write(workplace, **{f"fl_own_{part}": "class A: ...\n" for part in ("d", "e", "f", "g", "h", "i")})
+    own = [Component(f"fl_own_{part}.A") for part in ("d", "e", "f", "g")]
+    data = DataConfig(source="fl_own_h.A", partition="fl_own_i.A")
+    config = Config(own[0], [ModelConfig(own[1])], data=data, callbacks={"mine": own[2]}, loggers={"mine": own[3]})
+    assert list(owncode.now(config)) == [f"fl_own_{part}.py" for part in ("d", "e", "f", "h", "i")]
+    assert list(owncode.now(config, owncode.SHARED)) == [f"fl_own_{part}.py" for part in ("e", "h", "i")]
+    assert owncode.now(Config(Component("torch.nn.Linear"), [])) == {}  # installed
+
+
+def test_what_a_loaded_module_executes_is_told_not_what_was_edited_since(workplace: Path) -> None:
+    write(workplace, fl_own_j="sign = 1\nclass Mine: ...\n")
+    config = Config(Component("fl_own_j.Mine"), [])
+    module = importlib.import_module("fl_own_j")
+    before = owncode.now(config)
+    write(workplace, fl_own_j="sign = -1\nclass Mine: ...\n")
+    assert module.sign == 1 and owncode.now(config) == before
+    importlib.invalidate_caches()
+    importlib.reload(module)
+    assert module.sign == -1 and owncode.changed(before, owncode.now(config)) == ["fl_own_j.py"]
+
+
+def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path: Path) -> None:
+    one, two, three = ({"a.py": text, "b/c.py": b"same"} for text in (b"1", b"2", b"3"))
+
+    def told() -> list[tuple[int, str]]:
+        return [(version["first_round"], version["folder"]) for version in owncode.versions(tmp_path)]
+
+    assert owncode.keep(tmp_path, one, 1) == [] and told() == [(1, "source")]
+    assert owncode.keep(tmp_path, one, 4) == [] and told() == [(1, "source")]
+    assert owncode.keep(tmp_path, two, 6) == ["a.py"]
+    assert told() == [(1, "source"), (6, "source/from-round-0006")]
+    assert owncode.keep(tmp_path, two, 8) == [] and len(told()) == 2
+    assert owncode.keep(tmp_path, three, 6) == ["a.py"]  # rounds from 6 on were lost, or taken back
+    assert told() == [(1, "source"), (6, "source/from-round-0006-2")]
+    assert owncode.keep(tmp_path, one, 9) == ["a.py"]  # as at first: no third copy
+    assert told()[2:] == [(9, "source")]
+    assert owncode.keep(tmp_path, one, 3) == [] and told() == [(1, "source")]
+    texts = {place: (tmp_path / place / "a.py").read_bytes() for place in ("source", "source/from-round-0006")}
+    assert texts == {"source": b"1", "source/from-round-0006": b"2"}
+    assert (tmp_path / "source/from-round-0006-2/a.py").read_bytes() == b"3"
+    assert owncode.keep(tmp_path / "none", {}, 1) == [] and not (tmp_path / "none").exists()
+
+
+def test_a_folder_of_an_earlier_version_is_held_to_its_copies(workplace: Path) -> None:
+    write(workplace, fl_own_k="import fl_own_l\nclass Mine: ...\n", fl_own_l="")
+    config, run = Config(Component("fl_own_k.Mine"), []), workplace / "runs" / "a"
+    owncode.check_same(config, run, accept=False)  # it has none
+    (run / "source").mkdir(parents=True)
+    (run / "source" / "fl_own_k.py").write_text("import fl_own_l\nclass Mine: ...\n")
+    owncode.check_same(config, run, accept=False)
+    (run / "source" / "fl_own_k.py").write_text("class Mine: ...\n")
+    with pytest.raises(
+        BadInput, match=r"^code: 'fl_own_k\.py' is not allowed; it has changed since .*runs/a was begun"
+    ):
+        owncode.check_same(config, run, accept=False)
+    owncode.check_same(config, run, accept=True)
+
+
+def test_code_that_a_queued_run_is_to_execute_is_kept(workplace: Path) -> None:
+    write(workplace, fl_own_m="class Mine: ...\n")
+    config, run = Config(Component("fl_own_m.Mine"), []), workplace / "runs" / "a"
+    owncode.keep_planned(config, run)
+    write(workplace, fl_own_m="class Mine: sign = -1\n")
+    with pytest.raises(BadInput, match=r"fl_own_m\.py"):
+        owncode.check_same(config, run, accept=False)
+    owncode.keep_planned(config, run)  # submitted again before it has begun
+    owncode.check_same(config, run, accept=False)
+    (run / "metrics.csv").write_text("round\n")
+    write(workplace, fl_own_m="class Mine: sign = 2\n")
+    owncode.keep_planned(config, run)
+    with pytest.raises(BadInput, match=r"fl_own_m\.py"):
+        owncode.check_same(config, run, accept=False)
