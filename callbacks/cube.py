@@ -101,11 +101,13 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
     return R
 
 
-def simplex_rows(H: Tensor, Q: Tensor) -> Tensor:
+def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
     """The rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting over the free entries.
 
     Args:
-        H: positive definite (n, n), float64.
+        H: positive definite (n, n), float64; of an asymmetric one (products of float32 are, by rounding) the symmetric
+            part counts, since on the whole of it pivoting may never end. A number above 0: that multiple of the
+            identity, by projection.
         Q: a row q for each row that is wanted, (k, n), float64.
 
     Returns:
@@ -114,7 +116,10 @@ def simplex_rows(H: Tensor, Q: Tensor) -> Tensor:
     Raises:
         RunFailed: H is too close to singular for the pivoting to end.
     """
+    if not isinstance(H, Tensor):
+        return to_simplex(Q / H)
     k, n = Q.shape
+    H = (H + H.T) / 2
     scale = float(H.diagonal().max())
     tolerance = 1e-11 * scale
     free = torch.ones(k, n, dtype=torch.bool)
@@ -140,7 +145,7 @@ def simplex_rows(H: Tensor, Q: Tensor) -> Tensor:
         free = free ^ change
         free |= (~free.any(-1, keepdim=True)) & (Q.max(-1, keepdim=True).values == Q)
     else:
-        raise RunFailed("the exact relation was not found: rho = beta / (2 lam) is too small for these models")
+        raise RunFailed("the exact relation was not found: its problem is too close to singular (kapc: raise rho)")
     r = r.clamp_min(0.0)
     return r / r.sum(-1, keepdim=True)
 

@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.cube import to_simplex
+from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import RelationInputs, Run
 from fl_lightning.errors import BadInput, RunFailed
@@ -88,7 +88,8 @@ class CollaborationGraph(Relation):
         alike = cosines(inputs.gram("initial").total().full[0])
         alike = torch.where(alike > self.near, torch.ones_like(alike), alike)
         shares = inputs.samples / inputs.samples.sum()
-        return to_simplex(shares + alike / (2 * max(self.alpha, WEAKEST)))[inputs.places][None]
+        pull = 2 * max(self.alpha, WEAKEST)
+        return simplex_rows(pull, pull * shares + alike)[inputs.places][None]
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Sums over layers, cosines and the projection (sorting aside)."""

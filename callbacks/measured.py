@@ -46,9 +46,17 @@ def measured_rows(C: Tensor, Sigma: Tensor, places: Tensor, kappa: float) -> Ten
     for layer, (G, S) in enumerate(zip(C, Sigma, strict=True)):
         scale = float(G.diagonal().mean())
         if n > 1 and scale > 0:
-            H = G / scale + 1 / n + RIDGE * torch.eye(n, dtype=C.dtype)  # 1/n: a constant on the simplex
+            H = _definite(G / scale + 1 / n + RIDGE * torch.eye(n, dtype=C.dtype))  # 1/n: a constant on the simplex
             rows[layer] = simplex_rows(H, (G - kappa * S)[places] / scale + 1 / n)
     return rows
+
+
+def _definite(H: Tensor) -> Tensor:
+    """`H`, or where rounding of float32 products has left it eigenvalues below `RIDGE`, with these raised to it."""
+    values, vectors = torch.linalg.eigh(H)  # of the lower half
+    if values[0] >= RIDGE / 2:
+        return H
+    return (vectors * values.clamp_min(RIDGE)) @ vectors.T
 
 
 @dataclass

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.core import RelationInputs, Run
+from fl_lightning.core import RelationInputs, Run, Server
 from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput, RunFailed
 
@@ -42,6 +42,10 @@ class Relation(Callback):
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Weights of shape (layers or 1, m, n), float64; of a global model m is 1."""
         raise NotImplementedError
+
+    def learn(self, server: Server) -> None:
+        """A round's uploads have arrived (every rank): `server.statistics` has what came beside them, `server.groups`
+        by which weights those who answered were mixed (`weighed`) and, by `gram(..., since="sent")`, their steps."""
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """What the round's metrics gain, from the results of its clients (the same on every rank).

@@ -143,8 +143,9 @@ class Method:
         return sent
 
     def aggregate(self, server: Server) -> None:
-        """The cohort has answered: the new global model, where there is one."""
+        """The cohort has answered: what the relation learns of it, and the new global model, where there is one."""
         relation = server.run.relation
+        relation.learn(server)
         for group in server.groups:
             if relation.is_global and group.answered:
                 group["model"] = group.mean_by(relation)

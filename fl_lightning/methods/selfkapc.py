@@ -9,7 +9,7 @@ import torch
 
 from fl_lightning.callbacks.measured import MeasuredCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Block, Client, Payload, Phase, Rule, Server
+from fl_lightning.core import Block, Client, Payload, Phase, Rule
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.search import Range, searched
@@ -48,18 +48,19 @@ class SelfKAPC(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Local training; in the first round of two halves, of which the mean is kept."""
-        start = client["model"].clone()
-        part, normalises = client.data.train, client.group.whole_last
-        if client.rounds or len(part) < (4 if normalises else 2):  # BatchNorm cannot train on a half of one sample
+        start, config = client["model"].clone(), client.run.config.federation
+        part, least = client.data.train, 2 if client.group.whole_last else 1  # BatchNorm cannot train on one sample
+        size = max(config.batch_size // 2, least)
+        steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)  # as many samples in all
+        if client.rounds or len(part) < 2 * least or steps == 0:
             yield Phase()
         else:
             order = torch.randperm(len(part), generator=client.generator("halves"))
-            size = max(client.run.config.federation.batch_size // 2, 2 if normalises else 1)
             halves = [part.subset(half.sort().values) for half in order.chunk(2)]
-            yield Phase(part=halves[0], batch_size=size)
+            yield Phase(part=halves[0], batch_size=size, steps=steps)
             one = client["model"].clone()
             client["model"].copy_(start)
-            yield Phase(part=halves[1], batch_size=size, purpose="train half")
+            yield Phase(part=halves[1], batch_size=size, steps=steps, purpose="train half")
             client.noted["noise"] = client.layout.squared_norms(client["model"] - one).float() / 4
             client["model"].lerp_(one, 0.5)
         client.noted["step"] = client.layout.squared_norms(client["model"] - start).float()
@@ -69,9 +70,3 @@ class SelfKAPC(Method):
         sent = super().upload(client, payload)
         sent.statistics |= client.noted
         return sent
-
-    def aggregate(self, server: Server) -> None:
-        """The relation learns of the uploads' noise."""
-        relation = server.run.relation
-        assert isinstance(relation, MeasuredCube)
-        relation.learn(server)

@@ -84,6 +84,21 @@ def split_table(split: dict[str, Any]) -> Table:
     return Table(head, cells[: MOST_CELLS // len(head)], of_runs=False)
 
 
+def own_worth(runs: list[Run]) -> Table:
+    """What a client's own data are worth, by layer: 1 less `noise_share_LAYER` in the last round that has it, of the
+    runs whose relation measures it. Without such a run there are no rows."""
+    prefix, last = "noise_share_", {}
+    for run in runs:
+        shares = {name: value for row in run.metrics for name, value in row.items() if name.startswith(prefix)}
+        last |= {run.name: shares} if shares else {}
+    layers = dict.fromkeys(name for shares in last.values() for name in shares)
+    rows = [
+        [name.removeprefix(prefix), *(f"{1 - s[name]:.0%}" if name in s else NONE for s in last.values())]
+        for name in layers
+    ]
+    return Table(["layer", *last], rows, of_runs=False)
+
+
 def table(runs: list[Run]) -> Table:
     """A row for each client, by its number: its samples, where all runs have one split, and its score in each run."""
     kind = Comparison.of(runs).kind

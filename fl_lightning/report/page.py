@@ -55,6 +55,7 @@ def render(runs: list[Run]) -> str:
         shares=data["shares"],
         splits=[(clients.split_words(split, runs), clients.split_table(split)) for split in found],
         by_client=clients.table(runs),
+        own_worth=clients.own_worth(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
     )
 

@@ -48,6 +48,30 @@ def test_rows_on_the_simplex_against_all_supports(seed: int) -> None:
     np.testing.assert_allclose(rows, expected, atol=1e-8)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_rows_from_products_of_32_bits(seed: int) -> None:
+    """They are symmetric, and not negative, only but for rounding; of fewer numbers than clients they are singular."""
+    generator = torch.Generator().manual_seed(seed)
+    n, D = (int(torch.randint(low, high, (1,), generator=generator)) for low, high in ((2, 30), (1, 12)))
+    W = torch.randn(n, D, generator=generator)
+    W -= W.mean(0)
+    G = (W @ W.T).double()
+    scale = float(G.diagonal().mean())
+    G += 1e-7 * scale * torch.rand(n, n, generator=generator).double()
+    Sigma = torch.diag(scale * 10 ** (8 * torch.rand(n, generator=generator).double() - 6))
+    rows = measured_rows(G[None], Sigma[None], torch.arange(n), 1.5)[0]
+    assert float(rows.min()) >= 0 and torch.allclose(rows.sum(1), torch.ones(n).double())
+    slope = (rows @ G - G + 1.5 * Sigma) / scale  # equal where a row is positive, and least there
+    excess = (rows * (slope - slope.min(1, keepdim=True).values)).sum(1) / (1 + slope.abs().max())
+    assert float(excess.max()) < 1e-5
+
+
+def test_an_asymmetric_matrix_counts_as_its_symmetric_part() -> None:
+    W, Q = draw(6, 9), draw(4, 6, seed=1)
+    H, skew = W @ W.T, draw(6, 6, seed=2)
+    torch.testing.assert_close(simplex_rows(H + 0.3 * (skew - skew.T), Q), simplex_rows(H, Q))
+
+
 @pytest.mark.parametrize("noise", [0.0, 0.1, 1.0, 30.0])
 def test_measured_rows_minimise_the_criterion(noise: float) -> None:
     W, S = draw(5, 8), draw(5, 5, seed=1)
@@ -196,6 +220,21 @@ def test_one_sample_a_client(federation: Make, capsys: pytest.CaptureFixture[str
         fed.round(t)
     assert "no client has enough samples" in capsys.readouterr().err
     assert all(w.isfinite().all() for w in models(fed))
+
+
+@pytest.mark.parametrize("batch_size", [1, 5, 8])
+def test_halves_train_on_no_more_samples(federation: Make, batch_size: int) -> None:
+    """Also where a round's length is given in steps, of batches that cannot be halved."""
+    few = {"fraction": 0.1}
+    for length in ({"local_steps": 1}, {"local_steps": 6}, {"local_epochs": 2}):
+        counts = []
+        for method in (SelfKAPC(), Local()):
+            changes = {"local_epochs": None} | length
+            fed = federation(method, rounds=1, data=few, batch_size=batch_size, **changes)
+            fed.prepare()
+            row = fed.round(1).metrics
+            counts.append(row["flops_forward"] + row["flops_extra"])
+        assert 0.75 * counts[1] < counts[0] <= counts[1]
 
 
 def test_one_client_alone(federation: Make) -> None:

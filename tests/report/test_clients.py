@@ -53,6 +53,22 @@ def test_a_split_is_shown_once_and_again_where_it_is_another(make_run: MakeRun) 
     assert row(runs, "samples") == [*["21 for training (3 to 8 a client), 8 for tests"] * 3, "–"]
 
 
+def test_what_own_data_are_worth_is_what_is_no_noise(make_run: MakeRun) -> None:
+    """Of the last round that has it; runs that do not measure it have no column, and without one there is no table."""
+    paths = [make_run("a"), make_run("b")]
+    table = paths[0] / "metrics.csv"
+    head, *rows = table.read_text().splitlines()
+    shares = [f",{0.5 + 0.01 * k},{0.25 if k == 0 else ''}" for k in range(len(rows))]
+    lines = [f"{head},noise_share_body,noise_share_out", *(row + s for row, s in zip(rows, shares, strict=True))]
+    table.write_text("\n".join(lines) + "\n")
+    runs = load(paths)
+    held = clients.own_worth(runs)
+    assert held.head == ["layer", "a"]
+    assert held.rows == [["body", f"{0.5 - 0.01 * (len(rows) - 1):.0%}"], ["out", "75%"]]
+    assert "are worth, by layer" in render(runs) and "are worth, by layer" not in render(runs[1:])
+    assert clients.own_worth(runs[1:]).rows == []
+
+
 def test_how_far_clients_are_apart_is_the_mean_over_pairs(make_run: MakeRun) -> None:
     """Distances 0.2, 0.4 and 0.9; one of four clients has no class in common with two others, and 0.5 to the third."""
     path = split(make_run("a", ended=False))
