@@ -87,7 +87,8 @@ def split_table(split: dict[str, Any]) -> Table:
 def own_worth(runs: list[Run]) -> Table:
     """What a client's own data are worth, by layer: 1 less `noise_share_LAYER` in the last round that has it, of the
     runs whose relation measures it. Without such a run there are no rows."""
-    prefix, last = "noise_share_", {}
+    prefix = "noise_share_"
+    last: dict[str, dict[str, float]] = {}
     for run in runs:
         shares = {name: value for row in run.metrics for name, value in row.items() if name.startswith(prefix)}
         last |= {run.name: shares} if shares else {}
