@@ -44,14 +44,14 @@ def send_candidates(server: Server, scores: Tensor, count: int, epsilon: float) 
     return sent
 
 
-def first_order_gains(client: Client, part: Part, start: Tensor, models: Sequence[Tensor]) -> Tensor:
+def first_order_gains(client: Client, part: Part, start: Tensor, models: Sequence[Tensor], norm: int = 2) -> Tensor:
     """(L(start) - L(model)) / ||model - start|| of each of the `models` (D,) on `part`, float64 (models,).
 
-    0 where a model is the start, or its loss is not finite.
+    0 where a model is the start, or its loss is not finite. `norm`: 2 for the Euclidean, 1 for the sum of absolutes.
     """
     base, columns, found = client.loss(part, start), client.layout.parameters, []
     for model in models:
-        away = float((model - start)[columns].norm())
+        away = float((model - start)[columns].norm(norm))
         found.append((base - client.loss(part, model)) / away if away else 0.0)
     client.flops += 3 * client.layout.size * len(models)
     return torch.tensor(found, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
@@ -72,9 +72,10 @@ def towards(start: Tensor, models: Sequence[Tensor], shares: Tensor) -> Tensor:
     return found
 
 
-def told_gains(server: Server) -> Tensor:
-    """What was uploaded in this round, (N, N), float64: by client and candidate, 0 where nothing was."""
+def told_gains(server: Server, *, relative: bool = False) -> Tensor:
+    """What was uploaded in this round, (N, N), float64: by client and candidate, 0 where nothing was; `relative`: each
+    client's over |their sum|, so that a round counts as much as any other."""
     found = torch.zeros(server.clients, server.clients, dtype=torch.float64)
     for c, told in server.statistics.items():
         found[c, told["candidates"].long()] = told["gains"]
-    return found
+    return found / found.sum(1, keepdim=True).abs().clamp_min(1e-9) if relative else found

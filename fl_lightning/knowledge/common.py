@@ -1,4 +1,4 @@
-"""What class means and predictions have in common."""
+"""What methods have in common that exchange class means, predictions or the slope of a loss."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_lightning.config import check
+from fl_lightning.core.client import Client
 from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
 
@@ -43,6 +44,19 @@ def norms(rows: Tensor) -> Tensor:
     """Euclidean norms (k,) of rows (k, d); the gradient at 0 is 0, not infinite."""
     squares = rows.square().sum(1)
     return torch.where(squares > 0, squares.clamp_min(1e-30).sqrt(), squares)
+
+
+def fisher(client: Client, *, whole: bool) -> Tensor:
+    """Sum over the batches of the client's training data of ||grad||^2 of the mean loss, shape (), float64 (FedAS).
+
+    `whole`: without an incomplete last batch, whose mean over few samples counts like any other's; it stays where there
+    is no other.
+    """
+    total, size = torch.zeros((), dtype=torch.float64), client.run.config.federation.batch_size
+    for batch in client.data.train.batches(size):
+        if not whole or len(batch[1]) >= min(size, len(client.data.train)):
+            total += client.gradient(client["model"], batch, training=False)[1].square().sum().cpu().double()
+    return total
 
 
 def contrast(z: Tensor, near: Tensor, far: Tensor, tau: float) -> Tensor:

@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn.functional import cross_entropy, kl_div, linear, log_softmax, one_hot
+from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
@@ -30,12 +30,15 @@ class Generator:
         features: d.
         noise: width of eps.
         hidden: width of the hidden layer.
+        code: as the authors' code has it: uniform noise within [0, 1), where it is normal, and BatchNorm between the
+            hidden layer and its ReLU, whose weight, bias and running statistics stand at the end of `theta`.
     """
 
     classes: int
     features: int
     noise: int
     hidden: int
+    code: bool = False
 
     def at_first(self, draws: torch.Generator) -> dict[str, Tensor]:
         """What the server keeps: `generator`, linear layers as torch begins them (uniform within 1 / sqrt(inputs)), the
@@ -43,35 +46,57 @@ class Generator:
         bounds = [(self.noise + self.classes) ** -0.5] * 2 + [self.hidden**-0.5] * 2
         each = zip(self._shapes(), bounds, strict=True)
         theta = torch.cat([bound * (2 * torch.rand(r * c, generator=draws) - 1) for (r, c), bound in each])
+        normal = torch.tensor([[1.0], [0], [0], [1]]).expand(-1, self.hidden).flatten()  # weight, bias, mean, variance
+        theta = torch.cat([theta, normal]) if self.code else theta
         return {"generator": theta, "adam.steps": torch.zeros(()), "labels": torch.zeros(self.classes)} | {
-            f"adam.{moment}": torch.zeros_like(theta) for moment in ("first", "second")
+            f"adam.{moment}": torch.zeros_like(theta[: len(theta) - self.moving]) for moment in ("first", "second")
         }
+
+    @property
+    def moving(self) -> int:
+        """How many numbers at the end of theta are running statistics, which no gradient moves."""
+        return 2 * self.hidden * self.code
 
     def _shapes(self) -> list[tuple[int, int]]:
         inner = self.noise + self.classes
         return [(self.hidden, inner), (self.hidden, 1), (self.features, self.hidden), (self.features, 1)]
 
-    def __call__(self, theta: Tensor, y: Tensor, eps: Tensor) -> Tensor:
-        """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise)."""
+    def __call__(self, theta: Tensor, y: Tensor, eps: Tensor, moving: Tensor | None = None) -> Tensor:
+        """Features (batch, d) of classes `y` (batch,) and noise `eps` (batch, noise).
+
+        With `moving` (2, hidden), running means and variances, BatchNorm is in training: it normalises by the batch,
+        and moves them in place. Without, it normalises by those in `theta`.
+        """
         sizes = [r * c for r, c in self._shapes()]
-        W, b, V, c = (part.view(shape) for part, shape in zip(theta.split(sizes), self._shapes(), strict=True))
-        x = torch.cat([eps, one_hot(y, self.classes).to(eps)], 1)
-        return linear(linear(x, W, b[:, 0]).relu(), V, c[:, 0])
+        parts = theta.split([*sizes, len(theta) - sum(sizes)])
+        W, b, V, c = (part.view(shape) for part, shape in zip(parts, self._shapes(), strict=False))
+        h = linear(torch.cat([eps, one_hot(y, self.classes).to(eps)], 1), W, b[:, 0])
+        if self.code:
+            weight, bias, *still = parts[-1].view(-1, self.hidden)
+            mean, variance = still if moving is None else moving
+            h = batch_norm(h, mean, variance, weight, bias, training=moving is not None)
+        return linear(h.relu(), V, c[:, 0])
 
     @property
     def products(self) -> int:
         """Multiply-adds of one pass of a sample."""
         return self.hidden * (self.noise + self.classes + self.features)
 
-    def draw(self, theta: Tensor, prior: Tensor, count: int, draws: torch.Generator | None = None) -> Drawn:
+    def draw(
+        self, theta: Tensor, prior: Tensor, count: int, draws: torch.Generator | None = None,
+        moving: Tensor | None = None,
+    ) -> Drawn:  # fmt: skip
         """Features, their classes, which are drawn by `prior` (C,), and their noise; `draws` None: the step's own."""
         y = torch.multinomial(prior, count, replacement=True, generator=draws)
-        return self.given(theta, y, draws)
+        return self.given(theta, y, draws, moving)
 
-    def given(self, theta: Tensor, y: Tensor, draws: torch.Generator | None = None) -> Drawn:
+    def given(
+        self, theta: Tensor, y: Tensor, draws: torch.Generator | None = None, moving: Tensor | None = None
+    ) -> Drawn:
         """Features of the classes `y`."""
-        eps = torch.randn(len(y), self.noise, generator=draws, dtype=theta.dtype, device=theta.device)
-        return Drawn(self(theta, y, eps), y, eps)
+        noise = torch.rand if self.code else torch.randn
+        eps = noise(len(y), self.noise, generator=draws, dtype=theta.dtype, device=theta.device)
+        return Drawn(self(theta, y, eps, moving), y, eps)
 
 
 @dataclass(frozen=True)
@@ -123,6 +148,9 @@ def taught(
 ) -> dict[str, Tensor]:  # fmt: skip
     """What the server keeps after the clients' `heads` have taught the generator.
 
+    As the authors' code has it (`G.code`), Adam has a weight decay of 0.01, its rate falls by 0.98 with each call, and
+    classes that somebody holds are drawn evenly (`labels` are 1 for each) in place of by their samples.
+
     Args:
         G: which one.
         memory: `at_first`, or the last answer.
@@ -136,16 +164,22 @@ def taught(
         size: samples of a step.
     """
     found = {name: memory[name].clone() for name in _STATE}
-    theta, prior = found["generator"].requires_grad_(), told.sum(0).float()
+    prior = told.sum(0).float()
     shares = told / prior.clamp_min(1) if weighted else None
-    optimizer = torch.optim.Adam([theta], lr)
-    optimizer.state[theta] = {key: found[name] for name, key in _STATE.items() if key}
+    prior = prior.clamp_max(1) if G.code else prior
+    count = len(found["adam.first"])
+    learned = found["generator"][:count].clone().requires_grad_()
+    moving = found["generator"][count:].view(2, -1) if G.code else None
+    calls = int(found["adam.steps"]) // steps
+    optimizer = torch.optim.Adam([learned], lr * 0.98**calls if G.code else lr, weight_decay=0.01 * G.code)
+    optimizer.state[learned] = {key: found[name] for name, key in _STATE.items() if key}
     for _ in range(steps):
-        made = G.draw(theta, prior, size, draws)
+        made = G.draw(learned, prior, size, draws, moving)
         optimizer.zero_grad()
         (ensemble_loss(made, heads, shares) + eta * alike(made)).backward()
         optimizer.step()
-    return found | {"generator": theta.detach(), "labels": prior}
+    theta = learned.detach() if moving is None else torch.cat([learned.detach(), moving.flatten()])
+    return found | {"generator": theta, "labels": prior}
 
 
 def learned(

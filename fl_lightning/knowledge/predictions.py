@@ -225,7 +225,7 @@ def code_step(c: Tensor, P: Tensor, rho: float, size: float) -> Tensor:
     gradient = 2 * (c @ G - G) / flat.shape[1] + 2 * rho * (c - 1.0 / len(c)) / len(c)
     mean = gradient.abs().mean(1, keepdim=True)
     power = torch.ceil(torch.log(size / mean.clamp_min(1e-300)) / np.log(5.0)).clamp(-5, 5)
-    scale = torch.where(mean > 1e-15, 5.0**power, torch.zeros_like(mean))
+    scale = torch.where(mean > 1e-15, 5.0**power, torch.zeros_like(mean)) * (size > 0)
     return torch.softmax(5 * (c - scale * gradient), dim=1)
 
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from statistics import pstdev
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -34,6 +35,7 @@ class FedALA(Method):
         layers: top layers that are mixed. 1: the authors' code, where two tensors are meant.
         threshold: at first W is learned until the losses of the last passes deviate by less. 0.1: the authors' code.
         window: so many passes are looked at. 10: the authors' code.
+        looks_at: the `mean` loss of a pass (ours), or that of its `last` batch (the authors' code).
         most: passes at most at first; later it is one. 50: ours, the authors' code has no bound.
     """
 
@@ -47,6 +49,7 @@ class FedALA(Method):
     layers: PositiveInt = 1
     threshold: float = 0.1
     window: PositiveInt = 10
+    looks_at: Literal["mean", "last"] = "mean"
     most: PositiveInt = 50
 
     def check(self, run: Run) -> None:
@@ -68,12 +71,14 @@ class FedALA(Method):
         def step(_: Client, batch: Batch) -> Tensor:
             loss, gradient = client.gradient(mix(), batch)
             blend.sub_(self.eta * gradient * (received - own)).clamp_(0, 1)
+            last[:] = [loss]
             return loss
 
         losses: list[float] = []
+        last: list[Tensor] = []
         for _ in range(self.most if client.rounds == 1 else min(client.rounds, 1)):
             yield Phase("blend", epochs=self.share, step=step, purpose="blend")
-            losses.append(float(client.fits[-1].loss))
+            losses.append(float(last[0] if self.looks_at == "last" and last else client.fits[-1].loss))
             if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
                 break
         own.copy_(mix())

@@ -12,7 +12,7 @@ import torch
 from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.class_means import class_means, distance_by_class
-from fl_lightning.knowledge.common import check_batches
+from fl_lightning.knowledge.common import check_batches, fisher
 from fl_lightning.methods.base import Method, Scope, check_no_scaling
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
@@ -31,6 +31,7 @@ class FedAS(Method):
         align_lr: its learning rate (the run's optimiser takes the steps). 0.01.
         align_batch_size: its batches. 16.
         weighting: of bodies: `fisher` (paper) or `samples` (FedPer's).
+        batches: which t_i sums over: `all`, or the `whole` ones (the authors' code drops an incomplete last one).
     """
 
     family = "partial sharing"
@@ -43,6 +44,7 @@ class FedAS(Method):
     align_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     align_batch_size: PositiveInt = 16
     weighting: Literal["fisher", "samples"] = "fisher"
+    batches: Literal["all", "whole"] = "all"
 
     def check(self, run: Run) -> None:
         """The network must be able to train on the batches; what is uploaded is a gradient of no scaled loss."""
@@ -67,10 +69,8 @@ class FedAS(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body and t_i."""
-        sent, total = super().upload(client, payload), torch.zeros((), dtype=torch.float64)
-        for batch in client.data.train.batches(client.run.config.federation.batch_size):
-            total += client.gradient(client["model"], batch, training=False)[1].square().sum().cpu().double()
-        sent.statistics["fisher"] = total
+        sent = super().upload(client, payload)
+        sent.statistics["fisher"] = fisher(client, whole=self.batches == "whole")
         return sent
 
     def aggregate(self, server: Server) -> None:

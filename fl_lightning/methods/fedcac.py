@@ -5,15 +5,16 @@ through Cautiously Aggressive Collaboration. ICCV 2023.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import Client, Payload, Rule, Run, Server
+from fl_lightning.core import Block, Client, Payload, Rule, Run, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.knowledge.critical import alike, critical, overlaps, packed, unpacked
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import PositiveInt, UnitInterval
 from fl_lightning.search import Choice, Range, searched
 
@@ -31,6 +32,8 @@ class FedCAC(Method):
     Args:
         tau: share of critical numbers. 0.5: the authors' code for CIFAR-10 (0.4 for CIFAR-100); 0 is FedAvg.
         beta: rounds until the threshold is the greatest overlap. 100: the authors' code for CIFAR-10 (170).
+        statistics_of: running statistics of BatchNorm are those of the `server`'s mean, as FedAvg's, or stay each
+            `client`'s own and do not travel (the authors' code); what becomes of them the paper leaves open.
     """
 
     family = "mixing"
@@ -41,6 +44,11 @@ class FedCAC(Method):
 
     tau: UnitInterval = searched(0.5, Range(0.1, 0.9), "around the authors' 0.4 and 0.5")
     beta: PositiveInt = searched(100, Choice((20, 50, 100, 170)), "the authors' 100 and 170, and less for shorter runs")
+    statistics_of: Literal["server", "client"] = "server"
+
+    def scope(self, block: Block) -> Scope:
+        """All of the model travels, or all but running statistics."""
+        return "personal" if block.kind == "buffer" and self.statistics_of == "client" else "shared"
 
     def relation(self) -> Relation:
         """Each client receives a model of its own, which no weights of whole tensors describe."""

@@ -5,6 +5,7 @@ ICLR 2021.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Literal
 
 import torch
 from torch import Tensor
@@ -36,6 +37,8 @@ class FedFomo(Method):
             trained one being the fifth (the default of their code, before any command, is 8).
         epsilon: probability of any model in place of the best that is left. 0.3: the authors' readme.
         epsilon_decay: what is taken off it in each round. 0.05: the authors' readme.
+        gains: a_j and their sums as in the `paper` (Euclidean norm), or as in the authors' `code`: the norm is the sum
+            of absolutes, and what a client adds to its sums in a round is a_j / |sum_k a_k|.
     """
 
     family = "mixing"
@@ -49,6 +52,7 @@ class FedFomo(Method):
     models: NonNegativeInt = searched(4, Whole(2, 8), "around the authors' readme's 4, up to their code's 8")
     epsilon: UnitInterval = 0.3
     epsilon_decay: UnitInterval = 0.05
+    gains: Literal["paper", "code"] = "paper"
 
     def check(self, run: Run) -> None:
         """Validation data are needed."""
@@ -75,7 +79,7 @@ class FedFomo(Method):
         """Go towards the candidates that do better."""
         start, names = client["previous"], torch.tensor([*payload.further, client.id], dtype=torch.int32)
         models = [*map(client.composed, payload.further.values()), client["model"]]
-        gains = first_order_gains(client, client.data.validation, start, models)
+        gains = first_order_gains(client, client.data.validation, start, models, 1 if self.gains == "code" else 2)
         client.noted |= {"candidates": names, "gains": gains}
         client["model"].copy_(towards(start, models, positive_shares(gains)))
         start.copy_(client["model"])
@@ -88,7 +92,7 @@ class FedFomo(Method):
 
     def aggregate(self, server: Server) -> None:
         """Remember it."""
-        gains, who, everyone = told_gains(server), server.answered, list(range(server.clients))
+        gains, who = told_gains(server, relative=self.gains == "code"), server.answered
         rows = (shares := positive_shares(gains)) + torch.diag(1 - shares.sum(1))  # who goes nowhere keeps its own
-        server.only.weighed = Weights(server.only.group, rows[None, who], who, everyone)
+        server.only.weighed = Weights(server.only.group, rows[None, who], who, list(range(server.clients)))
         server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)

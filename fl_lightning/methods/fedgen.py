@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.knowledge.generator import Generator, lesson, teach, tell
 from fl_lightning.methods.base import Method
-from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt
+from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt, Range
 from fl_lightning.rng import generator
 from fl_lightning.search import Choice, LogRange, searched
 
@@ -31,7 +31,11 @@ class FedGen(Method):
         ratio, eta: generated samples for each of the batch, and the weight of diversity. 1: the authors' code.
         teacher: cross entropy of the `mean` scores (paper, Eq. 4), or the `weighted` mean of the clients' own, by their
             shares of the class (the authors' code).
-        generator_lr, generator_steps, generator_batch: of Adam in a round. 3e-4, 50 and 32: the authors' code.
+        generator: `paper` (normal noise, classes drawn as often as the cohort has them), or as the authors' `code` has
+            it: uniform noise, BatchNorm behind the hidden layer, classes that the cohort holds drawn evenly, and for
+            Adam a weight decay of 0.01 and a rate that falls by 0.98 a round.
+        generator_lr, generator_steps, generator_batch: of Adam in a round. 3e-4, 50 and 32: the authors' code. A batch
+            has 2 samples at least, since diversity compares them.
         noise, hidden: widths of e, and of the generator's hidden layer. 32 and 256: the authors' code (MNIST).
     """
 
@@ -47,9 +51,10 @@ class FedGen(Method):
     ratio: PositiveAdamRate = 1.0
     teacher: Literal["mean", "weighted"] = "mean"
     eta: NonNegativeFloat = 1.0
+    generator: Literal["paper", "code"] = "paper"
     generator_lr: PositiveAdamRate = 3e-4
     generator_steps: PositiveInt = 50
-    generator_batch: PositiveInt = 32
+    generator_batch: Annotated[int, Range(2)] = 32
     noise: PositiveInt = 32
     hidden: PositiveInt = 256
 
@@ -67,8 +72,7 @@ class FedGen(Method):
         """With what the generator has to say, if anything."""
         if "generator" not in payload.extra or not (self.alpha or self.beta):
             return [Phase()]
-        faded = self.decay ** (client.round - 1)
-        how = (self.ratio, self.alpha * faded, self.beta * faded)
+        how = (self.ratio, *(weight * self.decay ** (client.round - 1) for weight in (self.alpha, self.beta)))
         return [Phase(objective=Objective(loss=lesson(self._generator(client.run), client, payload, *how)))]
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -84,4 +88,4 @@ class FedGen(Method):
         super().aggregate(server)
 
     def _generator(self, run: Run) -> Generator:
-        return Generator(run.data.num_classes, run.feature_width, self.noise, self.hidden)
+        return Generator(run.data.num_classes, run.feature_width, self.noise, self.hidden, self.generator == "code")

@@ -97,6 +97,21 @@ def test_fedas_weighs_by_the_slope_that_is_left(federation: Make) -> None:
     torch.testing.assert_close(global_model(fed)[body], (weights @ torch.stack(models(fed)))[body], rtol=0, atol=1e-12)
 
 
+def test_an_incomplete_batch_may_be_left_out_of_fishers_sum(federation: Make) -> None:
+    """As the authors' loaders drop it; where it is the only one, it stays: else nobody's slope would be 0."""
+    fed = federation(FedAS(batches="whole"), precision="64-true")
+    client = client_of(fed, 0)
+    n, w = len(client.data.train), client["model"].clone()
+    for size in (n - 1, (n + 1) // 2, n, n + 5):
+        object.__setattr__(fed.run.config.federation, "batch_size", size)
+        batches = [b for b in client.data.train.batches(size) if len(b[1]) == min(size, n)]
+        assert sum(len(b[1]) for b in batches) == (n if size >= n else n // size * size)
+        told = fed.run.method.upload(client, payload_of(client)).statistics["fisher"]
+        assert float(told) == pytest.approx(sum(float(slope(client, w, b).square().sum()) for b in batches), rel=1e-9)
+        every = FedAS().upload(client, payload_of(client)).statistics["fisher"]
+        assert (float(every) > float(told)) == (n % min(size, n) > 0)
+
+
 def test_fishers_pass_leaves_running_statistics_alone(federation: Make) -> None:
     client = client_of(federation(FedAS(), net="norm"), 0)
     before = client["model"].clone()
@@ -250,6 +265,23 @@ def test_what_fedcac_sends_by_hand(federation: Make) -> None:
         expected = torch.where(M[c], (rows @ W)[c], mean)
         assert sent.all()
         torch.testing.assert_close(vector, expected, rtol=0, atol=1e-12)
+
+
+def test_fedcacs_running_statistics_may_stay_at_home(federation: Make) -> None:
+    """As in the authors' code: parameters are composed as ever, statistics are those of the client's own passes."""
+    watch = Watch()
+    fed = federation(FedCAC(statistics_of="client", beta=1), net="norm", callbacks=[watch], rounds=2)
+    fed.round(1)
+    w, blocks = [v.clone() for v in models(fed)], fed.run.groups[0].layout.blocks
+    fed.round(2)
+    home = client_of(fed, 0).columns(lambda b: b.kind == "buffer")
+    assert home.any()
+    for c, vector, sent in watch.downloads[4:]:
+        assert [bool(s) for s in sent] == [b.kind == "parameter" for b in blocks]
+        client = client_of(fed, c)
+        client["model"].copy_(w[c])
+        client.overwrite(payload_of(client, vector))
+        assert torch.equal(client["model"][home], w[c][home]) and not torch.equal(client["model"], w[c])
 
 
 def test_equal_clients_receive_the_mean(federation: Make) -> None:

@@ -10,7 +10,7 @@ import torch
 from reckoning import scores_at
 from torch import Tensor
 from torch.nn.functional import cross_entropy
-from watching import Make, Watch, client_of, models, payload_of, run_all, same
+from watching import Make, Watch, client_of, models, payload_of, run_all, same, server_of
 
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core import Client
@@ -47,6 +47,10 @@ def test_gains_are_first_order_and_shares_positive(federation: Make) -> None:
     for gain, model in zip(gains[:4].tolist(), others, strict=True):
         assert gain == pytest.approx((base - validation_loss(client, model)) / float((model - start).norm()), rel=1e-9)
     assert gains[4:].tolist() == [0.0, 0.0]
+    absolutes = first_order_gains(client, client.data.validation, start, candidates, 1)
+    for k, model in enumerate(others):
+        ratio = float((model - start).norm() / (model - start).abs().sum())
+        assert float(absolutes[k]) == pytest.approx(float(gains[k]) * ratio, rel=1e-9)
     shares = positive_shares(torch.tensor([[1.0, -5.0, 3.0], [-1.0, 0.0, -2.0]], dtype=torch.float64))
     assert shares.tolist() == [[0.25, 0.0, 0.75], [0.0, 0.0, 0.0]]
     assert torch.equal(towards(start, others, torch.zeros(4)), start)
@@ -97,6 +101,29 @@ def test_what_a_client_fetches_and_makes_of_it(federation: Make) -> None:
         expected = initial + sum(s * (w[j] - initial) for s, j in zip(shares, names, strict=True))
         for vector in fed.run.states[c].vectors.values():
             torch.testing.assert_close(vector, expected)
+
+
+def test_fedfomos_sums_by_the_authors_code(federation: Make) -> None:
+    """A round's gains over the absolute value of their sum, one's own model's among them; what is mixed is the same."""
+    told = {0: [3.0, -1.0, 2.0], 1: [-4.0, 1.0, 1.0]}  # of two others, then of one's own
+    for gains in ("paper", "code"):
+        fed = federation(FedFomo(gains=gains), clients=3, **VALIDATION)
+        fed.round(1)
+        server, before = server_of(fed), fed.run.server.memory["affinity"].clone()
+        of = {0: [1, 2, 0], 1: [0, 2, 1]}
+        server.collect(
+            [0, 1],
+            {
+                c: {"candidates": torch.tensor(of[c], dtype=torch.int32), "gains": torch.tensor(g, dtype=torch.float64)}
+                for c, g in told.items()
+            },
+        )
+        fed.run.method.aggregate(server)
+        scale = 1.0 if gains == "paper" else torch.tensor([[4.0], [2.0], [1.0]])  # |3 - 1 + 2|, |-4 + 1 + 1|
+        want = torch.tensor([[0, 3.0, -1.0], [-4.0, 0, 1.0], [0, 0, 0]], dtype=torch.float64) / scale
+        torch.testing.assert_close(server.memory["affinity"] - before, want)
+        rows = server.relation_view().rows[:, 0]
+        np.testing.assert_allclose(rows, [[0.4, 0.6, 0], [0, 0.5, 0.5]], atol=1e-7)
 
 
 def test_where_nothing_helps_a_client_stays(federation: Make) -> None:

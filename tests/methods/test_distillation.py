@@ -145,6 +145,24 @@ def test_the_codes_step_is_rescaled_five_times_at_most() -> None:
     torch.testing.assert_close(moved - moved.mean(1, True), expected - expected.mean(1, True), atol=1e-12, rtol=1e-6)
 
 
+def test_the_codes_step_is_at_least_as_long_as_asked_for_and_less_than_five_times() -> None:
+    """As the authors' loop leaves it: five passes, each divides a mean above 0.01 by 5 and multiplies one below it."""
+    P, start = predictions(3), torch.full((3, 3), 1 / 3, dtype=torch.float64)
+    flat = P.flatten(1)
+    gradient = 2 * (start @ flat @ flat.T - flat @ flat.T) / flat.shape[1]
+    unit = float(gradient.abs().mean(1)[0])
+    for factor in (1e-5, 0.003, 0.3, 0.45, 0.9, 1.01, 2.3, 4.9, 5.1, 40.0, 1e5):  # of the mean gradient
+        mean, scale, size = unit, 1.0, factor * unit
+        for _ in range(5):
+            if mean > size:
+                mean, scale = mean / 5, scale / 5
+            if mean < size:
+                mean, scale = mean * 5, scale * 5
+        found = d.code_step(start, P, rho=0.0, size=size)[0]
+        torch.testing.assert_close(found, torch.softmax(5 * (start[0] - scale * gradient[0]), 0))
+    assert torch.equal(d.code_step(start, P, rho=0.0, size=0.0), torch.softmax(5 * start, 1))  # no step at all
+
+
 @pytest.mark.parametrize("update", ["paper", "code"])
 def test_identical_clients_keep_uniform_coefficients(federation: Make, update: Any) -> None:
     """INV4 of 1.19, and rows on the simplex (INV1) whatever the predictions."""

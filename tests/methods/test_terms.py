@@ -366,6 +366,49 @@ def test_the_generator_learns_and_goes_on_where_it_stopped() -> None:
     assert not torch.equal(weighted["generator"], one["generator"])
 
 
+def test_the_codes_generator_normalises_draws_evenly_and_decays() -> None:
+    """Against torch's own modules: two linear layers with BatchNorm and ReLU between, Adam with weight decay 0.01."""
+    G, seed = Generator(3, 5, 2, 8, code=True), torch.Generator().manual_seed(0)
+    first, told = G.at_first(seed), torch.tensor([[40, 0, 2], [1, 0, 9]])
+    heads = torch.randn(2, 3, 5, generator=seed), torch.randn(2, 3, generator=seed)
+    net = nn.Sequential(nn.Linear(5, 8), nn.BatchNorm1d(8), nn.ReLU(), nn.Linear(8, 5))
+    layers: list[Any] = [net[0].weight, net[0].bias, net[3].weight, net[3].bias, net[1].weight, net[1].bias]
+    sizes = [40, 8, 40, 5, 8, 8]
+    for tensor, part in zip(layers, first["generator"].split([*sizes, 16]), strict=False):
+        tensor.data.copy_(part.view_as(tensor))
+    memory, draws, again = first, *(torch.Generator().manual_seed(1) for _ in range(2))
+    optimizer = torch.optim.Adam(layers, 0.05, weight_decay=0.01)
+    for rate in (0.05, 0.05 * 0.98, 0.05 * 0.98**2):  # three rounds of 4 steps
+        memory = taught(G, memory, heads, told, draws, True, 0.1, 0.05, 4, 16)
+        optimizer.param_groups[0]["lr"] = rate
+        for _ in range(4):
+            y = torch.multinomial(torch.tensor([1.0, 0, 1]), 16, replacement=True, generator=again)
+            eps = torch.rand(16, 2, generator=again)
+            z = net(torch.cat([eps, one_hot(y, 3)], 1))
+            loss = ensemble_loss(Drawn(z, y, eps), heads, told / torch.tensor([41.0, 1, 11]))
+            optimizer.zero_grad()
+            (loss + 0.1 * alike(Drawn(z, y, eps))).backward()
+            optimizer.step()
+    moved: list[Any] = [*layers, net[1].running_mean, net[1].running_var]
+    torch.testing.assert_close(memory["generator"], torch.cat([t.detach().flatten() for t in moved]))
+    assert memory["labels"].tolist() == [1, 0, 1]
+    net.eval()  # a client's
+    made = G.draw(memory["generator"], memory["labels"], 200, torch.Generator().manual_seed(2))
+    torch.testing.assert_close(made.features, net(torch.cat([made.eps, one_hot(made.y, 3)], 1)).detach())
+    assert float(made.eps.min()) >= 0 and 0.99 < float(made.eps.max()) < 1
+    assert torch.bincount(made.y, minlength=3).tolist()[1] == 0
+    assert float((made.y == 0).float().mean()) == pytest.approx(0.5, abs=0.12)
+
+
+def test_the_codes_generator_travels_with_its_statistics(federation: Make) -> None:
+    fed = federation(FedGen(generator="code", **SMALL), rounds=2)
+    fed.round(1)
+    size = 8 * (4 + 10) + 8 + 16 * 8 + 16 + 4 * 8
+    assert len(fed.run.server.memory["generator"]) == size
+    assert fed.round(2).traffic[:, 0, -1].tolist() == [[0, 0, 4 * 10, 4 * size]] * 4
+    assert fed.run.server.memory["generator"][-8:].min() > 0 and torch.isfinite(global_model(fed)).all()
+
+
 def test_the_teachers_are_the_uploaded_classifiers(federation: Make) -> None:
     fed = federation(FedGen(**SMALL), evaluation={"judge": "after"})  # so that clients stay
     fed.round(1, [0, 2])

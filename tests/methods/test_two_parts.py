@@ -304,6 +304,24 @@ def test_fedala_learns_its_weights_until_they_rest(
     assert found == passes
 
 
+@pytest.mark.parametrize(("looks_at", "passes"), [("mean", 12), ("last", 4)])
+def test_fedala_may_look_at_the_last_batch_alone(federation: Make, looks_at: Any, passes: int) -> None:
+    """Of each pass the mean loss jumps to and fro, while that of the last batch rests (no step is taken, eta 0)."""
+    method = FedALA(window=3, most=12, eta=0.0, looks_at=looks_at)
+    fed = federation(method, **WHOLE)
+    client = client_of(fed, 0, t=2)
+    client.state.rounds, client.payload = 1, payload_of(client)
+    x, y = batch_of(client)
+    found = 0
+    for phase in method.receive(client, client.payload):
+        assert phase.step is not None
+        first = phase.step(client, (x * found, y))
+        last = phase.step(client, (x, y))
+        client.fits.append(_fit(float(first + last) + found % 2))
+        found += 1
+    assert found == passes
+
+
 def test_fedala_mixes_as_many_layers_as_it_is_told(federation: Make) -> None:
     for layers, names in ((1, {"out"}), (2, {"body.1", "out"})):
         client = client_of(federation(FedALA(layers=layers)), 0)
