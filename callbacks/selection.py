@@ -8,12 +8,13 @@ server.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
-from typing import Literal
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import numpy as np
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
@@ -95,6 +96,8 @@ class LayerSelection(Transform):
         client: client side: send only the first Omega layers.
         search: which way Omega is searched; `printed` runs to an end (docs/decisions/0010).
         step_back: return the last Omega that satisfies the bound, not the first that violates it.
+        width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a sample (channels x
+            height x width). channels: ours, the paper leaves it open (docs/decisions/0010).
         largest: Omega lies in [1, `L-1`] or [1, `L`] (paper). With L - 1 a client learns its bounds B and tau in its
             first round and never again; with L whenever it has sent all layers. L-1: ours
             (docs/results/layer-selection.md).
@@ -107,8 +110,11 @@ class LayerSelection(Transform):
     search: Literal["swapped", "printed"] = "swapped"
     step_back: bool = False
     largest: Literal["L-1", "L"] = "L-1"
+    width: Literal["channels", "numbers"] = "channels"
 
     def __post_init__(self) -> None:
+        words = "it must be channels or numbers"
+        check("callbacks.layerselection.width", self.width, self.width in ("channels", "numbers"), words)
         check("callbacks.layerselection.largest", self.largest, self.largest in ("L-1", "L"), "it must be L-1 or L")
         check("callbacks.layerselection.mu", self.mu, self.mu is None or self.mu >= 0, "it must be 0 or more, or null")
 
@@ -159,6 +165,7 @@ class LayerSelection(Transform):
         B, tau = memory["selection.B"].numpy(), memory["selection.tau"].numpy()
         classes = int((client.run.data.class_counts[client.id] > 0).sum())
         sizes = _sizes(client.layout)
+        sizes = sizes if self.width == "channels" else replace(sizes, outputs=_numbers(client, sizes.outputs))
         fits = [holds(o, B, tau, B_now, tau_now, sizes, classes) for o in range(1, L + 1)]
         return search(int(memory["selection.omega"]), fits, self.search, self.step_back, self.largest)
 
@@ -192,3 +199,22 @@ def _sizes(layout: Layout) -> LayerSizes:
             outputs[b.layer] = b.shape[0] if b.shape else 1
             columns[b.layer] = max(1.0, b.size / outputs[b.layer])
     return LayerSizes(columns, outputs)
+
+
+def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
+    """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not called as a module."""
+    network, found = client.bind().model, dict(zip(client.layout.layers, outputs, strict=True))
+
+    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
+        def hook(_: nn.Module, __: Any, out: Any) -> None:
+            found[name] = float(out[0].numel()) if isinstance(out, Tensor) else found[name]
+
+        return hook
+
+    hooks = [m.register_forward_hook(keep(name)) for name, m in network.named_modules() if name in found]
+    x, _ = next(iter(client.data.train.batches(1)))
+    with torch.no_grad():
+        network.eval()(x)
+    for hook in hooks:
+        hook.remove()
+    return np.array(list(found.values()))

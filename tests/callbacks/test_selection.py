@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -13,7 +14,7 @@ import torch
 from torch import nn
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.callbacks.selection import LayerSelection, LayerSizes, _log_m, _sizes, holds, search
+from fl_lightning.callbacks.selection import LayerSelection, LayerSizes, _log_m, _numbers, _sizes, holds, search
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
@@ -111,6 +112,43 @@ def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
     assert bool(client.memory["selection.received"].all()) is learns  # so is whether the classifier was ever sent
     with pytest.raises(BadInput, match=r"layerselection\.largest.*L-1 or L"):
         LayerSelection(largest="all")  # type: ignore[arg-type]
+
+
+def test_a_convolutions_width_in_numbers() -> None:
+    """By hand for ResNet-18 with the 7x7 stem: images of 32 x 32 are 1 x 1 in its last five convolutions, so there both
+    readings are one, and the answers at 16 layers and more, where Omega moves, are the same."""
+    net = ResNet18(10, (3, 32, 32))
+    layout = Layout(net, "fc")
+    part = SimpleNamespace(batches=lambda size: iter([(torch.zeros(size, 3, 32, 32), torch.zeros(size))]))
+    client: Any = SimpleNamespace(
+        bind=lambda: SimpleNamespace(model=net), layout=layout, data=SimpleNamespace(train=part)
+    )
+    channels = _sizes(layout)
+    numbers = LayerSizes(channels.columns, _numbers(client, channels.outputs))
+    by_hand = [64 * 16**2, *[64 * 8**2] * 4, *[128 * 4**2] * 5, *[256 * 2**2] * 5, *[512] * 5, 10]
+    assert numbers.outputs.tolist() == by_hand and channels.outputs.tolist()[:2] == [64, 64]
+    assert not any(m._forward_hooks for m in net.modules())
+    rng, ones = np.random.default_rng(0), np.ones(21)
+    for _ in range(20):
+        norms = rng.uniform(0.5, 1.5, (2, 21))
+        one, other = ([holds(o, ones, ones, *norms, s, 10) for o in range(1, 22)] for s in (channels, numbers))
+        assert one[15:] == other[15:]
+
+
+def test_which_width_the_bound_is_given(
+    make_run: MakeRun, make_client: MakeClient, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen: list[list[float]] = []
+    monkeypatch.setattr("fl_lightning.callbacks.selection.holds", lambda *args: seen.append(args[5].outputs.tolist()))
+    monkeypatch.setattr("fl_lightning.callbacks.selection._numbers", lambda client, outputs: outputs + 0.5)
+    client = make_client(make_run(KAPC(), callbacks=[LayerSelection()]), 0)
+    client.state.rounds, client.memory["selection.omega"] = 1, torch.tensor(1)
+    for width in ("channels", "numbers"):
+        LayerSelection(width=width)._omega(client)
+    L, plain = len(client.layout.layers), _sizes(client.layout).outputs
+    assert seen == [plain.tolist()] * L + [(plain + 0.5).tolist()] * L
+    with pytest.raises(BadInput, match=r"layerselection\.width.*channels or numbers"):
+        LayerSelection(width="depth")  # type: ignore[arg-type]
 
 
 def test_the_norms_that_the_bound_goes_by(make_run: MakeRun, make_client: MakeClient) -> None:
