@@ -31,8 +31,8 @@ class FedHKD(ClassMeans):
 
     The local loss gains lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over the known classes and
     gamma (1/B) sum_k ||R(x_k) - H_y(k)||, where R gives features, G is the classifier, H and Q are the global means.
-    FedHKD* is gamma = 0. The paper's Eq. 9 and 11 differ in a factor m_i / m: here class means are weighted by the
-    samples of the class, N_i^j / N^j over those who told it, and models by all samples.
+    FedHKD* is gamma = 0. Class means are weighted by the samples of the class, N_i^j / N^j over those who told it, and
+    models by all samples.
 
     Args:
         lam: weight of the classifier's term. 0.05: paper.

@@ -22,7 +22,8 @@ class KAPC(Method):
     """Every client is coached, layer by layer, towards its own mix of all models by a learned relation cube.
 
     Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l constant (Eq. 16).
-    Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (Eq. 10, 12), or solve it.
+    Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (Eq. 10, 12), or solve it. No factor m_i / m
+    weighs a client's part (Eq. 11; Eq. 9 has one): see docs/decisions/0004.
 
     Args:
         lam: weight of the coaching term. 1: the ablation's middle value (the headline tables do not state it).
