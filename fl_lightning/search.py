@@ -48,6 +48,22 @@ def searched(default: T, space: Space, why: str) -> T:
     return found
 
 
+EDGE = 0.05
+"""Share of a range, at each end, in which a choice says that a better one may lie outside. Ours: a twentieth."""
+
+
+def edge(space: Space, value: Any) -> Any:
+    """The end of `space` that `value` lies at (of ranges, in the outer `EDGE` of it); None where it lies within."""
+    if isinstance(space, Choice | Whole):
+        values = space.values if isinstance(space, Choice) else range(space.low, space.high + 1)
+        numbers = sorted(v for v in values if isinstance(v, int | float) and not isinstance(v, bool))
+        return value if len(numbers) > 2 and value in (numbers[0], numbers[-1]) else None
+    scale = math.log if isinstance(space, LogRange) else float
+    low, high = scale(space.low), scale(space.high)
+    share = (scale(value) - low) / (high - low) if high > low else 0.5
+    return space.low if share <= EDGE else space.high if share >= 1 - EDGE else None
+
+
 def widened(space: Space, value: Any) -> Space | None:
     """`space`, widened to hold `value`; None where it cannot: a word or null in a range, 0 in one of logarithms."""
     if isinstance(space, Choice):

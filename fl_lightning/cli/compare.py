@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,6 +15,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 from fl_lightning.study import cells, sheet, tables
+from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.compare import MIN_METHODS, Compared
 from fl_lightning.study.compare import compare as side_by_side
 from fl_lightning.study.sheet import Sheet
@@ -39,7 +41,9 @@ def compare(argv: list[str]) -> None:
     with _folders(words) as folders:
         found, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
         compared = side_by_side(found, values.baseline, target)
-    compared.notes[:0] = notes
+        chosen, warnings = values_chosen(folders[0])
+    compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
+    compared.notes[:0] = [*notes, *warnings]
     if values.picture is not None:
         _draw(compared, values.picture)
     write(tables.sheet_of(compared), values.format, values.out)

@@ -123,12 +123,12 @@ def tune(argv: list[str]) -> None:
 
 def _check_labels(asked: Study) -> None:
     """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned settings."""
-    from fl_lightning.study.tuned import DEFAULT
+    from fl_lightning.study.chosen import UNTUNED
 
     entries = asked.entries(everyone=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
-        other = f"{entry.label} {DEFAULT}"
+        other = f"{entry.label} {UNTUNED}"
         check(
             f"{entry.key}.label", entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most"
         )
@@ -279,7 +279,7 @@ def _run_trial(search: Search, claim: Claim) -> None:
 def _tuned(search: Search, ended: list[Ended]) -> Tuned:
     from fl_lightning.study.tuned import Tuned
 
-    return Tuned(search.entry, ended, search.metric)
+    return Tuned(search.entry, ended, search.metric, search.dimensions)
 
 
 def _choose(out: Path, base: str, asked: Study, found: list[Tuned], values: Any) -> None:
@@ -298,6 +298,8 @@ def _choose(out: Path, base: str, asked: Study, found: list[Tuned], values: Any)
             aside.write_text(text, encoding="utf-8")
     screen = Console(highlight=False)
     Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(tuned.table(found))
+    for one in found:
+        print("".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()), end="")
 
 
 def _judge(out: Path, values: Any, line: list[str]) -> None:

@@ -68,6 +68,8 @@ class Row:
     p: float | None = None
     """Of Wilcoxon's test over pairs; in `ALL` that of a t test over seeds, if that is greater."""
     p_holm: float | None = None
+    chosen: str | None = None
+    """Values that `fl-train tune` chose for it."""
 
     @property
     def star(self) -> str:

@@ -56,7 +56,7 @@ def _head(found: Compared) -> list[str]:
     channel = [f"channel{to}"] if any(row.channel_seconds is not None for row in found.rows) else []
     return [
         "method", "seeds", "mean ± std", "worst 10 %", "harmed", "difference", "95 % interval", "p (Holm)",
-        "win/tie/loss", f"MiB{to}", f"time{to}", *channel,
+        "win/tie/loss", f"MiB{to}", f"time{to}", *channel, *(["chosen"] if _tuned(found) else []),
     ]  # fmt: skip
 
 
@@ -75,7 +75,13 @@ def _cells(row: Row, found: Compared) -> list[str]:
         _known(row.p_holm, lambda p: f"{p:.3g}"),
         NONE if row.wins is None else f"{row.wins}/{row.ties}/{row.losses}",
         *(costs if met else [f"{row.reached} of {row.runs} reached", *[NONE] * (len(costs) - 1)]),
+        *([row.chosen or NONE] if _tuned(found) else []),
     ]  # fmt: skip
+
+
+def _tuned(found: Compared) -> bool:
+    """Whether a search has chosen values for any row."""
+    return any(row.chosen for row in found.rows)
 
 
 def _span(row: Row) -> Span | None:

@@ -28,6 +28,8 @@ from fl_lightning.study.space import Dimension
 
 optuna.logging.set_verbosity(optuna.logging.WARNING)
 
+RANDOM = 10
+"""Trials that are drawn at random before the sampler goes by scores: optuna's default."""
 WHY = "why"
 """The attribute of a refused trial that says why."""
 
@@ -142,10 +144,13 @@ class Trials:
         """What the trial has for a dimension, asked for now where it has not been.
 
         Of a sampler of its own: what it draws does not depend on what has been drawn in this process, or before a kill.
+        Of a key that all methods have (the learning rate) all methods draw the same while draws are random, in the
+        first `RANDOM` trials: else with few trials the luck of the draw is taken for a difference of methods.
         """
         name, space = dimension.key, dimension.space
-        seed = key(self.seed, f"{self.label} {name}", trial.number) % 2**32
-        self.study.sampler = optuna.samplers.TPESampler(seed=seed)
+        whose = f"{self.label} " if name.startswith("method.") else ""
+        seed = key(self.seed, f"{whose}{name}", trial.number) % 2**32
+        self.study.sampler = optuna.samplers.TPESampler(seed=seed, n_startup_trials=RANDOM)
         if isinstance(space, Choice):
             return trial.suggest_categorical(name, space.values)
         if isinstance(space, Whole):

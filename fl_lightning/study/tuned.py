@@ -16,11 +16,11 @@ from rich.table import Table
 
 from fl_lightning.errors import RunFailed
 from fl_lightning.metric import Metric
+from fl_lightning.search import edge
+from fl_lightning.study.chosen import UNTUNED
 from fl_lightning.study.grid import Entry
-from fl_lightning.study.trials import Ended, best
-
-DEFAULT = "untuned"
-"""Behind the label of a row with the settings that its tuned twin began from."""
+from fl_lightning.study.space import Dimension
+from fl_lightning.study.trials import RANDOM, Ended, best
 
 
 @dataclass(frozen=True)
@@ -30,6 +30,7 @@ class Tuned:
     entry: Entry
     ended: list[Ended]
     metric: Metric
+    dimensions: Sequence[Dimension] = ()
 
     @property
     def best(self) -> Ended:
@@ -57,7 +58,21 @@ class Tuned:
             "gain": self.metric.merit(last - first),
             "trial": chosen.number,
             "values": json.dumps(chosen.values),
+            "start_values": json.dumps(self.ended[0].values),
+            "warnings": "; ".join(self.warnings()),
         }
+
+    def warnings(self) -> list[str]:
+        """Why the choice may say little: few trials, the start, or a value at the edge of where it was searched."""
+        if not self.dimensions:
+            return []
+        values, number = self.best.values, len(self.ended)
+        found = [f"{number} trials: below {RANDOM} the luck of the draw decides"] if number < RANDOM else []
+        found += ["the best trial is the start: nothing was gained"] if self.best.number == self.ended[0].number else []
+        for one in self.dimensions:
+            end = edge(one.space, values[one.key])
+            found += [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"] if end is not None else []
+        return found
 
     def method(self) -> dict[str, Any]:
         """The choice as a study file lists it."""
@@ -65,7 +80,7 @@ class Tuned:
 
     def untuned(self) -> dict[str, Any]:
         """The first trial's settings, as a study file lists them."""
-        return _listed(self.entry, self.ended[0].values, f"{self.entry.label} {DEFAULT}")
+        return _listed(self.entry, self.ended[0].values, f"{self.entry.label} {UNTUNED}")
 
 
 def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

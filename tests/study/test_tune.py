@@ -29,10 +29,10 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.metric import BY_TASK
 from fl_lightning.ranges import Range as Bounds
 from fl_lightning.ranges import allowed
-from fl_lightning.search import Choice, LogRange, Range, Whole, widened
+from fl_lightning.search import Choice, LogRange, Range, Whole, edge, widened
 from fl_lightning.study.grid import Entry
 from fl_lightning.study.space import Dimension, space
-from fl_lightning.study.trials import Trials, best
+from fl_lightning.study.trials import Ended, Trials, best
 from fl_lightning.study.tuned import Tuned
 
 sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
@@ -91,8 +91,10 @@ def stamps(folder: Path) -> dict[Path, int]:
 # ---------------------------------------------------------------- what it does
 
 
-def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask: Callable[..., Any], tmp_path: Path) -> None:
-    code, out, err = ask("--out t --trials 2 --workers 1 --untuned", grid={"data.alpha": [0.1, 1.0]})
+def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
+    ask: Callable[..., Any], tmp_path: Path, capfd: pytest.CaptureFixture[str]
+) -> None:
+    code, out, err = ask("--out t --trials 2 --workers 1 --untuned --seed 1001", grid={"data.alpha": [0.1, 1.0]})
     assert code == 0, err
     assert "4 of 4 runs finished" in out and "fedprox mu=0.5" in out
     trials = rows(tmp_path / "t/trials.csv")
@@ -104,7 +106,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask: Callable[
         found = [json.loads(place.read_text())["final_mean_accuracy"] for place in places]
         assert float(row["score"]) == sum(found) / 2
         config = yaml.safe_load((places[0].parent / "config.yaml").read_text())
-        assert (config["seed"], config["data"]["score_on"], config["data"]["validation"]) == (1000, "validation", 0.2)
+        assert (config["seed"], config["data"]["score_on"], config["data"]["validation"]) == (1001, "validation", 0.2)
         assert config["optimizer"]["lr"] == json.loads(row["values"])["optimizer.lr"]
     (tuned,) = rows(tmp_path / "t/tuned.csv")
     scores = [float(row["score"]) for row in trials]
@@ -119,10 +121,24 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(ask: Callable[
     assert not study["forced"] and study["seeds"] == [0]
     config = yaml.safe_load(next((tmp_path / "t/study/runs").glob("**/config.yaml")).read_text())
     assert (config["data"]["score_on"], config["seed"]) == ("test", 0)
+    # The table of the study has the values, and says why they may tell little.
+    assert "fedprox mu=0.5: 2 trials: below 10 the luck of the draw decides" in " ".join(out.split())
+    assert tuned["warnings"].startswith("2 trials: below 10") and tuned["start_values"] == trials[0]["values"]
+    assert main(["compare", "t/study", "--format", "csv", "--out", "table.csv"]) == 0
+    labels = {"fedprox mu=0.5": choice, "fedprox mu=0.5 untuned": 0.05}
+    wanted = {label: f"optimizer.lr={labels[label]}" for label in [one["label"] for one in study["methods"]]}
+    assert {row["method"]: row["chosen"] for row in rows(tmp_path / "table.csv")} == wanted
+    assert main(["compare", "t/study", "--format", "latex", "--out", "table.tex"]) == 0
+    assert f"optimizer.lr={choice}" in Path("table.tex").read_text()
+    assert main(["archive", "t/study", "--out", "t.zip"]) == 0
+    capfd.readouterr()
+    assert main(["compare", "t.zip"]) == 0
+    shown = " ".join(capfd.readouterr().out.split())
+    assert "chosen" in shown and "2 trials: below 10 the luck of the draw decides" in shown
     assert main(["compare", "t/study"]) == 0
     # Nothing is run twice, and another search is another folder's.
     before, kept = stamps(tmp_path / "t"), (tmp_path / "t/tuned.csv").read_bytes()
-    code, out, err = ask("--out t --trials 2 --workers 1 --untuned", grid={"data.alpha": [0.1, 1.0]})
+    code, out, err = ask("--out t --trials 2 --workers 1 --untuned --seed 1001", grid={"data.alpha": [0.1, 1.0]})
     assert code == 0, err
     assert "4 of 4 runs finished (4 stood before)" in out
     assert before == stamps(tmp_path / "t") and kept == (tmp_path / "t/tuned.csv").read_bytes()
@@ -267,6 +283,58 @@ def test_trials_go_on_where_they_were(tmp_path: Path) -> None:
     chosen = best(whole)
     assert chosen is not None and chosen.score == max(trial.score for trial in whole if trial.score is not None)
     assert [trial.values for trial in carry_on(tmp_path / "whole", set())] == [trial.values for trial in whole]
+
+
+def drawn(folder: Path, label: str, dimensions: list[Dimension], number: int) -> list[dict[str, Any]]:
+    """The values of a method's first trials, each scored by what only this method knows."""
+    trials, found = Trials(folder, label, dimensions, number, seed=3), []
+    for _ in range(number):
+        claim = trials.claim()
+        assert claim is not None
+        found.append(claim.values)
+        claim.tell(len(label) * claim.values["optimizer.lr"])
+        claim.let_go()
+    return found
+
+
+def test_first_draws_of_what_all_methods_have_are_the_same(tmp_path: Path) -> None:
+    rate, own = Dimension("optimizer.lr", LogRange(1e-3, 0.3), 0.05, ""), Dimension("method.mu", Range(0, 1), 0.5, "")
+    one, other, alone = (
+        drawn(tmp_path, label, dimensions, 10)
+        for label, dimensions in (("a", [own, rate]), ("bb", [rate, own]), ("c", [rate]))
+    )
+    rates = [[trial["optimizer.lr"] for trial in trials] for trials in (one, other, alone)]
+    assert rates[0] == rates[1] == rates[2] and len(set(rates[0])) == 10
+    assert one[0]["method.mu"] == other[0]["method.mu"] == 0.5
+    assert all(a["method.mu"] != b["method.mu"] for a, b in zip(one[1:], other[1:], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("space", "value", "end"),
+    [
+        (LogRange(1e-3, 0.1), 0.012, None), (LogRange(1e-3, 0.1), 0.0012, 1e-3), (LogRange(1e-3, 0.1), 0.09, 0.1),
+        (Range(0, 1), 0.94, None), (Range(0, 1), 0.96, 1), (Range(0, 1), 0.04, 0), (Whole(2, 4), 3, None),
+        (Whole(2, 4), 4, 4), (Whole(1, 2), 2, None), (Choice((20, 50, 100)), 20, 20), (Choice((20, 50, 100)), 50, None),
+        (Choice((1, 2)), 2, None), (Choice((1, 2, 3, None)), None, None), (Range(2, 2), 2, None),
+    ],
+)  # fmt: skip
+def test_edges_of_a_range(space: Any, value: Any, end: Any) -> None:
+    assert edge(space, value) == end
+
+
+def test_a_choice_says_why_it_may_tell_little() -> None:
+    dimensions = [Dimension("optimizer.lr", LogRange(1e-3, 0.1), 0.01, "")]
+
+    def warnings(rates: list[float], scores: list[float]) -> list[str]:
+        ended = [Ended(k, {"optimizer.lr": lr}, s) for k, (lr, s) in enumerate(zip(rates, scores, strict=True))]
+        return Tuned(Entry("methods[0]", "m", "m"), ended, BY_TASK["classification"], dimensions).warnings()
+
+    assert warnings([0.01] * 9 + [0.02], [0.5] * 9 + [0.6]) == []
+    assert warnings([0.01] * 10, [0.5] * 10) == ["the best trial is the start: nothing was gained"]
+    assert warnings([0.01] * 9 + [0.1], [0.5] * 9 + [0.6]) == ["optimizer.lr=0.1 lies at the edge of its range (0.1)"]
+    assert warnings([0.01, 0.02], [0.5, 0.6]) == ["2 trials: below 10 the luck of the draw decides"]
+    nothing = Tuned(Entry("methods[0]", "m", "m"), [Ended(0, {}, 0.5)], BY_TASK["classification"])
+    assert nothing.warnings() == []
 
 
 def test_a_kill_between_two_arguments_changes_neither(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

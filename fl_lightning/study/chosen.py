@@ -1,0 +1,33 @@
+"""What `fl-train tune` chose for the rows of its study: for the table that compares them."""
+
+from __future__ import annotations
+
+import csv
+import json
+from pathlib import Path
+
+from fl_lightning.study.archive import is_search
+from fl_lightning.study.folder import StudyFolder
+
+TUNED = "tuned.csv"
+UNTUNED = "untuned"
+"""Behind the label of a row with the settings that its tuned twin began from."""
+
+
+def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
+    """Values by row of the study in `folder`, as `optimizer.lr=0.05, mu=0.1`, and the search's warnings.
+
+    Both are empty unless it is the study of a search (`OUT/study`), or an unpacked archive of one.
+    """
+    search = folder if (folder / TUNED).is_file() else folder.resolve().parent
+    if not StudyFolder(folder) or not (search == folder or (is_search(search) and (search / TUNED).is_file())):
+        return {}, []
+    with (search / TUNED).open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    values = {f"{row['method']} {UNTUNED}": _words(row["start_values"]) for row in rows if row.get("start_values")}
+    values |= {row["method"]: _words(row["values"]) for row in rows}
+    return values, [f"{row['method']}: {row['warnings']}" for row in rows if row.get("warnings")]
+
+
+def _words(values: str) -> str:
+    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in json.loads(values).items())
