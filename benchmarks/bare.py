@@ -13,6 +13,7 @@ from fl_lightning.data import FederatedData, ResidentPart
 from fl_lightning.rng import generator, numpy_rng
 
 Stepper = Literal["torch.optim.SGD", "autograd.grad + foreach"]
+STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
 
 
 class BareFedAvg:

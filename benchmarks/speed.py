@@ -29,7 +29,8 @@ from unittest import mock
 
 import numpy as np
 import torch
-from bare import BareFedAvg, Stepper
+from bare import STEPPERS, BareFedAvg
+from default_round import GOALS, as_it_comes
 from measure import Row, compared, interleaved, machine, ratio, table
 from workloads import Workload, data_root, workloads
 
@@ -54,7 +55,6 @@ from fl_lightning.record import RoundRecord
 from fl_lightning.runfolder import RunFolder
 
 HERE = Path(__file__).resolve().parent
-STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
 SERVER_PAIRS = {10: 10, 30: 6, 100: 3}
 LENGTH = 200
 """Rounds of a run with callbacks, of which some are drawn."""
@@ -318,6 +318,8 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
     found: dict[str, Callable[[], list[Row]]] = {}
     for name, workload in known.items():
         found[name] = partial(against_bare, workload, pairs)
+    for name in [name for name in GOALS if name in known]:
+        found[f"default-{name}"] = partial(as_it_comes, known[name], pairs)
     if cnn := known.get("mnist-cnn-b64"):  # all of MNIST, one epoch: a fifth of a round of KAPC's papers
         all_of_it = replace(cnn.data, fraction=1.0)
         saved = replace(

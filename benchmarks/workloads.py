@@ -97,11 +97,12 @@ class Workload:
     goal: float = 1.05
 
     def config(self, judge: Any = "before", executor: Any = "loop") -> Config:
-        """The run, judged by one kind of model only."""
+        """The run, judged by one kind of model only (`auto`: by all, as a run is)."""
+        evaluation = EvaluationConfig(judge=judge, models=None if judge == "auto" else [judge])
         return settings(
-            Component("of the benchmark"), self.model, self.data, self.lr,
-            EvaluationConfig(judge=judge, models=[judge]), executor=executor, rounds=10**6, clients=self.clients,
-            participation=self.participation, local_epochs=self.local_epochs, batch_size=self.batch_size,
+            Component("of the benchmark"), self.model, self.data, self.lr, evaluation, executor=executor, rounds=10**6,
+            clients=self.clients, participation=self.participation, local_epochs=self.local_epochs,
+            batch_size=self.batch_size,
         )  # fmt: skip
 
     def load(self) -> tuple[FederatedData, str]:

@@ -65,6 +65,23 @@ def test_a_bare_loop_that_does_other_work_is_found_out(
         script("speed").same_weights(tiny)
 
 
+def test_a_default_round_scores_every_kind_of_model(script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
+    module, columns = script("default_round"), set[str]()
+    federation = type(tiny).federation
+
+    def noting(*args: Any, **settings: Any) -> Any:
+        fed = federation(*args, **settings)
+        taken = fed.round
+        fed.round = lambda t: columns.update(*taken(t).clients)
+        return fed
+
+    monkeypatch.setattr(type(tiny), "federation", noting)
+    rows = module.as_it_comes(tiny, 1)
+    assert [row.what for row in rows] == ["a default round of FedAvg", "a default round of KAPC"]
+    assert all(row.ratio > 0 and row.name == f"default-{tiny.name}" for row in rows)
+    assert {"accuracy_before", "accuracy_after", "accuracy_global"} <= columns
+
+
 @pytest.mark.slow
 def test_only_one_benchmark_runs_and_the_others_rows_stay(
     script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]

@@ -35,6 +35,7 @@ class Evaluator:
         self.server = Server(run, run.server.round, [], reducer)
         """To be asked for global models."""
         self.stage = "evaluation"
+        self.remembered = scoring.Remembered(run)
         self._scored: tuple[Tensor | None, Any] = (None, None)
         """The last global model that was scored on the test set of all, and how: several clients may share it."""
 
@@ -62,21 +63,27 @@ class Evaluator:
     def scores(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
         """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy on validation data,
         and on the test set of all, where there is one."""
-        client.ready(kind, vector)
-        metric, judge = self.run.data.metric, self.run.judge
-        found = scoring.measured(kind, client, client.data.test)
+        metric, judge, remembered = self.run.data.metric, self.run.judge, self.remembered
+        digest = self._ready(kind, client, vector)
+        measured = remembered.get(scoring.measured, kind, client, client.data.test, digest)
+        scores = {m.by(kind): value for m, value in measured.items()}
         validation = client.data.validation
         if kind == judge and len(validation):
-            found[metric.by("validation")] = self.score(kind, client, validation)
-        return found | self.on_global_test(kind, client, vector)
+            scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, validation, digest)
+        return scores | self._on_global_test(kind, client, vector, digest)
 
-    def on_global_test(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
+    def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
+        """Bind `vector`, to be scored as `kind`; returns its digest."""
+        client.ready(kind, vector)
+        return self.remembered.digest(client, vector)
+
+    def _on_global_test(self, kind: str, client: Client, vector: Tensor, digest: bytes) -> dict[str, Tensor]:
         """`global_test_accuracy_KIND` of `vector`, which is bound, where `data.global_test` asks for it."""
         part = self.run.data.global_test(self.run.device, self.run.dtype)
         if part is None or kind not in scoring.kinds_on_common(self.run, self.has_global):
             return {}
         known = kind == "global" and self._scored[0] is vector
-        score, recall = self._scored[1] if known else scoring.on_common(kind, client, part)
+        score, recall = self._scored[1] if known else self.remembered.get(scoring.on_common, kind, client, part, digest)
         if kind == "global":
             self._scored = vector, (score, recall)
         return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(kind, client, recall)
@@ -234,8 +241,10 @@ class Evaluator:
         `further` what else it is scored by."""
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
-        client.ready(kind, vector)
-        values = scoring.measured(kind, client, client.data.test) | self.on_global_test(kind, client, vector)
+        digest = self._ready(kind, client, vector)
+        measured = self.remembered.get(scoring.measured, kind, client, client.data.test, digest)
+        values = {m.by(kind): value for m, value in measured.items()}
+        values |= self._on_global_test(kind, client, vector, digest)
         columns = scoring.columns(self.run.config.evaluation.metrics, kind)
         further = {name: values.pop(column) for name, column in columns.items() if column in values}
         found = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
@@ -243,8 +252,8 @@ class Evaluator:
         model = self.global_model(id) if asked else None
         if kind != "global" and model is not None:
             client.state.buffers = client.group.initial_buffers
-            client.ready("global", model)
-            found |= self.on_global_test("global", client, model)
+            digest = self._ready("global", client, model)
+            found |= self._on_global_test("global", client, model, digest)
         return found
 
     def after_aggregation(self, t: int, results: Results) -> None:

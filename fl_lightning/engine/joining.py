@@ -290,8 +290,7 @@ class _Newcomer:
         if not len(test):
             return {}
         values = scoring.measured(kind, client, test)
-        asked = [self.run.data.metric, *scoring.asked(self.run)]
-        found = {m.by("heard") if heard else m.name: float(values[m.by(kind)]) for m in asked}
+        found = {m.by("heard") if heard else m.name: float(value) for m, value in values.items()}
         found["loss"] = self._loss(kind)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 

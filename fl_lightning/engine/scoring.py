@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any, TypeVar
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import Run
 from fl_lightning.data.part import Part
-from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, by_shares, recalls
+from fl_lightning.methods.base import Method
+from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
 
+T = TypeVar("T")
 Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
@@ -43,15 +46,55 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
-def measured(kind: str, client: Client, part: Part) -> dict[str, Tensor]:
-    """What is bound on the client's test data, by columns of `kind`: NaN where a further metric is not defined."""
+def measured(kind: str, client: Client, part: Part) -> dict[Metric, Tensor]:
+    """What is bound on the client's test data, by metric: NaN where a further metric is not defined."""
     named = asked(client.run)
     seen: Seen | None = [] if named else None
-    found = {client.run.data.metric.by(kind): score(kind, client, part, seen)}
+    values: dict[Metric, Tensor] = {client.run.data.metric: score(kind, client, part, seen)}
     if seen:
         scores, y = _whole(seen)
-        found |= {metric.by(kind): metric.value(scores, y) for metric in named}
-    return found
+        values |= {metric: metric.value(scores, y) for metric in named}
+    return values
+
+
+class Remembered:
+    """Each client's last scores, so that no model is scored twice on one part of the data.
+
+    `before` of a round is mostly the last round's `global` (or, where clients keep their models, `after`), and so are
+    final models. A model is known by the bytes of its vector and buffers. Its score follows from these and the data
+    wherever the method leaves `outputs` and `prepare` alone (in evaluation mode a model draws nothing); elsewhere every
+    model is scored anew. So it is on accelerators, where reading the bytes would wait for the device.
+    """
+
+    def __init__(self, run: Run) -> None:
+        method = type(run.method)
+        plain = method.outputs is Method.outputs and method.prepare is Method.prepare
+        self.enabled = plain and run.device.type == "cpu"
+        self._last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]] = {}
+        """By client and what was computed, for the last model of each kind: data, digest and result."""
+
+    def digest(self, client: Client, vector: Tensor) -> bytes:
+        """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered."""
+        if not self.enabled:
+            return b""
+        state = xxhash.xxh3_128()
+        for tensor in (vector, *client.state.buffers):
+            state.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+        return state.digest()
+
+    def get(self, compute: Callable[[str, Client, Part], T], kind: str, client: Client, part: Part, digest: bytes) -> T:
+        """`compute` of the bound model, whose `digest` it is, on `part`: as it was, or computed now."""
+        if not digest:
+            return compute(kind, client, part)
+        last = self._last.setdefault((client.id, compute), {})
+        known = next((entry for entry in last.values() if entry[0] is part and entry[1] == digest), None)
+        if known is None:
+            known = part, digest, compute(kind, client, part)
+        else:
+            client.module.model.eval()  # as scoring would leave it
+        last[kind] = known
+        result: T = known[2]
+        return result
 
 
 def kinds_on_common(run: Run, has_global: bool) -> set[str]:

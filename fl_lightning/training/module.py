@@ -19,7 +19,7 @@ from fl_lightning.data import Part
 from fl_lightning.device import wide
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric
-from fl_lightning.training.kernels import Columns, Terms, TermsLoss
+from fl_lightning.training.kernels import Columns, Terms, TermsLoss, max_pool
 
 
 @dataclass
@@ -65,6 +65,9 @@ class ClientModule(LightningModule):
             norm = model.get_submodule(name)
             norm.train = MethodType(_stays, norm)  # type: ignore[method-assign]
             norm.eval()
+        for pool in model.modules():
+            if type(pool) is nn.MaxPool2d:
+                pool.forward = MethodType(max_pool, pool)  # type: ignore[method-assign]
         self.binding = Binding(model, layout)
         self.own_step = False
         """Whether the user's model has a `training_step`."""

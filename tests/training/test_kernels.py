@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.objective import Objective
-from fl_lightning.training.kernels import Terms, clip_factor, direction
+from fl_lightning.training.kernels import Terms, clip_factor, direction, max_pool
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import FastSGD
 
@@ -188,3 +188,36 @@ def test_what_the_user_has_frozen_stays_frozen() -> None:
     assert [p.requires_grad for p in client.binding.parameters] == [True, False, False, False]
     client.train_only(None)
     assert [p.requires_grad for p in client.binding.parameters] == [True, False, True, True]
+
+
+@pytest.mark.parametrize(
+    ("settings", "size"),
+    [((2,), (7, 8)), ((3, 2), (9, 8)), (((2, 3), (1, 2)), (5, 6)), ((1,), (3, 3)), ((5,), (5, 5)), ((2, 2, 1), (6, 6))],
+)
+@pytest.mark.parametrize("turned", [False, True])
+def test_pooling_gives_the_numbers_and_the_gradients_of_torch(settings: Any, size: Any, turned: bool) -> None:
+    pool = nn.MaxPool2d(*settings)
+    x = torch.randn(3, 4, *size, generator=torch.Generator().manual_seed(0)).relu()
+    x = x.contiguous(memory_format=torch.channels_last) if turned else x
+    x[0, 0, 0, 0] = torch.nan
+    with torch.no_grad():
+        ours, theirs = max_pool(pool, x), pool(x)
+    assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)) and ours.stride() == theirs.stride()
+    x.requires_grad_()
+    assert max_pool(pool, x).grad_fn is not None
+
+
+def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an image that is smaller than the window torch's own pooling says what is wrong."""
+    net = nn.Sequential(nn.MaxPool2d(2), nn.Flatten(), nn.Linear(4, 2))
+    module = ClientModule(net, Layout(net, "2"), 2)
+    slow: list[bool] = []
+    forward = nn.MaxPool2d.forward
+    monkeypatch.setattr(nn.MaxPool2d, "forward", lambda pool, x: slow.append(True) or forward(pool, x))
+    with torch.no_grad():
+        module(torch.rand(1, 1, 4, 4))
+    assert slow == []
+    module(torch.rand(1, 1, 4, 4))
+    assert slow == [True]
+    with torch.no_grad(), pytest.raises(RuntimeError, match="too small"):
+        module(torch.rand(1, 1, 1, 4))

@@ -1,0 +1,132 @@
+"""No model is scored twice on one part of the data, and no score is ever that of another model."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+
+from fl_lightning.callbacks.compression import Quantize, TopK
+from fl_lightning.core import Client
+from fl_lightning.data.part import Part
+from fl_lightning.engine import scoring
+from fl_lightning.methods import Method
+from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedbn import FedBN
+from fl_lightning.methods.fedrod import FedRoD
+from fl_lightning.methods.ifca import IFCA
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.moon import MOON
+
+Make = Callable[..., Any]
+TIMES = ("seconds", "memory")
+
+
+@pytest.fixture
+def scored(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, int]]:
+    """Kind and client of all that is scored, in order."""
+    found: list[tuple[str, int]] = []
+    score = scoring.score
+
+    def noted(kind: str, client: Client, part: Part, *seen: Any) -> torch.Tensor:
+        found.append((kind, client.id))
+        return score(kind, client, part, *seen)
+
+    monkeypatch.setattr(scoring, "score", noted)
+    return found
+
+
+@pytest.mark.parametrize(
+    ("method", "rounds"),
+    [
+        (FedAvg(), [["before", "after", "global"], ["after", "global"]]),
+        (KAPC(), [["before", "after"], ["after"]]),
+        (Ditto(), [["before", "after", "global"], ["after", "global"]]),
+        (FedRoD(), [["before", "after", "global"], ["before", "after", "global"], ["after"]]),  # outputs of its own
+    ],
+)
+def test_what_was_scored_is_not_scored_again(
+    federation: Make, scored: list[tuple[str, int]], method: Method, rounds: list[list[str]]
+) -> None:
+    fed = federation(method, net="norm")
+    for t, kinds in enumerate(rounds[:2], 1):
+        scored.clear()
+        fed.round(t)
+        assert sorted(scored) == sorted((kind, c) for kind in kinds for c in range(4))
+    scored.clear()
+    fed.evaluator.everyone()
+    assert {kind for kind, _ in scored} == set(*rounds[2:])
+
+
+SETTINGS: dict[str, tuple[Method, dict[str, Any]]] = {
+    "fedavg": (FedAvg(), {}),
+    "fedbn": (FedBN(), {"net": "norm", "participation": 0.5}),
+    "ditto": (Ditto(), {"participation": 0.5, "evaluation": {"every": 2}}),
+    "kapc": (KAPC(), {"participation": 0.5, "callbacks": [Quantize()]}),
+    "kapc from the server": (KAPC(start="server"), {"fabric": {"bank": "disk"}}),
+    "moon": (MOON(), {"participation": 0.75}),
+    "ifca": (IFCA(clusters=2), {"participation": 0.75}),
+    "topk": (FedAvg(), {"callbacks": [TopK()], "participation": 0.75}),
+    "drift": (FedAvg(), {"data": {"partition": "iid", "planted": "labels", "groups": 2, "drift_every": 1}}),
+    "everything": (
+        FedAvg(),
+        {
+            "data": {"global_test": True, "client_test": 0.25, "test_fraction": 1.0, "validation": 0.2},
+            "evaluation": {"models": ["before", "after", "global", "finetuned"], "judge": "before",
+                           "metrics": ["f1", "class_share_accuracy"]},
+        },
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", SETTINGS)
+def test_every_number_is_that_of_scoring_anew(federation: Make, name: str) -> None:
+    method, settings = SETTINGS[name]
+    ends: list[Any] = []
+    for remembers in (True, False):
+        fed = federation(method, **settings, rounds=4)
+        fed.prepare()
+        fed.evaluator.remembered.enabled &= remembers
+        rows: list[Any] = []
+        for t in range(1, 5):
+            record = fed.round(t)
+            rows += [record.clients, {k: v for k, v in record.metrics.items() if not k.startswith(TIMES)}]
+        ends.append(repr([rows, fed.evaluator.everyone()]))
+    assert ends[0] == ends[1]
+
+
+@pytest.mark.parametrize("change", ["weight", "buffer", "data", "client", "nothing"])
+def test_another_model_or_other_data_have_a_score_of_their_own(
+    federation: Make, scored: list[tuple[str, int]], change: str
+) -> None:
+    fed = federation(FedAvg(), net="norm")
+    evaluator = fed.evaluator
+    client = evaluator.at_rest(0)
+    vector = client["model"].clone()
+    evaluator.scores("before", client, vector)
+    scored.clear()
+    if change == "weight":
+        vector[-1] += 1e-6
+        vector.data[fed.run.groups[0].layout.blocks[0].start] += 1e-6
+    elif change == "buffer":
+        client.state.buffers = [b + 1 for b in client.state.buffers]
+    elif change == "data":
+        fed.run.data._cache.clear()
+    elif change == "client":
+        client = evaluator.at_rest(1)
+    evaluator.scores("global", client, vector)
+    assert scored == ([] if change == "nothing" else [("global", client.id)])
+
+
+def test_what_failed_to_be_scored_is_scored_anew(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = federation(FedAvg())
+    client = fed.evaluator.at_rest(0)
+    with monkeypatch.context() as broken:
+        broken.setattr(Method, "outputs", lambda *_: 1 / 0)
+        with pytest.raises(ZeroDivisionError):
+            fed.evaluator.scores("before", client, client["model"])
+    [score] = fed.evaluator.scores("before", client, client["model"]).values()
+    assert 0 <= float(score) <= 1
