@@ -223,7 +223,7 @@ class LearnedCube(Relation):
         if self.prior == "samples":
             prior = inputs.samples / inputs.samples.sum()
         R = torch.where(mass > 1e-12, part / mass.clamp_min(1e-12), prior)
-        gram = inputs.gram()
+        gram = self._gram(inputs)
         if not gram.centred.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         beta = self._beta(gram)
@@ -248,6 +248,9 @@ class LearnedCube(Relation):
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
         self._terms |= dict(zip(inputs.receivers, zip(terms.tolist(), squares.tolist(), strict=True), strict=True))
         return R
+
+    def _gram(self, inputs: RelationInputs) -> Gram:
+        return inputs.gram()
 
     def _beta(self, gram: Gram) -> float | Tensor:
         """The prior's weight; with the exact solver's units of `spread` that of each layer, (L, 1, 1)."""
@@ -296,9 +299,15 @@ class LearnedCube(Relation):
 
 @dataclass
 class LearnedMatrix(LearnedCube):
-    """The same for whole models: one row per client, where layers are not told apart."""
+    """The same for whole models: one row per client, where layers are not told apart.
+
+    Running statistics are mixed by the same rows; rows are learned from parameters alone.
+    """
 
     per_layer = measures = offers_heard = False
+
+    def _gram(self, inputs: RelationInputs) -> Gram:
+        return inputs.gram("parameters")
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """Nothing: the objective is KAPC's."""

@@ -163,7 +163,7 @@ class LayerSelection(Transform):
             memory["selection.tau"] = torch.from_numpy(np.maximum(memory["selection.tau"].numpy(), tau_now))
             return L - 1
         B, tau = memory["selection.B"].numpy(), memory["selection.tau"].numpy()
-        classes = int((client.run.data.class_counts[client.id] > 0).sum())
+        classes = int((client.class_counts > 0).sum())
         sizes = _sizes(client.layout)
         sizes = sizes if self.width == "channels" else replace(sizes, outputs=_numbers(client, sizes.outputs))
         fits = [holds(o, B, tau, B_now, tau_now, sizes, classes) for o in range(1, L + 1)]

@@ -8,20 +8,30 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+import pytest
 import torch
 
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.exhibits import tables_to_keep
-from fl_lightning.core import Phase, Server
+from fl_lightning.callbacks.robust import Krum
+from fl_lightning.core import Client, Payload, Phase, Server
 from fl_lightning.engine.keeper import Keeper as RunFolderWriter
-from fl_lightning.engine.phases import _belongs, _prefix
+from fl_lightning.engine.phases import _belongs, _prefix, job_of
 from fl_lightning.knowledge.lipschitz import stretch
+from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedgen import FedGen
+from fl_lightning.methods.fedrod import FedRoD
+from fl_lightning.methods.gpfl import GPFL
 from fl_lightning.methods.ktpflmodels import KTPFLModels
+from fl_lightning.methods.pfedfda import PFedFDA
+from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.report.clients import MOST_CLIENTS, split_words, splits
 from fl_lightning.runfolder import RunFolder
 from fl_lightning.study import statistics
 from fl_lightning.study.board import Board
 from fl_lightning.study.folder import StudyFolder
+from fl_lightning.training.schedule import stream
 
 Make = Callable[..., Any]
 
@@ -103,6 +113,55 @@ def test_running_statistics_do_not_decide_who_is_alike(federation: Make) -> None
         state.received["model"][fed.run.groups[0].layout.parameters.stop :] *= 7 * (state.client + 1)
     fed.run.method.broadcast(server := _server(fed))
     assert torch.equal(server.only.weighed.weights, before)  # type: ignore[union-attr]
+
+
+@pytest.mark.parametrize("far", range(4))  # whoever would be chosen else
+def test_krum_sees_an_upload_whose_running_statistics_alone_are_far_off(federation: Make, far: int) -> None:
+    """They travel and are averaged: a relation may leave them aside, an aggregator that looks for attackers may not."""
+
+    class Statistics(Transform):
+        changes_upload = True
+
+        def on_upload(self, client: Client, payload: Payload) -> None:
+            if client.id == far:
+                payload.vector = payload.vector.clone()
+                payload.vector[payload.layout.parameters.stop :] += 1e3
+
+    fed = federation(FedAvg(), net="norm", callbacks=[Statistics(), Krum(attackers=0, keep=2)])
+    fed.round(1)
+    assert fed.run.groups[0].vectors["model"].abs().max() < 100
+
+
+@pytest.mark.parametrize(
+    "method", [FedRoD(), GPFL(), FedGen(generator_steps=1), PFedFDA()], ids=lambda m: type(m).__name__
+)
+def test_methods_count_the_labels_that_a_client_trains_on(federation: Make, method: Method) -> None:
+    """Flipped labels: their counts turn with them, where a method asks; those of the split stay."""
+    fed = federation(method, data={"alpha": 0.1})
+    true = fed.run.data.class_counts.copy()
+    fed.run.data.relabel(1, lambda y: 9 - y)
+    client, other = (Client(fed.run, fed.run.group_of(c), c, 1, fed.pool.state(c)) for c in (1, 0))
+    assert client.class_counts.tolist() == true[1, ::-1].tolist() != true[1].tolist()
+    assert other.class_counts.tolist() == true[0].tolist() and np.array_equal(fed.run.data.class_counts, true)
+    y = torch.cat([y for _, y in client.data.train.batches(100)])
+    assert torch.equal(client.class_counts, y.bincount(minlength=10))
+    with pytest.MonkeyPatch.context() as patch:
+        asked: list[int] = []
+        counts = type(fed.run.data).trained_counts
+        patch.setattr(type(fed.run.data), "trained_counts", lambda data, i: (asked.append(i), counts(data, i))[1])
+        fed.round(1)
+        assert {0, 1, 2, 3} <= {*asked}
+
+
+def test_steps_of_pfedhns_newcomer_take_batches_of_their_own(federation: Make) -> None:
+    fed = federation(PFedHN(hidden=4), rounds=3, batch_size=8, local_epochs=1)
+    fed.round(1)
+    fed.round(2)
+    client = Client(fed.run, fed.run.group_of(1), 1, 1, fed.pool.state(1))
+    sent = Payload(client.layout, client.group.initial, client.group.down_mask.copy())
+    jobs = [job_of(client, phase, 0) for phase in fed.run.method.newcomer_phases(client, sent)]
+    first, other = (next(stream(job.part, job.schedule))[0] for job in jobs)
+    assert not torch.equal(first, other)
 
 
 def _server(fed: Any) -> Server:

@@ -66,6 +66,11 @@ class Client:
         """Its training, validation and test data."""
         return self.run.data.client(self.id, self.run.device, self.run.dtype)
 
+    @property
+    def class_counts(self) -> Tensor:
+        """Its training samples by class, as their labels are when it trains (an attacker's are flipped): int64 (C,)."""
+        return torch.from_numpy(self.run.data.trained_counts(self.id))
+
     def generator(self, purpose: str) -> torch.Generator:
         """Draws for `purpose`: of (seed, purpose, client, round), whatever the rank and the order of clients."""
         return generator(self.run.config.seed, purpose, self.id, self.round)

@@ -31,8 +31,9 @@ class RelationInputs:
     memory: dict[str, Tensor]
     """The server's named tensors: a relation that learns keeps its cube there."""
     gram: Callable[..., Gram]
-    """Inner products of the sources' last-received layers, computed when asked for; `gram("initial")`: of what has
-    changed in their parameters since the initial model."""
+    """Inner products of all that travels of the sources' last-received layers, computed when asked for;
+    `gram("parameters")`: without running statistics; `gram("initial")`: of what has changed in their parameters since
+    the initial model."""
 
     @property
     def places(self) -> Tensor:

@@ -187,9 +187,10 @@ class GroupServer:
         server = self.server
 
         @cache
-        def gram(since: Since = "zero") -> Gram:
-            blocks = self.layout.is_parameter  # running statistics say nothing of how alike models are
-            blocks = blocks & self.group.down_mask if since == "zero" else blocks
+        def gram(of: Since | Literal["parameters"] = "zero") -> Gram:
+            parameters, down = self.layout.is_parameter, self.group.down_mask
+            blocks = {"zero": down, "parameters": parameters & down}.get(of, parameters)
+            since: Since = "zero" if of == "parameters" else of
             return self.gram(sources, since=since, by_layer=relation.per_layer, blocks=blocks)
 
         samples = server.samples(sources)

@@ -78,7 +78,8 @@ class FederatedData:
         self.test_sizes = [len(index) for index in shares[2]]
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
-        """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one."""
+        """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one.
+        By the labels that were dealt: `trained_counts` has those that a client trains on."""
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
@@ -190,10 +191,18 @@ class FederatedData:
         return rows.at(rows.index)
 
     def relabel(self, i: int, change: Relabelling) -> None:
-        """From now on client `i` trains on changed labels (`class_counts` stay those of the true ones)."""
+        """From now on client `i` trains on changed labels; `class_counts` stay those of the labels that were dealt."""
         self._relabelled[i] = change
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
+
+    def trained_counts(self, i: int) -> np.ndarray:
+        """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
+        change = self._relabelled.get(i)
+        if change is None:
+            return np.asarray(self.class_counts[i])
+        labels = change(self._train.labels[torch.from_numpy(self._shares[0][i])])
+        return _class_counts([np.arange(len(labels))], labels.numpy(), self.num_classes)[0]
 
     def at_round(self, round: int) -> None:
         """Give every client the task that it has in `round` (`data.drift_every`), those that are held out included."""

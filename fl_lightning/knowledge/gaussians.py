@@ -71,7 +71,7 @@ def check_classifier(run: Run) -> None:
 
 def prior_of(client: Client) -> Tensor:
     """Class shares of the client's training samples, (C,), with `SHRINK` added to each."""
-    counts = torch.from_numpy(client.run.data.class_counts[client.id]).double()
+    counts = client.class_counts.double()
     shares = counts / counts.sum().clamp_min(1) + SHRINK
     return shares / shares.sum()
 

@@ -6,7 +6,6 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-import torch
 from torch import Tensor
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
@@ -78,7 +77,7 @@ class FedGen(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it how many samples the client has of each class."""
         sent = super().upload(client, payload)
-        sent.statistics["labels"] = torch.from_numpy(client.run.data.class_counts[client.id]).int()
+        sent.statistics["labels"] = client.class_counts.int()
         return sent
 
     def aggregate(self, server: Server) -> None:

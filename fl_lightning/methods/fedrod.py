@@ -43,7 +43,7 @@ class FedRoD(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down both losses at once: none reaches what the other trains."""
-        counts = torch.from_numpy(client.run.data.class_counts[client.id]).to(client.run.device, client.run.dtype)
+        counts = client.class_counts.to(client.run.device, client.run.dtype)
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()  # log n_y, but for a constant
 
         def loss(module: Any, batch: Batch) -> Tensor:

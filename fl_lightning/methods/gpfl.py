@@ -81,5 +81,5 @@ class GPFL(Method):
             return super().outputs(client, x, kind)
 
     def _shares(self, client: Client) -> Tensor:
-        counts = torch.from_numpy(client.run.data.class_counts[client.id])
+        counts = client.class_counts
         return (counts / counts.sum().clamp_min(1)).to(client.run.device, client.run.dtype)

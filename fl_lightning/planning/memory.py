@@ -104,7 +104,7 @@ class Setup:
         """Whether the relation looks at inner products of models: it is asked for the weights of two clients."""
         looked: list[bool] = []
 
-        def gram(since: str = "zero") -> Gram:
+        def gram(of: str = "zero") -> Gram:
             looked.append(True)
             raise LookupError
 

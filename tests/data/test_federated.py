@@ -11,7 +11,7 @@ import torch
 from fl_lightning.config import DataConfig
 from fl_lightning.data import FederatedData, Part, prepare
 from fl_lightning.data import federated as module
-from fl_lightning.data.part import LoadedPart, ResidentPart
+from fl_lightning.data.part import LoadedPart, ResidentPart, TargetPart
 
 
 def arrays(folder: Path, size: int = 300, shape: tuple[int, ...] = (12, 12, 3)) -> str:
@@ -89,7 +89,7 @@ def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: 
     """In any order, in parts, and where inputs are augmented, which they are as without targets."""
     train = prepare(DataConfig(root=arrays(tmp_path), augment=augment, resident=resident), 3, 0).client(1).train
     labels = torch.cat([y for _, y in train.batches(1000)])
-    part = module.TargetPart(train, torch.stack([labels, torch.arange(len(labels))], 1).double())
+    part = TargetPart(train, torch.stack([labels, torch.arange(len(labels))], 1).double())
     for only in (slice(None), slice(1, 3)):
         options: list[Any] = [{"generator": draw(5), "augment": draw(6), "only": only} for _ in range(3)]
         plain, ours, shuffled = (list(p.batches(2, **o)) for p, o in zip((train, part, part), options, strict=True))
@@ -101,7 +101,7 @@ def test_targets_stay_with_their_samples(resident: Any, augment: Any, tmp_path: 
     stored = torch.cat([target for _, target in part.batches(7)])
     assert torch.equal(stored[:, 1], torch.arange(len(labels)).double())
     with pytest.raises(ValueError, match="2 targets for"):
-        module.TargetPart(train, torch.zeros(2))
+        TargetPart(train, torch.zeros(2))
 
 
 @pytest.mark.parametrize("resident", ["always", "never"])

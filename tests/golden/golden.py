@@ -4,14 +4,15 @@ Only what a user can see is read: the tables, relation/, traffic/ and summary.js
 model as `fl-train export` writes it. So the engine may be rebuilt under them.
 
     python tests/golden/golden.py [NAME ...]            compare with what is kept, and print every difference
-    python tests/golden/golden.py --write               the same, and keep the new numbers in golden.json
+    python tests/golden/golden.py --write [NAME ...]    the same, and keep the new numbers in golden.json
     python tests/golden/golden.py --out FILE [NAME ...] write every number of the runs, with all its digits
     python tests/golden/golden.py --compare A B [--tolerance 1e-9]    name what differs between two such files
 
 To compare two commits on one machine, write a file with each and compare the two; with this file, another working tree
 runs by `PYTHONPATH=TREE python tests/golden/golden.py --out FILE`.
 
-The same machine must give the same bits: same kind of processor, same versions of torch and numpy (`machine`). On any
+The same machine must give the same bits: same kind of processor, same versions of torch and numpy (`machine`). Runs
+that were written by name on another machine than the rest name theirs. On any
 other, float64 sums may be added up in another order, and numbers are compared within `TOLERANCE`; the numbers of the
 runs in 32 bits are compared on the same machine alone.
 """
@@ -230,7 +231,7 @@ def _change(apart: list[tuple[Any, Any]]) -> float:
 
 
 def kept() -> dict[str, Any]:
-    """What is kept: the `machine`, and by run its `bits` and `numbers`."""
+    """What is kept: the `machine`, and by run its `bits`, `numbers` and, if it is not that one, its own `machine`."""
     found: dict[str, Any] = json.loads(KEPT.read_text()) if KEPT.exists() else {"machine": "", "runs": {}}
     return found
 
@@ -239,7 +240,8 @@ def changes(name: str, run: Run, found: Numbers, held: Mapping[str, Any]) -> lis
     """How a run's numbers differ from those that are kept: to the bit on the same machine, else within TOLERANCE."""
     if name not in held["runs"]:
         return ["nothing is kept of it"]
-    old, same = held["runs"][name], held["machine"] == machine()
+    old = held["runs"][name]
+    same = old.get("machine", held["machine"]) == machine()
     if (run.bits_only and not same) or (same and old["bits"] == bits(found)):
         return []
     lines = list(differences(old["numbers"], facts(found), 1e-11 if same else TOLERANCE))
@@ -258,15 +260,20 @@ def unlike(name: str, run: Run, all_: Mapping[str, Numbers]) -> list[str]:
     return list(differences(compared(all_[other]), compared(all_[name]), 0 if run.equals else TOLERANCE))
 
 
-def write(found: Mapping[str, Numbers]) -> None:
-    """Keep `found`, a line for each name."""
-    known, lines = runs(), []
-    for name, values in found.items():
-        if known[name].equals:
-            continue
-        text = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in facts(values).items())
-        lines.append(f'  "{name}": {{"bits": "{bits(values)}", "numbers": {{\n   {text}}}}}')
-    KEPT.write_text(f'{{"machine": "{machine()}", "runs": {{\n' + ",\n".join(lines) + "\n}}\n")
+def rewritten(found: Mapping[str, Numbers], held: Mapping[str, Any], *, all_: bool) -> str:
+    """The text of golden.json with `found` in it, a line for each name; unless these are `all_`, in place of theirs in
+    what is `held`."""
+    known, here = runs(), machine()
+    header = here if all_ else held["machine"]
+    own = {} if header == here else {"machine": here}
+    new = {n: {**own, "bits": bits(v), "numbers": facts(v)} for n, v in found.items() if not known[n].equals}
+    kept_ = {} if all_ else held["runs"]
+    lines = []
+    for name in [name for name in known if name in kept_ or name in new]:
+        run = dict((kept_ | new)[name])
+        text = ",\n   ".join(f"{json.dumps(key)}: {json.dumps(value)}" for key, value in run.pop("numbers").items())
+        lines.append(f'  "{name}": {json.dumps(run)[:-1]}, "numbers": {{\n   {text}}}}}')
+    return f'{{"machine": "{header}", "runs": {{\n' + ",\n".join(lines) + "\n}}\n"
 
 
 # ---------------------------------------------------------------- the command
@@ -315,8 +322,8 @@ def main(argv: list[str] | None = None) -> int:
     if given.compare:
         return int(compare(*given.compare, given.tolerance) > 0)
     known, held = runs(), kept()
-    if set(given.names) - known.keys() or (given.write and given.names):
-        parser.error(f"--write takes no names, and the runs are: {', '.join(known)}")
+    if set(given.names) - known.keys():
+        parser.error(f"the runs are: {', '.join(known)}")
     torch.set_num_threads(1)
     print(f"of {Path(fl_lightning.__file__).parents[1]}")
     found = numbers(given.names or known)
@@ -327,7 +334,7 @@ def main(argv: list[str] | None = None) -> int:
         run = known[name]
         report.say(name, unlike(name, run, found) + ([] if run.equals else changes(name, run, values, held)))
     if given.write:
-        write(found)
+        KEPT.write_text(rewritten(found, held, all_=not given.names))
     print(f"{report.differ} of {len(found)} runs differ" + ("; written" if given.write else ""))
     return int(report.differ > 0 and not given.write and not given.out)
 
