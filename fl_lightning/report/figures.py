@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import ACCURACY, MODELS, Metric
-from fl_lightning.report.load import AXES, MIB, Comparison, Run, seeds_apart
+from fl_lightning.report.load import AXES, MIB, Comparison, Run, same_but_seed, seeds_apart
 from fl_lightning.report.pictures import encode
 from fl_lightning.report.tables import FLOPS, flop_unit, flops
 
@@ -20,7 +20,9 @@ COLOURS = (
     *("#2a78d6", "#e8672c", "#1a9e6d", "#b8860b", "#7a5cd0"),
     *("#d6455d", "#0f9bb3", "#c456a8", "#6b8e23", "#8a7f74"),
 )
-"""Of runs, legible on white and on black; from the eleventh run on they begin anew."""
+"""Of methods and settings, legible on white and on black; from the eleventh on they begin anew."""
+EVERY_ROUND = 20
+"""Rounds up to which each has a tick; of more, plotly's own ticks are whole numbers."""
 _PARTS = ("#4e79a7", "#f2a65a", "#76b7b2", "#b07aa1", "#9c9c9c")
 
 _OWN = {
@@ -36,9 +38,9 @@ def kinds(metric: Metric) -> dict[str, str]:
     return own | {metric.by(kind): words for kind, words in MODELS.items()}
 
 
-def colour(number: int) -> str:
-    """The colour of the run with this number."""
-    return COLOURS[number % len(COLOURS)]
+def colours(runs: list[Run]) -> list[str]:
+    """The colour of each run; runs that differ in nothing but their seed share one."""
+    return [COLOURS[group % len(COLOURS)] for group in same_but_seed(runs)]
 
 
 def labels(names: list[str], longest: int = 28) -> list[str]:
@@ -76,6 +78,7 @@ def curves(runs: list[Run]) -> dict[str, Any]:
             for at, run in enumerate(runs)
         ],
         "bands": [_band(runs, members) for members in together(runs, tuple(known))],
+        "ticks": round_ticks(max((run.rounds_done for run in runs), default=0)),
     }
 
 
@@ -130,7 +133,7 @@ def seeds_label(label: str, count: int) -> str:
 def training(runs: list[Run]) -> dict[str, Figure]:
     """Losses of local training by round, the pull alone where there is one; a band over seeds."""
     lines: list[dict[str, Any]] = []
-    labels, bands = run_labels(runs), together(runs, ("train_loss",))
+    labels, colour, bands = run_labels(runs), colours(runs), together(runs, ("train_loss",))
     apart = [[k] for k in range(len(runs)) if not any(k in members for members in bands)]
     for members in sorted(bands + apart):
         first = members[0]
@@ -138,13 +141,13 @@ def training(runs: list[Run]) -> dict[str, Figure]:
             columns = [runs[k].column(column) for k in members]
             if not any(value > 0 for values in columns for value in values):
                 continue
-            line, x = {"color": colour(first), "dash": dash, "width": 2}, runs[first].column("round")
+            line, x = {"color": colour[first], "dash": dash, "width": 2}, runs[first].column("round")
             if len(members) == 1:
                 lines.append(_line(f"{labels[first]} · {words}", line, x, columns[0]))
                 continue
             mean, low, high = _over_seeds(columns)
-            edge = {"line": {"width": 0, "color": colour(first)}, "hoverinfo": "skip", "showlegend": False}
-            fill = {"fill": "tonexty", "fillcolor": f"{colour(first)}33"}
+            edge = {"line": {"width": 0, "color": colour[first]}, "hoverinfo": "skip", "showlegend": False}
+            fill = {"fill": "tonexty", "fillcolor": f"{colour[first]}33"}
             name = f"{seeds_label(labels[first], len(members))} · {words}"
             shared = _line(name, line, x[: len(mean)], mean)
             lines += [shared | edge | {"y": _short(low)}, shared | edge | fill | {"y": _short(high)}, shared]
@@ -156,6 +159,7 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
     by = Comparison.of(runs)
     metric, kind = by.metric, by.kind
     tick, hover = ("~%", ".2%") if metric.rises else ("~g", ".4~g")
+    colour = colours(runs)
     ordered, boxes = [], []
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         found = sorted(run.scores(kind)[0].items(), key=lambda item: metric.merit(item[1]))
@@ -165,7 +169,7 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
         values = _short([score for _, score in found])
         names = [f"client {client}" for client, _ in found]
         shared = {"name": label, "text": names}
-        line = {"color": colour(number), "width": 2}
+        line = {"color": colour[number], "width": 2}
         ordered.append(
             {
                 **shared, "type": "scatter", "mode": "lines+markers", "line": line, "marker": {"size": 6},
@@ -176,7 +180,7 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
         boxes.append(
             {
                 **shared, "type": "box", "y": values, "boxpoints": "all", "jitter": 0.5, "pointpos": 0,
-                "marker": {"color": colour(number), "size": 5, "opacity": 0.7}, "line": {"width": 1.5},
+                "marker": {"color": colour[number], "size": 5, "opacity": 0.7}, "line": {"width": 1.5},
                 "fillcolor": "rgba(128,128,128,0.12)", "hovertemplate": f"%{{text}}: %{{y:{hover}}}",
             }
         )  # fmt: skip
@@ -198,12 +202,13 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
 
 def ledger(runs: list[Run]) -> dict[str, Figure]:
     """MiB and layers by round, and what the bytes were."""
+    colour = colours(runs)
     sent, layers = [], []
     columns = ("upload_bytes", "download_bytes")
     unit, size = _unit([value for run in runs for column in columns for value in run.column(column)])
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
         for column, way, dash in zip(columns, ("up", "down"), ("solid", "dot"), strict=True):
-            line = {"color": colour(number), "dash": dash, "width": 2}
+            line = {"color": colour[number], "dash": dash, "width": 2}
             if run.has(column):
                 y = [value / size for value in run.column(column)]
                 sent.append(_line(f"{label} · {way}", line, run.column("round"), y))
@@ -308,9 +313,15 @@ def _line(name: str, line: dict[str, Any], x: list[float], y: list[float]) -> di
     }  # fmt: skip
 
 
+def round_ticks(last: int) -> dict[str, int]:
+    """What plotly is told of an axis of rounds, so that no tick lies between two of them."""
+    return {"tick0": 0, "dtick": 1} if last <= EVERY_ROUND else {}
+
+
 def _by_round(data: list[dict[str, Any]], title: str) -> Figure:
-    axes = {"xaxis": {"title": {"text": "round"}}, "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}
-    return {"data": data, "layout": axes}
+    last = max((int(number) for line in data for number in line["x"]), default=0)
+    x = {"title": {"text": "round"}, **round_ticks(last)}
+    return {"data": data, "layout": {"xaxis": x, "yaxis": {"title": {"text": title}, "rangemode": "tozero"}}}
 
 
 def _bars(rows: list[str], parts: dict[str, list[float]], title: str) -> Figure:

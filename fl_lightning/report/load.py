@@ -198,17 +198,33 @@ class Comparison:
         return self.metric.by(self.kind) if self.kind and self.differ else self.metric.of("mean")
 
 
+def same_but_seed(runs: list[Run]) -> list[int]:
+    """A number for each run, from 0: equal where runs differ in nothing but their seed (and where data lie)."""
+    groups: dict[str, int] = {}
+    settings = [{k: v for k, v in _leaves(run.config) if k != "seed" and k not in MACHINE} for run in runs]
+    return [groups.setdefault(repr(sorted(values.items())), len(groups)) for values in settings]
+
+
 def seeds_apart(runs: list[Run]) -> list[list[int]]:
     """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of two or more.
 
     Runs of which two have the same seed are no group: one seed counted twice would narrow the spread.
     """
-    groups: dict[str, list[int]] = {}
-    for number, run in enumerate(runs):
-        settings = {key: value for key, value in _leaves(run.config) if key != "seed" and key not in MACHINE}
-        groups.setdefault(repr(sorted(settings.items())), []).append(number)
-    seeds = {key: {repr(runs[k].setting("seed")) for k in members} for key, members in groups.items()}
-    return [members for key, members in groups.items() if len(seeds[key]) == len(members) > 1]
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, group in enumerate(same_but_seed(runs)):
+        groups[group].append(number)
+    return [members for members in groups.values() if len(set(_seeds(runs, members))) == len(members) > 1]
+
+
+def same_seeds(runs: list[Run]) -> bool:
+    """Whether each method in each setting has run with the same several seeds, each once."""
+    groups = seeds_apart(runs)
+    seeds = [sorted(_seeds(runs, members)) for members in groups]
+    return sum(map(len, groups)) == len(runs) > 0 and all(of_group == seeds[0] for of_group in seeds)
+
+
+def _seeds(runs: list[Run], members: list[int]) -> list[str]:
+    return [repr(runs[number].setting("seed")) for number in members]
 
 
 def run_folders(paths: list[Path]) -> list[Path]:

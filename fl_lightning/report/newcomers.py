@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import FURTHER
-from fl_lightning.report.figures import Figure, colour, run_labels
+from fl_lightning.report.figures import Figure, colours, run_labels
 from fl_lightning.report.load import Run
 from fl_lightning.report.tables import NONE, Table, percent
 
@@ -28,7 +28,7 @@ def curve(runs: list[Run]) -> dict[str, Figure]:
     """Their mean score, with the spread over clients; nothing where nobody was held out."""
     lines: list[dict[str, Any]] = []
     ticks: list[str] = [str(count) for count in sorted({count for run in runs for count in means(run)})]
-    metric = runs[0].metric
+    metric, colour = runs[0].metric, colours(runs)
     samples = "labelled samples" + (" of each class" if metric.rises else "")  # of a regression: in all
     tick, hover = ("~%", ".2%") if metric.rises else ("~g", ".4~g")
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
@@ -40,7 +40,7 @@ def curve(runs: list[Run]) -> dict[str, Figure]:
                     "type": "scatter", "mode": "lines+markers", "name": label, "x": [str(count) for count in found],
                     "y": [round(float(np.mean(scores)), 5) for scores in found.values()],
                     "error_y": {"type": "data", "array": spread, "thickness": 1},
-                    "line": {"color": colour(number), "width": 2},
+                    "line": {"color": colour[number], "width": 2},
                     "hovertemplate": f"%{{x}} {samples}: %{{y:{hover}}}",
                 }
             )  # fmt: skip

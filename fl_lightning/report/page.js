@@ -73,7 +73,7 @@ function drawCurves() {
     }
   });
   draw("curves", traces, {
-    xaxis: { title: { text: words }, rangemode: "tozero" }, yaxis: { title: { text: data.curves.metric }, tickformat: data.curves.tick },
+    xaxis: { title: { text: words }, rangemode: "tozero", ...(axis === "round" ? data.curves.ticks : {}) }, yaxis: { title: { text: data.curves.metric }, tickformat: data.curves.tick },
     showlegend: true, height: 460,
   });
   const entities = { "&lt;": "<", "&gt;": ">", "&amp;": "&" };

@@ -27,7 +27,7 @@ def render(runs: list[Run]) -> str:
         run["layers"] = figures.labels(run["layers"])
     data = {
         "names": figures.run_labels(runs),
-        "colours": [figures.colour(number) for number in range(len(runs))],
+        "colours": figures.colours(runs),
         "curves": figures.curves(runs),
         "figures": drawn,
         "relation": relation,

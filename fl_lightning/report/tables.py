@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric, of_column
-from fl_lightning.report.load import MIB, Comparison, Run, differing, differing_keys, seeds_apart
+from fl_lightning.report.load import MIB, Comparison, Run, differing, differing_keys, same_seeds
 from fl_lightning.report.words import NONE as NONE
 from fl_lightning.report.words import (
     clients,
@@ -28,7 +28,7 @@ from fl_lightning.report.words import (
 from fl_lightning.runfolder import CLIENT_FLOPS, best, final_words, mean_of_bests
 
 MOST_TARGETS = 8
-_COMPARED = ("seed", "smoke", "model", "data", "federation", "evaluation")
+_COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")
 
 
 @dataclass
@@ -91,8 +91,8 @@ def judges(runs: list[Run]) -> list[str]:
 def incomparable(runs: list[Run]) -> list[str]:
     """Keys that differ between the runs although a comparison needs them equal."""
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
-    if seeds_apart(runs) == [list(range(len(runs)))]:
-        return []  # what a band over seeds is made of
+    if same_seeds(runs):
+        keys -= {"seed"}  # what bands over seeds are made of
     # `auto` may stand for different kinds of model: what counts is whether there is one that all were scored by.
     keys -= {"evaluation.judge"}
     by = Comparison.of(runs)

@@ -89,19 +89,19 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
 def _accuracy(axes: Axes, runs: list[Run]) -> None:
     """Accuracy by round, a band over seeds where runs differ in nothing else."""
     held = figures.curves(runs)
-    kind, labels = held["first"], figures.run_labels(runs)
+    kind, labels, colour = held["first"], figures.run_labels(runs), figures.colours(runs)
     banded: set[int] = set()
     named: list[tuple[Any, str]] = []
     for band in (band for band in held["bands"] if kind in band["y"]):
         first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
         banded |= set(band["runs"])
-        axes.fill_between(band["round"], low, high, color=figures.colour(first), alpha=0.2, linewidth=0)
+        axes.fill_between(band["round"], low, high, color=colour[first], alpha=0.2, linewidth=0)
         label = _plain(figures.seeds_label(labels[first], len(band["runs"])))
-        named.append((axes.plot(band["round"], mean, color=figures.colour(first))[0], label))
+        named.append((axes.plot(band["round"], mean, color=colour[first])[0], label))
     for number, curve in enumerate(held["runs"]):
         if number not in banded and kind in curve["y"]:
             x, y = _gaps(curve["x"]["round"]), _gaps(curve["y"][kind])
-            [line] = axes.plot(x[~np.isnan(y)], y[~np.isnan(y)], color=figures.colour(number))
+            [line] = axes.plot(x[~np.isnan(y)], y[~np.isnan(y)], color=colour[number])
             named.append((line, _plain(labels[number])))
     _finish(axes, named, "round", f"{held['metric']} ({held['kinds'].get(kind, kind)})")
 
@@ -146,6 +146,8 @@ def _gaps(values: list[float | None]) -> np.ndarray:
 
 def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str) -> None:
     """Axes' names, grid and the legend of what is `named`."""
+    if x == "round":
+        axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)
     axes.spines[["top", "right"]].set_visible(False)

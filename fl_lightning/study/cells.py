@@ -22,6 +22,8 @@ SHARED = ("data", "federation", "model", "optimizer")
 """Groups of keys that make a setting, where run folders differ in them."""
 ALSO = ("smoke", "evaluation.finetune_epochs")
 """Further keys that do."""
+METHODS_OWN = ("evaluation.", "optimizer.")
+"""Groups of keys that a study may give a method of its own: runs that differ in them can still be paired."""
 _JUDGE = "evaluation.judge"
 _OWN = ("method.", "optimizer.", "evaluation.finetune_epochs")
 """Beginnings of keys that runs of a row have in common in each setting, beside their callbacks'."""
@@ -211,7 +213,7 @@ def _check_pairs(cells: list[Cell]) -> None:
                 both = f"{other.run.folder.path} and {cell.run.folder.path}"
                 said = f"{both} are {cell.label!r} alike, and cannot be told apart"
                 raise BadInput("compare", where, said)
-        keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith("evaluation.")]
+        keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith(METHODS_OWN)]
         if keys:
             raise BadInput("compare", where, f"its runs cannot be paired: they differ in {', '.join(keys)}")
 

@@ -1,0 +1,86 @@
+"""Several methods, each with several seeds, on one page: colours, the warning of what differs, and ticks."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+from matplotlib.figure import Figure
+
+from fl_lightning.report import figures, render, vector
+from fl_lightning.report.load import Run, load
+from fl_lightning.report.tables import incomparable
+
+MakeRun = Callable[..., Path]
+METHODS = ("local", "kapc", "fedavg")
+
+
+@pytest.fixture
+def paths(make_run: MakeRun) -> list[Path]:
+    """Three methods, four seeds each, in the order of `runs/*/seed-*`."""
+    return [
+        change(make_run(f"{name}-{seed}"), seed=seed, method={"name": name}) for name in METHODS for seed in range(4)
+    ]
+
+
+def change(path: Path, **keys: Any) -> Path:
+    file = path / "config.yaml"
+    config = yaml.safe_load(file.read_text())
+    for key, value in keys.items():
+        config[key] = config[key] | value if isinstance(config.get(key), dict) and key != "method" else value
+    file.write_text(yaml.safe_dump(config))
+    return path
+
+
+def used(figure: dict[str, Any]) -> dict[str, str]:
+    """Colours by the name of a trace."""
+    return {trace["name"]: trace["line"]["color"] for trace in figure["data"]}
+
+
+def test_seeds_share_a_colour_and_methods_do_not(paths: list[Path]) -> None:
+    runs = load(paths)
+    colours = figures.colours(runs)
+    assert colours == [figures.COLOURS[group] for group in range(3) for _ in range(4)]
+    assert used(figures.fairness(runs)["fairness-order"]) == {
+        run.name: colour for run, colour in zip(runs, colours, strict=True)
+    }
+    shuffled = load([*paths[::4], *paths[1::4]])
+    assert figures.colours(shuffled) == [*figures.COLOURS[:3]] * 2
+    assert f'"colours":["{colours[0]}","{colours[0]}"' in render(runs)
+
+
+def test_seeds_of_bands_are_no_warning_and_rates_are_named(paths: list[Path]) -> None:
+    def warned() -> list[str]:
+        return incomparable(load(paths))
+
+    assert warned() == []
+    assert "What differs" not in render(load(paths))
+    for path in paths[4:8]:
+        change(path, optimizer={"lr": 0.1})
+    for path in [*paths[:4], *paths[8:]]:
+        change(path, optimizer={"lr": 0.05})
+    assert warned() == ["optimizer.lr"]
+    assert "What differs: <code>optimizer.lr</code>." in render(load(paths))
+    assert incomparable(load(paths[:-1])) == ["optimizer.lr", "seed"]  # one method lacks a seed that others have
+    assert incomparable(load([paths[0], paths[9]])) == ["seed"]
+
+
+def rounds(run: Run, last: int) -> Run:
+    run.metrics = [{"round": number, "train_loss": 1 / number, "mean_accuracy": 0.5} for number in range(1, last + 1)]
+    return run
+
+
+def test_no_tick_lies_between_two_rounds(paths: list[Path], tmp_path: Path) -> None:
+    run = load(paths[:1])[0]
+    every = {"tick0": 0, "dtick": 1}
+    for last, wanted in ((3, every), (200, {})):
+        runs = [rounds(run, last)]
+        axis = figures.training(runs)["losses"]["layout"]["xaxis"]
+        assert {key: axis[key] for key in axis if key != "title"} == wanted
+        assert figures.curves(runs)["ticks"] == wanted
+    axes = Figure().add_subplot()
+    vector._chart(axes, figures.training([rounds(run, 3)])["losses"])
+    assert all(float(tick).is_integer() for tick in axes.get_xticks())

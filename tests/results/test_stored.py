@@ -1,0 +1,45 @@
+"""Folders and archives of version 0.1.0 are read, and what is said of them is what was said (stored.py)."""
+
+from __future__ import annotations
+
+import difflib
+import importlib.util
+from pathlib import Path
+
+import pytest
+
+SPEC = importlib.util.spec_from_file_location("stored", Path(__file__).with_name("stored.py"))
+assert SPEC is not None and SPEC.loader is not None
+stored = importlib.util.module_from_spec(SPEC)
+SPEC.loader.exec_module(stored)
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stored folders, unpacked."""
+    folder = tmp_path_factory.mktemp("stored")
+    stored.unpacked(folder)
+    return folder
+
+
+def held(name: str, now: str) -> None:
+    before = stored.expected()[name]
+    lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "stored", "now", lineterm="", n=0)
+    assert now == before, "\n".join(line[:300] for line in [*lines][:40])
+
+
+@pytest.mark.parametrize("name", stored.COMMANDS)
+def test_what_commands_print_of_stored_runs(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    held(name, stored.printed(stored.COMMANDS[name]))
+
+
+@pytest.mark.parametrize("name", stored.REPORTS)
+def test_pages_on_stored_runs(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(place)
+    held(name, stored.page(stored.REPORTS[name], place / name))
+
+
+def test_what_is_stored_is_small() -> None:
+    assert stored.EXPECTED.stat().st_size < 200_000
+    assert sum(file.stat().st_size for file in stored.HERE.glob("*.*z*")) < 200_000
