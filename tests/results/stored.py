@@ -22,6 +22,7 @@ from pathlib import Path
 HERE = Path(__file__).parent
 EXPECTED = HERE / "expected.tar.xz"
 RUNS = ("kapc-0", "kapc-1", "fedavg-0", "local-0")
+OF_STUDY = " ".join(f"study/runs/data.alpha=0.5/{name}/seed-{s}" for name in ("kapc", "fedprox,mu=0.1") for s in (0, 1))
 COMMANDS = {
     "compare.json": "compare study --format json",
     "compare.txt": "compare study",
@@ -31,7 +32,7 @@ COMMANDS = {
     "compare-auroc.json": "compare study --metric auroc --format json",
     "compare-target.json": "compare study --target 0.4 --baseline kapc --format json",
     "compare-archive.json": "compare archive.zip --format json",
-    "compare-runs.json": "compare runs/kapc-0 runs/local-0 --judge before --format json",
+    "compare-runs.json": f"compare {OF_STUDY} --judge before --format json",
     "reproduce.json": "reproduce study.yaml --out study --no-run --format json",
     "reproduce.txt": "reproduce study.yaml --out study --no-run",
     "status-study.txt": "status study",

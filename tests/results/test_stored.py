@@ -25,6 +25,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def held(name: str, now: str) -> None:
     before = stored.expected()[name]
     lines = difflib.unified_diff(before.splitlines(), now.splitlines(), "stored", "now", lineterm="", n=0)
+    assert before, "nothing is stored"
     assert now == before, "\n".join(line[:300] for line in [*lines][:40])
 
 
