@@ -165,6 +165,9 @@ class DataConfig(SourceKeys):
     """Share of the training and of the test data that is used at all."""
     test_fraction: PositiveShare | None = None
     """Share of the test data that is used; None: as `fraction`."""
+    test_seed: NonNegativeInt | None = None
+    """Seed that draws the test part of data that come without one, before clients share the data; None: the run's own
+    `seed`, so that a mean over seeds is one over test parts, too. A number: the same test part for every seed."""
     validation: ShareBelow1 = 0.0
     """Share of each client's training data held back for validation."""
     score_on: Literal["test", "validation"] = "test"
@@ -195,6 +198,11 @@ class DataConfig(SourceKeys):
     def reads_test(self) -> bool:
         """Whether the set's own test part is read at all."""
         return self.score_on == "test" or self.pooled
+
+    @property
+    def split_seed(self) -> int:
+        """What draws the test part of data that come without one (`prepare` has put the run's seed in its place)."""
+        return self.test_seed or 0
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""

@@ -156,28 +156,36 @@ def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
     return (recall[held] * counts[held]).sum() / counts[held].sum()
 
 
+def _one_class(scores: Tensor, y: Tensor) -> Tensor | None:
+    """NaN where all samples are of one class: whoever always predicts it would be perfect. None: they are not."""
+    return scores.new_full((), float("nan")) if bool((y == y[0]).all()) else None
+
+
 def _balanced(scores: Tensor, y: Tensor) -> Tensor:
     """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in predicted ones)."""
-    return recalls(scores, y).nanmean()
+    alone = _one_class(scores, y)
+    return recalls(scores, y).nanmean() if alone is None else alone
 
 
 def _f1(scores: Tensor, y: Tensor) -> Tensor:
     """Mean over the classes that are there or predicted."""
+    if (alone := _one_class(scores, y)) is not None:
+        return alone
     from torchmetrics.functional.classification import multiclass_f1_score
 
     return multiclass_f1_score(scores, y, scores.shape[1], average="macro", validate_args=False)
 
 
 def _auroc(scores: Tensor, y: Tensor) -> Tensor:
-    """One against the rest, mean over the classes that some samples have and some have not; NaN: there is none."""
+    """One against the rest, mean over the classes that some samples have and some have not."""
+    if (alone := _one_class(scores, y)) is not None:
+        return alone
     from torch.nn.functional import one_hot
     from torchmetrics.functional.classification import multilabel_auroc
 
     truth = one_hot(y, scores.shape[1])
     held = truth.any(0) & ~truth.all(0)
     chances, count = scores.softmax(1)[:, held], int(held.sum())  # never 1: the rest are of some class, too
-    if not count:
-        return scores.new_full((), float("nan"))
     return multilabel_auroc(chances, truth[:, held], count, average="macro", validate_args=False)
 
 

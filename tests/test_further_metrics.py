@@ -47,9 +47,9 @@ def by_sklearn(scores: Tensor, y: Tensor) -> dict[str, float]:
     right, said = calibration_curve(predicted == truth, best, n_bins=15)
     counts = np.histogram(best, np.linspace(0, 1, 16))[0]
     return {
-        "balanced_accuracy": balanced_accuracy_score(truth, predicted) if len(held) else np.mean(predicted == truth),
-        "f1": f1_score(truth, predicted, average="macro"),
-        "auroc": float(np.mean(areas)) if areas else math.nan,
+        "balanced_accuracy": balanced_accuracy_score(truth, predicted) if held else math.nan,
+        "f1": f1_score(truth, predicted, average="macro") if held else math.nan,
+        "auroc": float(np.mean(areas)) if held else math.nan,
         "calibration": float(np.abs(right - said) @ counts[counts > 0] / len(truth)),
     }
 
@@ -62,7 +62,7 @@ def test_they_are_scikit_learns(labels: list[int], seed: int) -> None:
     want = by_sklearn(scores, y)
     found = {name: float(FURTHER[name].value(scores, y)) for name in OWN}
     assert found == pytest.approx(want, abs=1e-6, nan_ok=True)
-    assert math.isnan(found["auroc"]) == (len(labels) == 1)
+    assert [name for name in OWN if math.isnan(found[name])] == (OWN[:3] if len(labels) == 1 else [])
     if len(labels) == 4:
         chances = scores.softmax(1).numpy()
         assert found["auroc"] == pytest.approx(roc_auc_score(y.numpy(), chances, multi_class="ovr"), abs=1e-6)
@@ -95,16 +95,16 @@ def scored(make: Make, method: Method, names: list[str], **changes: Any) -> tupl
 
 
 @pytest.mark.filterwarnings("ignore:y_pred contains classes not in y_true")
-def test_what_stands_in_the_record(federation: Make) -> None:
-    """Of each kind of model; one class has no AUROC, and the means say of how many clients they are."""
+def test_what_stands_in_the_record(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """Of each kind of model; one class shows calibration alone, and the means say of how many clients they are."""
     fed, record = scored(federation, FedAvg(), OWN)
     assert [f"{name}_{kind}" in row for row in record.clients for name in OWN for kind in ("before", "global")].count(
         False
-    ) == 2
-    assert "auroc_global" not in record.clients[1] and "f1_global" in record.clients[1]
+    ) == 6
+    assert "auroc_global" not in record.clients[1] and "calibration_global" in record.clients[1]
     for name in OWN:
         values = [row[f"{name}_global"] for row in record.clients if f"{name}_global" in row]
-        assert len(values) == record.metrics[f"clients_{name}"] == (3 if name == "auroc" else 4)
+        assert len(values) == record.metrics[f"clients_{name}"] == (4 if name == "calibration" else 3)
         assert record.metrics[f"mean_{name}"] == record.metrics[f"{name}_global"] == pytest.approx(np.mean(values))
     assert list(record.metrics)[-8:] == [f"{what}_{name}" for name in OWN for what in ("mean", "clients")]
     assert list(record.clients[0])[-12:] == [f"{name}_{kind}" for kind in ("before", "after", "global") for name in OWN]
@@ -116,7 +116,14 @@ def test_what_stands_in_the_record(federation: Make) -> None:
     want = by_sklearn(module.model(x).detach().double(), y)
     assert {name: record.clients[0][f"{name}_global"] for name in OWN} == pytest.approx(want, abs=1e-6)
 
+    capsys.readouterr()
     final = fed.evaluator.everyone()
+    lines = capsys.readouterr().err.splitlines()
+    assert lines == [
+        f"{name}: mean over 3 of 4 clients; the test samples of 1 have a single class, or none, and cannot show it"
+        " (client 1)"
+        for name in OWN[:3]
+    ]
     assert final["final_further"][0] == pytest.approx(want, abs=1e-6) and "auroc" not in final["final_further"][1]
     assert {f"final_{k}": v for k, v in record.metrics.items() if k in ("mean_auroc", "clients_auroc", "mean_f1")} == {
         k: final[k] for k in ("final_mean_auroc", "final_clients_auroc", "final_mean_f1")
@@ -191,3 +198,28 @@ def test_from_the_command_line_to_the_tables(fit: Callable[..., Path], capsys: p
     assert "macro F1" in page and f"{100 * summary['final_mean_auroc']:.2f} % (of {len(known)} clients)" in page
     assert main(["fit", "--evaluation.metrics", "[recall]", "--name", "b"]) == 2
     assert "evaluation.metrics" in capsys.readouterr().err
+
+
+def test_rare_classes_are_named_once_with_the_metric_to_take(
+    fit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """And a client whose few test samples hold no positive is in no mean of a metric that needs one."""
+    rows = [f"{k % 7},{'sick' if k % 40 == 0 else 'well'},{k % 4}" for k in range(400)]  # all sick ones on one farm
+    (tmp_path / "farms.csv").write_text("\n".join(["x,label,farm", *rows]))
+    words = f"--method fedavg --federation.rounds 2 --data.root {tmp_path / 'farms.csv'} --data.fraction 1.0"
+    words += " --data.group_column farm --data.partition natural --data.client_test 0.25"
+    fit("a", f"{words} --callbacks checkpoint")
+    (said,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
+    assert said.startswith("data: rare classes, share of the training samples: 'sick' 2.")
+    assert said.endswith("accuracy hides them; --evaluation.metrics [balanced_accuracy,auroc,f1] shows them")
+    run = fit("b", f"{words} --evaluation.metrics [balanced_accuracy]")
+    lines = capsys.readouterr().err.splitlines()
+    assert next(line for line in lines if line.startswith("data:")).endswith("accuracy hides them")
+    over = "mean over 1 of 4 clients; the test samples of 3 have a single class, or none, and cannot show it"
+    assert f"balanced_accuracy: {over} (client 1, 2, 3)" in lines
+    summary = json.loads((run / "summary.json").read_text())
+    with (run / "final.csv").open(newline="") as file:
+        scores = [row["balanced_accuracy"] for row in csv.DictReader(file)]
+    assert summary["final_clients_balanced_accuracy"] == 1 and scores[1:] == ["", "", ""]
+    assert summary["final_mean_balanced_accuracy"] == float(scores[0])
+    assert summary["least_test_class"] > 0

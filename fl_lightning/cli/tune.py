@@ -33,9 +33,9 @@ if TYPE_CHECKING:
     from fl_lightning.study.trials import Claim, Ended, Trials
     from fl_lightning.study.tuned import Tuned
 
-BENEATH: Layer = {"data": {"validation": 0.2}}
-"""Unless the base says otherwise. FedFomo's and PFLlib's share: with less, small clients would have but a few samples
-to be judged by."""
+BENEATH: Layer = {"data": {"validation": 0.2, "test_seed": 0}}
+"""Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would have but a few
+samples to be judged by. One test part for trials and study: no trial trains on what the study judges by."""
 TOLD = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 

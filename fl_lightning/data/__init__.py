@@ -30,6 +30,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     if smoke:
         heir = None if data.rest_to is None else data.rest_to % clients
         data = replace(data, min_samples=min(2, data.min_samples), rest_to=heir, groups=min(clients, data.groups))
+    data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
     classes = len(source.class_names)
     tasks = planted.tasks(data, clients, classes, seed)
@@ -131,7 +132,7 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if data.client_test is not None:  # what was dealt as training data is all that a client has
         rng = numpy_rng(seed, "data.client_test")
-        trains, tests = _hold_out(train, trains, data.client_test, rng)
+        trains, tests = _hold_out(train, trains, data.client_test, rng, by_chance=True)
         tested = np.sort(np.concatenate(tests))
         trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
         if train.spans is not None:  # windows that overlap a test's are nobody's: not in the normalisation either
@@ -150,12 +151,12 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
 
 
 def _hold_out(
-    pool: Pool, shares: partition.Shares, share: float, rng: np.random.Generator
+    pool: Pool, shares: partition.Shares, share: float, rng: np.random.Generator, by_chance: bool = False
 ) -> tuple[partition.Shares, partition.Shares]:
     """A share of each client's samples held out: drawn with its class mix, or of windows the last in time."""
     if pool.spans is not None:
         return windows.hold_out(shares, pool.spans, share)
-    return partition.hold_out(shares, pool.strata, share, rng)
+    return partition.hold_out(shares, pool.strata, share, rng, by_chance)
 
 
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

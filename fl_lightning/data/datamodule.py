@@ -15,12 +15,13 @@ from fl_lightning.errors import BadInput
 LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from 0, a name"
 
 
-def load(name: str, root: str | None, reads_test: bool = True) -> Source:
+def load(name: str, root: str | None, reads_test: bool = True, seed: int = 0) -> Source:
     """The data sets behind `train_dataloader()` and, where there is one, `test_dataloader()`, read whole.
 
     x: float or uint8 (channels, height, width), (channels, samples) or (features), or int64 (length): tokens, of which
     the module's attribute `vocabulary` says how many there are. Loaders' own batches and order are not used. `root` is
-    passed to a module that takes it. Without `reads_test` nothing is asked for tests.
+    passed to a module that takes it. Without `reads_test` nothing is asked for tests. `seed` draws the test part where
+    the module has none.
 
     Raises:
         BadInput: no such class, it fails, or its samples do not fit together.
@@ -47,10 +48,10 @@ def load(name: str, root: str | None, reads_test: bool = True) -> Source:
     except Exception as error:  # whatever a user's class raises
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise BadInput("data.source", name, f"its training and test data cannot be read: {line}") from error
-    return _source(name, module, train, test)
+    return _source(name, module, train, test, seed)
 
 
-def _source(name: str, module: Any, train: list[Any], test: list[Any] | None) -> Source:
+def _source(name: str, module: Any, train: list[Any], test: list[Any] | None, seed: int) -> Source:
     clients = sorted({str(sample[2]) for sample in train if len(sample) == 3})
     pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
     if len(pools) == 2 and pools[0].read(np.arange(1)).shape != pools[1].read(np.arange(1)).shape:
@@ -65,7 +66,9 @@ def _source(name: str, module: Any, train: list[Any], test: list[Any] | None) ->
         not tokens or vocabulary > 0,
         "whole numbers are tokens: its attribute vocabulary must count them",
     )
-    made = Source(pools[0], pools[1], names, clients) if len(pools) == 2 else split_source(pools[0], names, clients)
+    made = (
+        Source(pools[0], pools[1], names, clients) if len(pools) == 2 else split_source(pools[0], names, clients, seed)
+    )
     return Source(made.train, made.test, names, clients, vocabulary=vocabulary)
 
 

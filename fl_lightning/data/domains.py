@@ -21,7 +21,7 @@ LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet h
 def load(data: DataConfig) -> Source:
     """Image folders by domain and class; classes are those of all domains, in the order of their names.
 
-    A fifth of each class of a domain is its test part, the same in every run. Groups: `of_domains`.
+    A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Groups: `of_domains`.
     """
     root = data.root
     if root is None or not Path(root).expanduser().is_dir():
@@ -35,7 +35,7 @@ def load(data: DataConfig) -> Source:
     for pool, own in read:
         numbers = np.array([names.index(name) for name in own])
         pool = replace(pool, labels=numbers[pool.labels])
-        train, held = split(pool.labels, TEST_SHARE, numpy_rng(0, "data.split"))
+        train, held = split(pool.labels, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
         parts.append((pool.part(train), pool.part(held if data.reads_test else train)))
     return of_domains(parts, names, [domain.name for domain in found], data.clients_per_domain)
 
@@ -45,7 +45,7 @@ def digit_pair(data: DataConfig) -> Source:
 
     Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features alone.
     """
-    ours, theirs = digits.load(), vision.load("mnist", data.root, data.download)
+    ours, theirs = digits.load(data.split_seed), vision.load("mnist", data.root, data.download)
     parts = []
     for name in ("train", "test"):
         one, other = getattr(ours, name), getattr(theirs, name)

@@ -27,7 +27,7 @@ OWN = ("DejaVuSans", "DejaVuSerif", "STIXGeneral", "cmr10", "cmss10", "cmtt10", 
 
 
 def load(data: DataConfig) -> Source:
-    """Images (1, 28, 28) uint8, light on black; the same in every run with the same typefaces.
+    """Images (1, 28, 28) uint8, light on black; with the same typefaces the same in every run.
 
     `data.root`: folder with .ttf or .otf files; None: those that come with matplotlib.
     """
@@ -44,7 +44,7 @@ def load(data: DataConfig) -> Source:
             found[place, 0] = _drawn(file, CLASSES[labels[number]], numpy_rng(0, f"{file.name} {number % each}"), fonts)
         return found
 
-    return split_source(Pool(labels, read, groups), list(CLASSES), [file.stem for file in files])
+    return split_source(Pool(labels, read, groups), list(CLASSES), [file.stem for file in files], data.split_seed)
 
 
 def _files(root: str | None) -> list[Path]:

@@ -63,7 +63,7 @@ def load(data: DataConfig) -> Source:
     elif unread is not None:
         source = Source(pools["train"], pools["train"], names, group_names)
     else:
-        source = split_source(pools["train"], names, group_names)
+        source = split_source(pools["train"], names, group_names, data.split_seed)
     return source if texts is None else text.as_tokens(source, texts, data)
 
 

@@ -49,13 +49,14 @@ def decoder(
     return read
 
 
-def load(root: str | None, test: bool = True) -> Source:
-    """Read class folders below `root`; classes are numbered in the order of their names. `test`: see `Source`."""
+def load(root: str | None, test: bool = True, seed: int = 0) -> Source:
+    """Read class folders below `root`; classes are numbered in the order of their names. `test`: see `Source`; `seed`:
+    of the test part where there is none."""
     if root is None or not Path(root).expanduser().is_dir():
         raise Absent("data.root", root, f"the source images wants {LAYOUT}")
     folder = Path(root).expanduser()
     if not (folder / "train").is_dir():
-        return split_source(*class_folders(root, folder))
+        return split_source(*class_folders(root, folder), seed=seed)
     train, names = class_folders(root, folder / "train")
     if not test:
         return Source(train, train, names)

@@ -51,7 +51,9 @@ def load(data: DataConfig) -> Source:
     names = [str(label) for label in range(classes)]
     if len(pools) == 2:
         return Source(pools[0], pools[1], names, users)
-    return split_source(pools[0], names, users) if whole else Source(pools[0], pools[0], names, users)
+    if whole:
+        return split_source(pools[0], names, users, data.split_seed)
+    return Source(pools[0], pools[0], names, users)
 
 
 def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) -> Source:
@@ -70,7 +72,7 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
     ours = pool(train)
     if test:
         return Source(ours, pool(test), names, users, vocabulary=len(names))
-    made = split_source(ours, names, users) if data.reads_test else Source(ours, ours, names, users)
+    made = split_source(ours, names, users, data.split_seed) if data.reads_test else Source(ours, ours, names, users)
     return Source(made.train, made.test, names, users, vocabulary=len(names))
 
 

@@ -78,7 +78,7 @@ def read(data: DataConfig) -> Source:
     if name == "digits":
         from fl_lightning.data import digits
 
-        return digits.load()
+        return digits.load(data.split_seed)
     if name == "arrays":
         from fl_lightning.data import arrays
 
@@ -86,7 +86,7 @@ def read(data: DataConfig) -> Source:
     if name == "images":
         from fl_lightning.data import images
 
-        return images.load(root, data.reads_test)
+        return images.load(root, data.reads_test, data.split_seed)
     if name == "table":
         from fl_lightning.data import table
 
@@ -96,10 +96,10 @@ def read(data: DataConfig) -> Source:
     if "." in name:
         from fl_lightning.data import datamodule
 
-        return datamodule.load(name, root, data.reads_test)
+        return datamodule.load(name, root, data.reads_test, data.split_seed)
     from fl_lightning.data import vision
 
-    return vision.load(name, root, data.download, data.reads_test)
+    return vision.load(name, root, data.download, data.reads_test, data.split_seed)
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:

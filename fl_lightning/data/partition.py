@@ -19,7 +19,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data.counts import class_sizes, fill_in_turn, holders, share_out, top_up
-from fl_lightning.data.sampling import apportion, draw, stratified
+from fl_lightning.data.sampling import apportion, draw, stratified, systematic
 from fl_lightning.errors import BadInput
 
 NATURAL = "natural"
@@ -272,10 +272,15 @@ def angles(clients: int) -> list[float]:
     return [360 * client / clients for client in range(clients)]
 
 
-def hold_out(train: Shares, labels: np.ndarray, share: float, rng: np.random.Generator) -> tuple[Shares, Shares]:
-    """Split each client's training share into what is left for training and a stratified validation share.
+def hold_out(
+    train: Shares, labels: np.ndarray, share: float, rng: np.random.Generator, by_chance: bool = False
+) -> tuple[Shares, Shares]:
+    """Split each client's training share into what is left for training and a stratified share that is held out.
 
-    Validation takes floor(share * n_i) samples of client i's n_i, and at least one, unless `share` is 0.
+    Of client i's n_i samples m_i = floor(share * n_i) are held out, and at least one, unless `share` is 0. Of n_ik
+    samples of class k these are m_i n_ik / n_i, rounded to the largest remainders: the same number with every seed, and
+    of a small class always none. With `by_chance` (`data.client_test`) it is rounded down or up at random, so that its
+    mean over seeds is exact: `sampling.systematic`.
     """
     if share == 0:
         return train, [np.empty(0, np.int64) for _ in train]
@@ -287,8 +292,14 @@ def hold_out(train: Shares, labels: np.ndarray, share: float, rng: np.random.Gen
     counts = np.bincount(group, minlength=len(train) * classes)
     wanted = np.maximum(1, np.floor(share * sizes + 1e-9)).astype(np.int64)
     rows = counts.reshape(len(train), classes)
-    takes = np.concatenate([apportion(row, take) for row, take in zip(rows, wanted, strict=True)])
     order = rng.permutation(len(pooled))
+    starts = rng.integers(0, sizes) if by_chance else sizes
+    takes = np.concatenate(
+        [
+            systematic(row, take, start) if by_chance else apportion(row, take)
+            for row, take, start in zip(rows, wanted.tolist(), starts.tolist(), strict=True)
+        ]
+    )
     order = order[np.argsort(group[order], kind="stable")]
     place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
     held = np.zeros(len(pooled), bool)

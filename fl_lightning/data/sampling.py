@@ -22,6 +22,18 @@ def apportion(weights: np.ndarray, total: int) -> np.ndarray:
     return counts
 
 
+def systematic(counts: np.ndarray, total: int, start: int) -> np.ndarray:
+    """How many of `counts` [n] units of each kind are among `total` drawn from all of them, by systematic sampling.
+
+    The units lie in a row, kind after kind, N in all; unit j (from 0) is drawn where floor(((j + 1) total + start) / N)
+    is above floor((j total + start) / N). With `start` drawn evenly from 0 to N - 1 each unit is drawn with probability
+    total / N, so a kind has counts total / N, rounded down or up, and that many in the mean (Madow, 1949).
+    """
+    ends = np.concatenate([[0], np.cumsum(counts)])
+    found: np.ndarray = np.diff((ends * total + start) // ends[-1])
+    return found
+
+
 def draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:
     """Random samples of each class for `counts` [N, C], as ascending indices of each of N shares."""
     order = rng.permutation(len(labels))

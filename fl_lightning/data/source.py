@@ -105,8 +105,8 @@ class HeldOut:
     angle: float
 
 
-def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None) -> Source:
-    """A source of data without a test part: 80/20, stratified by group, else by class, the same whatever the seed."""
+def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None, seed: int = 0) -> Source:
+    """A source of data without a test part: 80/20, stratified by group, else by class, drawn from `seed`."""
     strata = pool.strata if pool.groups is None else pool.groups
-    train, test = split(strata, TEST_SHARE, numpy_rng(0, "data.split"))
+    train, test = split(strata, TEST_SHARE, numpy_rng(seed, "data.split"))
     return Source(pool.part(train), pool.part(test), class_names, group_names or [])

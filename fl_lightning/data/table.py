@@ -20,7 +20,7 @@ def load(data: DataConfig) -> Source:
     """Read the table `data.root`: features [n, columns] float32, or images [n, 3, 32, 32] where a column names files.
 
     Classes and groups are numbered in the order of their values, as numbers where all of them are. A table has no test
-    part: a fifth of each group (of each class, without groups) is one, the same in every run whatever its seed.
+    part: a fifth of each group (of each class, without groups) is one, drawn from `data.test_seed`.
 
     Raises:
         BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
@@ -48,7 +48,7 @@ def load(data: DataConfig) -> Source:
 
         check("data.columns", chosen, len(places) == 1, "tokens (data.tokens) are of one column of texts: name it")
         texts = [row[places[0]] for row in rows]
-        source = split_source(Pool(labels, lambda index: index, groups), class_names, group_names)
+        source = split_source(Pool(labels, lambda index: index, groups), class_names, group_names, data.split_seed)
         return text.as_tokens(source, texts, data)
     if len(places) == 1 and not _is_number(rows[0][places[0]]):
         from PIL import Image
@@ -62,7 +62,7 @@ def load(data: DataConfig) -> Source:
     else:
         features = _features(data.root, head, rows, places)
         read = Pool.of(features, labels).read
-    return split_source(Pool(labels, read, groups), class_names, group_names)
+    return split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
 
 
 def _read(root: str | None) -> tuple[list[str], list[list[str]]]:

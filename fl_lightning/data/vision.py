@@ -110,10 +110,10 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def load(name: str, root: str | None, download: bool, test: bool = True) -> Source:
+def load(name: str, root: str | None, download: bool, test: bool = True, seed: int = 0) -> Source:
     """The torchvision data set `name` below `root`; whatever torchvision cannot do becomes one line that says so.
 
-    `test`: see `Source`.
+    `test`: see `Source`; `seed`: of the test part of sets that have none.
     """
     require("vision", "data.source", name)
     import torchvision.datasets
@@ -141,7 +141,7 @@ def load(name: str, root: str | None, download: bool, test: bool = True) -> Sour
             raise Absent("data.root", root, _remedy(name, recipe, part, folder, download, error)) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:
-        return split_source(pools["whole"], names)
+        return split_source(pools["whole"], names, seed=seed)
     return Source(pools["train"], pools["test" if test else "train"], names)
 
 

@@ -7,7 +7,7 @@ from typing import Any
 from fl_lightning import __version__, log, owncode, provenance
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, Run
-from fl_lightning.data import heterogeneity
+from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.metric import MODELS
 from fl_lightning.runfolder import RunFolder, best, mean_of_bests
 
@@ -30,6 +30,8 @@ class Keeper(Observer):
             data = run.data
             counts = data.class_counts if data.task == "classification" else None
             self.folder.write_split(data.train_sizes, data.test_sizes, counts)
+            if (line := imbalance.line(data, run.config.evaluation.metrics or ())) and not run.resumed_from:
+                log.say(line)
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:

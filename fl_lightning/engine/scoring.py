@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any, TypeVar
 
 import numpy as np
@@ -17,6 +17,8 @@ from fl_lightning.methods.base import Method
 from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
 
 T = TypeVar("T")
+MOST_NAMED = 10
+"""Clients that a line names, at most."""
 Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
@@ -135,6 +137,21 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
         found |= {f"mean_{name}": float(values.mean())} if len(values) else {}
         found[f"clients_{name}"] = len(values)
     return found
+
+
+def left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> list[str]:
+    """A line for each metric that some clients have no value of: how many its mean is over, and who is in none."""
+    lines = []
+    for name in names:
+        without = [client for client, row in enumerate(rows) if name not in row]
+        if without:
+            those = ", ".join(map(str, without[:MOST_NAMED])) + (", ..." if len(without) > MOST_NAMED else "")
+            over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
+            why = "lack a class of the client" if name == CLASS_SHARE.name else "have a single class, or none"
+            lines.append(
+                f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it (client {those})"
+            )
+    return lines
 
 
 def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -35,11 +35,12 @@ def test_digits() -> None:
     assert x.std() == pytest.approx(1, abs=1e-3)
 
 
-def test_the_seed_moves_the_shares_but_not_the_test_set() -> None:
-    one, two = (prepare(DataConfig(partition="iid"), 4, seed) for seed in (0, 1))
+@pytest.mark.parametrize("test_seed", [None, 0])
+def test_the_seed_moves_shares_and_test_set_unless_that_has_its_own(test_seed: int | None) -> None:
+    one, two = (prepare(DataConfig(partition="iid", test_seed=test_seed), 4, seed) for seed in (0, 1))
     assert not torch.equal(everything(one)[0], everything(two)[0])
-    images = [{image.numpy().tobytes() for image in everything(data, "test")[0]} for data in (one, two)]
-    assert images[0] == images[1]
+    images = [{image.numpy().tobytes() for image in data._test.raw} for data in (one, two)]
+    assert (images[0] == images[1]) == (test_seed == 0)
 
 
 def test_normalisation_by_hand() -> None:
@@ -238,7 +239,7 @@ def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_re
 
     config = DataConfig(validation=0.2, score_on="validation", **changes)
     seen = Source(watched(real.train, False), watched(real.test, not config.pooled), real.class_names)
-    monkeypatch.setattr(digits, "load", lambda: seen)
+    monkeypatch.setattr(digits, "load", lambda seed: seen)
     data = prepare(config, 5, 0)
     for part, theirs in (("train", "train"), ("validation", "validation"), ("test", "validation")):
         assert all(torch.equal(a, b) for a, b in zip(everything(data, part), everything(usual, theirs), strict=True))

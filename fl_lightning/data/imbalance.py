@@ -1,0 +1,42 @@
+"""Classes that are so rare that accuracy hides how they fare."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Sequence
+
+import numpy as np
+
+from fl_lightning.data.federated import FederatedData
+
+RARE = 0.05
+"""A class with a smaller share of all clients' training samples is named: whoever never predicts it is 95 % right."""
+MOST_NAMED = 5
+"""Classes that the line names, at most."""
+METRICS = ("balanced_accuracy", "auroc", "f1")
+"""What shows them: each class counts alike."""
+
+
+def rare(counts: Sequence[int] | np.ndarray) -> list[int]:
+    """The classes with less than `RARE` of the samples `counts` [classes], and less than half of an equal share of
+    them (of many classes each is below `RARE`); of those that have any."""
+    counts = np.asarray(counts)
+    there = counts > 0
+    limit = min(RARE, 0.5 / max(int(there.sum()), 1)) * counts.sum()
+    return np.flatnonzero(there & (counts < limit)).tolist()
+
+
+def line(data: FederatedData, metrics: Collection[str]) -> str | None:
+    """What is told of the rare classes of `data`, and what to take unless `metrics` hold it; None: there are none.
+
+    Tokens of texts are no classes in this sense.
+    """
+    if data.task != "classification" or data.vocabulary == data.num_classes:
+        return None
+    counts = data.class_counts.sum(0)
+    rarest = sorted(rare(counts), key=lambda k: int(counts[k]))
+    if not rarest:
+        return None
+    shares = [f"{data.class_names[k]!r} {counts[k] / counts.sum():.2%}" for k in rarest[:MOST_NAMED]]
+    more = f" and {len(rarest) - MOST_NAMED} more" if len(rarest) > MOST_NAMED else ""
+    take = f"; --evaluation.metrics [{','.join(METRICS)}] shows them" if not set(metrics) & set(METRICS) else ""
+    return f"data: rare classes, share of the training samples: {', '.join(shares)}{more}; accuracy hides them{take}"

@@ -1,0 +1,185 @@
+"""What is test part: drawn by the run's seed where data have none, and of a small class as often as of a large one."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from types import SimpleNamespace
+
+import numpy as np
+import pytest
+import torchvision
+from PIL import Image
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import FederatedData, imbalance, partition, prepare
+from fl_lightning.data.load import load
+from fl_lightning.data.sampling import systematic
+
+COUNT = 40
+"""Samples of each source here, of two classes; the first number of a sample is its own."""
+
+
+def of_digits(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    return DataConfig()
+
+
+def of_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    lines = ["x,label", *(f"{k},{k % 2}" for k in range(COUNT))]
+    (folder / "t.csv").write_text("\n".join(lines))
+    return DataConfig(root=str(folder / "t.csv"))
+
+
+def of_silos_in_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    lines = ["x,label,farm", *(f"{k},{k % 2},{k % 4 // 2}" for k in range(COUNT))]
+    (folder / "t.csv").write_text("\n".join(lines))
+    return DataConfig(root=str(folder / "t.csv"), group_column="farm", partition="natural")
+
+
+def of_image_folders(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    for k in range(COUNT):
+        (folder / str(k % 2)).mkdir(exist_ok=True)
+        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / str(k % 2) / f"{k}.png")
+    return DataConfig(source="images", root=str(folder))
+
+
+def of_domains(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    for k in range(COUNT):
+        (folder / "art" / str(k % 2)).mkdir(parents=True, exist_ok=True)
+        Image.new("RGB", (32, 32), (k, 0, 0)).save(folder / "art" / str(k % 2) / f"{k}.png")
+    return DataConfig(source="domains", root=str(folder))
+
+
+def of_leaf(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    held = {"x": [[k, 0.0, 0.0] for k in range(COUNT)], "y": [k % 2 for k in range(COUNT)]}
+    (folder / "a.json").write_text(json.dumps({"users": ["a"], "num_samples": [COUNT], "user_data": {"a": held}}))
+    return DataConfig(source="leaf", root=str(folder))
+
+
+def of_torchvision(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    whole = SimpleNamespace(data=np.arange(COUNT, dtype=np.uint8)[:, None, None], targets=np.arange(COUNT) % 2)
+    monkeypatch.setattr(torchvision.datasets, "EuroSAT", lambda **words: whole)
+    return DataConfig(source="eurosat", root=str(folder))
+
+
+def of_a_data_module(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    name = f"fl_split_readings_{folder.name}"
+    (folder / f"{name}.py").write_text(f"""
+import torch
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader
+
+class Plain(LightningDataModule):
+    def train_dataloader(self):
+        return DataLoader([(torch.tensor([float(k)]), k % 2) for k in range({COUNT})])
+""")
+    monkeypatch.syspath_prepend(str(folder))
+    return DataConfig(source=f"{name}.Plain")
+
+
+Make = Callable[[Path, pytest.MonkeyPatch], DataConfig]
+WITHOUT_TEST = [
+    of_digits, of_a_table, of_silos_in_a_table, of_image_folders, of_domains, of_leaf, of_torchvision,
+    of_a_data_module,
+]  # fmt: skip
+
+
+def samples_tested(data: DataConfig) -> list[bytes]:
+    """The test samples of a source."""
+    return sorted(sample.tobytes() for sample in load(data, 2, smoke=False)[0].test.read_all())
+
+
+@pytest.mark.parametrize("make", WITHOUT_TEST, ids=lambda make: make.__name__)
+def test_a_test_part_that_data_do_not_bring_is_drawn_from_its_seed(
+    make: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = make(tmp_path, monkeypatch)
+    parts = [samples_tested(replace(data, test_seed=seed)) for seed in (0, 1, 0)]
+    assert parts[0] == parts[2] != parts[1]
+    assert len(parts[0]) == len(parts[1])
+
+
+def test_by_default_it_is_the_runs_and_a_key_keeps_it(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    data = of_a_table(tmp_path, monkeypatch)
+    data.min_samples = 2
+
+    def parts(**keys: int) -> list[list[float]]:
+        made = (prepare(replace(data, **keys), 2, seed) for seed in range(3))
+        return [sorted(one._test.raw[:, 0].tolist()) for one in made]
+
+    one, two, three = parts()
+    assert one != two != three != one
+    fixed = parts(test_seed=1)
+    assert fixed == [two] * 3
+    keys = {"validation": 0.2, "score_on": "validation"}
+    assert sorted(prepare(replace(data, **keys), 2, 2)._train.raw[:, 0].tolist()) == sorted(  # type: ignore[arg-type]
+        set(map(float, range(COUNT))) - set(three)
+    )
+
+
+def test_data_with_a_test_part_keep_it(tmp_path: Path) -> None:
+    labels = np.arange(COUNT) % 2
+    x = np.arange(COUNT, dtype=np.float32)[:, None]
+    np.savez(tmp_path / "a.npz", x_train=x, y_train=labels, x_test=x + 100, y_test=labels)
+    for seed in (0, 1):
+        data = prepare(DataConfig(root=str(tmp_path / "a.npz"), partition="iid"), 2, seed)
+        assert sorted(data._test.raw[:, 0].tolist()) == (x[:, 0] + 100).tolist()
+
+
+@pytest.mark.parametrize(("counts", "total"), [([7, 1], 2), ([5, 3, 0, 2], 3), ([1] * 9, 4), ([4], 4), ([6, 3], 1)])
+def test_systematic_sampling_is_right_in_the_mean(counts: list[int], total: int) -> None:
+    """Over all starts, which are equally likely, a class has exactly its share; with each, that rounded down or up."""
+    everything = sum(counts)
+    found = np.array([systematic(np.array(counts), total, start) for start in range(everything)])
+    exact = np.array(counts) * total / everything
+    np.testing.assert_allclose(found.mean(0), exact)
+    assert (found.sum(1) == total).all() and (found >= np.floor(exact)).all() and (found <= np.ceil(exact)).all()
+    units = np.repeat(np.arange(len(counts)), counts)  # as docs/reference.md says it, unit by unit
+    for start, row in enumerate(found):
+        drawn = [((j + 1) * total + start) // everything > (j * total + start) // everything for j in range(everything)]
+        assert np.bincount(units[drawn], minlength=len(counts)).tolist() == row.tolist()
+
+
+def test_a_small_silo_has_its_positive_tested_as_often_as_any_sample() -> None:
+    """A silo of 8 with one positive, a quarter for tests: rounded down it never had one."""
+    labels = np.array([0] * 7 + [1])
+    hits = dict.fromkeys((False, True), 0)
+    for by_chance in hits:
+        for seed in range(400):
+            rng = np.random.default_rng(seed)
+            trains, tests = partition.hold_out([np.arange(8)], labels, 0.25, rng, by_chance)
+            assert len(tests[0]) == 2 and sorted([*trains[0], *tests[0]]) == list(range(8))
+            hits[by_chance] += int(labels[tests[0]].sum())
+    assert hits[False] == 0
+    assert 100 - 4 * 8.7 < hits[True] < 100 + 4 * 8.7  # four deviations of a binomial of 400 by 1/4
+
+
+def positives_tested(data: FederatedData) -> list[int]:
+    """Positive test samples of each client."""
+    return [sum(int(y.sum()) for _, y in data.client(c).test.batches(100)) for c in range(data.clients)]
+
+
+def test_client_test_takes_that_rule(tmp_path: Path) -> None:
+    rows = [f"{k},{int(k // 3 == 7)},{k % 3}" for k in range(24)]  # three farms of 8, the last of each is a positive
+    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
+    data = DataConfig(
+        root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", client_test=0.25, min_samples=2
+    )
+    made = [prepare(data, 3, seed) for seed in range(40)]
+    positives = np.array([positives_tested(one) for one in made])
+    assert all(one.test_sizes == [2, 2, 2] for one in made)
+    assert 0.12 < positives.mean() < 0.38  # 0.25 over 120 draws, three deviations
+    assert positives_tested(prepare(data, 3, 7)) == positives[7].tolist()
+
+
+@pytest.mark.parametrize(
+    ("counts", "rare"),
+    [
+        ([96, 4], [1]), ([95, 5], []), ([100, 0], []), ([50, 2, 48], [1]),
+        ([20] * 50, []), ([20] * 49 + [9], [49]),  # of fifty classes each is below 5 %
+    ],
+)  # fmt: skip
+def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts: list[int], rare: list[int]) -> None:
+    assert imbalance.rare(counts) == rare
