@@ -32,6 +32,12 @@ def of_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     return DataConfig(root=str(folder / "t.csv"))
 
 
+def of_texts_in_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
+    lines = ["text,label", *(f"{k:06b},{k % 2}" for k in range(COUNT))]
+    (folder / "t.csv").write_text("\n".join(lines))
+    return DataConfig(root=str(folder / "t.csv"), columns=["text"], tokens="characters", length=6)
+
+
 def of_silos_in_a_table(folder: Path, monkeypatch: pytest.MonkeyPatch) -> DataConfig:
     lines = ["x,label,farm", *(f"{k},{k % 2},{k % 4 // 2}" for k in range(COUNT))]
     (folder / "t.csv").write_text("\n".join(lines))
@@ -81,8 +87,8 @@ class Plain(LightningDataModule):
 
 Make = Callable[[Path, pytest.MonkeyPatch], DataConfig]
 WITHOUT_TEST = [
-    of_digits, of_a_table, of_silos_in_a_table, of_image_folders, of_domains, of_leaf, of_torchvision,
-    of_a_data_module,
+    of_digits, of_a_table, of_texts_in_a_table, of_silos_in_a_table, of_image_folders, of_domains, of_leaf,
+    of_torchvision, of_a_data_module,
 ]  # fmt: skip
 
 
