@@ -219,8 +219,7 @@ class Evaluator:
             raise RunFailed("no client's final model can be judged")
         named: dict[str, str] = {name: name for name in run.config.evaluation.metrics or ()}
         further = [scoring.set_apart(c["further"], list(named))[1] for c in everyone]
-        for line in scoring.left_out(further, named) if run.is_main else ():
-            log.say(line)
+        scoring.tell_left_out(further, named if run.is_main else ())
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts

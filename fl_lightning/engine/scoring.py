@@ -10,6 +10,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import Run
 from fl_lightning.data.part import Part
@@ -139,19 +140,16 @@ def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) ->
     return found
 
 
-def left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> list[str]:
-    """A line for each metric that some clients have no value of: how many its mean is over, and who is in none."""
-    lines = []
+def tell_left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> None:
+    """Say of each metric that some clients have no value of how many its mean is over, and who is left out."""
     for name in names:
         without = [client for client, row in enumerate(rows) if name not in row]
-        if without:
-            those = ", ".join(map(str, without[:MOST_NAMED])) + (", ..." if len(without) > MOST_NAMED else "")
-            over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
-            why = "lack a class of the client" if name == CLASS_SHARE.name else "have a single class, or none"
-            lines.append(
-                f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it (client {those})"
-            )
-    return lines
+        if not without:
+            continue
+        those = ", ".join(map(str, without[:MOST_NAMED])) + (", ..." if len(without) > MOST_NAMED else "")
+        over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
+        why = "lack a class of the client" if name == CLASS_SHARE.name else "have a single class, or none"
+        log.say(f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it (client {those})")
 
 
 def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

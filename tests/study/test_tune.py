@@ -112,6 +112,8 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     scores = [float(row["score"]) for row in trials]
     assert [float(tuned[name]) for name in ("start", "min", "max")] == [scores[0], *sorted(scores)]
     assert float(tuned["gain"]) == max(scores) - scores[0]
+    for file in tmp_path.glob("t/**/config.yaml"):  # no trial trains on what the study tests
+        assert yaml.safe_load(file.read_text())["data"]["test_seed"] == 0
     study = yaml.safe_load((tmp_path / "t/tuned.yaml").read_text())
     choice = json.loads(tuned["values"])["optimizer.lr"]
     assert choice == json.loads(trials[scores.index(max(scores))]["values"])["optimizer.lr"]
