@@ -15,7 +15,7 @@ import numpy as np
 from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import trained
 from fl_lightning.cli.parser import fit_parser, keys
-from fl_lightning.cli.settings import Layer, config_in, layer_of, read_config, read_flags
+from fl_lightning.cli.settings import Layer, config_in, layers_of, read_config, read_flags
 from fl_lightning.config import check
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput
@@ -186,14 +186,14 @@ def _layers(config: Config) -> tuple[list[Layer], str | None]:
     known = keys(fit_parser())
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
-        return [read_config(name, known)], name
+        return read_config(name, known), name
     if isinstance(config, Mapping):
         given = _plain(config)
         files = given.pop("config", None) or []
         files = files if isinstance(files, list) else [files]
-        layers = [read_config(str(file), known) for file in files]
+        layers = [layer for file in files for layer in read_config(str(file), known)]
         none = {key: None for key in ("callbacks", "loggers") if given.get(key, key) is None}  # a file leaves them out
-        return [*layers, none, layer_of("fit", given, known)], str(files[0]) if files else None
+        return [*layers, none, *layers_of("fit", given, known, Path())], str(files[0]) if files else None
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")

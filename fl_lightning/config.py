@@ -91,7 +91,7 @@ class OptimizerConfig:
     name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
     """`module`: what the model's own `configure_optimizers` returns (a LightningModule), as it is. sgd: KAPC."""
     lr: float = 0.05
-    """Learning rate. 0.05: ours, 0.6 to 1.7 points above KAPC's 0.01 on the digits (configs/kapc_digits.yaml)."""
+    """Learning rate. 0.05: ours, 0.6 to 1.7 points above KAPC's 0.01 on the digits (configs/digits.yaml)."""
     momentum: float = 0.0
     """SGD's momentum. KAPC states none."""
     nesterov: bool = False

@@ -100,7 +100,7 @@ def test_a_printed_config_means_the_same(
     config = complete(plan([nested]))
     text = to_yaml(config)
     file.write_text(text, encoding="utf-8")
-    again = complete(plan([read_config(str(file), keys(fit_parser()))]))
+    again = complete(plan(read_config(str(file), keys(fit_parser()))))
     assert again == config
     assert to_yaml(again) == text
     for key, value in plain.items():

@@ -188,7 +188,7 @@ def saved_layer(folder: Path) -> Layer | None:
     """The settings in the config.yaml of a run folder; None if there is none."""
     check_path("run", folder / CONFIG)
     file = folder / CONFIG
-    return read_config(str(file), keys(fit_parser())) if file.is_file() else None
+    return read_config(str(file), keys(fit_parser()))[-1] if file.is_file() else None
 
 
 def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:

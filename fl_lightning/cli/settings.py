@@ -85,7 +85,7 @@ def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
             if alone and not (key in known and hint(known[key]) is bool):
                 raise BadInput(key, "", NO_VALUE)
             text = "true" if alone else words.pop(0)  # a switch alone means true
-        layers.append(read_config(text, known) if key == "config" else _nested(key, _value(key, text)))
+        layers += read_config(text, known) if key == "config" else [_nested(key, _value(key, text))]
     return layers
 
 
@@ -114,21 +114,54 @@ def apart(argv: list[str]) -> tuple[list[str], list[str]]:
     return words, flags
 
 
-def read_config(name: str, known: dict[str, Action]) -> Layer:
-    """The settings in a YAML file, or in the config that ships with the package under this name."""
-    path = Path(name)
+def read_config(name: str, known: dict[str, Action]) -> list[Layer]:
+    """The settings in a YAML file, or in the config that ships with the package under this name: first those of the
+    config that it names as its `base`, and so on down the chain.
+
+    Raises:
+        BadInput: there is no such config, it cannot be read, or it is its own base.
+    """
+    return _read("config", name, Path(name), known, ())
+
+
+def _read(key: str, name: str, file: Path, known: dict[str, Action], above: tuple[str, ...]) -> list[Layer]:
+    """As `read_config`; `key`: what names it; `file`: where it lies, else it is a shipped one; `above`: configs whose
+    base it is."""
     try:
-        text = path.read_text(encoding="utf-8") if path.is_file() else catalogue.shipped_config(name)
+        text = file.read_text(encoding="utf-8") if (is_file := file.is_file()) else catalogue.shipped_config(name)
     except (OSError, UnicodeDecodeError) as error:
-        raise BadInput("config", name, f"it cannot be read: {error}") from None
+        raise BadInput(key, name, f"it cannot be read: {error}") from None
     if text is None:
         shipped = list(catalogue.table("configs"))
         near = catalogue.did_you_mean(name.removesuffix(".yaml"), shipped)
-        raise BadInput("config", name, f"no such file{near}; configs that ship with the package: {', '.join(shipped)}")
-    content = parse("config", name, text)
-    if not isinstance(content, dict | None):
-        raise BadInput("config", name, "it must hold keys and values")
-    return layer_of(name, content or {}, known)
+        raise BadInput(key, name, f"no such file{near}; configs that ship with the package: {', '.join(shipped)}")
+    place = str(file.resolve()) if is_file else name.removesuffix(".yaml")
+    check(key, name, place not in above, f"a config cannot be its own base: {' -> '.join([*above, place])}")
+    content = parse(key, name, text)
+    check(key, name, isinstance(content, dict | None), "it must hold keys and values")
+    return layers_of(name, content or {}, known, file.parent if is_file else None, (*above, place))
+
+
+def layers_of(
+    name: str,
+    content: dict[Any, Any],
+    known: dict[str, Action],
+    folder: Path | None = None,
+    above: tuple[str, ...] = (),
+) -> list[Layer]:
+    """The settings in the content of a config `name`, those of its base before them.
+
+    Args:
+        folder: where a base is looked for before the shipped configs; None: nowhere.
+        above: the config itself, and those whose base it is.
+    """
+    own = {key: value for key, value in content.items() if key != "base"}
+    base = content.get("base")
+    if base is None:
+        return [layer_of(name, own, known)]
+    check("base", base, isinstance(base, str), f"it must be the name or the file of one config (in {name})")
+    file = folder / base if folder is not None else Path()
+    return [*_read("base", base, file, known, above), layer_of(name, own, known)]
 
 
 def layer_of(name: str, content: dict[Any, Any], known: dict[str, Action]) -> Layer:

@@ -215,18 +215,18 @@ def _base(given: Any, beside: Path) -> Iterator[Layer]:
     known = keys(fit_parser())
     for part in given if isinstance(given, list) else [given]:
         if isinstance(part, str):
-            file = beside / part
-            layer = read_config(str(file) if file.is_file() else part, known)
-            layer.pop("loggers", None)
+            layers = read_config(str(file) if (file := beside / part).is_file() else part, known)
+            for layer in layers:
+                layer.pop("loggers", None)
         elif isinstance(part, dict):
-            layer = layer_of("base", part, known)
+            layers = [layer_of("base", part, known)]
         else:
             raise BadInput("base", part, "it must be a config's name or file, a mapping of keys, or a list of these")
-        for key in BEGIN:
-            if key in layer:
+        for layer in layers:
+            for key in layer.keys() & set(BEGIN):
                 raise BadInput(f"base.{key}", layer[key], "a study sets it for each run")
-        layer.pop("seed", None)  # each run has its own
-        yield layer
+            layer.pop("seed", None)  # each run has its own
+        yield from layers
 
 
 def layers_of(settled: Layer, run: Run) -> list[Layer]:

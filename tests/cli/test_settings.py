@@ -141,9 +141,9 @@ def test_bad_callbacks_and_loggers(flags: str) -> None:
 def test_an_empty_section_says_nothing(tmp_path: Path) -> None:
     file = tmp_path / "a.yaml"
     file.write_text("callbacks:\n  # heatmaps:\ndata:\nmethod:\n")
-    assert read_config(str(file), KNOWN) == {}
+    assert read_config(str(file), KNOWN) == [{}]
     file.write_text("")
-    assert read_config(str(file), KNOWN) == {}
+    assert read_config(str(file), KNOWN) == [{}]
 
 
 @pytest.mark.parametrize(
@@ -215,3 +215,43 @@ def test_a_file_may_name_a_component_and_set_its_arguments_with_dots(turned: boo
     assert settings.callbacks["quantize"].init_args == {"bits": 4}
     with pytest.raises(BadInput, match=r"^model: .*give a list's items their own arguments"):
         layer_of("own.yaml", {"model": ["cnn", "mlp"], "model.hidden": [3]}, keys(fit_parser()))
+
+
+# ---------------------------------------------------------------- base
+
+
+def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path: Path) -> None:
+    """By the rules of several --config: the same class keeps its arguments. Files beside it come first."""
+    (tmp_path / "deep").mkdir()
+    (tmp_path / "a.yaml").write_text("base: deep/b.yaml\nmethod.mu: 0.2\nfederation.rounds: 3\n")
+    (tmp_path / "deep/b.yaml").write_text("base: kapc_digits\nmethod: fedprox\nfederation.clients: 4\n")
+    settings = merged(f"--config {tmp_path}/a.yaml --federation.rounds 7")
+    assert settings.method.class_path.endswith("FedProx") and settings.method.init_args == {"mu": 0.2}
+    assert (settings.plain["federation"]["rounds"], settings.plain["federation"]["clients"]) == ("7", 4)
+    assert settings.plain["data"]["source"] == "digits"  # of the base's base's base
+    (tmp_path / "deep/kapc_digits").write_text("data.source: mnist\n")
+    assert merged(f"--config {tmp_path}/a.yaml").plain["data"] == {"source": "mnist"}
+
+
+@pytest.mark.parametrize(
+    ("files", "told"),
+    [
+        (
+            {"a": "base: a.yaml"},
+            r"^base: 'a.yaml' .* a config cannot be its own base: \S+a.yaml -> \S+a.yaml$",
+        ),
+        ({"a": "base: b.yaml", "b": "base: ./a.yaml"}, r"^base: './a.yaml' .*\S+a.yaml -> \S+b.yaml -> \S+a.yaml$"),
+        ({"a": "base: kapc_digit"}, r"^base: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)"),
+        (
+            {"a": "base: [digits, kapc_mnist]"},
+            r"^base: \['digits', .* name or the file of one config \(in \S+a.yaml\)$",
+        ),
+        ({"a": "base: b.yaml", "b": "ronds: 3"}, r"^ronds: 3 .*no such key.*\(in b.yaml\)$"),
+        ({"a": "base: b.yaml", "b": "[1]"}, r"^base: 'b.yaml' is not allowed; it must hold keys and values$"),
+    ],
+)
+def test_a_base_that_cannot_work_is_one_line(files: dict[str, str], told: str, tmp_path: Path) -> None:
+    for name, text in files.items():
+        (tmp_path / f"{name}.yaml").write_text(text)
+    with pytest.raises(BadInput, match=told):
+        read_config(str(tmp_path / "a.yaml"), KNOWN)

@@ -300,6 +300,7 @@ def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: P
     assert hashes(tmp_path / "runs") == before
     assert f"# labelled: {labelled}" in said
     assert ("# accuracy: " in said) == labelled
+    assert f"# rounds of local training before this score: {2 * labelled} (--rounds); the run had 2" in said
     scope: dict[str, Any] = {}
     exec((tmp_path / "new.py").read_text(), scope)
     assert scope["model"](torch.zeros(2, 1, 8, 8)).shape == (2, 10)
