@@ -3,7 +3,8 @@
     python benchmarks/measured.py STUDY [STUDY ...] --picture docs/images/measured.png
 
 Prints, in Markdown, each method's difference to training alone by setting with its 95 % interval, and what they come to
-over all settings, as `fl-train compare` has them. Settings in which a method has no runs yet are left out for all.
+over all settings, as `fl-train compare` has them. Settings in which not all methods have equally many seeds are left
+out for all.
 """
 
 from __future__ import annotations
@@ -74,7 +75,8 @@ def tables(studies: list[str]) -> tuple[dict[str, dict[str, Row]], dict[str, dic
         for study in studies:
             for row in compared(study, baseline):
                 table.setdefault(setting(row), {})[row["method"]] = row
-        found.append({name: rows for name, rows in table.items() if rows.keys() >= NAMES.keys()})
+        whole = {name: rows for name, rows in table.items() if rows.keys() >= NAMES.keys()}
+        found.append({name: rows for name, rows in whole.items() if len({r["seeds"] for r in rows.values()}) == 1})
     return found[0], found[1]
 
 
@@ -101,15 +103,17 @@ def mean(values: list[float]) -> float:
 
 def written(alone: dict[str, dict[str, Row]], ours: dict[str, dict[str, Row]]) -> str:
     """Both tables in Markdown."""
-    settings = list(alone)
-    lines = [f"| setting | seeds | local, % | {' | '.join(NAMES[m] for m in NAMES if m != 'local')} |"]
-    lines.append("| --- " * (len(NAMES) + 2) + "|")
-    for name in settings:
-        rows = alone[name]
-        cells = " | ".join(cell(rows, m) for m in NAMES if m != "local")
-        lines.append(f"| {name} | {rows['local']['seeds']} | {number(rows['local'], 'mean'):.1f} | {cells} |")
+    settings, methods, lines = list(alone), [m for m in NAMES if m != "local"], []
+    for part in (methods[:5], methods[5:]):
+        lines.append(f"| setting | seeds | local, % | {' | '.join(NAMES[m] for m in part)} |")
+        lines.append("| --- " * (len(part) + 3) + "|")
+        for name in settings:
+            rows = alone[name]
+            cells = " | ".join(cell(rows, m) for m in part)
+            lines.append(f"| {name} | {rows['local']['seeds']} | {number(rows['local'], 'mean'):.1f} | {cells} |")
+        lines.append("")
     head = ("mean difference to local", "worst regret to the best other", "below local *", "above local *")
-    lines += ["", f"| method | {' | '.join(head)} | harmed, mean | harmed, worst |", "| --- " * 7 + "|"]
+    lines += [f"| method | {' | '.join(head)} | harmed, mean | harmed, worst |", "| --- " * 7 + "|"]
     for method in NAMES:
         regrets, low, high, harmed = {}, 0, 0, []
         for name in settings:
@@ -137,8 +141,8 @@ def draw(alone: dict[str, dict[str, Row]], file: Path) -> None:
     settings = sorted(alone, key=lambda name: gain(alone[name], OURS))
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
     x = range(len(settings))
-    low = [number(alone[n][OURS], "low") or 0.0 for n in settings]
-    high = [number(alone[n][OURS], "high") or 0.0 for n in settings]
+    low = [float(alone[n][OURS]["low"] or "nan") * 100 for n in settings]
+    high = [float(alone[n][OURS]["high"] or "nan") * 100 for n in settings]
     axes.fill_between(x, low, high, color="C0", alpha=0.15, linewidth=0)
     for place, method in enumerate(DRAWN):
         width = 2.5 if method == OURS else 1.2
@@ -149,7 +153,7 @@ def draw(alone: dict[str, dict[str, Row]], file: Path) -> None:
     axes.set_xticks(list(x), settings, rotation=40, ha="right", fontsize=8)
     axes.set_ylabel("points above training alone")
     axes.legend(fontsize=8, frameon=False)
-    figure.savefig(file, dpi=110)
+    figure.savefig(file, dpi=75)
 
 
 if __name__ == "__main__":
