@@ -79,7 +79,8 @@ def test_shipped_studies_are_whole() -> None:
             printed[name] = {cell.method: cell.value for cell in cells}
     assert sorted(set(NAMES) - set(printed)) == [
         "digits/ablation", "digits/first", "digits/kapc", "digits/kapc_settings", "digits/methods",
-        "digits/pfedfda_ridge", "digits/switches", "groups/relations", "kapc/ablation", "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch", "watch/scarce",
+        "digits/pfedfda_ridge", "digits/switches", "groups/relations", "kapc/ablation",
+        "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch", "watch/scarce",
     ]  # fmt: skip
     assert printed["kapc/table1"]["KAPC+BLS"] == 96.83  # the journal's row beside the conference's
 
