@@ -142,6 +142,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "pfedla": {"embedding": 8, "hidden": 8},
     "dbe": {"momentum": 0.5},
     "moon": {"mu": 2.0},
+    "pfedfda": {"ridge": 0.1},
 }
 """Where a method's defaults would leave its own term next to nothing, or take long."""
 DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl", "feddf", "pfeddf")
