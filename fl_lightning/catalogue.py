@@ -1,20 +1,18 @@
 """What can be chosen by name: methods, models, callbacks, loggers, data sources, partitions, configs.
 
-Classes are read off the source text, never imported, so that a wrong name is answered at once and a new method is
-listed as soon as its file exists.
+Classes are those of `configuration/index.json`, never imported, so that a wrong name is answered at once.
 """
 
 from __future__ import annotations
 
-import ast
 import difflib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from functools import cache
 from importlib import resources
-from importlib.util import find_spec
 from pathlib import Path
 
+from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.names import PARTITIONS, SOURCES
 
@@ -96,59 +94,10 @@ def _plain(name: str) -> str:
     return name.lower().replace("_", "").replace("-", "")
 
 
-def _modules(package: str) -> Iterator[tuple[str, ast.Module]]:
-    """Import path and syntax tree of each file of a subpackage, found but not imported."""
-    spec = find_spec(f"fl_lightning.{package}")
-    folders = (spec.submodule_search_locations or []) if spec else []
-    for folder in folders:
-        for path in sorted(Path(folder).glob("*.py")):
-            if path.stem != "__init__":
-                yield f"fl_lightning.{package}.{path.stem}", ast.parse(path.read_text(encoding="utf-8"))
-
-
-def _classes(package: str) -> Iterator[tuple[str, ast.ClassDef]]:
-    for module, tree in _modules(package):
-        yield from ((module, node) for node in tree.body if isinstance(node, ast.ClassDef))
-
-
-def _entries(classes: Iterable[tuple[str, ast.ClassDef]]) -> dict[str, Entry]:
-    """The public classes with a docstring that are no base of others (in `base`, or abstract)."""
-    found = {}
-    for module, node in classes:
-        summary, is_base = ast.get_docstring(node), module.endswith(".base") or "ABC" in _base_names(node)
-        if summary and not node.name.startswith("_") and not is_base:
-            name = node.name.lower()
-            found[name] = Entry(name, f"{module}.{node.name}", summary.splitlines()[0], _text(node, "family"))
-    return dict(sorted(found.items()))
-
-
-def _text(node: ast.ClassDef, variable: str) -> str:
-    """The text that a class assigns to `variable`; empty if it does not."""
-    for item in node.body:
-        if isinstance(item, ast.Assign) and [getattr(t, "id", "") for t in item.targets] == [variable]:
-            return str(ast.literal_eval(item.value))
-    return ""
-
-
-def _base_names(node: ast.ClassDef) -> set[str]:
-    return {base.attr if isinstance(base, ast.Attribute) else getattr(base, "id", "") for base in node.bases}
-
-
-def _descending(package: str, root: str) -> list[tuple[str, ast.ClassDef]]:
-    """The classes of a subpackage that descend from `root`, save relations: a method brings its own."""
-    classes = list(_classes(package))
-    bases = {node.name: _base_names(node) for _, node in classes}
-
-    def ancestors(name: str) -> set[str]:
-        direct = bases.get(name, set())
-        return direct.union(*(ancestors(base) for base in direct))
-
-    lines = {node.name: {node.name} | ancestors(node.name) for _, node in classes}
-    return [(m, node) for m, node in classes if root in lines[node.name] and "Relation" not in lines[node.name]]
-
-
-def _callbacks(loggers: bool) -> dict[str, Entry]:
-    return _entries((m, node) for m, node in _descending("callbacks", "Callback") if m.endswith(".loggers") == loggers)
+def _classes(kind: str) -> dict[str, Entry]:
+    """The classes of `index.json`."""
+    entries = index.read()[kind]
+    return {name: Entry(name, e["class"], e["doc"], e.get("family", "")) for name, e in entries.items()}
 
 
 def _names(texts: dict[str, str]) -> dict[str, Entry]:
@@ -172,14 +121,14 @@ def _shipped_studies() -> dict[str, Entry]:
 
 
 _TABLES: dict[str, Callable[[], dict[str, Entry]]] = {
-    "methods": cache(lambda: _entries(_descending("methods", "Method"))),
+    "methods": cache(lambda: _classes("methods")),
     "configs": cache(_configs),
     "sources": cache(lambda: _names(SOURCES)),
     "partitions": cache(lambda: _names(PARTITIONS)),
     "studies": cache(_shipped_studies),
-    "models": cache(lambda: _entries(_classes("models"))),
-    "callbacks": cache(lambda: _callbacks(loggers=False)),
-    "loggers": cache(lambda: _callbacks(loggers=True)),
+    "models": cache(lambda: _classes("models")),
+    "callbacks": cache(lambda: _classes("callbacks")),
+    "loggers": cache(lambda: _classes("loggers")),
 }
 
 KINDS = tuple(_TABLES)

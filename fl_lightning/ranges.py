@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cache
 from typing import Annotated, Any, Literal, get_args, get_origin, get_type_hints
@@ -46,6 +47,24 @@ PositiveAdamRate = Annotated[float, Range(0, 1000, above=True)]
 """Learning rates of Adam, and multiples of a batch: those beyond 1,000 (ours) make no sense, nor fit into memory."""
 NonNegativeInt = Annotated[int, Range(0)]
 PositiveInt = Annotated[int, Range(1)]
+
+
+@dataclass(frozen=True)
+class Needs:
+    """A rule between two arguments: `argument` may differ from `free` only where `other` is one of `values`."""
+
+    argument: str
+    free: Any
+    other: str
+    values: tuple[Any, ...]
+    says: str
+    """What is allowed, in words."""
+
+    def check(self, given: Mapping[str, Any], key: str) -> None:
+        """Raise `BadInput`, for `key`.NAME, where the arguments `given` break the rule."""
+        value = given[self.argument]
+        if value != self.free and given[self.other] not in self.values:
+            raise BadInput(f"{key}.{self.argument}", value, self.says)
 
 
 @dataclass(frozen=True)

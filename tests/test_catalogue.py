@@ -1,6 +1,5 @@
 from __future__ import annotations
 
-import ast
 import importlib
 import inspect
 
@@ -49,52 +48,6 @@ def test_did_you_mean_knows_full_keys_and_last_parts(word: str, meant: str) -> N
 
 def test_did_you_mean_keeps_silent_when_nothing_is_near() -> None:
     assert catalogue.did_you_mean("zzz", ["seed", "federation.rounds"]) == ""
-
-
-BASES = """
-class Callback: ...
-class Transform(Callback): ...
-class Observer(Callback): ...
-"""
-SOURCE = '''
-class Seen(Observer):
-    """First line.
-
-    More.
-    """
-
-class Deeper(_Hidden):
-    """Descends through a hidden class."""
-
-class _Hidden(base.Transform):
-    """Not listed."""
-
-class Silent(Callback):
-    pass
-
-class Cube(Relation):
-    """A method brings it."""
-
-class Relation(Callback):
-    """The base of what methods bring."""
-
-class Helper:
-    """No callback."""
-'''
-
-
-def test_callbacks_are_public_documented_and_no_relations(monkeypatch: pytest.MonkeyPatch) -> None:
-    tree = ast.parse(SOURCE)
-    monkeypatch.setattr(
-        catalogue, "_modules", lambda package: [("p.base", ast.parse(BASES)), ("p.loggers", tree), ("p.x", tree)]
-    )
-    for loggers, module in ((True, "p.loggers"), (False, "p.x")):
-        found = catalogue._callbacks(loggers)
-        assert {name: e.class_path for name, e in found.items()} == {
-            "deeper": f"{module}.Deeper",
-            "seen": f"{module}.Seen",
-        }
-        assert found["seen"].summary == "First line."
 
 
 @pytest.mark.parametrize(

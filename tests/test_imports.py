@@ -18,6 +18,7 @@ ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "shared_memory", "signals"),
     ("log", "ranges"),
     ("components", "datakeys", "extras", "search"),
+    ("configuration",),
     ("catalogue", "config", "device", "files", "sections"),
     ("csvtable", "owncode"),
     ("data", "models", "parallel", "provenance", "runfolder", "storage"),

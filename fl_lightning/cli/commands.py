@@ -7,7 +7,6 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.arguments import explained
 from fl_lightning.cli.parser import (
     export_parser,
     fit_parser,
@@ -18,9 +17,10 @@ from fl_lightning.cli.parser import (
     test_parser,
     typed,
 )
-from fl_lightning.cli.resolve import complete, method_class, plan, start_of, to_yaml
+from fl_lightning.cli.resolve import complete, method_entry, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
 from fl_lightning.config import check
+from fl_lightning.configuration.explain import explained
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.metric import BY_TASK, FURTHER, MODELS
@@ -183,7 +183,7 @@ def fit_help(argv: list[str]) -> str:
 
 def _of_method(class_path: str) -> str:
     entry = catalogue.lookup("methods", class_path)
-    return explained(entry.name if entry else class_path, method_class(class_path))
+    return explained(entry.name if entry else class_path, method_entry(class_path))
 
 
 def list_names(argv: list[str]) -> None:

@@ -5,14 +5,15 @@ from __future__ import annotations
 import re
 import types
 from argparse import SUPPRESS, Action, ArgumentError
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterator
 from functools import cache
-from typing import Any, Literal, Union, get_args, get_origin
+from typing import Any, Literal, get_args
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
 from fl_lightning import catalogue
 from fl_lightning.config import DataConfig, EvaluationConfig, FabricConfig, FederationConfig, OptimizerConfig, check
+from fl_lightning.configuration.describe import words
 from fl_lightning.errors import BadInput
 
 GROUPS: dict[str, type] = {
@@ -276,14 +277,14 @@ def typed(parser: ArgumentParser, values: dict[str, Any], prefix: str = "") -> N
         check(prefix + key, None, not action.required or key in given, "it must be given")
     for key, value in given.items():
         if value is None and not _takes_none(hint(known[key])):
-            raise BadInput(prefix + key, value, f"it must be {describe(hint(known[key]))}")
+            raise BadInput(prefix + key, value, f"it must be {words(hint(known[key]))}")
     try:
         return parser.parse_object(values)
     except ArgumentError as error:
         key = _key_in(str(error))
         if key not in known:
             raise BadInput(prefix.rstrip("."), values, str(error)) from None
-        raise BadInput(prefix + key, given.get(key), f"it must be {describe(hint(known[key]))}") from None
+        raise BadInput(prefix + key, given.get(key), f"it must be {words(hint(known[key]))}") from None
 
 
 def leaves(
@@ -307,23 +308,6 @@ def unknown(key: str, value: Any, known: list[str]) -> BadInput:
     """The error for a key that does not exist; few keys are listed, many are left to `--help`."""
     keys = (", ".join(known) or "none") if len(known) <= 20 else "see fl-train fit --help"
     return BadInput(key, value, f"no such key{catalogue.did_you_mean(key, known)}; keys: {keys}")
-
-
-def describe(kind: Any) -> str:
-    """A type in words."""
-    plain = {int: "a whole number", float: "a number", bool: "true or false", str: "text", types.NoneType: "null"}
-    if kind in plain:
-        return plain[kind]
-    if get_origin(kind) is Literal:
-        return "one of " + ", ".join(map(str, get_args(kind)))
-    if get_origin(kind) in (Union, types.UnionType):
-        return " or ".join(describe(part) for part in get_args(kind))
-    origin = get_origin(kind) or kind
-    if isinstance(origin, type) and issubclass(origin, Mapping):
-        return "a mapping"
-    if isinstance(origin, type) and issubclass(origin, Iterable):
-        return f"a list: [{', '.join(describe(part) for part in get_args(kind) if part is not ...)}, ...]"
-    return str(kind).replace("typing.", "")
 
 
 def _takes_none(kind: Any) -> bool:

@@ -25,11 +25,13 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper  # type: ignore[assignment]
 
 from fl_lightning import catalogue
-from fl_lightning.cli.arguments import check_arguments, sketch
+from fl_lightning.cli.arguments import check_arguments
 from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
 from fl_lightning.components import AdaptersConfig, Network
 from fl_lightning.config import Component, Config, ModelConfig, check_finite
+from fl_lightning.configuration import index
+from fl_lightning.configuration.describe import described
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
 
@@ -99,10 +101,10 @@ def complete(config: Config) -> Config:
     return dataclasses.replace(config, method=method, models=models, callbacks=callbacks, loggers=loggers)
 
 
-def method_class(class_path: str) -> type:
-    """The class of a method: of ours without its hooks, unless it has been imported."""
+def method_entry(class_path: str) -> dict[str, Any]:
+    """What `index.json` has of one of our methods; somebody else's class is imported and described."""
     _look_here()
-    return sketch(class_path) or _import("methods", "method", class_path)
+    return index.method(class_path) or described(_import("methods", "method", class_path))
 
 
 def to_yaml(config: Config) -> str:

@@ -21,7 +21,7 @@ from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.knowledge.common import check_classes
-from fl_lightning.ranges import check_ranges
+from fl_lightning.ranges import Needs, check_ranges
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
@@ -82,6 +82,8 @@ class Method:
     everyone_first: ClassVar[bool] = False
     """Whether all clients take part in the first round, whatever the participation: a method that begins with what it
     must know of everybody."""
+    needs: ClassVar[tuple[Needs, ...]] = ()
+    """Rules between its arguments."""
     newcomers: ClassVar[Rule | None] = None
     """What a client is given that has been in no round; None: as `scope` and the relation let it (`engine.joining`)."""
 
@@ -99,8 +101,10 @@ class Method:
                 raise TypeError(f"{cls.__name__}.{name} would never be called: is it {like[0]}? Else begin it with _")
 
     def __post_init__(self) -> None:
-        """Raise `BadInput` for an argument that its type does not allow (`ranges`)."""
+        """Raise `BadInput` for an argument that its type, or a rule of `needs`, does not allow (`ranges`)."""
         check_ranges(self, "method")
+        for rule in self.needs:
+            rule.check(vars(self), "method")
 
     def check(self, run: Run) -> None:
         """Raise `BadInput` where the method cannot work on this run."""

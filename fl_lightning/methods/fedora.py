@@ -9,10 +9,9 @@ from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
+from fl_lightning.ranges import Needs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from fl_lightning.search import LogRange, searched
 
 
@@ -44,6 +43,7 @@ class FEDORA(Method):
     family = "mixing"
     judge = "after"
     starts = "own"
+    needs = (Needs("lam", 1.0, "selection", ("constant",), "it belongs to method.selection constant"),)
 
     alpha: Annotated[float, Range(0, 1e15)] = searched(1.0, LogRange(0.25, 16), "around the paper's 1 and the code's 4")
     directions: PositiveInt = 1
@@ -55,11 +55,6 @@ class FEDORA(Method):
     lam: NonNegativeFloat = 1.0
     similarity: Literal["subspace", "random"] = "subspace"
     mixes: Literal["all", "heard"] = "all"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fixed = self.selection == "constant" or self.lam == 1.0
-        check("method.lam", self.lam, fixed, "it belongs to method.selection constant")
 
     def relation(self) -> Relation:
         """Propagation over like data."""

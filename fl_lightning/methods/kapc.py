@@ -10,10 +10,9 @@ from typing import Literal
 
 from fl_lightning.callbacks.cube import LearnedCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, Phase
 from fl_lightning.methods.base import Method, Scope
-from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
+from fl_lightning.ranges import Needs, NonNegativeFloat, NonNegativeInt
 from fl_lightning.search import LogRange, searched
 
 
@@ -48,6 +47,9 @@ class KAPC(Method):
 
     family = "mixing"
     judge = "after"
+    needs = (
+        Needs("rho", None, "solver", ("exact",), "the published step has no rho of its own: null, or solver exact"),
+    )
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
     beta: NonNegativeFloat = searched(0.01, LogRange(0.005, 10), "the papers' ablation: 0.005 to 10")
@@ -63,11 +65,6 @@ class KAPC(Method):
     init: Literal["uniform", "random"] = "uniform"
     mixes: Literal["cohort", "heard"] = "cohort"
     rho: NonNegativeFloat | None = None
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fine = self.rho is None or self.solver == "exact"
-        check("method.rho", self.rho, fine, "the published step has no rho of its own: null, or solver exact")
 
     def relation(self) -> Relation:
         """The learned cube."""

@@ -12,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.cube import to_simplex
-from fl_lightning.config import check
 from fl_lightning.core import Run, Server
 from fl_lightning.knowledge.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
-from fl_lightning.ranges import NonNegativeFloat, PositiveInt
+from fl_lightning.ranges import Needs, NonNegativeFloat, PositiveInt
 from fl_lightning.search import Range, searched
 
 
@@ -34,17 +33,14 @@ class KTPFL(FedMD):
     """
 
     family = "prototypes and distillation"
+    needs = (Needs("loss", "kl", "update", ("code",), "the paper's update compares probabilities: kl, or update code"),)
+
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
     rho: NonNegativeFloat = searched(0.7, Range(0.1, 0.7), "the paper's grid: 0.1 to 0.7")
     step: NonNegativeFloat = 0.01
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        fine = self.loss == "kl" or self.update == "code"
-        check("method.loss", self.loss, fine, "the paper's update compares probabilities: kl, or update code")
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """And `coefficients` (N, N), float64: row n weighs whose predictions teach client n. They start at 1/N."""

@@ -3,29 +3,77 @@
 from __future__ import annotations
 
 import importlib
+import subprocess
+import sys
+from abc import ABC
 from collections.abc import Callable
-from dataclasses import fields
+from pathlib import Path
+from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
 
 from fl_lightning import catalogue
 from fl_lightning.cli import main
-from fl_lightning.cli.arguments import check_arguments, explained, sketch
+from fl_lightning.cli.arguments import check_arguments
 from fl_lightning.config import Component
+from fl_lightning.configuration import describe, index
+from fl_lightning.configuration.explain import explained, page
 from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
 
 
-def test_a_sketch_has_the_fields_of_its_class() -> None:
-    """Names, defaults, types with their bounds, where they are searched: of every method."""
-    for name, entry in catalogue.table("methods").items():
-        module, _, cls = entry.class_path.rpartition(".")
-        real, drawn = getattr(importlib.import_module(module), cls), sketch(entry.class_path)
-        assert drawn is not None, name
-        ours, theirs = ([(f.name, f.default, dict(f.metadata)) for f in fields(kind)] for kind in (drawn, real))
-        assert ours == theirs, name
-        hints, known = get_type_hints(drawn, include_extras=True), get_type_hints(real, include_extras=True)
-        assert [(f, hints[f]) for f, *_ in ours] == [(f, known[f]) for f, *_ in ours], name
+def test_the_index_and_the_page_are_fresh(tmp_path: Path) -> None:
+    """They have all our classes as they are; else: the commands of CONTRIBUTING.md."""
+    assert index.FILE.read_text(encoding="utf-8") == describe.text()
+    file = Path(__file__).resolve().parents[2] / "docs" / "method-arguments.md"
+    assert file.read_text(encoding="utf-8") == page()
+    line = [sys.executable, "-m", "fl_lightning.configuration.explain", str(tmp_path / "page.md")]
+    subprocess.run(line, check=True)
+    assert (tmp_path / "page.md").read_text(encoding="utf-8") == page()
+
+
+def test_types_of_the_index_are_those_of_the_classes() -> None:
+    for entry in index.read()["methods"].values():
+        module, _, name = entry["class"].rpartition(".")
+        hints = get_type_hints(getattr(importlib.import_module(module), name))
+        assert {key: index.type_of(argument) for key, argument in entry["arguments"].items()} == {
+            key: hints[key] for key in entry["arguments"]
+        }
+
+
+class _Hidden(Method):
+    """Not public."""
+
+
+def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Public classes with a docstring of their own, defined there, and no bases of others."""
+
+    class Listed(_Hidden):
+        """First line.
+
+        More.
+        """
+
+    class Silent(Method):
+        pass
+
+    class Abstract(Method, ABC):
+        """A base."""
+
+    class Other:
+        """No method."""
+
+    made = [Listed, Silent, Abstract, Other, _Hidden, Method]
+    module = SimpleNamespace(**{cls.__name__: cls for cls in made})
+    for cls in made[:-1]:
+        monkeypatch.setattr(cls, "__module__", "fl_lightning.package.file")
+    package = SimpleNamespace(__path__=[])
+    modules = {"fl_lightning.package": package, "fl_lightning.package.file": module}
+    monkeypatch.setattr(describe.importlib, "import_module", modules.__getitem__)
+    monkeypatch.setattr(describe.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="file")])
+    (listed,) = describe._classes("package", Method)
+    assert listed is Listed and describe._entry(listed)["doc"] == "First line."
 
 
 @pytest.mark.parametrize(
@@ -38,6 +86,8 @@ def test_a_sketch_has_the_fields_of_its_class() -> None:
         ("kapc", {"solver": "exakt"}, "method.solver: 'exakt' is not allowed; it must be one of step, exact"),
         ("fedora", {"lam": 2.0}, "method.lam: 2.0 is not allowed; it belongs to method.selection constant"),
         ("ktpfl", {"loss": "mse"}, "method.loss: 'mse' is not allowed; the paper's update compares probabilities"),
+        ("kapc", {"rho": 1.0}, "method.rho: 1.0 is not allowed; the published step has no rho of its own: null, or"),
+        ("knnper", {"lam": "1.5"}, "method.lam: 1.5 is not allowed; it must lie in [0, 1], or null"),
         ("knnper", {"kernel": "box"}, "method.kernel: 'box' is not allowed; it must be one of gaussian, exponential"),
     ],
 )
@@ -56,14 +106,14 @@ def test_right_values_and_those_of_others_pass() -> None:
 
 def test_every_argument_of_every_method_is_explained() -> None:
     for entry in catalogue.table("methods").values():
-        kind = sketch(entry.class_path)
+        kind = index.method(entry.class_path)
         assert kind is not None
         text = explained(entry.name, kind)
         assert text.startswith(f"{entry.name}: {entry.summary}")
         said = text.split("\n\n")
-        for field in fields(kind):
-            (own,) = (part for part in said if part.startswith(f"  --method.{field.name}  "))
-            assert len(own.splitlines()) > 1, f"{entry.name}: nothing is said of {field.name}"
+        for name in kind["arguments"]:
+            (own,) = (part for part in said if part.startswith(f"  --method.{name}  "))
+            assert len(own.splitlines()) > 1, f"{entry.name}: nothing is said of {name}"
 
 
 def test_help_and_list_show_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:

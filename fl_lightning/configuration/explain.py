@@ -1,0 +1,85 @@
+"""A method and its arguments in words: for the terminal, and as a page, from the entries of `index.json`.
+
+`python -m fl_lightning.configuration.explain FILE` writes the page.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+import textwrap
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.configuration import index
+from fl_lightning.ranges import Range
+
+WIDTH = 110
+HEAD = """# Arguments of methods
+
+Generated from the methods' classes (`fl_lightning.configuration.explain`). `fl-train list methods NAME` and
+`fl-train fit --method NAME --help` print the same. The column `tune` says where `fl-train tune` searches.
+"""
+
+
+def explained(name: str, entry: dict[str, Any]) -> str:
+    """What a method does, and each of its arguments: key, type, bounds, default, where it is searched, meaning.
+
+    `entry`: of `index.json`, or `describe.described` of a class.
+    """
+    lines = [f"{name}: {entry['doc']}"]
+    lines += textwrap.wrap(entry["more"], WIDTH, initial_indent="  ", subsequent_indent="  ")
+    for key, argument in entry["arguments"].items():
+        default = f"default: {_text(argument['default'])}" if "default" in argument else "required"
+        searched = f"; fl-train tune looks {_where(argument['search'])}" if "search" in argument else ""
+        lines += ["", f"  --method.{key}  {_values(argument)} ({default}{searched})"]
+        lines += textwrap.wrap(argument["doc"], WIDTH, initial_indent="      ", subsequent_indent="      ")
+    if not entry["arguments"]:
+        lines += ["", "  It has no arguments."]
+    return "\n".join(lines) + "\n"
+
+
+def page() -> str:
+    """All our methods by name, with a table of the arguments of each, in Markdown."""
+    return HEAD + "".join(_section(name, entry) for name, entry in index.read()["methods"].items())
+
+
+def _section(name: str, entry: dict[str, Any]) -> str:
+    lines = ["", f"## {name}", "", _markdown(entry["doc"]), ""]
+    if not entry["arguments"]:
+        return "\n".join([*lines, "It has no arguments.", ""])
+    lines += ["| key | values | default | tune | meaning |", "| --- | --- | --- | --- | --- |"]
+    for key, argument in entry["arguments"].items():
+        search = _where(argument["search"]) if "search" in argument else ""
+        default, doc = f"`{_text(argument['default'])}`", _markdown(argument["doc"])
+        lines.append(f"| {' | '.join([f'`method.{key}`', _values(argument), default, search, doc])} |")
+    return "\n".join([*lines, ""])
+
+
+def _markdown(text: str) -> str:
+    """`text` of a docstring as it is, but for what Markdown would take for more than letters outside of code."""
+    parts = text.split("`")
+    parts[::2] = [re.sub(r"([*_<\[\\])", r"\\\1", part) for part in parts[::2]]
+    return "`".join(parts).replace("|", "\\|")
+
+
+def _values(argument: dict[str, Any]) -> str:
+    """The type of an argument in words, and its bounds: `a number, 0 or more`."""
+    if "bounds" not in argument:
+        return str(argument["words"])
+    bounds = str(Range(**argument["bounds"])).removeprefix("it must be ").removeprefix("it must lie ")
+    return f"{argument['words']}, {bounds}"
+
+
+def _where(space: dict[str, Any]) -> str:
+    if "values" in space:
+        return "at " + ", ".join(map(_text, space["values"]))
+    return f"from {space['low']:g} to {space['high']:g}"
+
+
+def _text(value: Any) -> str:
+    return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
+
+
+if __name__ == "__main__":
+    Path(sys.argv[1]).write_text(page(), encoding="utf-8")
