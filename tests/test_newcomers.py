@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -15,14 +16,15 @@ import torch
 from torch import Tensor
 
 from fl_lightning import catalogue
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.cli import main
 from fl_lightning.config import Component, DataConfig
-from fl_lightning.core import Rule
+from fl_lightning.core import Client, Payload, Rule
 from fl_lightning.data import ClientData, FederatedData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join, newcomers
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.cfl import CFL
 from fl_lightning.methods.fedavg import FedAvg
@@ -537,3 +539,65 @@ def test_rows_and_means_stand_in_the_run_folder(fit: Callable[..., Path]) -> Non
         mean = np.mean([float(row["accuracy"]) for row in rows if row["samples_per_class"] == str(count)])
         assert summary[f"newcomer_mean_accuracy_{count}"] == pytest.approx(mean)
     assert not (fit("b", "--method fedavg") / "newcomers.csv").exists()
+
+
+class Zeros(Transform):
+    """What travels becomes zeros, in one direction."""
+
+    changes_download = changes_upload = True
+
+    def __init__(self, way: str) -> None:
+        self.way, self.calls = way, list[tuple[str, int]]()
+
+    def _zero(self, way: str, client: Client, payload: Payload) -> None:
+        self.calls.append((way, client.id))
+        if way == self.way:
+            payload.vector = torch.zeros_like(payload.vector)
+
+    def on_download(self, client: Client, payload: Payload) -> None:
+        self._zero("download", client, payload)
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        self._zero("upload", client, payload)
+
+
+def test_what_newcomers_receive_goes_through_the_transforms(federation: Make) -> None:
+    """A model of zeros gives every class the same score, and without samples it is all there is."""
+    fed = federation(FedAvg(), data=HELD, callbacks=[zeros := Zeros("download")], evaluation={"newcomer_samples": [0]})
+    fed.prepare()
+    for t in (1, 2):
+        fed.round(t)
+    zeros.calls.clear()
+    before = kept(fed)
+    [row] = newcomers(fed.worker)["newcomers"]
+    assert row["loss"] == pytest.approx(math.log(10)) and zeros.calls == [("download", fed.run.clients)]
+    assert equal(kept(fed), before)
+
+
+def test_what_newcomers_upload_goes_through_the_transforms(federation: Make) -> None:
+    """It uploads between two rounds of its own: where that is lost on the way, its own mix in the second is another."""
+    losses = {}
+    for way in ("upload", "nowhere"):
+        fed = federation(
+            KAPC(start="server", solver="exact", beta=0.01), data=HELD, callbacks=[zeros := Zeros("nowhere")],
+            evaluation={"newcomer_samples": [5]},
+        )  # fmt: skip
+        fed.prepare()
+        for t in (1, 2):
+            fed.round(t)
+        zeros.way = way
+        zeros.calls.clear()
+        before = kept(fed)
+        [row] = newcomers(fed.worker)["newcomers"]
+        assert [hook for hook, client in zeros.calls if client == 3] == ["download", "upload", "download"]
+        assert equal(kept(fed), before)
+        losses[way] = row["loss"]
+    assert losses["upload"] != losses["nowhere"]
+
+
+def test_a_newcomer_whose_hook_fails_is_named_with_its_stage(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    fed = done(federation, KAPC())
+    with monkeypatch.context() as broken:
+        broken.setattr(Method, "upload", lambda *_: 1 / 0)
+        with pytest.raises(BadClient, match="stage upload"):
+            newcomers(fed.worker)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Iterable
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -15,16 +16,21 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, client_memory
 from fl_lightning.config import check
-from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, Run, Server
+from fl_lightning.core import Client, Fit, ModelGroup, Payload, Phase, Rule, Run, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
 from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
+from fl_lightning.engine.pool import Pool
+from fl_lightning.engine.record import Timer
+from fl_lightning.engine.visit import Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
+from fl_lightning.storage.store import VectorStore
+from fl_lightning.training.executors.base import LocalJob
 
 SAMPLES = (0, 1, 5, 20)
 """Labelled samples of each class, where `evaluation.newcomer_samples` names none."""
@@ -128,6 +134,42 @@ def comes_to_a_model(rule: Rule, labelled: bool) -> bool:
     return rule.gives or rule.unlabelled or labelled
 
 
+class NewcomerVisit(Visit):
+    """A newcomer's visit, which several of its rounds may share: it trains on other draws than clients do, and only
+    what the `rule` lets it.
+
+    Args: of `Visit`; no round scores it.
+    """
+
+    def __init__(self, worker: Worker, t: int, client: int, payload: Payload, rule: Rule) -> None:
+        super().__init__(worker, t, False, Timer(), client, 0, payload)
+        self.personal, self.index = rule.trains == "personal", 0
+        """`index`: rounds that the newcomer has taken part in."""
+
+    def job(self, phase: Phase) -> LocalJob | None:
+        """None without data, and where all that would train stays as it is."""
+        trains, own = phase.trains, ~self.group.down_mask
+        if self.personal:
+            trains = own if trains is None else own & trains
+        part = self.client.data.train if phase.part is None else phase.part
+        if not len(part) or (trains is not None and not (trains & self.group.layout.is_parameter).any()):
+            return None
+        purpose = "join" if phase.purpose == "train" else f"join {phase.purpose}"
+        job = job_of(self.client, replace(phase, trains=trains), self.index, purpose=purpose)
+        job.keep = False
+        return job
+
+    def carry_out(self, steps: Generator[LocalJob, Fit, None]) -> None:
+        """Train one phase after the other."""
+        with self.worker.guard.naming(self.t, self.id, self), contextlib.suppress(StopIteration):
+            job = next(steps)
+            while True:
+                [fit] = self.trainer.loop.train([job])
+                if self.personal:  # running statistics move whatever trains
+                    self.client.overwrite(self.client.payload)
+                job = steps.send(fit)
+
+
 class _Newcomer:
     """One client more, in a copy of the federation that otherwise stands still. Its home is rank 0.
 
@@ -136,25 +178,29 @@ class _Newcomer:
 
     def __init__(self, worker: Worker, new: ClientData, labelled: bool, group: ModelGroup) -> None:
         run = worker.run
-        self.worker, self.old, self.labelled, self.rule = worker, run, labelled, rule_of(run, group)
-        self.id, self.stage = run.clients, "newcomer"
+        self.old, self.labelled, self.rule = run, labelled, rule_of(run, group)
+        self.id = run.clients
         weights = run.relation.newcomer(run, new.train, labelled)
         first = self._first(group, weights)
         self.run = self._with(self._usable(new, group), group, grows=weights is None)
+        self.worker = Worker(
+            self.run, Pool(self.run, worker.trainers), worker.trainers, worker.guard, worker.evaluator,
+            worker.transforms, [],
+        )  # fmt: skip
         self.group = self.run.groups[group.index]
         slots = run.method.slots()
         vectors = {MODEL: first.clone()} | {name: slot.first(first).clone() for name, slot in slots.items()}
-        received = {MODEL: first.clone()}
+        received = {MODEL: first.clone() if run.policy.keeps_received else vectors[MODEL]}
         received |= {name: vectors[name].clone() for name, slot in slots.items() if slot.exchanged}
         buffers = [b.clone() for b in group.initial_buffers]
-        memory = client_memory(self.run)
-        self.run.states[self.id] = ClientState(self.id, vectors, buffers, received, 0, memory)
+        self.run.states[self.id] = ClientState(self.id, vectors, buffers, received, 0, client_memory(self.run))
         self.sent = {} if weights is None else {self.id: Payload(group.layout, first, group.down_mask.copy())}
         """What it is sent in each round, where that is known already."""
         changes = self.rule.remembers or not (run.relation.is_global and run.policy.starts_from_server)
         self.again = weights is None and changes
         """Whether it receives anew in each round; else it goes on from what it has."""
-        self.client: Client
+        self.visit: NewcomerVisit
+        """On rank 0."""
 
     def joined(self, rounds: int) -> Joined:
         """After so many rounds."""
@@ -164,19 +210,20 @@ class _Newcomer:
             server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
             if k == 0 or self.again:
                 self._receive(server, k)
-            if self.run.is_main and (k == 0 and self.rule.gives):
-                scores |= self._scores("before", heard=True)
-            if trains:
-                if self.run.is_main:
-                    with self.worker.guard.naming(self.client.round, self.id, self):
-                        self._train(self.run.method.newcomer_phases(self.client, self.client.payload), k)
-                if self.again and k + 1 < rounds:
-                    self._upload(server)
+            if self.run.is_main:
+                self.visit.index = k
+                if k == 0 and self.rule.gives:
+                    scores |= self._scores("before", received=True)
+                if trains:
+                    self.visit.carry_out(self.visit.learn(self.run.method.newcomer_phases))
+            if trains and self.again and k + 1 < rounds:
+                self._upload(server)
         if not self.run.is_main:
             return Joined(self.group.initial, [], {})
         if trains:
-            scores |= self._scores("after", heard=False)
-        return Joined(self.run.method.personal(self.client), self.client.state.buffers, scores)
+            scores |= self._scores("after", received=False)
+        client = self.visit.client
+        return Joined(self.run.method.personal(client), client.state.buffers, scores)
 
     # ---------------------------------------------------------------- a federation with one client more
 
@@ -212,7 +259,7 @@ class _Newcomer:
         found = replace(
             run, data=run.data.with_newcomer(new), relation=relation, groups=groups, home=[*run.home, 0],
             server=ServerState(run.server.round, set(run.server.uploaded), memory), states=dict(run.states),
-            said={"unheard"},
+            store=VectorStore("memory", run.folder, run.device), said={"unheard"},
         )  # fmt: skip
         if grows:
             for name, tensor in (relation.init_server(found) | run.method.init_server(found)).items():
@@ -224,52 +271,25 @@ class _Newcomer:
 
     def _receive(self, server: Server, k: int) -> None:
         """What it is sent, and what it makes of it."""
-        method = self.run.method
-        self.client = self._handle(server.round)
+        run = self.run
         if k == 0:
-            method.admit(server, self.client)
-        server.sent = self.sent or method.broadcast(server)
-        if self.run.is_main:
-            self.client.payload = server.sent[self.id]
-            with self.worker.guard.naming(server.round, self.id, self):
-                self._train(method.receive(self.client, self.client.payload), k)
-
-    def _handle(self, t: int) -> Client:
-        return Client(self.run, self.group, self.id, t, self.run.states[self.id])
-
-    def _train(self, phases: Iterable[Phase] | None, k: int) -> None:
-        """One phase after the other, but for those without data, or on a part that stays as it is."""
-        client, loop = self.client, self.worker.trainers[self.group.index].loop
-        personal = self.rule.trains == "personal"
-        own = ~self.group.down_mask
-        for phase in phases or ():
-            trains = phase.trains
-            if personal:
-                trains = own if trains is None else own & trains
-            part = client.data.train if phase.part is None else phase.part
-            if not len(part) or (trains is not None and not (trains & self.group.layout.is_parameter).any()):
-                continue
-            purpose = "join" if phase.purpose == "train" else f"join {phase.purpose}"
-            job = job_of(client, replace(phase, trains=trains), k, purpose=purpose)
-            job.keep = False
-            client.fits += loop.train([job])
-            if personal:  # running statistics move whatever trains
-                client.overwrite(client.payload)
+            run.method.admit(server, Client(run, self.group, self.id, server.round, run.states[self.id]))
+        server.sent = self.sent or run.method.broadcast(server)
+        if run.is_main:
+            self.visit = NewcomerVisit(self.worker, server.round, self.id, server.sent[self.id], self.rule)
+            self.visit.index = k
+            self.visit.carry_out(self.visit.receive())
 
     def _upload(self, server: Server) -> None:
         """The server has its model, and what is kept of it where the method asks for that."""
         run = self.run
-        told: dict[str, Tensor] = {}
         if run.is_main:
-            client = self.client
-            upload = run.method.upload(client, client.payload)
-            client.state.received[MODEL] = upload.vector.clone()
-            client.state.received |= {slot: vector.clone() for slot, vector in upload.vectors.items()}
-            client.state.rounds += 1
-            told = {name: tensor.cpu() for name, tensor in (upload.statistics | upload.extra).items()}
+            with self.worker.guard.naming(server.round, self.id, self.visit):
+                self.visit.upload()
         run.server.uploaded.add(self.id)
         if self.rule.remembers:
-            server.collect([self.id], {self.id: run.processes.gather_objects(told)[0]})
+            statistics = run.processes.gather_objects(self.visit.result.statistics if run.is_main else {})[0]
+            server.collect([self.id], {self.id: statistics})
             run.method.aggregate(server)
             self._stand_still()
 
@@ -283,20 +303,20 @@ class _Newcomer:
 
     # ---------------------------------------------------------------- scores
 
-    def _scores(self, kind: str, heard: bool) -> dict[str, float]:
-        """Of its model, bound as `kind`: all metrics (`heard`: of what it was given), and the loss."""
-        client, test = self.client, self.client.data.test
+    def _scores(self, kind: str, received: bool) -> dict[str, float]:
+        """Of its model, bound as `kind`: all metrics (`received`: of what it was given), and the loss."""
+        client, test = self.visit.client, self.visit.client.data.test
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
         values = scoring.measured(kind, client, test)
-        found = {m.by("heard") if heard else m.name: float(value) for m, value in values.items()}
+        found = {m.by("heard") if received else m.name: float(value) for m, value in values.items()}
         found["loss"] = self._loss(kind)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 
     @torch.no_grad()
     def _loss(self, kind: str) -> float:
-        client, total = self.client, 0.0
+        client, total = self.visit.client, 0.0
         module, test, method = client.module, client.data.test, self.run.method
         for x, y in test.batches(self.run.config.evaluation.batch_size):
             with module.cast():

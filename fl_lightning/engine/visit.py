@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Generator, Iterable
+from collections.abc import Callable, Generator, Iterable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
 from typing import Any
@@ -48,8 +48,21 @@ class Visit:
         self.steps = self._steps()
 
     def _steps(self) -> Generator[LocalJob, Fit, None]:
-        """From receiving to uploading. It stands still for every phase of training, so that others can come as far."""
+        """From receiving to uploading. It pauses at every phase of training, so that others can come as far."""
+        yield from self.receive()
+        self.worker.evaluator.keep_beginning(self.client)
+        self.timer.lap("client")
+        self.score("before")
+        yield from self.learn(self.run.method.phases)
+        self.timer.lap("client")
+        self.score("after")
+        self.upload()
+        self.timer.lap("client")
+
+    def receive(self) -> Generator[LocalJob, Fit, None]:
+        """What the server has sent arrives, as transforms leave it, and the client begins with it."""
         run, method = self.run, self.run.method
+        self.stage = "data"
         state = self.worker.pool.state(self.id)
         run.store.acquire(state)
         client = self.client = Client(run, self.group, self.id, self.t, state)
@@ -69,22 +82,16 @@ class Visit:
         with self.metered():
             first = method.receive(client, client.payload)
         yield from self.train(first)
-        self.worker.evaluator.keep_beginning(client)
-        self.timer.lap("client")
-        self.score("before")
 
-        start = client[MODEL][client.layout.parameters].clone() if run.relation.measures else None
+    def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Generator[LocalJob, Fit, None]:
+        """Local training in the `phases` of the method."""
+        client = self.client
+        start = client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
         self.stage = "training"
         with self.metered():
-            phases = method.phases(client, client.payload)
-        yield from self.train(phases)
+            planned = phases(client, client.payload)
+        yield from self.train(planned)
         self.trained(start)
-        self.timer.lap("client")
-        self.score("after")
-
-        self.stage = "upload"
-        self.upload()
-        self.timer.lap("client")
 
     def train(self, phases: Iterable[Phase] | None) -> Generator[LocalJob, Fit, None]:
         """One phase after the other; the method goes on between them."""
@@ -96,8 +103,9 @@ class Visit:
                 phase = next(rest, None)
             if phase is None:
                 return
-            job = job_of(self.client, phase, self.t - 1)
-            job.place = self.place
+            job = self.job(phase)
+            if job is None:
+                continue
             fit = yield job
             self.client.fits.append(fit)
             keep_optimizer(self.client, phase, job)
@@ -106,6 +114,12 @@ class Visit:
                 self.timer.lap("client")
                 self.score(phase.scores)
                 self.stage = "training"
+
+    def job(self, phase: Phase) -> LocalJob | None:
+        """What is to be trained for `phase`; None: nothing."""
+        job = job_of(self.client, phase, self.t - 1)
+        job.place = self.place
+        return job
 
     def trained(self, start: Tensor | None) -> None:
         """What the last phase that took a step came to, and how far the model has moved from `start`."""
@@ -120,6 +134,7 @@ class Visit:
 
     def upload(self) -> None:
         """What the client sends, as transforms leave it, reaches the server's copies."""
+        self.stage = "upload"
         run, client, result = self.run, self.client, self.result
         state, download = client.state, client.payload
         with self.metered():
