@@ -22,9 +22,9 @@ from fl_lightning.core import Client, Payload, Phase, Run
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
 from fl_lightning.errors import BadClient, RunFailed
-from fl_lightning.knowledge.alignment import MeanPull
 from fl_lightning.methods import Method
 from fl_lightning.methods.apfl import APFL
+from fl_lightning.methods.common.alignment import MeanPull
 from fl_lightning.methods.dbe import DBE
 from fl_lightning.methods.fedalign import FedAlign
 from fl_lightning.methods.fedavg import FedAvg

@@ -24,9 +24,9 @@ ORDER = (
     ("data", "models", "parallel", "provenance", "runfolder", "storage"),
     ("core", "drawing"),
     ("callbacks",),
-    ("knowledge",),
+    ("methods.common",),
     ("methods",),
-    ("report", "training"),
+    ("knowledge", "report", "training"),
     ("engine",),
     ("run",),
     ("planning",),
@@ -64,8 +64,10 @@ def imports(text: str, known: frozenset[str]) -> Iterator[tuple[int, str]]:
 
 
 def room(module: str) -> str:
-    """Where a module lives: the first part of its name behind the package's."""
+    """Where a module lives: the first part of its name behind the package's; `methods.common` is a room of its own."""
     parts = module.split(".")
+    if parts[1:3] == ["methods", "common"]:
+        return "methods.common"
     return parts[1] if len(parts) > 1 else parts[0]
 
 

@@ -454,7 +454,7 @@ def test_pfedhn_fits_the_embedding_alone(federation: Make, monkeypatch: Any) -> 
     start, _ = after(fed, 0)
     assert all(torch.equal(v, memory[name]) for name, v in fed.run.server.memory.items())
     assert joined.scores["loss"] < start.scores["loss"]
-    from fl_lightning.knowledge.hypernetwork import Hypernetwork
+    from fl_lightning.methods.common.hypernetwork import Hypernetwork
 
     made = memory["hypernetwork.0.weight"].mean(0)
     with torch.no_grad():

@@ -20,7 +20,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.common import check_classes
+from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.ranges import Needs, check_ranges
 
 Scope = Literal["shared", "personal", "uploaded"]

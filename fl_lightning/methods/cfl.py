@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core.server import Server
-from fl_lightning.knowledge.clusters import average
 from fl_lightning.methods.clustered import Clustered
+from fl_lightning.methods.common.clusters import average
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
 from fl_lightning.search import LogRange, Whole, searched
 

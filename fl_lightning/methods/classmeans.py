@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.class_means import class_means, laid_out, merged, no_means, tell
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,8 @@ from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.core import Client, GroupServer, Payload, Rule, Run, Server
-from fl_lightning.knowledge.clusters import model_of, own_cluster, settle
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.clusters import model_of, own_cluster, settle
 from fl_lightning.ranges import PositiveInt
 
 

@@ -13,9 +13,9 @@ from torch import Tensor, nn
 
 from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
 from fl_lightning.core.objective import Objective
-from fl_lightning.knowledge.alignment import MeanPull
-from fl_lightning.knowledge.classifiers import NewClassifier, Shifted, is_personal
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.alignment import MeanPull
+from fl_lightning.methods.common.classifiers import NewClassifier, Shifted, is_personal
 from fl_lightning.ranges import NonNegativeFloat, PositiveShare
 from fl_lightning.search import LogRange, Range, searched
 

@@ -15,8 +15,8 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Run
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.lipschitz import check_block, last_block, stretch_gap, watched
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
 from fl_lightning.ranges import NonNegativeFloat, PositiveShare
 from fl_lightning.search import LogRange, searched
 

@@ -11,9 +11,9 @@ import torch
 
 from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Server
 from fl_lightning.core.relation import Weights
-from fl_lightning.knowledge.class_means import class_means, distance_by_class
-from fl_lightning.knowledge.common import check_batches, fisher
 from fl_lightning.methods.base import Method, Scope, check_no_scaling
+from fl_lightning.methods.common.basics import check_batches, fisher
+from fl_lightning.methods.common.class_means import class_means, distance_by_class
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
 

@@ -12,9 +12,9 @@ from torch import Tensor, nn
 
 from fl_lightning.core import Block, Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.classifiers import NewClassifier, Separated, is_personal
-from fl_lightning.knowledge.common import mmd
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.basics import mmd
+from fl_lightning.methods.common.classifiers import NewClassifier, Separated, is_personal
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched
 

@@ -9,9 +9,9 @@ import torch
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
 from fl_lightning.core import Run, Server
-from fl_lightning.knowledge import predictions as public
-from fl_lightning.knowledge.fusion import distilled, scores_of
 from fl_lightning.methods.base import Method, check_no_scaling
+from fl_lightning.methods.common import predictions as public
+from fl_lightning.methods.common.fusion import distilled, scores_of
 from fl_lightning.ranges import AdamRate, NonNegativeInt, PositiveInt
 from fl_lightning.rng import generator
 from fl_lightning.search import LogRange, searched

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Rule, Run
-from fl_lightning.knowledge.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.ranges import PositiveInt
 
 

@@ -18,8 +18,8 @@ from fl_lightning.core.phase import Slot
 from fl_lightning.core.relation import Weights
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
-from fl_lightning.knowledge.candidates import first_order_gains, positive_shares, send_candidates, told_gains, towards
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common import candidates
 from fl_lightning.ranges import NonNegativeInt, UnitInterval
 from fl_lightning.search import Whole, searched
 
@@ -73,15 +73,15 @@ class FedFomo(Method):
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The candidates of each client, and no other model."""
         epsilon = max(self.epsilon - self.epsilon_decay * (server.round - 1), 0.0)
-        return send_candidates(server, server.memory["affinity"], self.models, epsilon)
+        return candidates.send_candidates(server, server.memory["affinity"], self.models, epsilon)
 
     def receive(self, client: Client, payload: Payload) -> None:
         """Go towards the candidates that do better."""
-        start, names = client["previous"], torch.tensor([*payload.further, client.id], dtype=torch.int32)
+        start, data = client["previous"], client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
-        gains = first_order_gains(client, client.data.validation, start, models, 1 if self.gains == "code" else 2)
-        client.noted |= {"candidates": names, "gains": gains}
-        client["model"].copy_(towards(start, models, positive_shares(gains)))
+        gains = candidates.first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
+        client.noted |= {"candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32), "gains": gains}
+        client["model"].copy_(candidates.towards(start, models, candidates.positive_shares(gains)))
         start.copy_(client["model"])
 
     def upload(self, client: Client, payload: Payload) -> Payload:
@@ -92,7 +92,7 @@ class FedFomo(Method):
 
     def aggregate(self, server: Server) -> None:
         """Remember it."""
-        gains, who = told_gains(server, relative=self.gains == "code"), server.answered
-        rows = (shares := positive_shares(gains)) + torch.diag(1 - shares.sum(1))  # who goes nowhere keeps its own
+        gains, who = candidates.uploaded_gains(server, relative=self.gains == "code"), server.answered
+        rows = (shares := candidates.positive_shares(gains)) + torch.diag(1 - shares.sum(1))  # no gain: the own model
         server.only.weighed = Weights(server.only.group, rows[None, who], who, list(range(server.clients)))
         server.memory["affinity"] = server.memory["affinity"] + gains.fill_diagonal_(0.0)

@@ -9,8 +9,8 @@ from typing import Annotated, Literal
 from torch import Tensor
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
-from fl_lightning.knowledge.generator import Generator, lesson, teach, tell
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.generator import Generator, lesson, teach, tell
 from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt, Range
 from fl_lightning.rng import generator
 from fl_lightning.search import Choice, LogRange, searched

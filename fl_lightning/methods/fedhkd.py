@@ -12,7 +12,8 @@ from torch import Tensor
 from fl_lightning.core import Client, Run
 from fl_lightning.core.phase import Batch
 from fl_lightning.extras import require
-from fl_lightning.knowledge.class_means import (
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.common.class_means import (
     class_means,
     classifier_gap,
     distance_to_means,
@@ -20,7 +21,6 @@ from fl_lightning.knowledge.class_means import (
     privacy_report,
     within,
 )
-from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
 from fl_lightning.search import LogRange, searched
 

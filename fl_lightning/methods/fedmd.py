@@ -10,9 +10,9 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
-from fl_lightning.knowledge import predictions as public
-from fl_lightning.knowledge.common import check_batches
 from fl_lightning.methods.base import WithoutModels
+from fl_lightning.methods.common import predictions as public
+from fl_lightning.methods.common.basics import check_batches
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
 

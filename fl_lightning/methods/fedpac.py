@@ -13,9 +13,15 @@ from torch import Tensor
 from fl_lightning.callbacks.relations import Relation, SampleCounts
 from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.class_means import distance_to_means
-from fl_lightning.knowledge.collaboration import Collaboration, feature_moments, lay_out, no_moments, under_mean_body
 from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.common.class_means import distance_to_means
+from fl_lightning.methods.common.collaboration import (
+    Collaboration,
+    feature_moments,
+    lay_out,
+    no_moments,
+    under_mean_body,
+)
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
 from fl_lightning.search import LogRange, searched
 

@@ -13,10 +13,10 @@ from torch import Tensor
 
 from fl_lightning.core import Client, Rule
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.class_means import distance_to_means
-from fl_lightning.knowledge.common import wide
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.common.basics import wide
+from fl_lightning.methods.common.class_means import distance_to_means
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched
 

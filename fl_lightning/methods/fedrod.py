@@ -16,8 +16,8 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.server import GroupServer
-from fl_lightning.knowledge.two_heads import TwoHeads
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.two_heads import TwoHeads
 
 
 @dataclass(frozen=True)

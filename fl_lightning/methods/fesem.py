@@ -12,8 +12,8 @@ from torch import Tensor
 
 from fl_lightning.core import Client, Rule, Run, Server
 from fl_lightning.core.vectors import distances
-from fl_lightning.knowledge.clusters import average, centre, settle
 from fl_lightning.methods.clustered import KClusters
+from fl_lightning.methods.common.clusters import average, centre, settle
 from fl_lightning.ranges import PositiveInt
 from fl_lightning.rng import numpy_rng
 from fl_lightning.search import Whole, searched

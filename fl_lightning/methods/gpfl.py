@@ -15,9 +15,9 @@ from torch.nn.functional import cross_entropy, normalize
 
 from fl_lightning.core import Block, Client, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.classifiers import Conditioned, NewClassifier, is_personal
-from fl_lightning.knowledge.common import norms
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.basics import norms
+from fl_lightning.methods.common.classifiers import Conditioned, NewClassifier, is_personal
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched
 

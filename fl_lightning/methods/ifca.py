@@ -9,8 +9,8 @@ import torch
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.server import Server
-from fl_lightning.knowledge.clusters import average, name_of
 from fl_lightning.methods.clustered import KClusters
+from fl_lightning.methods.common.clusters import average, name_of
 from fl_lightning.ranges import PositiveInt
 from fl_lightning.rng import key
 from fl_lightning.search import Whole, searched

@@ -9,9 +9,9 @@ from torch import Tensor
 
 from fl_lightning.config import check
 from fl_lightning.core import Client, Rule, Run
-from fl_lightning.knowledge.common import wide
-from fl_lightning.knowledge.neighbours import Kernel, vote
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.basics import wide
+from fl_lightning.methods.common.neighbours import Kernel, vote
 from fl_lightning.ranges import PositiveFloat, PositiveInt, UnitInterval
 from fl_lightning.search import LogRange, searched
 

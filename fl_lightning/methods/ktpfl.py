@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.cube import to_simplex
 from fl_lightning.core import Run, Server
-from fl_lightning.knowledge.predictions import code_step, paper_step, put_back, sum_to_one
+from fl_lightning.methods.common.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.ranges import Needs, NonNegativeFloat, PositiveInt
 from fl_lightning.search import Range, searched

@@ -10,9 +10,9 @@ from torch import Tensor, nn
 
 from fl_lightning.core import Client, Objective, Payload, Phase, Slot
 from fl_lightning.core.phase import Batch
-from fl_lightning.knowledge.classifiers import NewClassifier, Projected
-from fl_lightning.knowledge.common import contrast
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.basics import contrast
+from fl_lightning.methods.common.classifiers import NewClassifier, Projected
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
 from fl_lightning.search import LogRange, searched
 

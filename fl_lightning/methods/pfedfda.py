@@ -9,8 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core import Block, Client, Payload, Phase, Rule, Run, Server
-from fl_lightning.knowledge.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.search import LogRange, searched
 

@@ -16,8 +16,8 @@ from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.server import Server
-from fl_lightning.knowledge.alignment import alignment, mean_directions
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.alignment import alignment, mean_directions
 from fl_lightning.ranges import NonNegativeFloat, Range
 from fl_lightning.search import LogRange, searched
 

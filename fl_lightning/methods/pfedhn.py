@@ -16,8 +16,8 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.knowledge.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
 from fl_lightning.search import LogRange, searched
 

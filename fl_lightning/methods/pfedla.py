@@ -9,8 +9,8 @@ from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.server import Server
 from fl_lightning.core.vectors import last_received, products
-from fl_lightning.knowledge.layer_rows import LayerRows
 from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.common.layer_rows import LayerRows
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fl_lightning.search import LogRange, searched
 

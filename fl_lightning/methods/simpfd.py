@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.core import Server
-from fl_lightning.knowledge.predictions import cosines, shifted
+from fl_lightning.methods.common.predictions import cosines, shifted
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.ranges import PositiveInt
 

@@ -20,10 +20,10 @@ from fl_lightning.core import Client, Phase
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge import gaussians, mixture
-from fl_lightning.knowledge.gaussians import Gaussians
-from fl_lightning.knowledge.neighbours import vote
 from fl_lightning.methods import Method
+from fl_lightning.methods.common import gaussians, mixture
+from fl_lightning.methods.common.gaussians import Gaussians
+from fl_lightning.methods.common.neighbours import vote
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedem import FedEM
 from fl_lightning.methods.knnper import KNNPer

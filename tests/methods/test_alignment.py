@@ -15,7 +15,7 @@ from watching import Make, Watch, client_of, global_model, models, payload_of, r
 
 from fl_lightning.core import Client
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge import critical as masks
+from fl_lightning.methods.common import critical as masks
 from fl_lightning.methods.fedas import FedAS
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedcac import FedCAC

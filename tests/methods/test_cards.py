@@ -17,9 +17,9 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Client, Layout, Run
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge.mixture import Mixture
-from fl_lightning.knowledge.two_heads import TwoHeads
 from fl_lightning.methods import Method
+from fl_lightning.methods.common.mixture import Mixture
+from fl_lightning.methods.common.two_heads import TwoHeads
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedper import FedPer

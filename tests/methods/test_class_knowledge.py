@@ -19,7 +19,7 @@ from watching import Make, client_of, payload_of, run_all, same, server_of, trai
 from fl_lightning.core import Layout
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge.class_means import (
+from fl_lightning.methods.common.class_means import (
     distance_to_means,
     gaussian_epsilon,
     noise_multiplier,

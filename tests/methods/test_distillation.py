@@ -17,7 +17,7 @@ from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 from fl_lightning.errors import BadClient, BadInput, RunFailed
-from fl_lightning.knowledge import predictions as d
+from fl_lightning.methods.common import predictions as d
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.methods.ktpfl import KTPFL
 from fl_lightning.methods.ktpflmodels import KTPFLModels

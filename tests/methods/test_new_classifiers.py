@@ -20,12 +20,12 @@ from watching import Make, Watch, client_of, global_model, models, payload_of, r
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge import collaboration
-from fl_lightning.knowledge.classifiers import Conditioned, Separated, Shifted, is_personal
-from fl_lightning.knowledge.collaboration import collaborators, feature_moments
-from fl_lightning.knowledge.common import mmd
-from fl_lightning.knowledge.quadratic import simplex_minimum
 from fl_lightning.methods import Method
+from fl_lightning.methods.common import collaboration
+from fl_lightning.methods.common.basics import mmd
+from fl_lightning.methods.common.classifiers import Conditioned, Separated, Shifted, is_personal
+from fl_lightning.methods.common.collaboration import collaborators, feature_moments
+from fl_lightning.methods.common.quadratic import simplex_minimum
 from fl_lightning.methods.dbe import DBE
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU

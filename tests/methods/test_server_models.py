@@ -14,8 +14,8 @@ from fl_lightning.core.run import Run
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge.hypernetwork import Hypernetwork
 from fl_lightning.methods.cfl import CFL, halves
+from fl_lightning.methods.common.hypernetwork import Hypernetwork
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.pfedhn import PFedHN
 

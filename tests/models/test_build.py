@@ -8,7 +8,7 @@ from torch import Tensor, nn
 
 from fl_lightning.config import Component
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge.mixture import Mixture
+from fl_lightning.methods.common.mixture import Mixture
 from fl_lightning.models import another, build, head_of
 
 HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes

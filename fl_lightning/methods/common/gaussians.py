@@ -15,7 +15,7 @@ from torch.nn.functional import cross_entropy
 from fl_lightning.config import check
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import Run
-from fl_lightning.knowledge.common import check_classes
+from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.rng import generator
 
 SHRINK = 1e-4

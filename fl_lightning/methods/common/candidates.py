@@ -49,12 +49,12 @@ def first_order_gains(client: Client, part: Part, start: Tensor, models: Sequenc
 
     0 where a model is the start, or its loss is not finite. `norm`: 2 for the Euclidean, 1 for the sum of absolutes.
     """
-    base, columns, found = client.loss(part, start), client.layout.parameters, []
+    base, columns, gains = client.loss(part, start), client.layout.parameters, []
     for model in models:
         away = float((model - start)[columns].norm(norm))
-        found.append((base - client.loss(part, model)) / away if away else 0.0)
+        gains.append((base - client.loss(part, model)) / away if away else 0.0)
     client.flops += 3 * client.layout.size * len(models)
-    return torch.tensor(found, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
+    return torch.tensor(gains, dtype=torch.float64).nan_to_num(0.0, 0.0, 0.0)
 
 
 def positive_shares(gains: Tensor) -> Tensor:
@@ -65,17 +65,17 @@ def positive_shares(gains: Tensor) -> Tensor:
 
 def towards(start: Tensor, models: Sequence[Tensor], shares: Tensor) -> Tensor:
     """start + sum of shares (model - start), a new vector (D,); where all shares are 0 it is the start."""
-    found = start.clone()
+    moved = start.clone()
     for model, share in zip(models, shares.tolist(), strict=True):
         if share:
-            found += share * (model - start)
-    return found
+            moved += share * (model - start)
+    return moved
 
 
-def told_gains(server: Server, *, relative: bool = False) -> Tensor:
+def uploaded_gains(server: Server, *, relative: bool = False) -> Tensor:
     """What was uploaded in this round, (N, N), float64: by client and candidate, 0 where nothing was; `relative`: each
     client's over |their sum|, so that a round counts as much as any other."""
-    found = torch.zeros(server.clients, server.clients, dtype=torch.float64)
-    for c, told in server.statistics.items():
-        found[c, told["candidates"].long()] = told["gains"]
-    return found / found.sum(1, keepdim=True).abs().clamp_min(1e-9) if relative else found
+    gains = torch.zeros(server.clients, server.clients, dtype=torch.float64)
+    for c, uploaded in server.statistics.items():
+        gains[c, uploaded["candidates"].long()] = uploaded["gains"]
+    return gains / gains.sum(1, keepdim=True).abs().clamp_min(1e-9) if relative else gains

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.server import GroupServer
-from fl_lightning.knowledge.predictions import class_scores, gap
+from fl_lightning.methods.common.predictions import class_scores, gap
 
 CLIP = 5.0
 """Greatest norm of a step's gradient: the authors' code."""

@@ -6,7 +6,7 @@ import copy
 
 from torch import Tensor, nn
 
-from fl_lightning.knowledge.common import check_plain_loss
+from fl_lightning.methods.common.basics import check_plain_loss
 from fl_lightning.models import head_of
 
 

@@ -15,7 +15,7 @@ from torch.nn.functional import gumbel_softmax, normalize, softmax
 
 from fl_lightning.core.layout import Block
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge.common import check_plain_loss
+from fl_lightning.methods.common.basics import check_plain_loss
 from fl_lightning.models import head_of
 
 

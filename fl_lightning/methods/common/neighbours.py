@@ -7,7 +7,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.knowledge.common import wide
+from fl_lightning.methods.common.basics import wide
 
 Kernel = Literal["gaussian", "exponential"]
 """Of the distance delta of features of width d: exp(-delta^2 / (d s)), or exp(-delta / s)."""

@@ -6,7 +6,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.core.client import Client
-from fl_lightning.knowledge.common import check_plain_loss, wide
+from fl_lightning.methods.common.basics import check_plain_loss, wide
 from fl_lightning.models import another, head_of
 
 

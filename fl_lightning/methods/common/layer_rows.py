@@ -12,7 +12,7 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
-from fl_lightning.knowledge.hypernetwork import Hypernetwork
+from fl_lightning.methods.common.hypernetwork import Hypernetwork
 from fl_lightning.rng import key
 
 

@@ -25,7 +25,7 @@ from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.knowledge.common import wide
+from fl_lightning.methods.common.basics import wide
 from fl_lightning.record import RelationView
 from fl_lightning.rng import numpy_rng
 

@@ -16,8 +16,8 @@ from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
 from fl_lightning.device import wide
-from fl_lightning.knowledge.class_means import class_means
-from fl_lightning.knowledge.quadratic import simplex_minimum
+from fl_lightning.methods.common.class_means import class_means
+from fl_lightning.methods.common.quadratic import simplex_minimum
 from fl_lightning.record import RelationView
 
 MEANS, VARIANCE = "moments.means", "moments.V"

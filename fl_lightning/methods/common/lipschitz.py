@@ -13,7 +13,7 @@ from torch.nn.functional import adaptive_avg_pool2d, mse_loss
 
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
-from fl_lightning.knowledge.common import wide
+from fl_lightning.methods.common.basics import wide
 
 
 def last_block(model: nn.Module, head: str) -> str:

@@ -17,7 +17,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.core.server import Server
-from fl_lightning.knowledge.common import norms, wide
+from fl_lightning.methods.common.basics import norms, wide
 
 Tensors = dict[str, Tensor]
 
