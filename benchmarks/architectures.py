@@ -21,7 +21,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.cli import main as fl_train
-from fl_lightning.runfolder import RunFolder, best
+from fl_lightning.results.folder import RunFolder, best
 
 KTPFL = "--method ktpfl --method.samples 1000"
 METHODS = {

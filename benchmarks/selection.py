@@ -22,7 +22,7 @@ from statistics import mean
 import numpy as np
 
 from fl_lightning.cli import main as fl_train
-from fl_lightning.runfolder import RunFolder, best
+from fl_lightning.results.folder import RunFolder, best
 
 RELATIONS = {
     "step": "--method.solver step --method.start own --method.prior uniform --method.rho_units absolute"

@@ -52,7 +52,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.record import RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 HERE = Path(__file__).resolve().parent
 SERVER_PAIRS = {10: 10, 30: 6, 100: 3}

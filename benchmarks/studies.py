@@ -19,7 +19,7 @@ from pathlib import Path
 
 import yaml
 
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 METHODS = ["fedavg", "fedper", "ditto", "kapc"]
 

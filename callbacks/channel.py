@@ -17,7 +17,7 @@ from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.csvtable import Row
 from fl_lightning.rng import numpy_rng
-from fl_lightning.runfolder import CLIENT_FLOPS, RunFolder
+from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 
 PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 

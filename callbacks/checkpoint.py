@@ -21,7 +21,7 @@ from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.errors import BadInput
 from fl_lightning.files import writing
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.signals import undisturbed
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import Damaged, Manifest

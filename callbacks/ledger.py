@@ -11,7 +11,7 @@ from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.drawing import ledger
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 
 class Ledger(Pictures):

@@ -23,8 +23,8 @@ from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 from fl_lightning.provenance import title_of
 from fl_lightning.record import Picture, RelationView, RoundRecord
-from fl_lightning.runfolder import RunFolder
-from fl_lightning.sections import SoFar, best_of, in_summary, renamed, shown, spread
+from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, renamed, shown, spread
 
 if TYPE_CHECKING:
     import wandb
@@ -41,7 +41,7 @@ class TensorBoard(Observer):
     def __init__(self) -> None:
         require("tensorboard", "loggers.tensorboard", "tensorboard", "to log without it: --loggers.tensorboard null")
         self._writer: SummaryWriter | None = None
-        self._so_far = SoFar()
+        self._so_far = CumulativeCosts()
         self._waiting: list[tuple[int, str, Image]] = []
 
     def on_fit_start(self, run: Run) -> None:
@@ -50,7 +50,7 @@ class TensorBoard(Observer):
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
 
-            self._so_far = SoFar(r for r in RunFolder(run.folder).read_metrics() if r["round"] <= run.resumed_from)
+            self._so_far = CumulativeCosts(r for r in RunFolder(run.folder).read_metrics() if r["round"] <= run.resumed_from)
             folder = run.folder / "tensorboard"
             again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
             self._writer = SummaryWriter(str(folder), purge_step=again)
@@ -129,7 +129,7 @@ class WandB(Observer):
         self._sent = 0  # the last round that W&B has
         self._pictures = 0
         self._waiting: list[tuple[int, dict[str, Any], dict[str, Image]]] = []
-        self._so_far = SoFar()
+        self._so_far = CumulativeCosts()
         self._tables = exhibits.Tables()
         self._ended = False
 
@@ -228,7 +228,7 @@ class WandB(Observer):
         folder = RunFolder(run.folder)
         every = folder.read_metrics()
         rows = [row for row in every if row["round"] > self._sent]
-        self._so_far = SoFar(row for row in every if row["round"] <= self._sent)
+        self._so_far = CumulativeCosts(row for row in every if row["round"] <= self._sent)
         clients: dict[int, list[Row]] = {int(row["round"]): [] for row in rows}
         for row in folder.read_clients() if rows else ():
             clients.get(int(row["round"]), []).append(row)
@@ -259,7 +259,7 @@ class WandB(Observer):
             row |= self._so_far.add(metrics)
             row |= self._gain.of(scores) if self._gain is not None else {}
             for name in metrics.keys() - self._defined:
-                self._run.define_metric(shown(name), step_metric="round", summary=best_of(name))
+                self._run.define_metric(shown(name), step_metric="round", summary=COLUMNS[name].kept)
             self._defined |= metrics.keys()
             if scores:
                 row["fairness/clients"] = wandb.Histogram(np_histogram=np.histogram([*scores.values()], bins=20))

@@ -16,7 +16,7 @@ from fl_lightning.core import RoundRecord, Run
 from fl_lightning.csvtable import Row
 from fl_lightning.log import in_bytes
 from fl_lightning.metric import MODELS, of_rows
-from fl_lightning.runfolder import RunFolder, best, final_words
+from fl_lightning.results.folder import RunFolder, best, final_words
 
 
 class Progress(Observer):

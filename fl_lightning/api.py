@@ -22,7 +22,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView
 
 if TYPE_CHECKING:
-    from fl_lightning.report.load import Run as Loaded
+    from fl_lightning.results.read import Run as Loaded
 
 Config = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
 Table = dict[str, np.ndarray]
@@ -74,7 +74,7 @@ class Run:
     def __init__(self, folder: str | os.PathLike[str]) -> None:
         self.folder = Path(folder)
         """Where all that it left lies."""
-        from fl_lightning.report.load import load  # it brings the page's libraries with it
+        from fl_lightning.results.read import load  # it brings the page's libraries with it
 
         self._loaded: Loaded = load([self.folder], ledger=False)[0]
 

@@ -43,7 +43,7 @@ from fl_lightning.methods.base import Method
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import fabric_of, launched_from_outside
 from fl_lightning.rng import key
-from fl_lightning.runfolder import RunFolder, best
+from fl_lightning.results.folder import RunFolder, best
 
 
 def fit(config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from fl_lightning.core.mixing import Gram
 from fl_lightning.data import prepare
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.mlp import MLP
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 Load = Callable[[str], ModuleType]

@@ -27,7 +27,7 @@ from fl_lightning.methods.ktpflmodels import KTPFLModels
 from fl_lightning.methods.pfedfda import PFedFDA
 from fl_lightning.methods.pfedhn import PFedHN
 from fl_lightning.report.clients import MOST_CLIENTS, split_words, splits
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.study import statistics
 from fl_lightning.study.board import Board
 from fl_lightning.study.folder import StudyFolder

@@ -9,7 +9,7 @@ from torch import nn
 from fl_lightning import metric
 from fl_lightning.engine.record import spread
 from fl_lightning.metric import ACCURACY, MAE
-from fl_lightning.runfolder import best
+from fl_lightning.results.folder import best
 
 
 def test_names_of_columns() -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.runfolder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests
+from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests
 
 
 def record(round: int, **metrics: float) -> RoundRecord:

@@ -19,7 +19,7 @@ from fl_lightning import run as engine
 from fl_lightning.config import Component, Config
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.study.archive import weights
 
 

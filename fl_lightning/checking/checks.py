@@ -18,7 +18,7 @@ from fl_lightning.checking.bench import Bench, Wrong, difference, forget, quiet
 from fl_lightning.config import Component, Config, ModelConfig
 from fl_lightning.data import ResidentPart
 from fl_lightning.metric import BY_TASK
-from fl_lightning.runfolder import CLIENT_FLOPS, RunFolder
+from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 
 DRAWS = "draw from client.generator(...) or fl_lightning.rng, never from random, numpy.random, torch or an unseeded one"
 KEEPS = "what outlives a round belongs into slots, init_client or init_server, not into the object, its class or module"

@@ -196,7 +196,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
 
     `accept`: own code may have changed.
     """
-    from fl_lightning.runfolder import RunFolder
+    from fl_lightning.results.folder import RunFolder
 
     before, after = (dict(_flat(yaml.safe_load(to_yaml(c)))) for c in (complete(plan([saved])), config))
     for key in dict.fromkeys([*before, *after]):

@@ -19,7 +19,7 @@ from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.metric import BY_TASK, Metric
-from fl_lightning.runfolder import RunFolder, final_words
+from fl_lightning.results.folder import RunFolder, final_words
 
 REFERENCES = "references"
 """Beside the runs: local references by what they were trained with, so that all runs of a setting share one."""

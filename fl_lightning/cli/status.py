@@ -19,7 +19,7 @@ from fl_lightning.cli.queue import ALIVE, Queued, queued
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric, of_rows
-from fl_lightning.runfolder import RunFolder, best, judge_of
+from fl_lightning.results.folder import RunFolder, best, judge_of
 
 if TYPE_CHECKING:
     from rich.table import Table

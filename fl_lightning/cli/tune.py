@@ -252,7 +252,7 @@ def _run_trials(search: Search) -> None:
 def _run_trial(search: Search, claim: Claim) -> None:
     """The runs of a trial, and their mean score. Values with which they fail are refused; where the first trial's fail,
     which are the base's own, or the machine is at fault, the method is not tuned."""
-    from fl_lightning.runfolder import RunFolder
+    from fl_lightning.results.folder import RunFolder
 
     scores = []
     try:

@@ -13,7 +13,7 @@ from fl_lightning.csvtable import Row
 from fl_lightning.drawing.heatmap import heatmap
 from fl_lightning.metric import MODELS, of_rows
 from fl_lightning.record import KINDS, RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -9,7 +9,7 @@ from fl_lightning.callbacks.base import Observer
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.metric import MODELS
-from fl_lightning.runfolder import RunFolder, best, mean_of_bests
+from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 
 
 class Keeper(Observer):

@@ -21,7 +21,7 @@ from fl_lightning.engine.scoring import averaged, columns, set_apart
 from fl_lightning.errors import BadClient
 from fl_lightning.metric import MODELS, Metric
 from fl_lightning.record import KINDS
-from fl_lightning.runfolder import CLIENT_FLOPS, CLIENT_LOSSES
+from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES
 
 
 @dataclass

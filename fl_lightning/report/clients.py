@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.report.load import UNREADABLE, Comparison, Run
+from fl_lightning.results.read import UNREADABLE, Comparison, Run
 from fl_lightning.report.tables import NONE, Table
 
 MOST_CLIENTS = 500

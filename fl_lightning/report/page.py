@@ -8,7 +8,7 @@ from typing import Any
 
 from fl_lightning import __version__
 from fl_lightning.report import clients, figures, newcomers, pictures, tables
-from fl_lightning.report.load import Run
+from fl_lightning.results.read import Run
 
 MARKER = '<meta name="generator" content="fl-train report'
 """Stands near the top of every page: a file that has it may be written over."""

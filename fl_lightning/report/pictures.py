@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.record import RelationView
-from fl_lightning.report.load import UNREADABLE, Run
+from fl_lightning.results.read import UNREADABLE, Run
 
 STEPS, OVER, MISSING = 253, 254, 255
 """Greatest code of a value within the colours, codes of a value beyond them and of one that is not finite."""

@@ -11,7 +11,7 @@ import numpy as np
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.files import atomic_write
 from fl_lightning.report import clients, figures, newcomers
-from fl_lightning.report.load import UNREADABLE, Run
+from fl_lightning.results.read import UNREADABLE, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes

@@ -6,7 +6,7 @@ from pathlib import PurePath
 from typing import Any
 
 from fl_lightning.metric import MODELS
-from fl_lightning.report.load import ABSENT, Run
+from fl_lightning.results.read import ABSENT, Run
 
 NONE = "–"
 """Stands where nothing is known."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.metric import FURTHER
-from fl_lightning.sections import shown
+from fl_lightning.results.columns import shown
 
 if TYPE_CHECKING:
     from wandb_workspaces.workspaces import Workspace

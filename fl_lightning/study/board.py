@@ -15,7 +15,7 @@ from rich.table import Table
 
 from fl_lightning.errors import Damaged
 from fl_lightning.metric import ACCURACY, Metric, of_rows
-from fl_lightning.runfolder import RunFolder, judge_of
+from fl_lightning.results.folder import RunFolder, judge_of
 from fl_lightning.study.folder import StudyFolder
 
 State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"]

@@ -20,7 +20,7 @@ from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.rng import numpy_rng
-from fl_lightning.runfolder import CLIENT_FLOPS, RunFolder
+from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 
 MIB = 2**20
 

@@ -18,7 +18,7 @@ from fl_lightning.core.payload import Payload
 from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 MakeRun = Callable[..., Run]
 MakeClient = Callable[..., Client]

@@ -15,7 +15,7 @@ from fl_lightning.config import Component, Config, DataConfig, FabricConfig, Mod
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY
 from fl_lightning.record import RelationView
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 PLAIN = Config(Component("fl_lightning.methods.kapc.KAPC", {"lam": 0.5}), [ModelConfig(Component("a.MLP"))])
 

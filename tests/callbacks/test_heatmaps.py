@@ -13,7 +13,7 @@ from fl_lightning.drawing.heatmap import save_png, top
 from fl_lightning.drawing.relation import draw_split
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 
 def run_of(

@@ -19,7 +19,7 @@ from fl_lightning.drawing import ledger
 from fl_lightning.drawing.ledger import Series, costs, in_columns
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 LAYERS = ["conv", "fc", "head"]
 MIB = 2**20

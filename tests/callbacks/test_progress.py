@@ -11,7 +11,7 @@ from fl_lightning.callbacks import progress
 from fl_lightning.callbacks.progress import Progress, _closing_lines
 from fl_lightning.log import in_bytes
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 
 class KAPC:

@@ -34,7 +34,7 @@ from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.metric import NO_TARGET
 from fl_lightning.parallel import Group
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 MakeRun = Callable[..., Run]
 MakeClient = Callable[..., Client]

@@ -24,7 +24,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.record import RoundRecord
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 MakeRun = Callable[..., Run]
 MakeClient = Callable[..., Client]

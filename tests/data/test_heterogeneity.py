@@ -13,7 +13,7 @@ from fl_lightning.config import DataConfig
 from fl_lightning.data import heterogeneity, prepare
 from fl_lightning.data.federated import FederatedData
 from fl_lightning.data.part import Samples
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 
 MEASURES = ("jensen_shannon", "hellinger", "feature_shift", "feature_shift_within")
 

@@ -11,7 +11,7 @@ import yaml
 from matplotlib.figure import Figure
 
 from fl_lightning.report import figures, render, vector
-from fl_lightning.report.load import Run, load
+from fl_lightning.results.read import Run, load
 from fl_lightning.report.tables import incomparable
 
 MakeRun = Callable[..., Path]

@@ -7,7 +7,7 @@ import pytest
 
 from fl_lightning.report import load, render
 from fl_lightning.report.figures import costs, curves
-from fl_lightning.report.load import Comparison
+from fl_lightning.results.read import Comparison
 from fl_lightning.report.tables import (
     component,
     fairness,
@@ -22,7 +22,7 @@ from fl_lightning.report.tables import (
     targets,
     time_to_accuracy,
 )
-from fl_lightning.runfolder import CLIENT_FLOPS
+from fl_lightning.results.folder import CLIENT_FLOPS
 
 from .conftest import MakeRun
 

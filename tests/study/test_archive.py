@@ -18,7 +18,7 @@ import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.record import RelationView
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.study import archive
 from fl_lightning.study.folder import StudyFolder
 

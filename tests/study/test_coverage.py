@@ -16,7 +16,7 @@ import pytest
 from scipy.special import ndtr, ndtri
 
 from fl_lightning.report import Run
-from fl_lightning.runfolder import RunFolder
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.compare import compare

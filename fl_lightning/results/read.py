@@ -19,7 +19,7 @@ from fl_lightning.config import check
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
-from fl_lightning.runfolder import RunFolder, final_kind, final_words, judge_of
+from fl_lightning.results.folder import RunFolder, final_kind, final_words, judge_of
 
 T = TypeVar("T")
 

@@ -3,7 +3,7 @@ from __future__ import annotations
 import pytest
 
 from fl_lightning.metric import BY_TASK
-from fl_lightning.sections import SoFar, best_of, in_summary, shown, spread
+from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, shown, spread
 
 
 @pytest.mark.parametrize(
@@ -38,7 +38,7 @@ from fl_lightning.sections import SoFar, best_of, in_summary, shown, spread
     ],
 )
 def test_columns_stand_in_sections(column: str, name: str, kept: str) -> None:
-    assert (shown(column), best_of(column)) == (name, kept)
+    assert (shown(column), COLUMNS[column].kept) == (name, kept)
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_spread_rounds_hold_both_ends_and_are_even() -> None:
 
 def test_costs_add_up_from_round_to_round() -> None:
     earlier = {"upload_bytes": 2**20, "download_bytes": 2**20, "seconds": 1.5}
-    so_far = SoFar([earlier])
+    so_far = CumulativeCosts([earlier])
     assert so_far.add(earlier) == {"communication/mib_so_far": 4.0, "cost/seconds_so_far": 3.0}
     assert so_far.add({"channel_s": 2.0, "seconds": 0.5}) == {
         "communication/mib_so_far": 4.0, "communication/channel_s_so_far": 2.0, "cost/seconds_so_far": 3.5,

@@ -1,0 +1,272 @@
+"""Every column of a run's tables, declared: what it means, which way is better, and of which metric and model it is.
+
+A run folder keeps the declarations of its own columns in `columns.json`, so that a reader need not know this version.
+Viewers (TensorBoard, W&B) call a column `section/name`, since they draw a section together. Runs have different judges:
+what a run's own judge says is `own_judge_...`, and runs are to be compared by `accuracy/after` and its like.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, replace
+from typing import Any, Literal
+
+from fl_lightning.metric import BY_TASK, FURTHER, MODELS, Metric, of_column
+
+JUDGE = "judge"
+"""The model of a column that speaks of the run's judge, whichever kind that is."""
+ALIASES: dict[str, str] = {}
+"""Columns that were renamed: the earlier name, and the present one. Tables of earlier versions are read by the latter."""
+
+
+@dataclass(frozen=True)
+class Column:
+    """One column of a table, or one key of `summary.json`."""
+
+    name: str
+    """A name that ends with `*` declares all that begin so."""
+    section: str = "other"
+    """What viewers draw together."""
+    doc: str = ""
+    better: Literal["max", "min"] | None = None
+    metric: str | None = None
+    """Name of the metric whose score it is, where it is one."""
+    model: str | None = None
+    """Kind of model that is scored (`metric.MODELS`), or `JUDGE`."""
+    viewed: str = ""
+    """What viewers call it within its section, where that is not its name."""
+
+    @property
+    def shown(self) -> str:
+        """What viewers call it: `accuracy/after`."""
+        return f"{self.section}/{self.viewed or self.name}"
+
+    @property
+    def kept(self) -> str:
+        """What a viewer's summary keeps of it, in W&B's words: the best value and the last, or the last alone."""
+        return f"{self.better},last" if self.better else "last"
+
+    def merit(self, value: float) -> float:
+        """`value`, or its negative where less is better: greater is better."""
+        return -value if self.better == "min" else value
+
+
+class Registry:
+    """Declared columns by name."""
+
+    def __init__(self) -> None:
+        self._columns: dict[str, Column] = {}
+        self._families: dict[str, Column] = {}
+
+    def declare(self, *columns: Column) -> None:
+        """Add columns, of one's own callbacks too.
+
+        Raises:
+            ValueError: a name is declared already.
+        """
+        for column in columns:
+            where = self._families if column.name.endswith("*") else self._columns
+            if where.setdefault(column.name.rstrip("*"), column) is not column:
+                raise ValueError(f"{column.name} is declared already")
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._columns or self._family(name) is not None
+
+    def __iter__(self) -> Any:
+        yield from self._columns.values()
+        yield from self._families.values()
+
+    def __getitem__(self, name: str) -> Column:
+        """The declaration of a column. One that nobody has declared is in the section `other`, or of a score of one's
+        own where its name ends with a kind of model."""
+        if (column := self._columns.get(name) or self._family(name)) is not None:
+            return column if column.name == name else replace(column, name=name)
+        section = "scores" if name.rpartition("_")[2] in MODELS else "other"
+        return Column(name, section, "", None if of_column(name).rises else "min")
+
+    def _family(self, name: str) -> Column | None:
+        begins = [begin for begin in self._families if name.startswith(begin)]
+        return self._families[max(begins, key=len)] if begins else None
+
+
+COLUMNS = Registry()
+
+
+def _of_score(metric: Metric) -> Iterable[Column]:
+    """The columns of one metric, in all tables."""
+    better: Literal["max", "min"] = "max" if metric.rises else "min"
+
+    def of(name: str, doc: str, model: str | None = None, viewed: str = "") -> Column:
+        return Column(name, metric.name, f"{metric.words}: {doc}", better, metric.name, model, viewed)
+
+    yield of(metric.name, "of the client's final model, or of a newcomer's after it has trained")
+    yield of(metric.by("heard"), "of the model that a newcomer is given, before it trains")
+    yield of(metric.of("mean"), "mean over clients, by the run's judge", JUDGE, "own_judge_mean")
+    for kind, words in MODELS.items():
+        yield of(metric.by(kind), words, kind, kind)
+        yield of(metric.on_global_test(kind), f"{words}, on the test set of all", kind, f"global_test_{kind}")
+    if metric in FURTHER.values():
+        doc = "clients that the mean is over: it is defined for those alone"
+        viewed = "own_judge_clients"
+        yield replace(of(metric.of("clients"), doc, JUDGE, viewed), better=None)
+        return
+    yield of(metric.of("weighted"), "mean weighted by test samples, by the run's judge", JUDGE, "own_judge_weighted")
+    yield of(metric.of("validation"), "mean on validation data, by the run's judge", JUDGE, "own_judge_validation")
+    yield of(metric.by("validation"), "of the client on validation data, by the run's judge", JUDGE)
+    for what, doc, sense in (("worst", "mean of the worst tenth of the clients", better), ("std", "spread", "min")):
+        name = metric.of(what)
+        column = of(name, f"{doc}, by the run's judge", JUDGE, f"own_judge_{name}")
+        yield replace(column, section="fairness", better="max" if sense == "max" else "min")
+
+
+for _metric in (*BY_TASK.values(), *FURTHER.values()):
+    COLUMNS.declare(*_of_score(_metric))
+
+COLUMNS.declare(
+    *(
+        Column(f"{way}load{kind}_bytes", "communication", f"bytes {way}loaded in the round{words}")
+        for way in ("up", "down")
+        for kind, words in (("", ""), ("_parameter", ": parameters alone"))
+    ),
+    *(
+        Column(f"layers_{way}loaded", "communication", f"layers whose own parameters were {way}loaded")
+        for way in ("up", "down")
+    ),
+    Column("channel_s", "communication", "modelled seconds of the round over the channel"),
+    *(
+        Column(f"channel_{part}_s", "communication", f"modelled seconds of the slowest client's {words}")
+        for part, words in (("download", "download"), ("compute", "local training"), ("upload", "upload"))
+    ),
+    Column("flops_forward", "cost", "operations of the cohort's training: passes through the model"),
+    Column("flops_backward", "cost", "operations of the cohort's training: passes back"),
+    Column("flops_extra", "cost", "operations of clients in hooks and for a method's own weights"),
+    Column("flops_penalty", "cost", "operations of the proximal term: 5 for each number and step"),
+    Column("flops_server", "cost", "operations of the server: Gram matrices, mixing, the relation"),
+    Column("seconds", "cost", "seconds of the round, of the slowest process"),
+    *(
+        Column(f"seconds_{part}", "cost", f"seconds of the round in which {words}")
+        for part, words in (("client", "clients train"), ("server", "server mixes"), ("evaluation", "models are scored"))
+    ),
+    Column("memory_mib", "cost", "peak memory of all processes together, MiB"),
+    Column("memory_server_mib", "cost", "memory that the server's models and tensors take, MiB"),
+    Column("memory_device_mib", "cost", "peak memory of torch on GPUs, over all processes, MiB"),
+    Column("train_loss", "training", "mean loss of local training, proximal term included", "min"),
+    Column("coaching_loss", "training", "mean of the proximal term alone", "min"),
+    Column("objective", "training", "KAPC's objective F (AAAI, Eq. 10)", "min"),
+    Column("objective_coaching", "training", "second sum of F: the proximal terms", "min"),
+    Column("objective_relation", "training", "third sum of F: the relation's distance from its prior", "min"),
+    Column("gradient_norm", "training", "norm of the client's parameter change over learning rate times steps", "min"),
+    Column("gradient_norm_relation", "training", "norm of F's gradient by the cohort's rows (Eq. 12)", "min"),
+    Column("gradient_norm_models_proxy", "training", "stands for the norm of F's gradient by the models", "min"),
+    Column("clients_failed", "clients", "clients of the cohort that were left out after a failure"),
+    Column("rand_index", "relation", "adjusted Rand index of true groups and those of the relation's rows"),
+    Column("round", "run", "number of the round, from 1"),
+    Column("client", "run", "number of the client, from 0"),
+    Column("model", "run", "kind of model that the client's final score is of"),
+    Column("loss", "training", "mean task loss of a newcomer on its test part", "min"),
+    Column("train_samples", "data", "training samples of the client"),
+    Column("test_samples", "data", "test samples of the client"),
+    Column("samples_per_class", "newcomers", "labelled samples of each class that were asked for (regression: in all)"),
+    Column("samples", "newcomers", "labelled samples that there were"),
+    Column("rule", "newcomers", "how the method comes to a newcomer's model"),
+    Column("stage", "failures", "where the client failed"),
+    Column("reason", "failures", "why"),
+    Column("outcome", "failures", "what became of the client: retried, skipped or not judged"),
+    Column("jensen_shannon", "data", "mean Jensen-Shannon distance of the client's label mix from the others', 0..1"),
+    Column("hellinger", "data", "the same by Hellinger's distance"),
+    Column("feature_shift", "data", "mean distance of the client's inputs from the others', standard deviations"),
+    Column("feature_shift_within", "data", "the same of inputs of one class"),
+)
+COLUMNS.declare(
+    Column("noise_share_*", "other", "share of a client's step in this layer that is noise of few samples, mean"),
+    Column("class_*", "data", "training samples of this class"),
+    *(
+        Column(f"{begin}*", section, better="min" if section == "training" else None)
+        for section, begins in {
+            "communication": ("upload_", "download_", "layers_", "channel_"),
+            "cost": ("flops_", "seconds", "memory_", "wall_seconds"),
+            "training": ("objective_", "gradient_norm_"),
+            "privacy": ("privacy_",),
+            "clients": ("clients_",),
+            "data": ("heterogeneity_",),
+            "newcomers": ("newcomer_",),
+        }.items()
+        for begin in begins
+    ),
+)
+
+_AT_THE_END = ("best_", "last_", "final_", "validation_", "mean_best_")
+_OF_JUDGE = frozenset(
+    metric.of(f"{part}{what}")
+    for metric in BY_TASK.values()
+    for part in ("", "best_", "last_", "final_", "validation_")
+    for what in ("mean", "worst", "std", "weighted", "validation", "mean_best")
+) | frozenset(
+    metric.of(f"{part}{what}") for metric in FURTHER.values() for part in ("", "final_") for what in ("mean", "clients")
+)
+"""Keys of `summary.json` that speak of the judge's kind of model, whichever that is."""
+
+
+def shown(column: str) -> str:
+    """What viewers call a column of `metrics.csv`."""
+    return COLUMNS[column].shown
+
+
+def in_summary(key: str) -> str:
+    """What viewers call a key of `summary.json`: totals beside what they sum up, scores of the end by themselves."""
+    if key in _OF_JUDGE:
+        return f"final/own_judge_{key}"
+    if key.startswith(_AT_THE_END):
+        return f"final/{key}"
+    part = key.removeprefix("total_")
+    return f"{COLUMNS[part].section if part in COLUMNS else 'run'}/{key}"
+
+
+def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
+    """A row of `metrics.csv` by viewers' names."""
+    return {shown(name): value for name, value in values.items()}
+
+
+def present(name: str) -> str:
+    """The present name of a column that may have been written by an earlier version."""
+    return ALIASES.get(name, name)
+
+
+def declarations(names: Iterable[str], judge: str | None = None) -> dict[str, dict[str, Any]]:
+    """What `columns.json` says of these columns: fields that are not empty; the judge's kind of model where it is known."""
+    found = {}
+    for name in names:
+        column = COLUMNS[name]
+        column = replace(column, model=judge) if column.model == JUDGE and judge else column
+        fields = {key: value for key, value in dataclasses.asdict(column).items() if value and key != "name"}
+        found[name] = {key: value for key, value in fields.items() if key != "viewed"} | {"viewed": column.shown}
+    return found
+
+
+class CumulativeCosts:
+    """What a run has cost until the end of each round: axes to draw accuracy over. Rounds are added in order."""
+
+    def __init__(self, rows: Iterable[Mapping[str, float]] = ()) -> None:
+        self._sums: dict[str, float] = {}
+        for row in rows:
+            self.add(row)
+
+    def add(self, row: Mapping[str, float]) -> dict[str, float]:
+        """Add a row of `metrics.csv`; returns the sums by viewers' names: MiB both ways, modelled and real seconds."""
+        mib = [row[name] / 2**20 for name in ("upload_bytes", "download_bytes") if name in row]
+        new = {"communication/mib_so_far": sum(mib)} if mib else {}
+        new |= {name: row[column] for name, column in _SECONDS.items() if column in row}
+        for name, value in new.items():
+            self._sums[name] = self._sums.get(name, 0.0) + value
+        return dict(self._sums)
+
+
+_SECONDS = {"communication/channel_s_so_far": "channel_s", "cost/seconds_so_far": "seconds"}
+
+
+def spread(rounds: int, most: int) -> list[int]:
+    """At most `most` of the rounds 1 to `rounds`, evenly apart, the first and the last among them."""
+    if rounds <= most:
+        return list(range(1, rounds + 1))
+    return [1 + round(k * (rounds - 1) / (most - 1)) for k in range(most)] if most > 1 else [rounds]
