@@ -38,9 +38,9 @@ from fl_lightning.core.relation import RelationInputs
 from fl_lightning.core.run import Run
 from fl_lightning.data import FederatedData
 from fl_lightning.methods.kapc import KAPC
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.rng import numpy_rng
 from fl_lightning.run import fit
-from fl_lightning.results.folder import RunFolder
 
 Fixed = Literal["uniform", "alone", "samples", "random", "oracle"]
 Shuffle = Literal["shuffled", "others-shuffled"]

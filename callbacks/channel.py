@@ -16,8 +16,8 @@ from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, Run
 from fl_lightning.csvtable import Row
-from fl_lightning.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
+from fl_lightning.rng import numpy_rng
 
 PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 

@@ -23,8 +23,8 @@ from fl_lightning.errors import SECRET
 from fl_lightning.metric import Metric
 from fl_lightning.provenance import data_name
 from fl_lightning.record import RelationView
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.columns import spread
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.storage.manifest import files_of, intact, rounds
 
 MOST_ROWS = 10_000

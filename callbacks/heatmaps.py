@@ -9,8 +9,8 @@ from fl_lightning.config import are_numbers, check
 from fl_lightning.core import RelationView, RoundRecord, Run
 from fl_lightning.drawing.relation import draw_relation, draw_split
 from fl_lightning.record import Picture
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.columns import spread
+from fl_lightning.results.folder import RunFolder
 
 DRAWN = 6
 """Rounds that are drawn unless told otherwise. The report shows up to a hundred from `relation/`, without pictures."""

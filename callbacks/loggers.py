@@ -23,8 +23,8 @@ from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 from fl_lightning.provenance import title_of
 from fl_lightning.record import Picture, RelationView, RoundRecord
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, renamed, shown, spread
+from fl_lightning.results.folder import RunFolder
 
 if TYPE_CHECKING:
     import wandb
@@ -50,7 +50,9 @@ class TensorBoard(Observer):
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
 
-            self._so_far = CumulativeCosts(r for r in RunFolder(run.folder).read_metrics() if r["round"] <= run.resumed_from)
+            self._so_far = CumulativeCosts(
+                r for r in RunFolder(run.folder).read_metrics() if r["round"] <= run.resumed_from
+            )
             folder = run.folder / "tensorboard"
             again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
             self._writer = SummaryWriter(str(folder), purge_step=again)

@@ -27,7 +27,7 @@ class CsvTable:
 
     def append(self, rows: Sequence[Mapping[str, float | str]], always: Iterable[str] = ()) -> None:
         """Add `rows` in one write; columns that are new are added to all of it, `always` even if empty."""
-        header = self._header()
+        header = self.header()
         names = [name for row in rows for name in row]
         new = list(dict.fromkeys(name for name in [*names, *always] if name not in header))
         lines = _lines(header + new, rows)
@@ -68,8 +68,8 @@ class CsvTable:
             raise damaged
         return rows
 
-    def _header(self) -> list[str]:
-        """The first line alone: a round must not cost more the more rounds there have been."""
+    def header(self) -> list[str]:
+        """Names of the columns, from the first line alone: the cost of a round must not grow with their number."""
         if not self.path.exists():
             return []
         with self.path.open(encoding="utf-8") as file:

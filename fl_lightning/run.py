@@ -42,8 +42,8 @@ from fl_lightning.heap import keep_freed
 from fl_lightning.methods.base import Method
 from fl_lightning.models import arguments_of, build
 from fl_lightning.parallel import fabric_of, launched_from_outside
-from fl_lightning.rng import key
 from fl_lightning.results.folder import RunFolder, best
+from fl_lightning.rng import key
 
 
 def fit(config: Config, folder: Path, resume: bool = False) -> dict[str, Any]:
@@ -115,6 +115,7 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     del summary["final_accuracies"], summary["final_models"], summary["final_further"]
     if fed.run.is_main:  # last of all, so that loggers have had their say
         keeper.folder.write_newcomers(newcomers)
+        keeper.folder.write_columns(fed.run.judge)
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
         keeper.folder.write_summary(summary)

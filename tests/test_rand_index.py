@@ -18,9 +18,9 @@ from fl_lightning.core import server
 from fl_lightning.core.relation import agreement
 from fl_lightning.data import prepare
 from fl_lightning.record import RelationView
-from fl_lightning.results.read import load
 from fl_lightning.report.tables import scores
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.read import load
 
 GROUPS = [0, 1, 0, 1, 2, 2]
 

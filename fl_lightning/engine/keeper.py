@@ -42,6 +42,7 @@ class Keeper(Observer):
             if first:  # a start that came to nothing is none
                 provenance.keep(run.folder, self._code, record.round)
             self.folder.append(record)
+            self.folder.write_columns(run.judge)
             if first:
                 self.folder.forget_end()
             score, seconds = record.metrics.get(name := run.data.metric.of("mean")), record.metrics["seconds"]

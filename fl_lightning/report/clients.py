@@ -6,8 +6,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.results.read import UNREADABLE, Comparison, Run
 from fl_lightning.report.tables import NONE, Table
+from fl_lightning.results.read import UNREADABLE, Comparison, Run
 
 MOST_CLIENTS = 500
 """Rows of the table of clients, and columns of the picture of the split: more make a page that nobody reads."""

@@ -10,9 +10,9 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import ACCURACY, MODELS, Metric
-from fl_lightning.results.read import AXES, MIB, Comparison, Run, same_but_seed, seeds_apart
 from fl_lightning.report.pictures import encode
 from fl_lightning.report.tables import FLOPS, flop_unit, flops
+from fl_lightning.results.read import AXES, MIB, Comparison, Run, same_but_seed, seeds_apart
 
 Figure = dict[str, Any]
 

@@ -8,8 +8,8 @@ import numpy as np
 
 from fl_lightning.metric import FURTHER
 from fl_lightning.report.figures import Figure, colours, run_labels
-from fl_lightning.results.read import Run
 from fl_lightning.report.tables import NONE, Table, percent
+from fl_lightning.results.read import Run
 
 
 def means(run: Run, metric: str | None = None) -> dict[int, list[float]]:

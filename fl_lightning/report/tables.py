@@ -10,7 +10,6 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric, of_column
-from fl_lightning.results.read import MIB, Comparison, Run, differing, differing_keys, same_seeds
 from fl_lightning.report.words import NONE as NONE
 from fl_lightning.report.words import (
     clients,
@@ -26,6 +25,7 @@ from fl_lightning.report.words import (
     text,
 )
 from fl_lightning.results.folder import CLIENT_FLOPS, best, final_words, mean_of_bests
+from fl_lightning.results.read import MIB, Comparison, Run, differing, differing_keys, same_seeds
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")

@@ -12,12 +12,12 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fl_lightning.metric import BY_TASK, FURTHER, MODELS, Metric, of_column
+from fl_lightning.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""
 ALIASES: dict[str, str] = {}
-"""Columns that were renamed: the earlier name, and the present one. Tables of earlier versions are read by the latter."""
+"""Renamed columns: the earlier name, and the present one, by which tables of earlier versions are read."""
 
 
 @dataclass(frozen=True)
@@ -82,8 +82,7 @@ class Registry:
         own where its name ends with a kind of model."""
         if (column := self._columns.get(name) or self._family(name)) is not None:
             return column if column.name == name else replace(column, name=name)
-        section = "scores" if name.rpartition("_")[2] in MODELS else "other"
-        return Column(name, section, "", None if of_column(name).rises else "min")
+        return Column(name, "scores" if name.rpartition("_")[2] in MODELS else "other")
 
     def _family(self, name: str) -> Column | None:
         begins = [begin for begin in self._families if name.startswith(begin)]
@@ -146,7 +145,11 @@ COLUMNS.declare(
     Column("seconds", "cost", "seconds of the round, of the slowest process"),
     *(
         Column(f"seconds_{part}", "cost", f"seconds of the round in which {words}")
-        for part, words in (("client", "clients train"), ("server", "server mixes"), ("evaluation", "models are scored"))
+        for part, words in (
+            ("client", "clients train"),
+            ("server", "server mixes"),
+            ("evaluation", "models are scored"),
+        )
     ),
     Column("memory_mib", "cost", "peak memory of all processes together, MiB"),
     Column("memory_server_mib", "cost", "memory that the server's models and tensors take, MiB"),
@@ -234,14 +237,14 @@ def present(name: str) -> str:
 
 
 def declarations(names: Iterable[str], judge: str | None = None) -> dict[str, dict[str, Any]]:
-    """What `columns.json` says of these columns: fields that are not empty; the judge's kind of model where it is known."""
-    found = {}
+    """The content of `columns.json` for these columns: the fields that are not empty. `judge`: its kind of model."""
+    declared = {}
     for name in names:
         column = COLUMNS[name]
         column = replace(column, model=judge) if column.model == JUDGE and judge else column
         fields = {key: value for key, value in dataclasses.asdict(column).items() if value and key != "name"}
-        found[name] = {key: value for key, value in fields.items() if key != "viewed"} | {"viewed": column.shown}
-    return found
+        declared[name] = {key: value for key, value in fields.items() if key != "viewed"} | {"viewed": column.shown}
+    return declared
 
 
 class CumulativeCosts:

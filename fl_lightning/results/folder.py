@@ -22,12 +22,17 @@ from fl_lightning.csvtable import CsvTable, Row
 from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import flush_all, write_whole
 from fl_lightning.record import KINDS, RelationView, RoundRecord
+from fl_lightning.results.columns import declarations
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
 """Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""
 CLIENT_LOSSES = ("train_loss", "coaching_loss")
 """Columns of what clients' training came to. They are always there: a cell is empty where no step was taken."""
 _ALWAYS = (*CLIENT_LOSSES, *CLIENT_FLOPS)
+TABLES = (
+    "metrics.csv", "clients.csv", "failures.csv", "final.csv", "newcomers.csv", "split.csv", "heterogeneity.csv"
+)  # fmt: skip
+"""Every table of a run; `columns.json` declares their columns."""
 _OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 
 
@@ -53,6 +58,7 @@ class RunFolder:
         self._metrics = CsvTable(path / "metrics.csv")
         self._clients = CsvTable(path / "clients.csv")
         self._failures = CsvTable(path / "failures.csv")
+        self._declared: set[str] = set()
 
     def append(self, record: RoundRecord) -> None:
         """Write one round: its relation, its clients' rows, its failures, its row of metrics."""
@@ -94,6 +100,14 @@ class RunFolder:
             if len(keys) > len(set(keys)) or (table is self._metrics and rounds != set(range(1, round + 1))):
                 allowed = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
                 raise BadInput("run", str(self.path), allowed)
+
+    def write_columns(self, judge: str) -> None:
+        """Declare the columns of all tables in `columns.json`, where some are new. `judge`: its kind of model."""
+        names = dict.fromkeys(name for file in TABLES for name in CsvTable(self.path / file).header())
+        if not self._declared.issuperset(names):
+            self._declared.update(names)
+            text = json.dumps(declarations(names, judge), indent=1) + "\n"
+            write_whole(self.path / "columns.json", text.encode(), durable=False)
 
     def read_metrics(self) -> list[Row]:
         """The whole rows of `metrics.csv`; a value not measured in a round is absent. `Damaged` as of every table."""

@@ -35,7 +35,17 @@ CONFIG = "config.yaml"
 VERSION = 1
 TABLES = ("metrics.csv", "clients.csv", "final.csv")
 """Of a run; a run that is run again must come to the same but for seconds and memory."""
-KEPT = (CONFIG, "summary.json", "failures.csv", "split.csv", *TABLES, "relation/*.npz", ROUNDS, "source/**/*.py")
+KEPT = (
+    CONFIG,
+    "columns.json",
+    "summary.json",
+    "failures.csv",
+    "split.csv",
+    *TABLES,
+    "relation/*.npz",
+    ROUNDS,
+    "source/**/*.py",
+)
 VARYING = ("version", "world_size", "best_checkpoint_round", "wandb")
 """Keys of `summary.json` that tell how and where a run was run; when checkpoints are saved is a matter of the clock."""
 SEARCH = ("tuned.csv", "trials.csv")

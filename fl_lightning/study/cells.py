@@ -11,8 +11,8 @@ from typing import Any
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
-from fl_lightning.results.read import ABSENT, Run, differing_keys, load
 from fl_lightning.report.tables import incomparable
+from fl_lightning.results.read import ABSENT, Run, differing_keys, load
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default, flat
 

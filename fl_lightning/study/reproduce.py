@@ -12,9 +12,9 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fl_lightning.results.read import Run, load
 from fl_lightning.report.tables import NONE
 from fl_lightning.results.folder import best, mean_of_bests
+from fl_lightning.results.read import Run, load
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.papers import Cell, Ours, reason
 from fl_lightning.study.sheet import Block, Sheet

@@ -22,8 +22,8 @@ from fl_lightning.cli.commands import load
 from fl_lightning.device import count, graph_type, module_of, wide
 from fl_lightning.engine.federation import Federation
 from fl_lightning.parallel import fabric_of
-from fl_lightning.run import assemble
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.run import assemble
 
 Fit = Callable[..., Path]
 DEVICE = os.environ.get("FL_TEST_DEVICE")

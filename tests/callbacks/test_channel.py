@@ -19,8 +19,8 @@ from fl_lightning.cli import main
 from fl_lightning.core.run import Run
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.rng import numpy_rng
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
+from fl_lightning.rng import numpy_rng
 
 MIB = 2**20
 

@@ -24,8 +24,8 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.run import _restore
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.run import _restore
 from fl_lightning.storage.state import MODEL, ClientState
 from fl_lightning.storage.store import VectorStore
 

@@ -20,8 +20,8 @@ from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.metric import ACCURACY
 from fl_lightning.record import Picture, RelationView, RoundRecord
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.columns import spread
+from fl_lightning.results.folder import RunFolder
 
 KEY = "0123456789abcdef0123456789abcdef01234567"
 PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)

@@ -12,9 +12,9 @@ import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.report import clients, figures, load, render, run_folders, vector
-from fl_lightning.results.read import Run, seeds_apart
 from fl_lightning.report.tables import differences, incomparable, overview
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.read import Run, seeds_apart
 
 from .conftest import MakeRun
 

@@ -11,8 +11,8 @@ import yaml
 from matplotlib.figure import Figure
 
 from fl_lightning.report import figures, render, vector
-from fl_lightning.results.read import Run, load
 from fl_lightning.report.tables import incomparable
+from fl_lightning.results.read import Run, load
 
 MakeRun = Callable[..., Path]
 METHODS = ("local", "kapc", "fedavg")

@@ -7,7 +7,6 @@ import pytest
 
 from fl_lightning.report import load, render
 from fl_lightning.report.figures import costs, curves
-from fl_lightning.results.read import Comparison
 from fl_lightning.report.tables import (
     component,
     fairness,
@@ -23,6 +22,7 @@ from fl_lightning.report.tables import (
     time_to_accuracy,
 )
 from fl_lightning.results.folder import CLIENT_FLOPS
+from fl_lightning.results.read import Comparison
 
 from .conftest import MakeRun
 

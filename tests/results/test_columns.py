@@ -1,9 +1,14 @@
 from __future__ import annotations
 
+import csv
+import json
+from pathlib import Path
+
 import pytest
 
+from fl_lightning import fit
 from fl_lightning.metric import BY_TASK
-from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, shown, spread
+from fl_lightning.results.columns import COLUMNS, Column, CumulativeCosts, in_summary, shown, spread
 
 
 @pytest.mark.parametrize(
@@ -67,6 +72,32 @@ def test_what_a_runs_own_judge_says_can_be_told_from_what_can_be_compared() -> N
         own = [metric.of(what) for what in ("mean", "worst", "std", "weighted", "validation")]
         assert all("/own_judge_" in shown(column) for column in own)
         assert not any("own_judge" in shown(metric.by(kind)) for kind in ("before", "after", "global", "finetuned"))
+
+
+def test_a_run_folder_declares_every_column_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    small = {
+        "loggers": None, "callbacks": {"heatmaps": None, "ledger": None, "progress": None, "fixedrate": {}},
+        "fabric.accelerator": "cpu", "fabric.threads": 1, "data.fraction": 0.4, "model.hidden": [16],
+        "federation": {"clients": 5, "local_epochs": 1, "rounds": 2}, "data.held_out_clients": 1,
+        "evaluation": {"metrics": ["f1"], "every": 2},
+    }  # fmt: skip
+    run = fit({"config": "kapc_digits", **small})
+    declared = json.loads((run.folder / "columns.json").read_text())
+    headers = {name for file in run.folder.glob("*.csv") for name in next(csv.reader(file.open()))}
+    assert set(declared) == headers >= {"mean_f1", "accuracy_after", "channel_s", "samples_per_class", "class_3"}
+    assert [name for name, column in declared.items() if not column.get("doc")] == []
+    judge = run.summary["judge"]
+    assert declared["mean_accuracy"]["model"] == judge and declared[f"accuracy_{judge}"]["model"] == judge
+    assert declared["accuracy_before"] == {
+        "section": "accuracy", "doc": "accuracy: before local training", "better": "max", "metric": "accuracy",
+        "model": "before", "viewed": "accuracy/before",
+    }  # fmt: skip
+
+
+def test_a_column_is_declared_once() -> None:
+    with pytest.raises(ValueError, match="accuracy_after is declared already"):
+        COLUMNS.declare(Column("accuracy_after"))
 
 
 def test_spread_rounds_hold_both_ends_and_are_even() -> None:

@@ -18,8 +18,8 @@ from scipy import stats
 from fl_lightning.catalogue import shipped_study, table
 from fl_lightning.cli import main, studyfile
 from fl_lightning.cli.study import resolve
-from fl_lightning.results.read import Run
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.read import Run
 from fl_lightning.study import papers
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Study
