@@ -107,6 +107,7 @@ def tune(argv: list[str]) -> None:
     _check_same(out, yaml.safe_load(base), asked, values, searches)
     line = ["fl-train", "tune", *argv]
     studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
+    _warn_of_few(values.trials)
     _search(searches, out, studies.worker_count(values.workers, configs[0]), shlex.join(line))
     ended = [(search, search.trials().ended()) for search in searches]
     left = sum(search.number - len(trials) for search, trials in ended)
@@ -119,6 +120,14 @@ def tune(argv: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- what was asked for
+
+
+def _warn_of_few(trials: int) -> None:
+    """Before the search, whose hours would otherwise be spent when the warning comes."""
+    from fl_lightning.study.tuned import few
+
+    if line := few(trials):
+        print(f"tune: {line}", file=sys.stderr)
 
 
 def _check_labels(asked: Study) -> None:

@@ -6,6 +6,7 @@ import csv
 import json
 from pathlib import Path
 
+from fl_lightning.errors import BadInput
 from fl_lightning.study.archive import is_search
 from fl_lightning.study.folder import StudyFolder
 
@@ -17,15 +18,19 @@ UNTUNED = "untuned"
 def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
     """Values by row of the study in `folder`, as `optimizer.lr=0.05, mu=0.1`, and the search's warnings.
 
-    Both are empty unless it is the study of a search (`OUT/study`), or an unpacked archive of one.
+    Both are empty unless it is the study of a search (`OUT/study`), or an unpacked archive of one. `BadInput` where
+    `tuned.csv` is damaged.
     """
     search = folder if (folder / TUNED).is_file() else folder.resolve().parent
     if not StudyFolder(folder) or not (search == folder or (is_search(search) and (search / TUNED).is_file())):
         return {}, []
-    with (search / TUNED).open(newline="", encoding="utf-8") as opened:
-        rows = list(csv.DictReader(opened))
-    values = {f"{row['method']} {UNTUNED}": _words(row["start_values"]) for row in rows if row.get("start_values")}
-    values |= {row["method"]: _words(row["values"]) for row in rows}
+    try:
+        with (search / TUNED).open(newline="", encoding="utf-8") as opened:
+            rows = list(csv.DictReader(opened))
+        values = {f"{row['method']} {UNTUNED}": _words(row["start_values"]) for row in rows if row.get("start_values")}
+        values |= {row["method"]: _words(row["values"]) for row in rows}
+    except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
+        raise BadInput("compare", str(folder), f"{search / TUNED} is damaged ({type(error).__name__})") from None
     return values, [f"{row['method']}: {row['warnings']}" for row in rows if row.get("warnings")]
 
 

@@ -67,7 +67,7 @@ class Tuned:
         if not self.dimensions:
             return []
         values, number = self.best.values, len(self.ended)
-        found = [f"{number} trials: below {RANDOM} the luck of the draw decides"] if number < RANDOM else []
+        found = [line] if (line := few(number)) else []
         found += ["the best trial is the start: nothing was gained"] if self.best.number == self.ended[0].number else []
         for one in self.dimensions:
             end = edge(one.space, values[one.key])
@@ -81,6 +81,11 @@ class Tuned:
     def untuned(self) -> dict[str, Any]:
         """The first trial's settings, as a study file lists them."""
         return _listed(self.entry, self.ended[0].values, f"{self.entry.label} {UNTUNED}")
+
+
+def few(number: int) -> str:
+    """The warning that so many trials are too few; empty where they are not."""
+    return f"{number} trials: below {RANDOM} the luck of the draw decides" if number < RANDOM else ""
 
 
 def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]]:

@@ -25,11 +25,12 @@ from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import _import, complete, plan
 from fl_lightning.data import digits
-from fl_lightning.errors import RunFailed
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.metric import BY_TASK
 from fl_lightning.ranges import Range as Bounds
 from fl_lightning.ranges import allowed
 from fl_lightning.search import Choice, LogRange, Range, Whole, edge, widened
+from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.grid import Entry
 from fl_lightning.study.space import Dimension, space
 from fl_lightning.study.trials import Ended, Trials, best
@@ -125,6 +126,7 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert (config["data"]["score_on"], config["seed"]) == ("test", 0)
     # The table of the study has the values, and says why they may tell little.
     assert "fedprox mu=0.5: 2 trials: below 10 the luck of the draw decides" in " ".join(out.split())
+    assert err.startswith("tune: 2 trials: below 10 the luck of the draw decides\n")  # before the first trial, too
     assert tuned["warnings"].startswith("2 trials: below 10") and tuned["start_values"] == trials[0]["values"]
     assert main(["compare", "t/study", "--format", "csv", "--out", "table.csv"]) == 0
     labels = {"fedprox mu=0.5": choice, "fedprox mu=0.5 untuned": 0.05}
@@ -146,6 +148,17 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert before == stamps(tmp_path / "t") and kept == (tmp_path / "t/tuned.csv").read_bytes()
     code, _, err = ask("--out t --trials 4 --workers 1", grid={"data.alpha": [0.1, 1.0]})
     assert (code, err.count("\n")) == (2, 1) and "trials: " in err and "--out of its own" in err
+
+
+@pytest.mark.parametrize(
+    "content", ["method,trials\nlocal,2\n", "method,values\nlocal,{\n", "method,values\nlocal,[1]\n"]
+)
+def test_a_damaged_record_of_choices_is_one_line(content: str, tmp_path: Path) -> None:
+    (tmp_path / "study.json").write_text("[]")
+    (tmp_path / "tuned.csv").write_text(content)
+    with pytest.raises(BadInput, match=r"tuned\.csv is damaged") as caught:
+        values_chosen(tmp_path)
+    assert "\n" not in str(caught.value)
 
 
 def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path: Path) -> None:
