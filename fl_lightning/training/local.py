@@ -14,7 +14,7 @@ from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.device import seed
 from fl_lightning.training.module import ClientModule
-from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
+from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
 
 OTHER_DRAWS = 0x5DEECE66D
@@ -38,7 +38,8 @@ def train(
     An own step writes to what it trains by itself, and returns the loss that is recorded.
     """
     module.model.train()
-    step = own or module.training_step
+    alone = own is None and isinstance(optimizer, FastSGD)  # it adds the terms' gradients itself
+    step = own or (module.loss_alone if alone else module.training_step)
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -52,7 +53,9 @@ def train(
             last.pull, last.batch_idx = None, k
             with cast():
                 loss = step(batch, k)
-            if own is None:
+            if alone:
+                loss = _descend(module, optimizer, loss)
+            elif own is None:
                 optimizer.step(loss)
             losses.append(loss.detach())
             samples += len(batch[1])
@@ -62,6 +65,18 @@ def train(
     mean = torch.stack(losses).mean() if losses else nothing
     pull = torch.stack(pulls).sum() / len(losses) if pulls else nothing
     return Fit(mean, pull, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+
+
+def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:
+    """A step down `loss` and the objective's terms: their sum before it, shape ()."""
+    coaching = module.coaching_alone()
+    if coaching is None:
+        optimizer.step(loss)
+        return loss
+    assert isinstance(optimizer, FastSGD)
+    module.last.pull, gradients = coaching
+    optimizer.step(loss, gradients)
+    return loss.detach() + module.last.pull
 
 
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:

@@ -174,6 +174,20 @@ class ClientModule(LightningModule):
         term: Tensor = TermsLoss.apply(vector, self._terms, self._places, *self.binding.parameters)
         return term
 
+    def coaching_alone(self) -> tuple[Tensor, list[Tensor | None]] | None:
+        """`coaching` without autograd, which would add up gradients in new memory: its value, and its gradient for each
+        parameter that the optimiser knows (None: nothing reaches it; views that the next call writes over)."""
+        if not self._adds:
+            return None
+        vector = self.binding.vector
+        assert vector is not None
+        if self._terms is None:
+            self._terms = self._prepared(vector)
+        value = self._terms.value(vector[None, : self.used]).squeeze(0)
+        gradient = self._terms.gradient()[0]
+        places = zip(self._places, self.binding.parameters, self.trainable.tolist(), strict=True)
+        return value, [gradient[a:b].view(p.shape) if b > a else None for (a, b), p, known in places if known]
+
     def _prepared(self, vector: Tensor) -> Terms:
         room = self._room
         if room is None or room.dtype != vector.dtype or room.device != vector.device:
@@ -192,10 +206,14 @@ class ClientModule(LightningModule):
             room, anchor if anchor is None else anchor[:used], linear if linear is None else linear[:used], columns
         )
 
+    def loss_alone(self, batch: Batch, batch_idx: int = 0) -> Tensor:
+        """Task loss (or the objective's own), without the objective's terms."""
+        own = self.objective.loss
+        return self.task_loss(batch, batch_idx) if own is None else own(self, batch)
+
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Task loss (or the objective's own), and the objective's terms."""
-        own = self.objective.loss
-        loss = self.task_loss(batch, batch_idx) if own is None else own(self, batch)
+        loss = self.loss_alone(batch, batch_idx)
         term = self.coaching()
         if term is None:
             return loss

@@ -35,26 +35,32 @@ class FastSGD:
         self._trained = [k for k, p in enumerate(self.parameters) if p.requires_grad]
         self._targets: list[Tensor] = [self.parameters[k] for k in self._trained]
 
-    def step(self, loss: Tensor) -> None:
-        """w <- w - lr (clipping, momentum and weight decay as torch has them)."""
-        gradients = torch.autograd.grad(loss, self._targets, allow_unused=True)
+    def step(self, loss: Tensor, more: Sequence[Tensor | None] | None = None) -> None:
+        """w <- w - lr (clipping, momentum and weight decay as torch has them).
+
+        `more`: what the loss's gradient is added to for each parameter, written over; None: nothing.
+        """
         config, used = self.config, self._trained
+        gradients: Sequence[Tensor | None] = [None] * len(used)
+        if more is None or loss.requires_grad:
+            gradients = torch.autograd.grad(loss, self._targets, allow_unused=True)
+        if more is not None:
+            gradients = _added([more[k] for k in used], gradients)
         parameters = self._targets
-        found: list[Tensor] | tuple[Tensor, ...] = gradients
-        reached = [k for k, g in enumerate(gradients) if g is not None]
-        if len(reached) < len(gradients):
+        found = [g for g in gradients if g is not None]
+        if len(found) < len(gradients):
+            reached = [k for k, g in enumerate(gradients) if g is not None]
             used, parameters = [used[k] for k in reached], [parameters[k] for k in reached]
-            found = [gradients[k] for k in reached]
         with torch.no_grad():
             if self._plain:
                 torch._foreach_add_(parameters, found, alpha=-self.lr)
                 return
             if config.clip_norm is not None:
                 norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
-                found = torch._foreach_mul(found, clip_factor(norm, config.clip_norm))
+                found = list(torch._foreach_mul(found, clip_factor(norm, config.clip_norm)))
             momenta = [self._momentum(k) for k in used] if config.momentum else []
             decay = config.weight_decay
-            step = direction(parameters, list(found), momenta, decay, config.momentum, config.nesterov)
+            step = direction(parameters, found, momenta, decay, config.momentum, config.nesterov)
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
     def _momentum(self, k: int) -> Tensor:
@@ -72,6 +78,14 @@ class FastSGD:
         for name, momentum in state.items():
             k = int(name.split(".")[1])
             self._momenta[k] = momentum.to(self.parameters[k].device, copy=True)
+
+
+def _added(into: list[Tensor | None], gradients: Sequence[Tensor | None]) -> list[Tensor | None]:
+    """Sums, in place of `into`."""
+    both = [(a, g) for a, g in zip(into, gradients, strict=True) if a is not None and g is not None]
+    if both:
+        torch._foreach_add_([a for a, _ in both], [g for _, g in both])
+    return [g if a is None else a for a, g in zip(into, gradients, strict=True)]
 
 
 _SCALER = ("scale", "_growth_tracker")  # what a GradScaler changes as it goes

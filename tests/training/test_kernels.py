@@ -151,6 +151,35 @@ def test_the_objective_against_finite_differences(parts: str) -> None:
             assert (at[0] - at[1]) / (2 * steps) == pytest.approx(float(gradient.flatten()[k]), abs=1e-7), block.name
 
 
+@pytest.mark.parametrize("frozen", [False, True])
+@pytest.mark.parametrize("reached", [True, False])
+def test_a_step_that_adds_the_terms_itself_is_that_of_autograd(reached: bool, frozen: bool) -> None:
+    """To the bit, also with frozen parameters and where the loss reaches none."""
+    after = []
+    for alone in (False, True):
+        client, row = module()
+        for name in ("0.bias", "2.weight") if frozen else ():
+            client.model.get_parameter(name).requires_grad_(False)
+        client.trainable = np.array([p.requires_grad for p in client.binding.parameters])
+        loss = None if reached else lambda module, batch: torch.zeros((), dtype=torch.float64)
+        pull = np.array([0.3, 0.0, 0.1, 0.3, 0.2, 0.2, 0.0, 0.0])
+        client.set_objective(Objective(rows(1, len(row), seed=4)[0], pull, loss=loss))
+        sgd = FastSGD([p for p in client.binding.parameters if p.requires_grad], OptimizerConfig(lr=0.1, momentum=0.5))
+        losses = []
+        for _ in range(3):
+            if alone:
+                value, gradients = client.coaching_alone() or (torch.nan, [])
+                losses.append((client.loss_alone(batch()) + value).detach())
+                client.coaching_alone()
+                sgd.step(client.loss_alone(batch()), gradients)
+            else:
+                losses.append(client.training_step(batch()).detach())
+                sgd.step(client.training_step(batch()))
+        after.append([row, *losses])
+    assert all(torch.equal(a, b) for a, b in zip(*after, strict=True))
+    assert not torch.equal(after[0][0], module()[1])
+
+
 def test_an_own_loss_takes_the_place_of_the_task_loss() -> None:
     client, row = module()
     seen = []
