@@ -185,10 +185,18 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def saved_layer(folder: Path) -> Layer | None:
-    """The settings in the config.yaml of a run folder; None if there is none."""
+    """The settings in the config.yaml of a run folder; None if there is none.
+
+    0.1.0 had no `data.test_seed` and drew the test part alike for all seeds, as `test_seed: 0` does.
+    """
     check_path("run", folder / CONFIG)
     file = folder / CONFIG
-    return read_config(str(file), keys(fit_parser()))[-1] if file.is_file() else None
+    if not file.is_file():
+        return None
+    saved = read_config(str(file), keys(fit_parser()))[-1]
+    if isinstance(data := saved.get("data"), dict):
+        data.setdefault("test_seed", 0)
+    return saved
 
 
 def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:

@@ -296,8 +296,8 @@ def _against(group: _Group, settings: list[str], label: str) -> dict[str, Any]:
     if seeds:
         differences = [[paired[setting, seed] for setting in settings] for seed in seeds]
         found["difference"] = float(statistics.seed_means(differences).mean())
-        # A few seeds that differ alike have no spread to go by: an interval would claim to be certain.
-        if len(seeds) >= statistics.FEW or (len(seeds) > 1 and not statistics.alike(differences)):
+        # Seeds that differ alike have no spread to go by: an interval would claim to be certain.
+        if len(seeds) > 1 and not statistics.alike(differences):
             found["low"], found["high"], found["interval"] = statistics.interval(differences)
     if settings == group.settings and len(paired) >= statistics.MIN_PAIRS and len(seeds) > 1:
         found["p"] = statistics.wilcoxon(means)

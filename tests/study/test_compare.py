@@ -91,6 +91,16 @@ def test_two_seeds_with_the_same_difference_are_not_certain(make_study: MakeStud
     assert (whole.pairs, whole.p, whole.star) == (6, 0.5, "")
 
 
+@pytest.mark.parametrize("seeds", [2, 3, 4, 5])
+def test_seeds_with_equal_differences_have_no_interval(make_study: MakeStudy, seeds: int) -> None:
+    """It would have no width, as if nothing were uncertain."""
+    listed = [("local", {}, s, [score - 0.01 * s for score in LOCAL], {}) for s in range(seeds)]
+    listed += [("kapc", {}, s, [score + 0.1 for score in scores], {}) for _, _, s, scores, _ in listed]
+    ours = row(compared(make_study(listed)), "kapc")
+    assert ours.difference == pytest.approx(0.1)
+    assert (ours.low, ours.high) == (None, None)
+
+
 def test_clients_are_paired_by_their_number(make_study: MakeStudy, tmp_path: Path) -> None:
     """Not by their place in a file."""
     study = make_study(plan(2))
