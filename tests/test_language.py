@@ -55,6 +55,8 @@ NOT_YET: tuple[str, ...] = (
     "fl_lightning/shared_memory.py",
     "fl_lightning/signals.py",
     "fl_lightning/checking/",
+    "fl_lightning/configuration/",
+    "fl_lightning/results/",
     "fl_lightning/cli/",
     "fl_lightning/core/",
     "fl_lightning/data/",

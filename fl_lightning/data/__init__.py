@@ -43,8 +43,8 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     if any(angles):
         require("vision", "data.partition", data.partition)
     _check_images(data, raw_train.ndim, rotated)
-    trains, held, tests = dealt.shares
-    labels_train = planted.relabelled(dealt.train.labels, [*trains, *held], [*groups, *groups], tasks)
+    trains, validations, tests = dealt.shares
+    labels_train = planted.relabelled(dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks)
     labels_test = planted.relabelled(dealt.test.labels, tests, groups, tasks)
     here, away = newcomers.apart(dealt.shares, angles, held_out(data.held_out_clients, clients, smoke), seed)
     unseen = [index for who in away for index in (who.train, who.validation)]
@@ -141,13 +141,13 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
-    trains, held = _hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
+    trains, validations = _hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
     fewest = min(map(len, trains))
     what = f"some client has {fewest} windows left that overlap none held out: lower it, or data.validation"
     check("data.min_samples", data.min_samples, fewest >= data.min_samples or train.spans is None, what)
     if data.score_on == "validation":
-        return _Dealt(train, train, (trains, held, held), held_back, None)
-    return _Dealt(train, test, (trains, held, tests), held_back, common)
+        return _Dealt(train, train, (trains, validations, validations), held_back, None)
+    return _Dealt(train, test, (trains, validations, tests), held_back, common)
 
 
 def _hold_out(

@@ -50,27 +50,27 @@ def load(root: str | None, task: Task = "classification", test: bool = True) -> 
 def public(key: str, path: str) -> Pool:
     """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for `key`."""
     names = ("x_public", "x_train")
-    held = _read(key, path, lambda archive: next((archive[name] for name in names if name in archive), None))
-    if held is None:
+    samples = _read(key, path, lambda archive: next((archive[name] for name in names if name in archive), None))
+    if samples is None:
         raise BadInput(key, path, "it must hold x_public or x_train")
-    if len(held.shape) == 0 or len(held) == 0:
+    if len(samples.shape) == 0 or len(samples) == 0:
         raise BadInput(key, path, "it holds no samples")
-    return _pool(key, path, "public", held, np.zeros(len(held), np.int64))
+    return _pool(key, path, "public", samples, np.zeros(len(samples), np.int64))
 
 
 def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
-    held = _read("data", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
-    if "x_train" not in held or ("x_test" in held) != ("y_test" in held):
+    arrays = _read("data", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
+    if "x_train" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
         raise BadInput("data", root, "it must hold x_train, y_train where there are labels, and x_test with y_test")
-    found: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
+    parts: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
     for part in ("train", "test"):
-        if f"x_{part}" not in held:
+        if f"x_{part}" not in arrays:
             continue
-        x, y = held[f"x_{part}"], held.get(f"y_{part}")
+        x, y = arrays[f"x_{part}"], arrays.get(f"y_{part}")
         pool = _pool("data", root, part, x, np.zeros(len(x), np.int64) if y is None else y, task)
-        found[part] = (pool.read_all(), None if y is None else pool.labels)
-    return found
+        parts[part] = (pool.read_all(), None if y is None else pool.labels)
+    return parts
 
 
 def _read(key: str, root: str, choose: Callable[[Any], T]) -> T:

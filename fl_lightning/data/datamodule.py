@@ -73,8 +73,8 @@ def _source(name: str, module: Any, train: list[Any], test: list[Any] | None, se
 
 
 def _samples(loader: Any) -> list[Any]:
-    held = loader.dataset
-    return [held[k] for k in range(len(held))]
+    dataset = loader.dataset
+    return [dataset[k] for k in range(len(dataset))]
 
 
 def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:

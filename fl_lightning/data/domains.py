@@ -27,17 +27,17 @@ def load(data: DataConfig) -> Source:
     if root is None or not Path(root).expanduser().is_dir():
         raise Absent("data.root", root, f"the source domains wants {LAYOUT}")
     folder = Path(root).expanduser()
-    found = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
-    check("data.root", root, bool(found), f"it holds no folder; it must be {LAYOUT}")
-    read = [images.class_folders(root, domain, LAYOUT) for domain in found]
+    folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    check("data.root", root, bool(folders), f"it holds no folder; it must be {LAYOUT}")
+    read = [images.class_folders(root, domain, LAYOUT) for domain in folders]
     names = sorted({name for _, own in read for name in own})
     parts = []
     for pool, own in read:
         numbers = np.array([names.index(name) for name in own])
         pool = replace(pool, labels=numbers[pool.labels])
-        train, held = split(pool.labels, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
-        parts.append((pool.part(train), pool.part(held if data.reads_test else train)))
-    return of_domains(parts, names, [domain.name for domain in found], data.clients_per_domain)
+        train, test = split(pool.labels, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
+        parts.append((pool.part(train), pool.part(test if data.reads_test else train)))
+    return of_domains(parts, names, [domain.name for domain in folders], data.clients_per_domain)
 
 
 def digit_pair(data: DataConfig) -> Source:
@@ -80,9 +80,9 @@ def _in_turn(labels: np.ndarray, shares: int, rng: np.random.Generator) -> np.nd
     """The share of each sample, int64 [n]: drawn, class after class, dealt one by one in turn."""
     order = rng.permutation(len(labels))
     order = order[np.argsort(labels[order], kind="stable")]
-    found = np.empty(len(labels), np.int64)
-    found[order] = np.arange(len(labels)) % shares
-    return found
+    share = np.empty(len(labels), np.int64)
+    share[order] = np.arange(len(labels)) % shares
+    return share
 
 
 def _averaged(raw: np.ndarray) -> np.ndarray:

@@ -71,7 +71,7 @@ class FederatedData:
         self.groups = groups or [0] * self.clients
         """The true group of every client, planted, of a mixture or of a domain; all 0 where there are none."""
         self.vocabulary = vocabulary
-        """Different tokens of texts; 0: samples are none."""
+        """Different tokens of texts; 0: samples are no texts."""
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
         self.train_sizes = [len(index) for index in shares[0]]
@@ -175,15 +175,15 @@ class FederatedData:
 
     def with_newcomer(self, parts: ClientData) -> FederatedData:
         """The same with one client more, who has these parts; it counts as one sample at least. Not a copy."""
-        found, labels = copy.copy(self), [y.cpu().numpy() for _, y in parts.train.batches(4096)]
-        found._newcomer, found.clients, found.groups = parts, self.clients + 1, [*self.groups, 0]
-        found.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
-        found.test_sizes = [*self.test_sizes, len(parts.test)]
+        extended, labels = copy.copy(self), [y.cpu().numpy() for _, y in parts.train.batches(4096)]
+        extended._newcomer, extended.clients, extended.groups = parts, self.clients + 1, [*self.groups, 0]
+        extended.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
+        extended.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
             y = np.concatenate(labels).ravel() if labels else np.zeros(0, np.int64)
             counts = np.bincount(y[y != NO_TARGET], minlength=self.num_classes)
-            found.class_counts = np.vstack([self.class_counts, counts[None]]).astype(self.class_counts.dtype)
-        return found
+            extended.class_counts = np.vstack([self.class_counts, counts[None]]).astype(self.class_counts.dtype)
+        return extended
 
     def some(self, i: int, most: int) -> tuple[Tensor, Tensor]:
         """Inputs (m, ...) and labels (m,) of client `i`'s first `most` training samples, on the CPU."""
@@ -209,8 +209,8 @@ class FederatedData:
         if self._drifting is None or round == self._round:
             return
         tasks, before, self._round = self._drifting, self._round, round
-        held = [(who.number, who.train, who.validation, who.test) for who in self.held_out]
-        everyone = [*zip(self.numbers, *self._shares, strict=True), *held]
+        unseen = [(who.number, who.train, who.validation, who.test) for who in self.held_out]
+        everyone = [*zip(self.numbers, *self._shares, strict=True), *unseen]
         tasks.drift(everyone, self._train.labels.numpy(), self._test.labels.numpy(), before, round)
         self.groups = [tasks.group(number, round) for number in self.numbers]
         self._angles = [tasks.angle(group) for group in self.groups]
@@ -245,6 +245,6 @@ class ClientData:
 def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:
     owner = np.repeat(np.arange(len(shares)), [len(index) for index in shares])
     labels = labels[np.concatenate(shares)]
-    held = labels != NO_TARGET
-    flat = (owner.reshape(-1, *[1] * (labels.ndim - 1)) * classes + labels)[held]
+    labelled = labels != NO_TARGET
+    flat = (owner.reshape(-1, *[1] * (labels.ndim - 1)) * classes + labels)[labelled]
     return np.bincount(flat, minlength=len(shares) * classes).reshape(len(shares), classes)

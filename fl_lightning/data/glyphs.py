@@ -37,12 +37,14 @@ def load(data: DataConfig) -> Source:
     groups = np.repeat(np.arange(len(files)), each)
 
     def read(index: np.ndarray) -> np.ndarray:
-        found = np.empty((len(index), 1, SIDE, SIDE), np.uint8)
+        images = np.empty((len(index), 1, SIDE, SIDE), np.uint8)
         fonts: dict[tuple[Path, int], object] = {}
         for place, number in enumerate(index.tolist()):
             file = files[number // each]
-            found[place, 0] = _drawn(file, CLASSES[labels[number]], numpy_rng(0, f"{file.name} {number % each}"), fonts)
-        return found
+            images[place, 0] = _drawn(
+                file, CLASSES[labels[number]], numpy_rng(0, f"{file.name} {number % each}"), fonts
+            )
+        return images
 
     return split_source(Pool(labels, read, groups), list(CLASSES), [file.stem for file in files], data.split_seed)
 
@@ -60,16 +62,16 @@ def _files(root: str | None) -> list[Path]:
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise Absent("data.root", root, "the source glyphs wants a folder with .ttf or .otf files, or null")
-    found = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf"))
-    check("data.root", root, bool(found), "it holds no .ttf or .otf file")
-    for path in found:
+    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf"))
+    check("data.root", root, bool(files), "it holds no .ttf or .otf file")
+    for path in files:
         try:
-            held = FT2Font(str(path)).get_charmap()
+            charmap = FT2Font(str(path)).get_charmap()
         except (RuntimeError, OSError) as error:
             raise BadInput("data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})") from error
-        missing = [character for character in CLASSES if ord(character) not in held]
+        missing = [character for character in CLASSES if ord(character) not in charmap]
         check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
-    return found
+    return files
 
 
 def _whole(path: Path) -> bool:

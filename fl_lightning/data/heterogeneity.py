@@ -64,10 +64,10 @@ def measure(data: FederatedData) -> Heterogeneity:
         roots = np.sqrt(mixes)
         pairs["hellinger"] = np.stack([np.sqrt(np.square(root - roots).sum(axis=1) / 2) for root in roots])
     directions = _directions(data)
-    found = [_projected(data, client, directions) for client in clients]
-    unit = np.concatenate([z for z, _ in found]).std(axis=0)
+    projected = [_projected(data, client, directions) for client in clients]
+    unit = np.concatenate([z for z, _ in projected]).std(axis=0)
     unit[unit == 0] = 1
-    scaled = [(z / unit, y) for z, y in found]
+    scaled = [(z / unit, y) for z, y in projected]
     pairs["feature_shift"] = _shift([z for z, _ in scaled])
     if data.task == "classification" and scaled[0][1].ndim == 1:
         pairs["feature_shift_within"] = _shift_within(scaled, data.num_classes)
@@ -127,11 +127,11 @@ def _shift_within(projected: list[tuple[np.ndarray, np.ndarray]], classes: int) 
         scatter += np.square(z - means[client][y]).sum()
     freedom = max(counts.sum() - (counts > 0).sum(), 1)  # of the variance within a client's class
     chance = scatter / (freedom * DIRECTIONS) / np.maximum(counts, 1)
-    found = np.zeros((n, n))
+    squared = np.zeros((n, n))
     for client in range(n):
         weight = np.minimum(counts[client], counts)
         squares = np.square(means[client] - means).mean(axis=2) - chance[client] - chance
         with np.errstate(invalid="ignore"):
-            found[client] = (weight * squares).sum(axis=1) / weight.sum(axis=1)
-    np.fill_diagonal(found, 0)
-    return np.sqrt(np.maximum(found, 0))
+            squared[client] = (weight * squares).sum(axis=1) / weight.sum(axis=1)
+    np.fill_diagonal(squared, 0)
+    return np.sqrt(np.maximum(squared, 0))

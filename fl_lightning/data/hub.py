@@ -91,14 +91,14 @@ def _parts(root: str | None) -> dict[str, Any]:
         raise Absent("data.root", root, f"the source hf wants {LAYOUT}")
     try:
         if path.is_file() or (files := sorted(path.glob("*.parquet"))):
-            found = {"train": [path]} if path.is_file() else _by_name(files)
+            by_part = {"train": [path]} if path.is_file() else _by_name(files)
             parts = {
                 name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
-                for name, own in found.items()
+                for name, own in by_part.items()
             }
         else:
-            held = datasets.load_from_disk(str(path))
-            parts = dict(held) if isinstance(held, datasets.DatasetDict) else {"train": held}
+            saved = datasets.load_from_disk(str(path))
+            parts = dict(saved) if isinstance(saved, datasets.DatasetDict) else {"train": saved}
     except Exception as error:  # arrow and datasets answer a broken file in a dozen types
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
     other = parts.get("test", parts.get("validation"))
@@ -123,40 +123,40 @@ def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], 
     known = getattr(parts["train"].features[column], "names", None)
     if not known:
         return _numbered(parts, column)
-    found = {}
+    labels = {}
     for name, part in parts.items():
         cells = list(part[column])
         without = next((row for row, cell in enumerate(cells, 1) if cell is None or cell < 0), None)
         if without is not None:
             raise BadInput("data.label_column", column, f"row {without} of {name} has no class")
-        found[name] = np.array(cells, np.int64)
-    return found, list(known)
+        labels[name] = np.array(cells, np.int64)
+    return labels, list(known)
 
 
 def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """The place of each cell among the column's values of training, in order (int64 [n]), and these values."""
     cells = {name: list(part[column]) for name, part in parts.items()}
-    for name, held in cells.items():
-        if None in held:
-            raise BadInput("data.root", column, f"column {column!r} of row {held.index(None) + 1} of {name} is empty")
-        odd = next((row for row, cell in enumerate(held, 1) if isinstance(cell, list | dict)), None)
+    for name, rows in cells.items():
+        if None in rows:
+            raise BadInput("data.root", column, f"column {column!r} of row {rows.index(None) + 1} of {name} is empty")
+        odd = next((row for row, cell in enumerate(rows, 1) if isinstance(cell, list | dict)), None)
         if odd is not None:
             what = f"column {column!r} of row {odd} of {name} holds several values: classes and groups are one each"
             raise BadInput("data.root", column, what)
     values = sorted(set(cells["train"]))
     places = {value: place for place, value in enumerate(values)}
-    for held in cells.values():
-        for row, cell in enumerate(held, 1):
+    for rows in cells.values():
+        for row, cell in enumerate(rows, 1):
             if cell not in places:
                 what = f"column {column!r} of row {row} of test holds {cell!r}, which is nowhere in training data"
                 raise BadInput("data.root", column, what)
-    found = {name: np.array([places[cell] for cell in held], np.int64) for name, held in cells.items()}
-    return found, [str(value) for value in values]
+    numbers = {name: np.array([places[cell] for cell in rows], np.int64) for name, rows in cells.items()}
+    return numbers, [str(value) for value in values]
 
 
 def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]:
     """Cells of columns as float32 [n, columns], of lists of numbers as so many features each."""
-    found = {}
+    features = {}
     for name, part in parts.items():
         made = []
         for column in columns:
@@ -172,5 +172,5 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
                     raise BadInput("data.columns", column, what)
                 rows.append(numbers)
             made.append(np.array(rows, np.float32))
-        found[name] = np.concatenate(made, axis=1)
-    return found
+        features[name] = np.concatenate(made, axis=1)
+    return features

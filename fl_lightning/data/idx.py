@@ -36,8 +36,8 @@ def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
         labels = _read(root, f"{part}-labels-idx1-ubyte", 1)
         fine = len(images) == len(labels) and labels.max(initial=0) < len(class_names)
         if not fine:
-            said = f"its {part} images and labels do not fit together: {len(images)} images, {len(labels)} labels"
-            raise BadInput("data.root", root, f"{said}, {len(class_names)} classes")
+            mismatch = f"its {part} images and labels do not fit together: {len(images)} images, {len(labels)} labels"
+            raise BadInput("data.root", root, f"{mismatch}, {len(class_names)} classes")
         pools.append(Pool.of(images[:, None], labels))
     first = pools[0].labels[: len(begins)].tolist()
     if len(pools[0].labels) == WHOLE and first != list(begins):

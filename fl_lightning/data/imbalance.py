@@ -9,7 +9,7 @@ import numpy as np
 from fl_lightning.data.federated import FederatedData
 
 RARE = 0.05
-"""A class with a smaller share of all clients' training samples is named: whoever never predicts it is 95 % right."""
+"""A class with a smaller share of all clients' training samples is named: a model that never predicts it is 95 % right."""
 MOST_NAMED = 5
 """Classes that the line names, at most."""
 METRICS = ("balanced_accuracy", "auroc", "f1")
@@ -26,7 +26,7 @@ def rare(counts: Sequence[int] | np.ndarray) -> list[int]:
 
 
 def line(data: FederatedData, metrics: Collection[str]) -> str | None:
-    """What is told of the rare classes of `data`, and what to take unless `metrics` hold it; None: there are none.
+    """A line that names the rare classes of `data`, and metrics for them unless `metrics` has one; None: no rare class.
 
     Tokens of texts are no classes in this sense.
     """

@@ -61,13 +61,13 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
     names, encode = text.characters(line for x, y in train.values() for line in (*x, *y))
 
     def pool(part: Samples) -> Pool:
-        held = [(*pair, number) for number, user in enumerate(users) for pair in _pairs(part, user)]
-        tokens = np.zeros((len(held), data.length), np.int64)
-        for row, (line, _, _) in zip(tokens, held, strict=True):
-            found = encode(line)[-data.length :]
-            row[data.length - len(found) :] = found
-        labels = np.array([(encode(label) or [0])[0] for _, label, _ in held], np.int64)
-        return Pool(labels, lambda index: tokens[index], np.array([number for *_, number in held], np.int64))
+        samples = [(*pair, number) for number, user in enumerate(users) for pair in _pairs(part, user)]
+        tokens = np.zeros((len(samples), data.length), np.int64)
+        for row, (line, _, _) in zip(tokens, samples, strict=True):
+            tail = encode(line)[-data.length :]
+            row[data.length - len(tail) :] = tail
+        labels = np.array([(encode(label) or [0])[0] for _, label, _ in samples], np.int64)
+        return Pool(labels, lambda index: tokens[index], np.array([number for *_, number in samples], np.int64))
 
     ours = pool(train)
     if test:
@@ -92,18 +92,18 @@ def _pool(part: Samples, users: list[str]) -> Pool:
 
 
 def _files(root: str, folder: Path, like: Any = None) -> Samples:
-    """All users of a folder's files; a user that stands in two of them has both's samples.
+    """All users of a folder's files; a user in two of them has the samples of both.
 
     All samples are `like` this one: a text, or as many numbers. None: like the first.
     """
     files = sorted(folder.glob("*.json"))
     if not files:
         raise Absent("data.root", root, f"there is no .json file in {folder.name}/; it must be {LAYOUT}")
-    found: Samples = {}
+    by_user: Samples = {}
     for file in files:
         try:
-            held = json.loads(file.read_text(encoding="utf-8"))
-            users = {user: held["user_data"].get(user) for user in held["users"]}
+            content = json.loads(file.read_text(encoding="utf-8"))
+            users = {user: content["user_data"].get(user) for user in content["users"]}
         except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
             what = f"{file.name} is none of LEAF's: {type(error).__name__}: {str(error).splitlines()[0]}"
             raise BadInput("data.root", root, what) from error
@@ -116,11 +116,11 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
             like = x[0] if like is None else like
             wrong = _wrong(str(user), x, y, like)
             check("data.root", root, wrong is None, f"{file.name}: {wrong}")
-            before = found.setdefault(str(user), ([], []))
+            before = by_user.setdefault(str(user), ([], []))
             before[0].extend(x)
             before[1].extend(y)
-    check("data.root", root, bool(found), f"the files of {folder.name}/ name no user")
-    return found
+    check("data.root", root, bool(by_user), f"the files of {folder.name}/ name no user")
+    return by_user
 
 
 def _wrong(user: str, x: list[Any], y: list[Any], like: Any) -> str | None:
@@ -139,7 +139,7 @@ def _wrong(user: str, x: list[Any], y: list[Any], like: Any) -> str | None:
 
 def _is_numbers(sample: Any, width: int) -> bool:
     try:
-        found = np.asarray(sample)
+        numbers = np.asarray(sample)
     except ValueError:  # lists of several lengths
         return False
-    return found.shape == (width,) and found.dtype.kind in "biuf" and bool((np.abs(found) < FLOAT32).all())
+    return numbers.shape == (width,) and numbers.dtype.kind in "biuf" and bool((np.abs(numbers) < FLOAT32).all())

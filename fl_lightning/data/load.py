@@ -59,8 +59,8 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
 def _loader(name: str) -> Callable[[DataConfig], Source]:
     """What reads one of `OTHERS`; imported when it is needed."""
     module, _, function = OTHERS[name].partition(".")
-    found: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
-    return found
+    loader: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
+    return loader
 
 
 def check_name(key: str, name: str) -> None:

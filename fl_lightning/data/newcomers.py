@@ -21,10 +21,10 @@ Shares = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 def apart(shares: Shares, angles: Sequence[float], count: int, seed: int) -> tuple[Shares, list[HeldOut]]:
     """What each client was dealt (training, validation and test) without `count` of them, who are drawn, and these."""
     drawn = numpy_rng(seed, "held-out clients").choice(len(angles), count, replace=False)
-    trains, held, tests = shares
-    away = [HeldOut(c, trains[c], held[c], tests[c], angles[c]) for c in sorted(drawn.tolist())]
+    trains, validations, tests = shares
+    away = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in sorted(drawn.tolist())]
     here = [c for c in range(len(angles)) if c not in set(drawn.tolist())]
-    return ([trains[c] for c in here], [held[c] for c in here], [tests[c] for c in here]), away
+    return ([trains[c] for c in here], [validations[c] for c in here], [tests[c] for c in here]), away
 
 
 def few(
@@ -86,6 +86,6 @@ def _parts(
 ) -> ClientData:
     """Samples x with labels y, of which a share is set apart for validation, and a test part."""
     order = torch.randperm(len(y), generator=generator(seed, "newcomer's validation")).to(y.device)
-    held, kept = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
-    kept, held = kept.sort().values, held.sort().values
-    return ClientData(data.training(x[kept], y[kept]), ResidentPart(x[held], y[held], None), ResidentPart(*test, None))
+    out, rest = order.split([round(validation * len(y)), len(y) - round(validation * len(y))])
+    rest, out = rest.sort().values, out.sort().values
+    return ClientData(data.training(x[rest], y[rest]), ResidentPart(x[out], y[out], None), ResidentPart(*test, None))

@@ -81,7 +81,7 @@ def dirichlet(
 ) -> tuple[Shares, Shares]:
     """Label skew by Dirichlet draws, smaller `data.alpha` less alike.
 
-    by class (also None): each class is shared out over the clients by a draw from Dir(alpha 1_N) (Yurochkin et al.,
+    by class (also None): each class is distributed over the clients by a draw from Dir(alpha 1_N) (Yurochkin et al.,
     2019).
     by client: each client draws its class mix from Dir(alpha p), p the class shares of the data (Hsu et al., 2019).
     Free sizes: every sample is dealt out. Equal sizes: clients fill up in turn from what is left, as Hsu et al. do, and
@@ -128,8 +128,8 @@ def mixture(
     """A mixture of `data.groups` Dirichlet distributions: client i is of group i modulo that (`FederatedData.groups`).
 
     A group draws a class mix m from Dir(alpha), each of its clients one of its own from Dir(concentration m). A class
-    is shared out in proportion to the clients' mixes: all samples are dealt out. Ours; clients that are alike in groups
-    are what clustered methods look for (Ghosh et al., NeurIPS 2020).
+    is distributed in proportion to the clients' mixes, without a rest. Ours; clients that are alike in groups are what
+    clustered methods look for (Ghosh et al., NeurIPS 2020).
     """
     check("data.groups", data.groups, data.groups <= clients, f"it can be at most {clients}: a group has a client")
     train_sizes, test_sizes = class_sizes(train_labels, test_labels)
@@ -175,14 +175,14 @@ def lognormal(
     present = np.flatnonzero(train_sizes)
     check(key, k, k <= len(present), f"the data have {len(present)} classes")
     client, place = np.divmod(np.arange(clients * k), k)
-    held = (client + place) % len(present)
+    owned = (client + place) % len(present)
     draws = rng.lognormal(0, 2, (len(present), clients, k))
-    shares = (draws / draws.sum((1, 2), keepdims=True))[held, client, place]
-    more = np.floor(shares * np.maximum(train_sizes[present][held] - clients, 0)) + rng.integers(300, 601, len(held))
-    asked = np.zeros((clients, len(train_sizes)), np.int64)
-    asked[client, present[held]] = 10 + more * (2 if clients <= 20 else 1)
-    train = share_out(asked, np.minimum(asked.sum(0), train_sizes))
-    return _of_held_classes(train, asked, train_labels, test_labels, data, rng)
+    shares = (draws / draws.sum((1, 2), keepdims=True))[owned, client, place]
+    more = np.floor(shares * np.maximum(train_sizes[present][owned] - clients, 0)) + rng.integers(300, 601, len(owned))
+    wanted = np.zeros((clients, len(train_sizes)), np.int64)
+    wanted[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
+    train = share_out(wanted, np.minimum(wanted.sum(0), train_sizes))
+    return _of_held_classes(train, wanted, train_labels, test_labels, data, rng)
 
 
 def _of_held_classes(
@@ -302,10 +302,10 @@ def hold_out(
     )
     order = order[np.argsort(group[order], kind="stable")]
     place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
-    held = np.zeros(len(pooled), bool)
-    held[order[place < np.repeat(takes, counts)]] = True
+    is_out = np.zeros(len(pooled), bool)
+    is_out[order[place < np.repeat(takes, counts)]] = True
     cuts = np.cumsum(sizes)[:-1]
-    parts = zip(np.split(pooled, cuts), np.split(held, cuts), strict=True)
+    parts = zip(np.split(pooled, cuts), np.split(is_out, cuts), strict=True)
     pairs = [(indices[~out], indices[out]) for indices, out in parts]
     return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
 

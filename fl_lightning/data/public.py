@@ -36,7 +36,9 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
     what = f"it must be below the {len(used)} training samples in use, from which they are held back"
     check("data.public_samples", count, count < len(used), what)
     if count == 0:
-        raise BadInput("data.public", HELD_BACK, f"a tenth of the {len(used)} training samples in use is none at all")
+        raise BadInput(
+            "data.public", HELD_BACK, f"a tenth of the {len(used)} training samples in use is no sample at all"
+        )
     order = numpy_rng(seed, "data.public").permutation(len(used))
     return np.sort(used[order[count:]]), np.sort(used[order[:count]])
 

@@ -30,8 +30,8 @@ def systematic(counts: np.ndarray, total: int, start: int) -> np.ndarray:
     total / N, so a kind has counts total / N, rounded down or up, and that many in the mean (Madow, 1949).
     """
     ends = np.concatenate([[0], np.cumsum(counts)])
-    found: np.ndarray = np.diff((ends * total + start) // ends[-1])
-    return found
+    sizes: np.ndarray = np.diff((ends * total + start) // ends[-1])
+    return sizes
 
 
 def draw(counts: np.ndarray, labels: np.ndarray, rng: np.random.Generator) -> list[np.ndarray]:

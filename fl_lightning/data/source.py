@@ -78,7 +78,7 @@ class Pool:
 class Source:
     """A data set: its two pools and the names of its classes, and of its groups where it has any.
 
-    Loaders that are told to leave the `test` part alone do not read it: the training pool stands in its place.
+    Loaders without `test` do not read the test part: the training pool takes its place.
     """
 
     train: Pool
@@ -88,7 +88,7 @@ class Source:
     domains: list[int] | None = None
     """Number of each group's domain, where several groups share one."""
     vocabulary: int = 0
-    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are none."""
+    """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are no texts."""
 
 
 @dataclass(frozen=True)

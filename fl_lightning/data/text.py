@@ -63,13 +63,13 @@ def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
 def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
     """`source`, whose samples are places in `texts`, [m], with the tokens of those in their place."""
     names, encode = learn((texts[place] for place in source.train.read_all().tolist()), data)
-    held = np.zeros((len(texts), data.length), np.int64)
-    for row, text in zip(held, texts, strict=True):
+    encoded = np.zeros((len(texts), data.length), np.int64)
+    for row, text in zip(encoded, texts, strict=True):
         tokens = encode(text)[: data.length]
         row[data.length - len(tokens) :] = tokens
 
     def tokens_of(pool: Pool) -> Pool:
-        return replace(pool, read=lambda index: held[pool.read(index)])
+        return replace(pool, read=lambda index: encoded[pool.read(index)])
 
     return replace(source, train=tokens_of(source.train), test=tokens_of(source.test), vocabulary=len(names))
 

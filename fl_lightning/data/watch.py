@@ -32,15 +32,15 @@ def load(data: DataConfig) -> Source:
         Absent: seglearn is not installed.
         BadInput: its file cannot be read.
     """
-    found = find_spec("seglearn")  # its file alone is read: importing it takes a second
-    if found is None or found.origin is None:
+    spec = find_spec("seglearn")  # its file alone is read: importing it takes a second
+    if spec is None or spec.origin is None:
         raise Absent("data.source", "watch", needs("seglearn"))
-    file = Path(found.origin).parent / "data" / "watch_dataset.npy"
+    file = Path(spec.origin).parent / "data" / "watch_dataset.npy"
     try:
-        held = np.load(file, allow_pickle=True).item()
-        series = [np.asarray(recording, np.float32) for recording in held["X"]]
-        exercise, person = (np.asarray(held[key]).astype(np.int64) for key in ("y", "subject"))
-        names = [str(name) for name in held["y_labels"]]
+        content = np.load(file, allow_pickle=True).item()
+        series = [np.asarray(recording, np.float32) for recording in content["X"]]
+        exercise, person = (np.asarray(content[key]).astype(np.int64) for key in ("y", "subject"))
+        names = [str(name) for name in content["y_labels"]]
         odd = next((k for k, r in enumerate(series, 1) if r.ndim != 2 or r.shape[1] != SHAPE[0]), None)
         if odd is not None:
             raise ValueError(f"recording {odd} has the shape {series[odd - 1].shape}, not (samples, {SHAPE[0]})")
@@ -56,9 +56,9 @@ def load(data: DataConfig) -> Source:
 
 def _pool(series: list[np.ndarray], exercise: np.ndarray, groups: np.ndarray, spans: np.ndarray) -> Pool:
     def read(index: np.ndarray) -> np.ndarray:
-        found = np.empty((len(index), *SHAPE), np.float32)
+        samples = np.empty((len(index), *SHAPE), np.float32)
         for place, (recording, begin, end) in enumerate(spans[index]):
-            found[place] = series[recording][begin:end].T
-        return found
+            samples[place] = series[recording][begin:end].T
+        return samples
 
     return Pool(exercise[spans[:, 0]], read, groups[spans[:, 0]], spans)

@@ -36,14 +36,14 @@ def hold_out(shares: Shares, spans: np.ndarray, share: float) -> tuple[list[np.n
     """Split each client's windows into what is left for training and the last ones of each of its recordings.
 
     These are floor(share * n_i) of client i's n_i, and at least one, unless `share` is 0. Windows left that overlap one
-    that is held out, whoever's, are nobody's.
+    that any client holds out are dropped.
     """
     if share == 0:
         return list(shares), [np.empty(0, np.int64) for _ in shares]
-    held = [own[_last(spans[own], max(1, math.floor(share * len(own) + 1e-9)))] for own in shares]
-    left = [np.setdiff1d(own, out, assume_unique=True) for own, out in zip(shares, held, strict=True)]
-    out = np.concatenate(held)
-    return [own[~overlapping(spans[own], spans[out])] for own in left], held
+    last = [own[_last(spans[own], max(1, math.floor(share * len(own) + 1e-9)))] for own in shares]
+    left = [np.setdiff1d(own, out, assume_unique=True) for own, out in zip(shares, last, strict=True)]
+    out = np.concatenate(last)
+    return [own[~overlapping(spans[own], spans[out])] for own in left], last
 
 
 def overlapping(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:

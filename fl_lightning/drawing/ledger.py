@@ -70,10 +70,10 @@ def draw(folder: Path, record: RoundRecord, rows: Sequence[Row], judge: str) -> 
     No `accuracy` without scores, no `time` without a channel, no `bytes` where none travelled. Of `layers` and of a
     way's shares none that would be one colour, since every layer always travelled, or none did.
     """
-    held = RunFolder(folder)
-    kept = [t for row in rows if (t := int(row["round"])) < record.round and held.traffic_file(t).exists()]
+    run_folder = RunFolder(folder)
+    kept = [t for row in rows if (t := int(row["round"])) < record.round and run_folder.traffic_file(t).exists()]
     traffic = Series.of(
-        {t: (found.bytes, found.sent) for t in kept for found in [held.read_traffic(t)]}
+        {t: (traffic.bytes, traffic.sent) for t in kept for traffic in [run_folder.read_traffic(t)]}
         | {record.round: (record.traffic, record.sent)}
     )
     pictures = {"bytes": draw_bytes(traffic)} if traffic.mib.any() else {}

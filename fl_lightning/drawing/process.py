@@ -70,8 +70,8 @@ class Painter:
                 made, reason = self._ask(job)
             except Exception as error:  # whatever it is, nobody is to wait for ever
                 code = self._lost()
-                said = f"the process that draws has ended ({type(error).__name__}, exit code {code})"
-                done.set_exception(MachineFailed(said))
+                reason = f"the process that draws has ended ({type(error).__name__}, exit code {code})"
+                done.set_exception(MachineFailed(reason))
                 continue
             if reason:
                 done.set_exception(MachineFailed(reason))

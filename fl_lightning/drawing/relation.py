@@ -35,7 +35,7 @@ def draw_overview(
 ) -> np.ndarray:
     """Receivers × sources, mean over the layers; uint8 (height, width, 3)."""
     own = np.array(receivers)[:, None] == np.array(sources)
-    said = f"mean over {len(layers)} layers" if len(layers) > 1 else layers[0]
-    title = f"Round {round}: who receives from whom ({said})"
+    scope = f"mean over {len(layers)} layers" if len(layers) > 1 else layers[0]
+    title = f"Round {round}: who receives from whom ({scope})"
     labels = ("source client", "receiving client")
     return heatmap(values, receivers, sources, title, *labels, high=top(values, own))

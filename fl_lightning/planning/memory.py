@@ -109,7 +109,7 @@ class Setup:
             raise LookupError
 
         run: Any = SimpleNamespace(clients=2, layer_names=range(self.layers), config=self.config)
-        with contextlib.suppress(Exception):  # one that wants data to begin with is none that learns from models
+        with contextlib.suppress(Exception):  # a relation that needs data here does not learn from models
             memory, samples = self.relation.init_server(run), torch.ones(2, dtype=torch.float64)
             self.relation.weights(RelationInputs([0, 1], [0, 1], samples, self.layers, 2, memory, gram))
         return bool(looked)
@@ -202,14 +202,14 @@ def _lasting(setup: Setup) -> list[Part]:
     """What lies there all the time."""
     policy, widest, sizes = setup.policy, setup.widest, setup.sizes
     cpu, one = setup.hardware.accelerator == "cpu", policy.one_download
-    held = int((np.array(sizes.train) + np.array(sizes.test))[setup.mine].sum())
+    samples = int((np.array(sizes.train) + np.array(sizes.test))[setup.mine].sum())
     resident = setup.config.data.resident != "never"
     vector = setup.mean(p.vector + p.own for p in setup.profiles)
     one_each = setup.stored * vector * (not setup.away)
     where = f"on the {setup.config.fabric.bank}: " if setup.away else ""
     named = _named_tensors(setup)
     models = f"{'initial, global and next global' if one else 'initial'} model; relation and the like {in_bytes(named)}"
-    data = f"{held:,} samples" if resident else "prepared batch by batch"
+    data = f"{samples:,} samples" if resident else "prepared batch by batch"
     owned = f"{1 + policy.slots} of {in_bytes(vector)}" if policy.slots else in_bytes(vector)
     clients = f"{where}{setup.stored:,} of {int(setup.mine.sum()):,} clients, {owned} each"
     copies = [*["what travels is changed"] * policy.keeps_received, *["further vectors"] * (policy.exchanged > 0)]
@@ -221,7 +221,7 @@ def _lasting(setup: Setup) -> list[Part]:
         *([Part("frozen parts", float(frozen), "once for all clients")] if frozen else []),
         Part("program", program, "interpreter and libraries, a GPU's context"),
         Part("samples as read", sizes.raw * cpu, "all of them, on every rank"),
-        Part("data", held * _sample(setup) * resident, data),
+        Part("data", samples * _sample(setup) * resident, data),
         Part("clients' vectors", one_each * (1 + policy.slots), clients),
         Part("received copies", one_each * (policy.keeps_received + policy.exchanged), received),
         Part(
@@ -245,18 +245,18 @@ def _visit(setup: Setup) -> Part:
     size, most = config.federation.batch_size, int(np.array(setup.sizes.train)[setup.mine].max())
     resident = config.data.resident != "never"
     sample, permuted = _sample(setup), most if resident else 0  # an epoch of resident data is a permuted copy
-    held = sample * (permuted or min(most, size)) + max(_steps(setup, p) for p in setup.profiles)
+    total = sample * (permuted or min(most, size)) + max(_steps(setup, p) for p in setup.profiles)
     if width > 1:  # of each client a permuted copy, and the next batches side by side
-        held += width * sample * (min(AHEAD, math.ceil(most / size)) * min(size, most) + permuted)
-    held += width * setup.widest.vector * setup.relation.measures  # where each began
+        total += width * sample * (min(AHEAD, math.ceil(most / size)) * min(size, most) + permuted)
+    total += width * setup.widest.vector * setup.relation.measures  # where each began
     if config.federation.on_bad_client != "stop" and (setup.hardware.accelerator == "cpu" or not setup.away):
-        held += width * setup.policy.keeps_clients * setup.policy.client_vectors * setup.widest.vector  # to go back to
+        total += width * setup.policy.keeps_clients * setup.policy.client_vectors * setup.widest.vector  # to go back to
     lent = setup.policy.client_vectors + (not setup.policy.one_download)
-    held += 2 * width * setup.apart * lent * setup.widest.vector  # of this visit and of the next one
+    total += 2 * width * setup.apart * lent * setup.widest.vector  # of this visit and of the next one
     saved, trained = max(p.saved for p in setup.profiles), setup.widest.trained
     states = in_bytes(setup.states * trained)
     how = f"saved activations {in_bytes(saved)}, gradients {in_bytes(trained)}, optimiser {states}"
-    return Part("a client's visit", held, how + (f", {width} at once" if width > 1 else ""), False)
+    return Part("a client's visit", total, how + (f", {width} at once" if width > 1 else ""), False)
 
 
 def _steps(setup: Setup, p: ModelProfile) -> float:
@@ -271,9 +271,9 @@ def _steps(setup: Setup, p: ModelProfile) -> float:
 
 def _evaluation(setup: Setup) -> Part:
     scored = min(setup.config.evaluation.batch_size, max(setup.sizes.test))
-    held = float(max(p.evaluation for p in setup.profiles))
-    held += 0 if setup.config.data.resident != "never" else scored * _sample(setup)
-    return Part("evaluation", held, f"batches of {scored:,}", False)
+    total = float(max(p.evaluation for p in setup.profiles))
+    total += 0 if setup.config.data.resident != "never" else scored * _sample(setup)
+    return Part("evaluation", total, f"batches of {scored:,}", False)
 
 
 def _mixing(setup: Setup) -> Part:

@@ -56,14 +56,14 @@ class Planner:
         """Of `config`, or of the planner's own."""
         config = config or self.config
         method: Method = instantiate("method", config.method)
-        found = []
+        profiles = []
         for component in (model.component for model in config.models):
             how = config.federation.batch_size, config.evaluation.batch_size, config.fabric, config.method
             key = component.class_path, repr((component.init_args, how))
             if key not in self._traced:
                 self._traced[key] = trace(component, config, method, self.sizes)
-            found.append(self._traced[key])
-        return Setup(config, hardware, self.sizes, found, method)
+            profiles.append(self._traced[key])
+        return Setup(config, hardware, self.sizes, profiles, method)
 
     def plan(self, hardware: Hardware, config: Config | None = None) -> Plan:
         """Of `config`, or of the planner's own."""
@@ -76,13 +76,13 @@ class Planner:
     def ways(self, hardware: Hardware) -> list[Way]:
         """Single changes that need less memory, those that fit first, then by how much they save."""
         now = self.plan(hardware).total
-        found = []
+        ways = []
         for change, (other, new) in self._changes(hardware, now).items():
             with contextlib.suppress(BadInput):
                 total = self.plan(other, new).total
                 if total < 0.99 * now:
-                    found.append(Way(change, total, total <= other.capacity))
-        return sorted(found, key=lambda way: (not way.fits, way.total))
+                    ways.append(Way(change, total, total <= other.capacity))
+        return sorted(ways, key=lambda way: (not way.fits, way.total))
 
     def _changes(self, hardware: Hardware, now: float) -> dict[str, tuple[Hardware, Config]]:
         config, fabric = self.config, self.config.fabric
@@ -90,9 +90,9 @@ class Planner:
 
         def change(group: str, **values: Any) -> None:
             (name, value), *_ = values.items()
-            told = str(value).lower() if isinstance(value, bool) else value
+            text = str(value).lower() if isinstance(value, bool) else value
             new = replace(config, **{group: replace(getattr(config, group), **values)})
-            changed[f"--{group}.{name} {told}"] = hardware, new
+            changed[f"--{group}.{name} {text}"] = hardware, new
 
         for group in ("federation", "evaluation"):  # what a batch takes is in proportion to it: two traces tell
             old = getattr(config, group).batch_size

@@ -223,23 +223,23 @@ def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tu
     """
     nothing = torch.zeros(())
     known = [*_known(client), *batch, nothing]
-    found: list[tuple[int, int]] = []
+    sizes: list[tuple[int, int]] = []
     slots = set()
     try:
         with _Live(known) as live:  # what a method makes for its phases lies there with the steps
             for phase in _phases(client):
-                found.append(_step(client, phase, batch, known, live))
+                sizes.append(_step(client, phase, batch, known, live))
                 slots |= {phase.slot} if phase.step is None else set()
                 client.fits.append(Fit(nothing, nothing, 1, len(batch[1]), 1.0))
             if not slots:
-                found.append(_step(client, Phase(), batch, known, live))
+                sizes.append(_step(client, Phase(), batch, known, live))
     except Exception:
         with _Live(known) as live:
             pulled = Phase(objective=client.pulled(client.payload, 1.0))
-            found.append(_step(client, pulled, batch, known, live))
+            sizes.append(_step(client, pulled, batch, known, live))
     trainer.module.set_objective(PLAIN)
     trainer.module.train_only(None)
-    saved, peak = (max(values) for values in zip(*found, strict=True))
+    saved, peak = (max(values) for values in zip(*sizes, strict=True))
     return saved, peak, max(1, len(slots))
 
 

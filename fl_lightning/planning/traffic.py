@@ -16,12 +16,12 @@ def traffic(setup: Setup) -> dict[str, float]:
         return {}
     columns, away, tiles = float(widest.columns) * widest.item, 1 - 1 / ranks, sum(widest.tiles)
     more = setup.policy.exchanged
-    found = {"models to the ranks of tiles": (1 + learns + more) * n * columns * away}
+    bytes_by_part = {"models to the ranks of tiles": (1 + learns + more) * n * columns * away}
     if setup.policy.one_download:
-        found["the mix to every rank"] = (1 + more) * columns * (ranks - 1)
+        bytes_by_part["the mix to every rank"] = (1 + more) * columns * (ranks - 1)
     else:
-        found["what clients receive"] = m * columns * away
+        bytes_by_part["what clients receive"] = m * columns * away
     if learns:  # to the layer's rank, and all to all ranks
-        found["inner products"] = (tiles * away + 2 * setup.layers * (ranks - 1)) * (n * n + n + 1.0) * 8
-    found["results"] = len(cohorts(setup.config)[0]) * (RESULT_BYTES + 66.0 * (widest.layers + 1)) * (ranks - 1)
-    return found
+        bytes_by_part["inner products"] = (tiles * away + 2 * setup.layers * (ranks - 1)) * (n * n + n + 1.0) * 8
+    bytes_by_part["results"] = len(cohorts(setup.config)[0]) * (RESULT_BYTES + 66.0 * (widest.layers + 1)) * (ranks - 1)
+    return bytes_by_part

@@ -68,12 +68,12 @@ def write_tensors(folder: Path, files: Mapping[str, Mapping[str, Tensor]]) -> di
 
 def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """The tensors on the CPU, none of which shares memory with another: safetensors takes no others."""
-    found: dict[str, Tensor] = {}
+    unshared: dict[str, Tensor] = {}
     for name, tensor in tensors.items():
         tensor = tensor.detach().cpu().contiguous()
-        shares = any(tensor.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in found.values())
-        found[name] = tensor.clone() if shares else tensor
-    return found
+        shares = any(tensor.untyped_storage().data_ptr() == t.untyped_storage().data_ptr() for t in unshared.values())
+        unshared[name] = tensor.clone() if shares else tensor
+    return unshared
 
 
 def write_manifest(folder: Path, manifest: Manifest) -> None:
@@ -90,13 +90,13 @@ def read_manifest(folder: Path, round: int) -> Manifest:
     """The manifest of `round`, every value of it of the right kind.
 
     Raises:
-        Damaged: it cannot be read, or is none of ours.
+        Damaged: it cannot be read, or has another format.
     """
     file = _file(folder, round)
     try:
-        held = json.loads(_inside(folder, file.name).read_text())
-        manifest: Manifest = held["manifest"]
-        if held["xxh3"] != _digest(json.dumps(manifest)):
+        content = json.loads(_inside(folder, file.name).read_text())
+        manifest: Manifest = content["manifest"]
+        if content["xxh3"] != _digest(json.dumps(manifest)):
             raise Damaged(f"{file.name} has changed since it was written")
         clients = manifest["clients"]
         numbers = [manifest["round"], *manifest["heard"], *(e["size"] for e in _entries(manifest))]
