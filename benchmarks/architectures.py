@@ -36,7 +36,7 @@ SETTING = """
 --config ktpfl_hetero --data.source mnist --data.partition pathological --data.client_test null
 --data.fraction 0.0667 --data.test_fraction 0.2 --data.public held_back
 --data.public_samples 1000 --federation.batch_size 32 --evaluation.every 5
---loggers null --callbacks.heatmaps null --callbacks.ledger null --fabric.threads 1 --resume
+--loggers null --callbacks.heatmaps null --fabric.threads 1 --resume
 """
 """Two classes for each client, as in the paper's second case."""
 MODELS = """# ResNet-18 with ImageNet's stem: a fifth of the operations that the paper's 3x3 stem asks for

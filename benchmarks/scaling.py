@@ -100,9 +100,7 @@ def on_ranks(workload: Workload, ranks: int, method: str = "fedavg") -> tuple[li
     """Seconds of each round after the first two, by the clock, and CPU seconds of the busiest rank."""
     with tempfile.TemporaryDirectory() as folder:
         stamps = {"stamps": {"class_path": "stamps.Stamps", "path": f"{folder}/stamps"}}
-        without = [
-            w for name in ("checkpoint", "heatmaps", "ledger", "progress") for w in (f"--callbacks.{name}", "null")
-        ]
+        without = [w for name in ("checkpoint", "heatmaps", "progress") for w in (f"--callbacks.{name}", "null")]
         data, federation = workload.data, workload.config().federation
         line = [
             sys.executable, "-m", "fl_lightning", "fit", "--out", folder, "--method", method, "--loggers", "null",

@@ -38,7 +38,6 @@ from fl_lightning.callbacks.base import Callback
 from fl_lightning.callbacks.channel import Wireless
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
-from fl_lightning.callbacks.ledger import Ledger
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.config import Component
 from fl_lightning.core.payload import KINDS, Payload
@@ -144,7 +143,7 @@ def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -
 
 def callbacks(folder: Path) -> list[Callback]:
     """What `fl-train fit` hangs on a run unless told otherwise, in its order."""
-    return [Heatmaps(), Ledger(), Progress(), Keeper(RunFolder(folder)), Checkpoint()]
+    return [Heatmaps(), Progress(), Keeper(RunFolder(folder)), Checkpoint()]
 
 
 def saving(workload: Workload, pairs: int) -> list[Row]:

@@ -4,11 +4,15 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from fl_lightning.callbacks.pictures import Pictures
+import numpy as np
+
+from fl_lightning import log
+from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import are_numbers, check
 from fl_lightning.core import RelationView, RoundRecord, Run
+from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.drawing.relation import draw_relation, draw_split
-from fl_lightning.record import Picture
+from fl_lightning.errors import MachineFailed
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 
@@ -16,11 +20,12 @@ DRAWN = 6
 """Rounds that are drawn unless told otherwise. The report shows up to a hundred from `relation/`, without pictures."""
 
 
-class Heatmaps(Pictures):
+class Heatmaps(Observer):
     """Draw layers × clients for chosen receivers (as figure 2 of KAPC does), and receivers × sources over all layers.
 
     Colours run from 0 to the greatest weight, or to 1.5 times the greatest weight given to *another* client where that
     is less: a client's own weight is often so much greater that, with it on the scale, the rest would be one colour.
+    A round's pictures take some 30 ms. If they cannot be written, a run says so once and goes on.
     """
 
     def __init__(self, every: int | None = None, clients: list[int] | None = None, png: bool = True) -> None:
@@ -29,12 +34,11 @@ class Heatmaps(Pictures):
         1 and 2 where they take part, else the first three of the cohort. `png`: also write `figures/` in the run
         folder.
         """
-        super().__init__()
         fine = every is None or every >= 1
         check("callbacks.heatmaps.every", every, fine, "it must be at least 1, or null")
         check("callbacks.heatmaps.clients", clients, are_numbers(clients), "it must be a list of client numbers")
         self.every, self.clients, self.png = every, clients, png
-        self._split_drawn = False
+        self._split_drawn = self._warned = False
 
     def on_fit_start(self, run: Run) -> None:
         """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was killed over."""
@@ -46,30 +50,36 @@ class Heatmaps(Pictures):
             missing = self._due(run, t) and not self._file(run, f"round-{t:04d}-overview").exists()
             if missing and folder.relation_file(t).exists():
                 self._relation(run, folder.read_relation(t), t)
-        self.finish()  # loggers that send rounds again find them in the folder
 
     def on_round_end(self, run: Run, record: RoundRecord) -> None:
-        """Have the pictures drawn; they are in `record.images`."""
+        """Draw the pictures into `record.images`."""
         if not run.is_main:
             return
         if run.data.task == "classification" and not self._split_drawn:
             self._split_drawn = True
-            split = {"split": self._file(run, "split") if self.png else None}
-            record.images |= self.have_drawn("data", draw_split, run.data.class_counts, files=split)
+            split = draw_split(run.data.class_counts)
+            self._save(run, "split", split)
+            record.images["data/split"] = split
         if self._due(run, record.round):
             record.images |= self._relation(run, record.relation, record.round)
 
-    def _relation(self, run: Run, view: RelationView, t: int) -> dict[str, Picture]:
-        """The pictures of round `t`. No more than is drawn is handed over: the cube may be large."""
+    def _relation(self, run: Run, view: RelationView, t: int) -> dict[str, np.ndarray]:
+        """The pictures of round `t`."""
         if view.rows.size == 0:
             return {}
-        drawn = self._chosen(view.receivers)
-        rows = view.rows[[view.receivers.index(client) for client in drawn]]
-        chosen = RelationView(rows, drawn, view.layers, view.sources)
-        names = [*(f"client-{client:03d}" for client in drawn), "overview"]
-        files = {name: self._file(run, f"round-{t:04d}-{name}") if self.png else None for name in names}
-        overview = view.rows.mean(axis=1)
-        return self.have_drawn("relation", draw_relation, chosen, overview, view.receivers, t, files=files)
+        images = draw_relation(view, self._chosen(view.receivers), t)
+        for name, image in images.items():
+            self._save(run, f"round-{t:04d}-{name}", image)
+        return {f"relation/{name}": image for name, image in images.items()}
+
+    def _save(self, run: Run, name: str, image: np.ndarray) -> None:
+        try:
+            if self.png:
+                save_png(image, self._file(run, name))
+        except (OSError, MachineFailed) as error:
+            if not self._warned:
+                log.say(f"callbacks.heatmaps: figures/{name}.png cannot be written ({error}); the run goes on")
+            self._warned = True
 
     def _due(self, run: Run, round: int) -> bool:
         if self.every is None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import tempfile
-import time
 from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -14,7 +13,6 @@ from fl_lightning import log
 from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import Cells, without_secrets
-from fl_lightning.callbacks.pictures import patience
 from fl_lightning.config import check
 from fl_lightning.core.run import Run
 from fl_lightning.csvtable import Row
@@ -22,7 +20,7 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 from fl_lightning.provenance import title_of
-from fl_lightning.record import Picture, RelationView, RoundRecord
+from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.results.columns import COLUMNS, CumulativeCosts, in_summary, renamed, shown, spread
 from fl_lightning.results.folder import RunFolder
 
@@ -30,7 +28,7 @@ if TYPE_CHECKING:
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 
-Image = np.ndarray | Picture | Path
+Image = np.ndarray | Path
 MOST_PICTURES = 600
 """Of a run that W&B gets, each a file: with all else a run stays below the 1,000 files that it handles well."""
 
@@ -42,7 +40,6 @@ class TensorBoard(Observer):
         require("tensorboard", "loggers.tensorboard", "tensorboard", "to log without it: --loggers.tensorboard null")
         self._writer: SummaryWriter | None = None
         self._so_far = CumulativeCosts()
-        self._waiting: list[tuple[int, str, Image]] = []
 
     def on_fit_start(self, run: Run) -> None:
         """Open the event file; events of rounds that will be run again are hidden from now on."""
@@ -70,26 +67,15 @@ class TensorBoard(Observer):
             return
         for name, value in (renamed(record.metrics) | self._so_far.add(record.metrics)).items():
             self._writer.add_scalar(name, value, record.round)
-        self._waiting += [(record.round, name, image) for name, image in record.images.items()]
-        self._add_images()
+        for name, image in record.images.items():
+            self._writer.add_image(name, image, record.round, dataformats="HWC")
         self._writer.flush()
 
     def on_close(self, run: Run) -> None:
-        """Close the event file, once the last pictures are drawn."""
+        """Close the event file."""
         if self._writer is not None:
-            self._add_images(last=True)
             self._writer.close()
             self._writer = None
-
-    def _add_images(self, last: bool = False) -> None:
-        """Write those pictures that are drawn, or the last time all; the order of steps is free."""
-        assert self._writer is not None
-        now = [entry for entry in self._waiting if last or _ready(entry[2])]
-        self._waiting = [entry for entry in self._waiting if entry not in now]
-        end = time.monotonic() + patience()
-        for t, name, image in now:
-            if (drawn := _drawn(image, end)) is not None:
-                self._writer.add_image(name, drawn, t, dataformats="HWC")
 
 
 class WandB(Observer):
@@ -130,7 +116,6 @@ class WandB(Observer):
         self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
         self._pictures = 0
-        self._waiting: list[tuple[int, dict[str, Any], dict[str, Image]]] = []
         self._so_far = CumulativeCosts()
         self._tables = exhibits.Tables()
         self._ended = False
@@ -171,7 +156,6 @@ class WandB(Observer):
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
         """Set the run's summary, hand over tables and files, and leave the way to it under `wandb` in ours."""
         self._ended = True
-        self._pass_on(last=True)
         if self._run is None:
             return
         scalars = {k: v for k, v in summary.items() if isinstance(v, (bool, int, float, str))}
@@ -184,7 +168,6 @@ class WandB(Observer):
 
     def on_close(self, run: Run) -> None:
         """Finish the run; what cannot be uploaded in a minute stays on the disk."""
-        self._pass_on(last=True)
         if self._run is None:
             return
         try:
@@ -267,33 +250,14 @@ class WandB(Observer):
                 row["fairness/clients"] = wandb.Histogram(np_histogram=np.histogram([*scores.values()], bins=20))
             if relation is not None and relation.rows.size and self._tables.due(run, t):
                 row["relation/cube"] = _table(exhibits.cube(relation))
+            if self._has_room(run, t, len(images)):
+                row |= {name: wandb.Image(image) for name, image in images.items()}
+            self._run.log(row, step=t, commit=True)
+            self._sent = t
         except Exception as error:  # a viewer that is lost must not stop the training
-            self._stop(t, error)
-            return
-        self._waiting.append((t, row, dict(images) if self._has_room(run, t, len(images)) else {}))
-        self._sent = t
-        self._pass_on()
-
-    def _pass_on(self, last: bool = False) -> None:
-        """Hand W&B the rows whose pictures are drawn (the last time all), in the order of rounds, as it wants them."""
-        if self._run is None:
-            return
-        import wandb
-
-        end = time.monotonic() + patience()
-        while self._run is not None and self._waiting and (last or all(map(_ready, self._waiting[0][2].values()))):
-            t, row, images = self._waiting.pop(0)
-            try:
-                drawn = ((name, _drawn(image, end)) for name, image in images.items())
-                row |= {name: wandb.Image(image) for name, image in drawn if image is not None}
-                self._run.log(row, step=t, commit=True)
-            except Exception as error:
-                self._stop(t, error)
-
-    def _stop(self, t: int, error: Exception) -> None:
-        self._say(f"logging stopped in round {t} ({type(error).__name__}); all of it is in metrics.csv")
-        self._run = None
-        connection.let_go()
+            self._say(f"logging stopped in round {t} ({type(error).__name__}); all of it is in metrics.csv")
+            self._run = None
+            connection.let_go()
 
     def _has_room(self, run: Run, t: int, count: int) -> bool:
         """Whether the pictures of this round are sent: of long runs with many, those of rounds spread over the run."""
@@ -331,15 +295,6 @@ class WandB(Observer):
 
     def _say(self, line: str) -> None:
         log.say(f"W&B: {line}")
-
-
-def _ready(image: Image) -> bool:
-    return not isinstance(image, Picture) or image.ready
-
-
-def _drawn(image: Image, end: float) -> np.ndarray | Path | None:
-    """What a viewer takes, waited for until `end`; None where there is nothing to show."""
-    return image.array(end - time.monotonic()) if isinstance(image, Picture) else image
 
 
 def _table(cells: Cells) -> wandb.Table:

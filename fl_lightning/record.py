@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-from concurrent.futures import Future, wait
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
@@ -27,45 +25,6 @@ class RelationView:
     sources: list[int]
 
 
-PATIENCE = 180.0
-"""Seconds to wait for pictures, at most: a run's last ones take some 2 of CPU time, on a crowded machine many more. A
-process that has died is noticed at once."""
-
-
-class Picture:
-    """A picture that is drawn beside the training: uint8 (height, width, 3), once it is there."""
-
-    def __init__(self, done: Future[dict[str, np.ndarray]], name: str) -> None:
-        self._done, self._name = done, name
-
-    @property
-    def ready(self) -> bool:
-        """Whether there is nothing to wait for."""
-        return self._done.done()
-
-    @property
-    def failure(self) -> str:
-        """Why it is not there; empty where it is, or where there was nothing to draw."""
-        if not self.ready:
-            return "they take too long"
-        return str(self._done.exception() or "")
-
-    def wait(self, seconds: float) -> None:
-        """Wait so long, at most, until it is ready."""
-        wait([self._done], max(seconds, 0.0))
-
-    def array(self, seconds: float = PATIENCE) -> np.ndarray | None:
-        """The picture, waited for so long at most; None if there is none: a failure, or nothing to see."""
-        self.wait(seconds)
-        return None if self.failure else self._done.result().get(self._name)
-
-    def __array__(self, dtype: Any = None, copy: bool | None = None) -> np.ndarray:
-        """For numpy. Raises `LookupError` if there is none."""
-        if (found := self.array()) is None:
-            raise LookupError(f"there is no picture {self._name}")
-        return np.asarray(found, dtype)
-
-
 @dataclass
 class RoundRecord:
     """One round, as every rank sees it after the exchange of results. Observers may add metrics and images."""
@@ -84,7 +43,7 @@ class RoundRecord:
     last: what is beside the model) and kind (`KINDS`)."""
     sent: np.ndarray
     """Bool (clients, 2, L): layers whose own parameters travelled, in each direction."""
-    images: dict[str, np.ndarray | Picture] = field(default_factory=dict)
+    images: dict[str, np.ndarray] = field(default_factory=dict)
     """Pictures by name, uint8 arrays of shape (height, width, 3), or `np.asarray` waits for one; loggers pass them on.
     Rank 0 only."""
     failures: list[dict[str, int | str]] = field(default_factory=list)

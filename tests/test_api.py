@@ -23,12 +23,12 @@ from fl_lightning.core import Run as Running
 from fl_lightning.methods import Method
 
 QUIET: dict[str, Any] = {
-    "loggers": None, "callbacks": {"heatmaps": None, "ledger": None, "progress": None},
+    "loggers": None, "callbacks": {"heatmaps": None, "progress": None},
     "fabric.accelerator": "cpu", "fabric.threads": 1, "data.fraction": 0.4, "model.hidden": [16],
     "federation": {"clients": 4, "local_epochs": 1, "rounds": 3, "participation": 0.5},
 }  # fmt: skip
 FLAGS = """
---config=kapc_digits --loggers=null --callbacks.heatmaps=null --callbacks.ledger=null --callbacks.progress=null
+--config=kapc_digits --loggers=null --callbacks.heatmaps=null --callbacks.progress=null
 --fabric.accelerator=cpu --fabric.threads=1 --data.fraction=0.4 --model.hidden=[16] --federation.clients=4
 --federation.local_epochs=1 --federation.rounds=3 --federation.participation=0.5
 """

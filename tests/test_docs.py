@@ -40,7 +40,7 @@ OWN = (
     "my_sites",
     "my_watch",
 )
-QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.ledger null --callbacks.progress null")
+QUIET = shlex.split("--loggers null --callbacks.heatmaps null --callbacks.progress null")
 ELSEWHERE = {
     "test": "e2e/test_commands.py",
     "export": "e2e/test_commands.py",
@@ -373,7 +373,7 @@ def test_the_page_on_methods_is_whole() -> None:
 
 
 def test_every_column_and_file_stands_in_the_reference(reference: str, folder: Path) -> None:
-    shown = shlex.split("--loggers tensorboard --callbacks heatmaps,ledger,wireless --data.validation 0.1")
+    shown = shlex.split("--loggers tensorboard --callbacks heatmaps,wireless --data.validation 0.1")
     shown += shlex.split("--data.held_out_clients 0.34")
     flags = shlex.split("--method fedavg --evaluation.judge finetuned --federation.clients 3 --name a")
     assert main(["fit", *QUICK, *flags, *shown]) == 0

@@ -1,10 +1,14 @@
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.drawing import ledger
 from fl_lightning.drawing.heatmap import _kept, _ticks, heatmap, save_png
 
 YELLOW, VIOLET, GREY = (0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54), (200, 200, 200)
@@ -113,16 +117,13 @@ def test_numbers_that_are_written_are_round_ones(labels, room, written) -> None:
     assert [labels[k] for k in _kept(labels, room, 20)] == written
 
 
-@pytest.mark.parametrize(("share", "named"), [(0.985, True), (0.995, False)])
-def test_parameters_alone_are_dashed_where_one_line_does_not_hide_the_other(
-    share: float, named: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """From one per cent of further bytes on: a width of the line."""
-    labels: list[str] = []
-    drawn = ledger._line
-    monkeypatch.setattr(ledger, "_line", lambda *a, **more: (labels.append(more["label"]), drawn(*a, **more)))
-    mib = np.full((3, 2), 200.0)
-    alone = np.stack([mib[:, 0], share * mib[:, 1]], axis=1)
-    series = ledger.Series([1, 2, 3], mib, alone, np.ones((3, 2, 3)), np.ones((3, 2, 4)))
-    assert ledger.draw_bytes(series).dtype == np.uint8
-    assert {label for label in labels if "alone" in label} == ({"upload, parameters alone"} if named else set())
+def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:
+    """A first use of matplotlib makes one, and may say so; a folder that cannot hold it would be named."""
+    (tmp_path / "file").write_text("")
+    env = {**os.environ, "MPLCONFIGDIR": str(tmp_path / "file" / "none"), "TMPDIR": str(tmp_path)}
+    code = "from fl_lightning.cli import main; main(['list', 'methods']); import matplotlib.font_manager"
+    done = subprocess.run(
+        [sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True, timeout=120
+    )
+    assert "kapc" in done.stdout
+    assert done.stderr == ""

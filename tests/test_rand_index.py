@@ -180,7 +180,7 @@ def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
 ) -> None:
     monkeypatch.setattr(server, "MOST_KEPT", most)
     whole = 4 * 2 * 4  # receivers, layers, sources
-    folder = fit("a", "--callbacks heatmaps,ledger --data.planted labels --data.groups 2 --federation.rounds 2")
+    folder = fit("a", "--callbacks heatmaps --data.planted labels --data.groups 2 --federation.rounds 2")
     said = capsys.readouterr().err.count("relation: 4 receivers by 4 sources by layer is 0.0 GiB a round")
     assert said == (most < whole)  # once, not in every round
     held = [RunFolder(folder).read_relation(t).rows.size for t in (1, 2)]

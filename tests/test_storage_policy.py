@@ -39,7 +39,7 @@ CALLBACKS = {
 }
 MAKES = {"pfedhn", "fedfomo"}
 """Methods whose server makes each client's model anew, or sends others' as they are: no vector to mix into."""
-WATCHING = {"checkpoint", "heatmaps", "progress", "ledger"}
+WATCHING = {"checkpoint", "heatmaps", "progress"}
 
 
 def ran(words: str, folder: Path) -> tuple[Federation, StoragePolicy]:

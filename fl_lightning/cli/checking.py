@@ -20,7 +20,7 @@ BASE: Layer = {
     "federation": {"clients": 5, "rounds": 4, "local_epochs": 1},
     "data": {"fraction": 0.4, "validation": 0.2, "public": "held_back"},
     "fabric": {"accelerator": "cpu", "devices": 1, "threads": 1},
-    "callbacks": {"heatmaps": None, "ledger": None, "progress": None},
+    "callbacks": {"heatmaps": None, "progress": None},
 }
 """Some 700 digits of five clients, a few seconds for all runs together. A part of the data is held back for validation
 and as public data, so that methods which ask for either find it."""

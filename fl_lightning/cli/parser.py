@@ -81,7 +81,7 @@ def report_parser() -> ArgumentParser:
     text = "The page (default: report.html, in the run folder if there is one RUN, else here)."
     parser.add_argument("--out", type=str | None, default=None, metavar="FILE.html", help=text)
     text = "Write the charts, too, each to a file beside the page, in the folder FILE-figures."
-    parser.add_argument("--figures", type=Literal["svg", "pdf"] | None, default=None, help=text)
+    parser.add_argument("--figures", type=Literal["svg", "pdf", "png"] | None, default=None, help=text)
     return parser
 
 

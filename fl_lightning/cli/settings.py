@@ -27,7 +27,7 @@ from fl_lightning.errors import NO_VALUE, BadInput
 Layer = dict[str, Any]
 
 # Callbacks that every run has unless they are set to null, in the order in which they run, after all others.
-DEFAULT_CALLBACKS = ("heatmaps", "ledger", "progress", "checkpoint")
+DEFAULT_CALLBACKS = ("heatmaps", "progress", "checkpoint")
 # What `fl-train fit` alone trains: the method that we recommend (docs/results/measured.md) with its own defaults, on
 # the digits that ship with the package.
 DEFAULTS: Layer = {"method": "selfkapc", "model": "mlp", "callbacks": {name: {} for name in DEFAULT_CALLBACKS}}

@@ -35,7 +35,7 @@ if TYPE_CHECKING:
     from fl_lightning.study.folder import StudyFolder
 
 QUIET: Layer = {
-    "method": "kapc", "callbacks": {"heatmaps": None, "ledger": None, "progress": None}, "fabric": {"threads": 1},
+    "method": "kapc", "callbacks": {"heatmaps": None, "progress": None}, "fabric": {"threads": 1},
 }  # fmt: skip
 """Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own progress. One thread: a
 core for each worker, and equal bits wherever the study is run. The method is named: what a study lists has its paper's

@@ -9,7 +9,7 @@ import numpy as np
 from fl_lightning.data.federated import FederatedData
 
 RARE = 0.05
-"""A class with a smaller share of all clients' training samples is named: a model that never predicts it is 95 % right."""
+"""A class with a smaller share of all clients' training samples is named: a model without it is 95 % right."""
 MOST_NAMED = 5
 """Classes that the line names, at most."""
 METRICS = ("balanced_accuracy", "auroc", "f1")

@@ -1,1 +1,1 @@
-"""Pictures, drawn without torch in a process beside the training: `process.draw`."""
+"""Heatmaps of relation and split, drawn with Pillow."""

@@ -10,16 +10,16 @@ from fl_lightning.drawing.heatmap import heatmap, top
 from fl_lightning.record import RelationView
 
 
-def draw_split(counts: np.ndarray) -> dict[str, np.ndarray]:
-    """`split`: classes × clients, training samples by client and class (N, classes); uint8 (height, width, 3)."""
+def draw_split(counts: np.ndarray) -> np.ndarray:
+    """Classes × clients, training samples by client and class (N, classes); uint8 (height, width, 3)."""
     clients, classes = (list(range(number)) for number in counts.shape)
-    return {"split": heatmap(counts.T, classes, clients, "Training samples by client and class", "client", "class")}
+    return heatmap(counts.T, classes, clients, "Training samples by client and class", "client", "class")
 
 
-def draw_relation(chosen: RelationView, overview: np.ndarray, receivers: list[int], t: int) -> dict[str, np.ndarray]:
-    """`client-000` and so on of the receivers in `chosen`, and `overview`, the weights (receivers, sources) in all."""
-    made = {f"client-{client:03d}": draw_client(chosen, client, t) for client in chosen.receivers}
-    return made | {"overview": draw_overview(overview, receivers, chosen.sources, chosen.layers, t)}
+def draw_relation(view: RelationView, clients: Sequence[int], t: int) -> dict[str, np.ndarray]:
+    """`client-000` and so on of the receivers `clients`, and `overview` of all; uint8 (height, width, 3)."""
+    images = {f"client-{client:03d}": draw_client(view, client, t) for client in clients}
+    return images | {"overview": draw_overview(view.rows.mean(axis=1), view.receivers, view.sources, view.layers, t)}
 
 
 def draw_client(view: RelationView, client: int, round: int) -> np.ndarray:

@@ -218,7 +218,7 @@ def ledger(runs: list[Run]) -> dict[str, Figure]:
     made = {}
     if sent:
         made["ledger-bytes"] = _by_round(sent, f"{unit} in the round")
-    if layers and not all(_constant(run.ledger.share) for run in runs if run.ledger):  # words say it, then
+    if layers and not all(constant(run.ledger.share) for run in runs if run.ledger):  # words say it, then
         made["ledger-layers"] = _by_round(layers, "layers, mean over the cohort")
     kinds = [run.ledger.kinds for run in runs if run.ledger]
     unit, size = _unit([value for of_run in kinds for sizes in of_run.values() for value in sizes])
@@ -244,14 +244,14 @@ def shares(runs: list[Run]) -> list[dict[str, Any]]:
             "layers": labels(run.ledger.layers),
             "down": encode(run.ledger.share[0], high=1.0),
             "up": encode(run.ledger.share[1], high=1.0),
-            "constant": _constant(run.ledger.share),
+            "constant": constant(run.ledger.share),
         }
         for number, run in enumerate(runs)
         if run.ledger
     ]
 
 
-def _constant(share: np.ndarray) -> str:
+def constant(share: np.ndarray) -> str:
     """In words what shares (2, L, rounds) are, where both ways are the same for every layer in every round."""
     if not share.any():
         return "no layer was ever sent or received"

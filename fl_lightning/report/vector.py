@@ -1,8 +1,9 @@
-"""The page's charts as files for a paper: SVG or PDF, drawn by matplotlib from the same numbers."""
+"""The page's charts as files, SVG, PDF or PNG, drawn by matplotlib from the same numbers."""
 
 from __future__ import annotations
 
 import html
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -11,12 +12,14 @@ import numpy as np
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.files import atomic_write
 from fl_lightning.report import clients, figures, newcomers
-from fl_lightning.results.read import UNREADABLE, Run
+from fl_lightning.results.read import UNREADABLE, Ledger, Run
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
-Kind = Literal["svg", "pdf"]
+Kind = Literal["svg", "pdf", "png"]
+_RECEIVERS = 3
+"""Clients whose layers are drawn, as by the callback `heatmaps`."""
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 _WIDTH = 5.5
 """Inches: a column of most papers, or the text of a page with one."""
@@ -33,8 +36,10 @@ def write(runs: list[Run], folder: Path, kind: Kind) -> list[Path]:
     for number, split in enumerate(clients.splits(runs)):
         made.append(_write(folder, kind, f"split-{number}", _split, split))
     for number, run in enumerate(runs):
-        if (kept := run.folder.relation_rounds()) and (view := _relation_of(run, kept[-1])) is not None:
-            made.append(_write(folder, kind, f"relation-{number}", _heat, *view))
+        made += [_write(folder, kind, f"relation-{number}{name}", _relation, *what) for name, *what in _relations(run)]
+        if run.ledger and not figures.constant(run.ledger.share):
+            for way, share in zip(("down", "up"), run.ledger.share, strict=True):
+                made.append(_write(folder, kind, f"ledger-{way}-{number}", _shares, run.ledger, share, way))
     return made
 
 
@@ -51,7 +56,8 @@ def _write(folder: Path, kind: Kind, name: str, draw: Any, *what: Any) -> Path:
         figure = Figure(figsize=(_WIDTH, 0.62 * _WIDTH), layout="constrained")
         axes = figure.add_subplot()
         draw(axes, *what)
-        figure.savefig(aside, format=kind, metadata={"Date": None} if kind == "svg" else {"CreationDate": None})
+        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
+        figure.savefig(aside, format=kind, dpi=150, metadata=undated[kind])
     return file
 
 
@@ -115,24 +121,53 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
     axes.set(xlabel="client", ylabel="class")
 
 
-def _heat(axes: Axes, values: np.ndarray, receivers: list[int], sources: list[int], round: int) -> None:
-    """Receivers × sources: who receives from whom."""
-    own = np.array(receivers)[:, None] == np.array(sources)
-    picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=top(values, own), aspect="auto", cmap="viridis")
+def _relations(run: Run) -> list[tuple[str, np.ndarray, Sequence[Any], list[int], np.ndarray, str, str]]:
+    """Of the last round that is kept: who receives from whom, and what the first receivers get of each layer.
+
+    Each with the end of its file's name, values (rows, sources), names of the rows, sources, which weights are clients'
+    own, and the words of the rows and of the weights. Empty where there is no relation that can be read.
+    """
+    rounds = run.folder.relation_rounds()
+    try:
+        view = run.folder.read_relation(rounds[-1]) if rounds else None
+    except UNREADABLE:
+        view = None
+    if view is None or not view.rows.size:
+        return []
+    own = np.array(view.receivers)[:, None] == np.array(view.sources)
+    overall = view.rows.mean(axis=1)
+    words = f"weight in round {rounds[-1]}"
+    drawn: list[tuple[str, np.ndarray, Sequence[Any], list[int], np.ndarray, str, str]] = [
+        ("", overall, view.receivers, view.sources, own, "receiving client", f"{words}, mean over the layers")
+    ]
+    for receiver, rows, mine in list(zip(view.receivers, view.rows, own, strict=True))[:_RECEIVERS]:
+        each = np.broadcast_to(mine, rows.shape)
+        drawn.append((f"-client-{receiver:03d}", rows, view.layers, view.sources, each, "layer", words))
+    return drawn
+
+
+def _relation(
+    axes: Axes, values: np.ndarray, rows: Sequence[Any], sources: list[int], own: np.ndarray, kind: str, words: str
+) -> None:
+    """Rows × sources: a relation."""
+    _heat(axes, values, rows, sources, words, top(values, own))
+    axes.set(xlabel="source client", ylabel=kind)
+
+
+def _shares(axes: Axes, ledger: Ledger, share: np.ndarray, way: str) -> None:
+    """Layers × rounds: the share of the cohort whose layer travelled."""
+    words = {"down": "share of the cohort that received the layer", "up": "share of the cohort that sent the layer"}
+    _heat(axes, share, ledger.layers, ledger.rounds, words[way], 1.0)
+    axes.set(xlabel="round", ylabel="layer")
+
+
+def _heat(axes: Axes, values: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], words: str, high: Any) -> None:
+    picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=high, aspect="auto", cmap="viridis")
     assert axes.figure is not None
-    axes.figure.colorbar(picture, ax=axes, label="weight, mean over the layers")
-    for axis, names in ((axes.xaxis, sources), (axes.yaxis, receivers)):
+    axes.figure.colorbar(picture, ax=axes, label=words)
+    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
         axis.set_ticks([*shown], [str(names[k]) for k in shown])
-    axes.set(xlabel=f"source client (round {round})", ylabel="receiving client")
-
-
-def _relation_of(run: Run, round: int) -> tuple[np.ndarray, list[int], list[int], int] | None:
-    try:
-        view = run.folder.read_relation(round)
-        return (view.rows.mean(axis=1), view.receivers, view.sources, round) if view.rows.size else None
-    except UNREADABLE:
-        return None
 
 
 def _plain(label: str) -> str:

@@ -9,6 +9,7 @@ from PIL import Image
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.heatmaps import Heatmaps
+from fl_lightning.cli import main
 from fl_lightning.drawing.heatmap import save_png, top
 from fl_lightning.drawing.relation import draw_split
 from fl_lightning.errors import BadInput
@@ -33,7 +34,6 @@ def record(round: int, receivers: list[int], layers: int = 3) -> RoundRecord:
 def test_pictures_of_three_clients_and_of_all(tmp_path) -> None:
     made, drawing = record(1, [0, 1, 2, 3, 4]), Heatmaps()
     drawing.on_round_end(run_of(tmp_path), made)
-    drawing.on_close(run_of(tmp_path))  # waits until they are written
     names = ["client-000", "client-001", "client-002", "overview"]
     assert list(made.images) == [f"relation/{name}" for name in names]
     assert sorted(p.name for p in (tmp_path / "figures").iterdir()) == [f"round-0001-{name}.png" for name in names]
@@ -66,7 +66,6 @@ def test_which_clients_are_drawn(tmp_path, chosen, receivers, drawn) -> None:
     made = record(1, receivers)
     drawing = Heatmaps(clients=chosen, png=False)
     drawing.on_round_end(run_of(tmp_path), made)
-    drawing.on_close(run_of(tmp_path))
     assert list(made.images) == [*(f"relation/client-{c:03d}" for c in drawn), "relation/overview"]
     assert not (tmp_path / "figures").exists()
 
@@ -85,7 +84,6 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
         drawing.on_round_end(run, one)
     assert [one.round for one in made if "relation/overview" in one.images] == [1, 5, 9, 12, 16, 20]
     assert [one.round for one in made if "data/split" in one.images] == [1]
-    drawing.on_close(run)
     assert len(list((tmp_path / "figures").iterdir())) == 6 * 3 + 1
     resumed = record(13, [0, 1])
     Heatmaps().on_round_end(run, resumed)
@@ -93,7 +91,7 @@ def test_unless_told_otherwise_six_rounds_are_drawn_and_the_split_once(tmp_path)
 
 
 def test_the_split_shows_each_clients_classes() -> None:
-    few, many = (draw_split(counts)["split"] for counts in (np.array([[4, 0], [0, 4]]), np.ones((3, 2), int)))
+    few, many = (draw_split(counts) for counts in (np.array([[4, 0], [0, 4]]), np.ones((3, 2), int)))
     yellow = np.array([0xFD, 0xE7, 0x25])
     cells = [(image == yellow).all(axis=-1).sum() for image in (few, many)]
     assert 0.8 < cells[0] / (2 * 60 * 60) < 1.1  # two cells of four, less their numbers
@@ -112,6 +110,28 @@ def test_a_resumed_run_draws_what_was_missed(tmp_path) -> None:
     names = {f"round-0002-{name}.png" for name in ("client-000", "client-001", "overview")}
     assert {file.name for file in (tmp_path / "figures").iterdir()} == names | {"round-0001-overview.png"}
     assert np.asarray(Image.open(tmp_path / "figures" / "round-0001-overview.png")).shape == (1, 1, 3)  # as it was
+
+
+def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_path, capsys) -> None:
+    (tmp_path / "figures").write_text("a file, where the folder should be")
+    run, drawing = run_of(tmp_path, task="classification"), Heatmaps(every=1)
+    for t in (1, 2):
+        made = record(t, [0, 1])
+        drawing.on_round_end(run, made)
+        assert made.images.keys() >= {"relation/overview", "relation/client-000"}
+    (line,) = capsys.readouterr().err.splitlines()
+    assert "callbacks.heatmaps: figures/split.png cannot be written" in line
+
+
+def test_the_former_ledger_is_a_name_that_warns(tmp_path, monkeypatch, capsys) -> None:
+    """Configurations of earlier versions name it, or remove it."""
+    monkeypatch.chdir(tmp_path)
+    flags = "fit --config kapc_digits --loggers null --callbacks.progress null --data.fraction 0.4 --smoke --name"
+    assert main([*flags.split(), "a", "--callbacks.ledger.every", "1"]) == 0
+    assert "use: fl-train report runs/a --figures png" in capsys.readouterr().err
+    assert main([*flags.split(), "b", "--callbacks.ledger", "null"]) == 0
+    assert "ledger" not in capsys.readouterr().err
+    assert not list((tmp_path / "runs").glob("*/figures/ledger-*"))
 
 
 def test_only_rank_0_draws_and_nothing_is_nothing(tmp_path) -> None:

@@ -4,7 +4,6 @@ import json
 import socket
 import struct
 from collections.abc import Collection, Iterator
-from concurrent.futures import Future
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -19,7 +18,7 @@ from fl_lightning.config import Component, Config, DataConfig, FederationConfig,
 from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.metric import ACCURACY
-from fl_lightning.record import Picture, RelationView, RoundRecord
+from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 
@@ -267,25 +266,6 @@ def test_a_long_run_with_many_pictures_stays_below_a_thousand_files(tmp_path, mo
     assert sum(sizes) < 990
     assert sizes[0] > 4
     assert sizes[-1] > 4  # the last round has its pictures and its table
-
-
-@pytest.mark.usefixtures("wandb_alone")
-def test_rows_wait_for_their_pictures_and_stay_in_order(tmp_path, monkeypatch) -> None:
-    """W&B drops a row whose step is behind another's; a picture that cannot be drawn is left out."""
-    drawing: list[Future[dict[str, np.ndarray]]] = [Future(), Future()]
-    sizes: list[int] = []
-    run, logger = run_of(tmp_path / "run"), WandB(mode="offline")
-    monkeypatch.setattr(loggers.WandB, "_open", lambda *_: Counting(sizes))
-    logger.on_fit_start(run)
-    for t, future in zip((1, 2), drawing, strict=True):
-        made = record(t)
-        made.images = {"relation/overview": Picture(future, "overview")}
-        logger.on_round_end(run, made)
-    drawing[1].set_exception(RuntimeError("no paper"))
-    assert sizes == []
-    drawing[0].set_result({"overview": PICTURE})
-    logger.on_round_end(run, record(3))
-    assert sizes == [2, 1, 2]  # tables of all three rounds, pictures of two
 
 
 def test_tables_of_the_relation_are_those_of_checkpoints_and_ten_more(tmp_path) -> None:

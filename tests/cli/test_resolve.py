@@ -31,7 +31,7 @@ def test_every_default_is_filled_in() -> None:
     assert config.method.init_args == {"mu": 0.01}
     assert config.callbacks["heatmaps"].init_args["every"] is None
     assert config.models[0].component.init_args.keys() == {"hidden"}  # the engine gives the rest
-    assert list(config.callbacks)[-3:] == ["ledger", "progress", "checkpoint"]
+    assert list(config.callbacks)[-3:] == ["heatmaps", "progress", "checkpoint"]
 
 
 def test_values_take_the_types_of_the_signature() -> None:
@@ -60,7 +60,7 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
     config = planned(*flags, "--model", "[{name: mlp, count: 4}, {name: cnn, count: 6}]")
     (tmp_path / "again.yaml").write_text(to_yaml(config))
     again = planned("--config", str(tmp_path / "again.yaml"))
-    assert list(again.callbacks) == ["watch", "ledger", "progress", "checkpoint"]
+    assert list(again.callbacks) == ["watch", "progress", "checkpoint"]
     assert again.data.root == "2024"
     assert again == config
 

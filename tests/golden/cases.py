@@ -108,7 +108,7 @@ SETTINGS: dict[str, Any] = {
     "optimizer": {"lr": 0.05, "momentum": 0.5, "weight_decay": 0.001},
     "evaluation": {"models": ["before", "after", "finetuned"]},
     "fabric": {"precision": "64-true", "accelerator": "cpu", "threads": 1},
-    "callbacks": {"progress": None, "heatmaps": None, "ledger": None},
+    "callbacks": {"progress": None, "heatmaps": None},
 }
 ARGUMENTS: dict[str, dict[str, Any]] = {
     "fedprox": {"mu": 0.5},

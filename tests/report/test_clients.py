@@ -217,7 +217,7 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
     runs = load([path])
     assert "ledger-layers" not in figures.ledger(runs)
     assert "ledger-layers" in figures.ledger(load([path, make_run("b")]))
-    assert figures._constant(np.zeros((2, 3, 4))) == "no layer was ever sent or received"
+    assert figures.constant(np.zeros((2, 3, 4))) == "no layer was ever sent or received"
     (one,) = figures.shares(runs)
     assert one["constant"] == (
         "in every round every layer was sent by 100% of the cohort and received by 100% of the cohort"
@@ -239,7 +239,7 @@ def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: Ma
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("kind", ["svg", "pdf"])
+@pytest.mark.parametrize("kind", ["svg", "pdf", "png"])
 def test_charts_become_files_that_are_the_same_every_time(
     kind: str, make_run: MakeRun, tmp_path: Path, monkeypatch, capsys
 ) -> None:
@@ -247,7 +247,8 @@ def test_charts_become_files_that_are_the_same_every_time(
     split(make_run("a", channel=True))
     change(split(make_run("b")), seed=1)
     names = {"accuracy", "fairness-order", "ledger-bytes", "ledger-layers", "ledger-kinds", "cost-seconds"}
-    names |= {"cost-channel", "cost-flops", "split-0", "relation-0", "relation-1"}
+    names |= {"cost-channel", "cost-flops", "split-0", "ledger-down-0", "ledger-up-0", "ledger-down-1", "ledger-up-1"}
+    names |= {f"relation-{run}{what}" for run in (0, 1) for what in ("", "-client-000", "-client-001", "-client-002")}
     kept = []
     for _ in range(2):
         assert main(["report", "a", "b", "--figures", kind]) == 0
@@ -256,7 +257,7 @@ def test_charts_become_files_that_are_the_same_every_time(
         assert files.keys() == names
         kept.append(files)
     assert kept[0] == kept[1]
-    start = b"<?xml" if kind == "svg" else b"%PDF"
+    start = {"svg": b"<?xml", "pdf": b"%PDF", "png": b"\x89PNG"}[kind]
     assert all(content.startswith(start) for content in kept[0].values())
     if kind == "svg":
         words = re.findall(r">([^<>]+)</text>", kept[0]["accuracy"].decode())
