@@ -94,15 +94,15 @@ def measured(clients: int) -> dict[str, float]:
     """The same in a process of its own."""
     words = [sys.executable, __file__, "--memory", str(clients)]
     answer = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    found: dict[str, float] = json.loads(answer.splitlines()[-1])
-    return found
+    peaks: dict[str, float] = json.loads(answer.splitlines()[-1])
+    return peaks
 
 
-def memory_table(found: list[dict[str, float]]) -> str:
+def memory_table(peaks: list[dict[str, float]]) -> str:
     """Markdown."""
     lines = ["| clients | MiB of a round | kB a client, at most | kB that stay | kB of its vector | frozen, once, kB |"]
     lines.append("| --- | --- | --- | --- | --- | --- |")
-    for f in found:
+    for f in peaks:
         a, stays, v, frozen = (f[name] / 1e3 for name in ("a_client", "stays", "vector", "frozen"))
         cells = f"{f['clients']:,} | {f['grown'] / 2**20:.1f} | {a:.1f} | {stays:.1f} | {v:.1f} | {frozen:,.0f}"
         lines.append(f"| {cells} |")
@@ -116,20 +116,20 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("--only", nargs="*", default=list(STEPS))
     parser.add_argument("--memory", type=int, default=0)
     parser.add_argument("--out", type=Path, default=None)
-    asked = parser.parse_args(argv)
+    args = parser.parse_args(argv)
     torch.set_num_threads(1)
     keep_freed()
-    if asked.memory:
-        print(json.dumps(memory(asked.memory)))
+    if args.memory:
+        print(json.dumps(memory(args.memory)))
         return
     print(machine())
-    rows = [against_bare(STEPS[name], asked.pairs) for name in asked.only]
+    rows = [against_bare(STEPS[name], args.pairs) for name in args.only]
     print(table(rows))
-    found = [measured(clients) for clients in asked.clients]
-    print(memory_table(found))
-    if asked.out is not None:
-        kept = {"machine": machine(), "steps": [asdict(row) for row in rows], "memory": found}
-        asked.out.write_text(json.dumps(kept, indent=2) + "\n")
+    peaks = [measured(clients) for clients in args.clients]
+    print(memory_table(peaks))
+    if args.out is not None:
+        kept = {"machine": machine(), "steps": [asdict(row) for row in rows], "memory": peaks}
+        args.out.write_text(json.dumps(kept, indent=2) + "\n")
 
 
 if __name__ == "__main__":

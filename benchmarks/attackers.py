@@ -43,14 +43,14 @@ DEFENCES = {
 def accuracy(data: str, attack: str, defence: str, seed: int) -> float | None:
     """The final accuracy of one run in %; None if the model left the finite numbers."""
     attackers = f"{attack} --callbacks.attack.clients [0,1]" if attack else ""
-    said = io.StringIO()
-    with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
+    output = io.StringIO()
+    with tempfile.TemporaryDirectory() as out, contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
         line = f"{RUN} {data} {attackers} {defence} --seed {seed} --out {out} --name a"
         code = main(shlex.split(line))
-        if code == 1 and "not finite" in said.getvalue():
+        if code == 1 and "not finite" in output.getvalue():
             return None
         if code:
-            raise SystemExit(said.getvalue())
+            raise SystemExit(output.getvalue())
         return 100 * float(json.loads(Path(out, "a", "summary.json").read_text())["final_mean_accuracy"])
 
 
@@ -60,9 +60,9 @@ def table(data: str, attacks: list[str], seeds: int) -> None:
     for attack in attacks:
         cells = []
         for defence in DEFENCES.values():
-            found = [accuracy(DATA[data], ATTACKS[attack], defence, seed) for seed in range(seeds)]
-            kept = [a for a in found if a is not None]
-            cells.append(f"{mean(kept):.1f} ({min(kept):.1f})" if len(kept) == len(found) else "diverged")
+            accuracies = [accuracy(DATA[data], ATTACKS[attack], defence, seed) for seed in range(seeds)]
+            kept = [a for a in accuracies if a is not None]
+            cells.append(f"{mean(kept):.1f} ({min(kept):.1f})" if len(kept) == len(accuracies) else "diverged")
         print(f"| {attack} | {' | '.join(cells)} |", flush=True)
 
 

@@ -1,6 +1,6 @@
 """What a round of every method costs: the bytes and operations that a run's own record counts, on the digits.
 
-    python benchmarks/costs.py [METHOD ...]     prints the table that stands in docs/methods.md
+    python benchmarks/costs.py [METHOD ...]     prints the table in docs/methods.md
 
 The setting is kapc_digits for all (ten clients, an MLP of 6,570 numbers, five epochs), with a fifth of the data for
 validation and 144 public images. It is the second round that counts: in the first much is not known yet.
@@ -58,11 +58,11 @@ def cost(name: str) -> Cost:
     with tempfile.TemporaryDirectory() as folder:
         fed = assemble(fabric, config, Path(folder), [])
         fed.prepare()
-        found = [fed.round(t).metrics for t in (1, 2)][-1]
+        metrics = [fed.round(t).metrics for t in (1, 2)][-1]
     clients = config.federation.clients
-    passes = found["flops_forward"] + found["flops_backward"] + found["flops_penalty"]
-    each = [found["upload_bytes"], found["download_bytes"], passes, found["flops_extra"]]
-    return Cost(*(value / clients for value in each), found["flops_server"])
+    passes = metrics["flops_forward"] + metrics["flops_backward"] + metrics["flops_penalty"]
+    each = [metrics["upload_bytes"], metrics["download_bytes"], passes, metrics["flops_extra"]]
+    return Cost(*(value / clients for value in each), metrics["flops_server"])
 
 
 def main() -> None:

@@ -44,8 +44,8 @@ def compared(study: str, baseline: str) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
         file = Path(folder) / "table.csv"
         main(["compare", study, "--baseline", baseline, "--format", "csv", "--out", str(file)])
-        with file.open(newline="", encoding="utf-8") as held:
-            rows = list(csv.DictReader(held))
+        with file.open(newline="", encoding="utf-8") as stream:
+            rows = list(csv.DictReader(stream))
     return [row | {"study": study} for row in rows if row["setting"] != "all settings"]
 
 
@@ -69,15 +69,15 @@ def number(row: Row, column: str) -> float | None:
 
 def tables(studies: list[str]) -> tuple[dict[str, dict[str, Row]], dict[str, dict[str, Row]]]:
     """Rows by setting and method: to training alone, and to `OURS`; settings where some method is missing left out."""
-    found: list[dict[str, dict[str, Row]]] = []
+    both: list[dict[str, dict[str, Row]]] = []
     for baseline in ("local", OURS):
         table: dict[str, dict[str, Row]] = {}
         for study in studies:
             for row in compared(study, baseline):
                 table.setdefault(setting(row), {})[row["method"]] = row
         whole = {name: rows for name, rows in table.items() if rows.keys() >= NAMES.keys()}
-        found.append({name: rows for name, rows in whole.items() if len({r["seeds"] for r in rows.values()}) == 1})
-    return found[0], found[1]
+        both.append({name: rows for name, rows in whole.items() if len({r["seeds"] for r in rows.values()}) == 1})
+    return both[0], both[1]
 
 
 def gain(rows: dict[str, Row], method: str) -> float:

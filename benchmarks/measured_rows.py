@@ -24,14 +24,14 @@ def shares(v: float, draws: torch.Generator) -> list[float]:
     theta = torch.zeros(n, NUMBERS, dtype=torch.float64)
     theta[GROUP:, 0] = 1
     theta[:, 1 : 1 + n] = (WITHIN / 2) ** 0.5 * torch.eye(n, dtype=torch.float64)
-    found = torch.zeros(3, dtype=torch.float64)
+    total = torch.zeros(3, dtype=torch.float64)
     for _ in range(DRAWS):
         W = theta + (v / NUMBERS) ** 0.5 * torch.randn(n, NUMBERS, generator=draws, dtype=torch.float64)
         D = W - W.mean(0)
         Sigma = v * torch.eye(n, dtype=torch.float64)
         row = measured_rows((D @ D.T)[None], Sigma[None], torch.tensor([0]), KAPPA)[0, 0]
-        found += torch.stack([row[0], row[1:GROUP].sum(), row[GROUP:].sum()])
-    return (found / DRAWS).tolist()
+        total += torch.stack([row[0], row[1:GROUP].sum(), row[GROUP:].sum()])
+    return (total / DRAWS).tolist()
 
 
 if __name__ == "__main__":

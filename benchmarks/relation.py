@@ -215,14 +215,14 @@ def informed(folder: Path, rounds: int) -> tuple[float, float, float]:
     group = np.arange(CLIENTS) % GROUPS
     same = (group[:, None] == group) & ~np.eye(CLIENTS, dtype=bool)
     own = rows.diagonal(axis1=1, axis2=2)
-    heard = own < 1 - 1e-9
-    share = (rows * same).sum(-1)[heard] / (1 - own[heard])
+    receives = own < 1 - 1e-9
+    share = (rows * same).sum(-1)[receives] / (1 - own[receives])
     likeness = rows.mean(0) + rows.mean(0).T
     clusters = AgglomerativeClustering(GROUPS, metric="precomputed", linkage="average")
-    found = clusters.fit_predict(likeness.max() - likeness)
+    labels = clusters.fit_predict(likeness.max() - likeness)
     chance = (CLIENTS / GROUPS - 1) / (CLIENTS - 1)
     lead = float(share.mean()) - chance if share.size else float("nan")
-    return float(own.mean()), lead, float(adjusted_rand_score(group, found))
+    return float(own.mean()), lead, float(adjusted_rand_score(group, labels))
 
 
 def difference(ours: Sequence[float], theirs: Sequence[float]) -> str:
@@ -249,14 +249,14 @@ def table(out: Path, seeds: Sequence[int], rounds: int) -> str:
     head = ["data", "rows", *per_pull, *facts]
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for data, (rows, label) in ((d, item) for d in SETS for item in LABELS.items()):
-        cells, found = [data, label], []
+        cells, means = [data, label], []
         for pull in PULLS:
             ours, plain = (scores(out, data, pull, r, seeds) for r in (rows, "uniform"))
             cells += [f"{mean(ours):.2f}" if ours else "", difference(ours, plain) if rows != "uniform" else ""]
             views = [informed(folder_of(out, data, pull, rows, s), rounds) for s in seeds if ours]
-            found.append(np.mean(views or [[np.nan] * 3], 0))
+            means.append(np.mean(views or [[np.nan] * 3], 0))
         shown = 3 if SETS[data].planted != "none" else 1
-        cells += [" / ".join(_figure(f[k]) for f in found) if k < shown else "" for k in range(3)]
+        cells += [" / ".join(_figure(f[k]) for f in means) if k < shown else "" for k in range(3)]
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join([*lines, "", *_beside(out, seeds)])
 
@@ -296,9 +296,9 @@ def finished_rounds(folder: Path) -> int:
 
 def _identity(text: str) -> dict[str, Any]:
     """A configuration without its number of rounds, which may change from call to call."""
-    found: dict[str, Any] = yaml.safe_load(text)
-    found["federation"].pop("rounds")
-    return found
+    settings: dict[str, Any] = yaml.safe_load(text)
+    settings["federation"].pop("rounds")
+    return settings
 
 
 def main(argv: Sequence[str] | None = None) -> None:

@@ -1,7 +1,7 @@
 """How a round grows with ranks and with idle clients, and all that `speed.py` measures, in one table.
 
 `uv run python benchmarks/scaling.py --out runs/scaling.json`; `--only NAME ...` measures a part. Rows over ranks are in
-seconds of the clock and want a quiet machine (its load stands in the notes), beside CPU seconds of the busiest rank,
+seconds of the clock and want a quiet machine (its load is in the notes), beside CPU seconds of the busiest rank,
 which other programs disturb less; all other rows are in CPU seconds.
 """
 
@@ -113,8 +113,8 @@ def on_ranks(workload: Workload, ranks: int, method: str = "fedavg") -> tuple[li
             "--fabric.threads", "1",
         ]  # fmt: skip
         _run(line)
-        found = [json.loads(Path(f"{folder}/stamps.{rank}").read_text()) for rank in range(ranks)]
-    spans = [[(y[0] - x[0], y[1] - x[1]) for x, y in pairwise(f[1:])] for f in found]
+        stamps = [json.loads(Path(f"{folder}/stamps.{rank}").read_text()) for rank in range(ranks)]
+    spans = [[(y[0] - x[0], y[1] - x[1]) for x, y in pairwise(f[1:])] for f in stamps]
     return [max(s[0] for s in each) for each in zip(*spans, strict=True)], [
         max(s[1] for s in each) for each in zip(*spans, strict=True)
     ]
@@ -129,9 +129,9 @@ def bare_pair(workload: Workload, processes: int) -> tuple[list[float], list[flo
         started = [subprocess.Popen([*line, str(k)], env=_environment()) for k in range(processes)]
         if any(p.wait() for p in started):
             raise SystemExit("a bare loop failed")
-        found = [json.loads(Path(f"{folder}/{k}.json").read_text()) for k in range(processes)]
-    rounds = range(len(found[0]))
-    return [max(f[k][0] for f in found) for k in rounds], [max(f[k][1] for f in found) for k in rounds]
+        by_rank = [json.loads(Path(f"{folder}/{k}.json").read_text()) for k in range(processes)]
+    rounds = range(len(by_rank[0]))
+    return [max(f[k][0] for f in by_rank) for k in rounds], [max(f[k][1] for f in by_rank) for k in rounds]
 
 
 def bare_alone(clients: int, images: int, folder: str, processes: int, number: int) -> None:
@@ -160,9 +160,9 @@ def ranks(pairs: int) -> list[Row]:
     clock: dict[str, list[float]] = {}
     cpu: dict[str, list[float]] = {}
 
-    def add(name: str, found: tuple[list[float], list[float]]) -> None:
-        clock.setdefault(name, []).append(median(found[0]))
-        cpu.setdefault(name, []).append(median(found[1]))
+    def add(name: str, seconds: tuple[list[float], list[float]]) -> None:
+        clock.setdefault(name, []).append(median(seconds[0]))
+        cpu.setdefault(name, []).append(median(seconds[1]))
 
     loads = []
     for _ in range(times):
@@ -181,12 +181,12 @@ def ranks(pairs: int) -> list[Row]:
 
     def against(what: str, ours: str, theirs: str, goal: str = "", scale: float = 1.0) -> list[Row]:
         """Both ways: by the clock, and in CPU seconds of the busiest rank."""
-        found = []
+        rows = []
         for unit, side in (("clock", clock), ("CPU of the busiest rank", cpu)):
             reference = [t * scale for t in side[theirs]]
             row = compared("ranks", f"{what}, {unit}", side[ours], theirs, reference, 1, goal, load)
-            found.append(row)
-        return found
+            rows.append(row)
+        return rows
 
     return [
         *against("strong: 10 CNNs on 2 ranks", "2 ranks", "1 rank", "0.5 is ideal"),

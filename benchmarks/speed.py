@@ -274,13 +274,13 @@ def start_up(pairs: int) -> list[Row]:
     if (data_root() / "MNIST").exists():
         settings["MNIST"] = mnist
     for name, flags in settings.items():
-        found, imports = [], []
+        starts, imports = [], []
         for _ in range(min(pairs, 5)):
-            found.append(_first_round(command, flags))
+            starts.append(_first_round(command, flags))
             imports.append(_children([sys.executable, "-c", f"import {LIBRARIES}"]))
-        note = f"peak {max(f['peak_mib'] for f in found):.0f} MiB"
+        note = f"peak {max(f['peak_mib'] for f in starts):.0f} MiB"
         what, goal = f"fl-train fit on {name}, until round 1 begins", f"<= {START_GOAL:.0f} s"
-        seconds = [f["seconds"] for f in found]
+        seconds = [f["seconds"] for f in starts]
         rows.append(compared("start", what, seconds, f"import {LIBRARIES}", imports, 1, goal, note))
     return rows
 
@@ -299,8 +299,8 @@ def _first_round(command: str, flags: Sequence[str]) -> dict[str, float]:
         callback = {"first": {"class_path": "first_round.FirstRound", "path": str(path)}}
         extra = ["--out", folder, "--loggers", "null", "--callbacks", json.dumps(callback), "--fabric.threads", "1"]
         _run([command, "fit", *flags, *extra, "--fabric.accelerator", "cpu"])
-        found: dict[str, float] = json.loads(path.read_text())
-    return found
+        measured: dict[str, float] = json.loads(path.read_text())
+    return measured
 
 
 def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
@@ -314,17 +314,17 @@ def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
 
 def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[], list[Row]]]:
     """Everything that can be measured, by the name that `--only` takes."""
-    found: dict[str, Callable[[], list[Row]]] = {}
+    workloads: dict[str, Callable[[], list[Row]]] = {}
     for name, workload in known.items():
-        found[name] = partial(against_bare, workload, pairs)
+        workloads[name] = partial(against_bare, workload, pairs)
     for name in [name for name in GOALS if name in known]:
-        found[f"default-{name}"] = partial(as_it_comes, known[name], pairs)
+        workloads[f"default-{name}"] = partial(as_it_comes, known[name], pairs)
     if cnn := known.get("mnist-cnn-b64"):  # all of MNIST, one epoch: a fifth of a round of KAPC's papers
         all_of_it = replace(cnn.data, fraction=1.0)
         saved = replace(
             cnn, name="100-mnist-cnn", clients=100, data=all_of_it, train_samples=60_000, test_samples=10_000
         )
-        found[f"saving-{saved.name}"] = partial(saving, saved, min(pairs, 3))
+        workloads[f"saving-{saved.name}"] = partial(saving, saved, min(pairs, 3))
     if resnet := known.get("resnet18"):  # KAPC's setting without client selection: 500 images each, 5 epochs
         data = replace(resnet.data, fraction=1.0)
         resnet = replace(
@@ -336,21 +336,21 @@ def benchmarks(pairs: int, known: dict[str, Workload]) -> dict[str, Callable[[],
             batch_size=64,
             name="10-resnet18",
         )
-        found[f"saving-{resnet.name}"] = partial(saving, resnet, min(pairs, 3))
+        workloads[f"saving-{resnet.name}"] = partial(saving, resnet, min(pairs, 3))
     for name, workload in known.items():
-        found[f"kapc-{name}"] = partial(coaching, workload, pairs)
+        workloads[f"kapc-{name}"] = partial(coaching, workload, pairs)
     tried = [known[name] for name in ("mnist-cnn-b10", "100-mlps-10-a-round") if name in known]
     if cnn := known.get("mnist-cnn-b10"):
         mlp = Component("fl_lightning.models.mlp.MLP", {"hidden": (200,)})  # 784-200-10
         tried.append(replace(cnn, name="mnist-mlp", model=mlp))
     for workload in tried:
-        found[f"executors-{workload.name}"] = partial(executors, workload, pairs)
+        workloads[f"executors-{workload.name}"] = partial(executors, workload, pairs)
     for name, workload in known.items():
-        found[f"accounting-{name}"] = partial(accounting, workload, pairs)
+        workloads[f"accounting-{name}"] = partial(accounting, workload, pairs)
     for clients, most in SERVER_PAIRS.items():
-        found[f"server-{clients}"] = partial(server_step, clients, min(pairs, most))
-    found["start"] = partial(start_up, pairs)
-    return found
+        workloads[f"server-{clients}"] = partial(server_step, clients, min(pairs, most))
+    workloads["start"] = partial(start_up, pairs)
+    return workloads
 
 
 def main(
@@ -373,8 +373,10 @@ def main(
     rows = _known_rows(args.out, here)
     start = time.perf_counter()
     for name in [] if args.table else args.only or chosen:
-        found = [replace(row, pairs=row.pairs or args.pairs, date=date.today().isoformat()) for row in chosen[name]()]
-        rows = [row for row in rows if row.name != name] + found
+        measured = [
+            replace(row, pairs=row.pairs or args.pairs, date=date.today().isoformat()) for row in chosen[name]()
+        ]
+        rows = [row for row in rows if row.name != name] + measured
         order = {name: k for k, name in enumerate(chosen)}  # a file may hold rows of scaling.py
         rows.sort(key=lambda row: order.get(row.name, len(order)))
         print(f"{time.perf_counter() - start:6.0f} s  {name}", file=sys.stderr)

@@ -49,7 +49,7 @@ def study(runs: int, rounds: int, workers: int) -> Took:
         start = time.monotonic()
         subprocess.run(line, env=os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}, check=True, **quiet)
         wall = time.monotonic() - start
-        done = [found.parent for found in out.glob("runs/**/summary.json")]
+        done = [summary.parent for summary in out.glob("runs/**/summary.json")]
         if len(done) != each * len(METHODS):
             raise SystemExit(f"{len(done)} of {each * len(METHODS)} runs have ended")
         return Took(wall, sum(row["seconds"] for one in done for row in RunFolder(one).read_metrics()))

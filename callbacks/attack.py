@@ -17,7 +17,7 @@ from fl_lightning.rng import numpy_rng
 
 @dataclass
 class Attack(Transform):
-    """A SIMULATION of clients that mean harm. It stands before all callbacks that change what travels.
+    """A SIMULATION of malicious clients. It comes before all callbacks that change what travels.
 
     Args:
         kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's change from;
@@ -55,7 +55,7 @@ class Attack(Transform):
         for callback in run.callbacks[: run.callbacks.index(self)]:
             if isinstance(callback, Transform) and callback.changes_upload:
                 name = type(callback).__name__.lower()
-                raise BadInput("callbacks.attack", self.kind, f"it must stand before {name}, which is no attacker's")
+                raise BadInput("callbacks.attack", self.kind, f"it must come before {name}, which is no attacker's")
         if self.clients is not None:
             fine = all(0 <= c < run.clients for c in self.clients)
             check("callbacks.attack.clients", self.clients, fine, f"they must lie in [0, {run.clients - 1}]")

@@ -36,7 +36,7 @@ class Callback:
 
     @property
     def config_key(self) -> str:
-        """Where it stands in a configuration, for messages."""
+        """Its key in a configuration, for messages."""
         return f"callbacks.{type(self).__name__.lower()}"
 
     def on_fit_start(self, run: Run) -> None:
@@ -44,7 +44,7 @@ class Callback:
 
 
 class Transform(Callback):
-    """May change what travels: quantise it, leave layers out, add noise. Transforms run in the order they stand in.
+    """May change what travels: quantise it, leave layers out, add noise. They run in the configuration's order.
 
     Their hooks run on the client's home rank. One that changes a model on its way, or which of its blocks travel
     (`vector`, `sent`), says so in its class: what is kept of clients goes by it, and a change that was not declared is
@@ -77,18 +77,18 @@ def client_memory(run: Run) -> dict[str, Tensor]:
     Raises:
         BadInput: one keeps something and does not declare it: it would be lost; or by a name that is another's.
     """
-    found: dict[str, Tensor] = {}
+    named: dict[str, Tensor] = {}
     for part in (run.method, *(c for c in run.callbacks if isinstance(c, Transform))):
         first = part.init_client(run)
         if first and not part.client_memory:
             allowed = "its init_client gives tensors: set it to True"
             raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
         for name, tensor in first.items():
-            if name in found or name.startswith(("optimizer.", "received.")):
+            if name in named or name.startswith(("optimizer.", "received.")):
                 allowed = "it is another's: names of one's own begin otherwise than with optimizer. or received."
                 raise BadInput(f"{type(part).__name__}.init_client", name, allowed)
-            found[name] = tensor.clone()
-    return found
+            named[name] = tensor.clone()
+    return named
 
 
 class Observer(Callback):

@@ -124,7 +124,7 @@ class Wireless(_Channel):
         noise_dbm_hz: thermal noise density. -174: physics, at 290 K.
         interference_db: how far interference and receivers lift noise, both ways. 5.9: fitted (7.16 s download).
         near: least distance of a client, in metres. 35: 3GPP.
-        far: greatest. 289: 3GPP, radius of a cell where stations stand 500 m apart.
+        far: greatest. 289: 3GPP, radius of a cell with stations 500 m apart.
         fading: Rayleigh fading, drawn anew for each client, round and direction. false: the fit is without, and Table 4
             has a gain of 1.
         channel: `fitted`, the cell of all arguments above, or `table4`, which takes `fading` alone of them. fitted: its

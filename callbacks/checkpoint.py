@@ -1,6 +1,6 @@
 """What survives a round, on disk: the vectors of clients that changed, the server, and a manifest that names them.
 
-How that lies there, and why nothing on the disk is trusted, is said in `fl_lightning.storage.manifest`.
+How that lies there, and why nothing on the disk is trusted, is explained in `fl_lightning.storage.manifest`.
 """
 
 from __future__ import annotations
@@ -195,7 +195,7 @@ def has_checkpoint(folder: Path) -> bool:
 def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> int:
     """Load the newest intact checkpoint in `folder` (or the best one) into `run`. Returns its round.
 
-    Each rank loads its own clients and the server. Checkpoints that had to be passed over are told on stderr.
+    Each rank loads its own clients and the server. Skipped checkpoints are named on stderr.
 
     Raises:
         BadInput: there is no checkpoint, none is intact, or it belongs to another model.
@@ -280,10 +280,10 @@ def _of_client(state: ClientState) -> dict[str, Tensor]:
     """A client's vectors, buffers and memory; what the server last received only where that is another tensor."""
     own = {slot: v for slot, v in state.vectors.items() if slot != MODEL}
     received = {slot: v for slot, v in state.received.items() if v is not state.vectors.get(slot)}
-    found = {"row": state.vectors[MODEL], **_named("vectors", own), **_numbered("buffers", state.buffers)}
+    tensors = {"row": state.vectors[MODEL], **_named("vectors", own), **_numbered("buffers", state.buffers)}
     if MODEL in received:
-        found["received"] = received.pop(MODEL)
-    return found | _named("received", received) | _named("fields", state.memory)
+        tensors["received"] = received.pop(MODEL)
+    return tensors | _named("received", received) | _named("fields", state.memory)
 
 
 def _state(run: Run, client: int, taken_part: int, saved: Mapping[str, Tensor]) -> ClientState:
@@ -305,11 +305,11 @@ def _state(run: Run, client: int, taken_part: int, saved: Mapping[str, Tensor]) 
 
 def _of_server(run: Run) -> dict[str, Tensor]:
     """The server's memory, and its vectors; a global model only where that is another tensor than the initial one."""
-    found = _named("fields", run.server.memory) | _vectors(run)
+    tensors = _named("fields", run.server.memory) | _vectors(run)
     for k, group in enumerate(run.groups):
         if group.vectors[MODEL] is not group.initial:
-            found[f"{k}.shared"] = group.vectors[MODEL]
-    return found
+            tensors[f"{k}.shared"] = group.vectors[MODEL]
+    return tensors
 
 
 def _vectors(run: Run) -> dict[str, Tensor]:
@@ -320,11 +320,11 @@ def _vectors(run: Run) -> dict[str, Tensor]:
 
 def _initial(run: Run) -> dict[str, Tensor]:
     """The initial model of each group, and what of it is frozen: it lies in the run folder once."""
-    found: dict[str, Tensor] = {}
+    tensors: dict[str, Tensor] = {}
     for k, group in enumerate(run.groups):
-        found |= {f"{k}.row": group.initial, **_numbered(f"{k}.buffers", group.initial_buffers)}
-        found |= _named(f"{k}.frozen", group.frozen)
-    return found
+        tensors |= {f"{k}.row": group.initial, **_numbered(f"{k}.buffers", group.initial_buffers)}
+        tensors |= _named(f"{k}.frozen", group.frozen)
+    return tensors
 
 
 def _blocks(run: Run) -> list[Any]:

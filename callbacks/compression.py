@@ -100,7 +100,7 @@ class TopK(Transform):
     def on_fit_start(self, run: Run) -> None:
         """Raise `BadInput` beside `quantize`: their bytes would not add up."""
         if any(isinstance(c, Quantize) for c in run.callbacks):
-            raise BadInput("callbacks.topk", self.share, "it cannot stand beside quantize: choose one")
+            raise BadInput("callbacks.topk", self.share, "it excludes quantize: choose one")
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Keep the largest changes."""

@@ -33,11 +33,11 @@ def possible_mode() -> tuple[Mode, str]:
 
 def address(url: str) -> tuple[str, int]:
     """Host and port that a request for `url` goes to: the proxy's, where there is one."""
-    asked = urlsplit(url)
-    proxy = urllib.request.getproxies().get(asked.scheme)
-    if proxy and not urllib.request.proxy_bypass(asked.hostname or ""):
-        asked = urlsplit(proxy if "//" in proxy else f"//{proxy}")
-    return asked.hostname or "", asked.port or (80 if asked.scheme == "http" else 443)
+    parts = urlsplit(url)
+    proxy = urllib.request.getproxies().get(parts.scheme)
+    if proxy and not urllib.request.proxy_bypass(parts.hostname or ""):
+        parts = urlsplit(proxy if "//" in proxy else f"//{proxy}")
+    return parts.hostname or "", parts.port or (80 if parts.scheme == "http" else 443)
 
 
 def answers(host: str, port: int) -> bool:

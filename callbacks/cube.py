@@ -268,11 +268,11 @@ class LearnedCube(Relation):
         steps = [c.pop("gradient_norm", 0.0) for c in clients]
         prior = math.fsum(term for term, _ in terms)
         losses = {name: [c[name] for c in clients if name in c] for name in ("train_loss", "coaching_loss")}
-        found: dict[str, float] = {}
+        losses_by_name: dict[str, float] = {}
         if len(losses["train_loss"]) == len(clients):  # of a client that took no step there is none
             coaching = math.fsum(losses["coaching_loss"])
-            found = {"objective": math.fsum(losses["train_loss"]) + prior, "objective_coaching": coaching}
-        return found | {
+            losses_by_name = {"objective": math.fsum(losses["train_loss"]) + prior, "objective_coaching": coaching}
+        return losses_by_name | {
             "objective_relation": prior,
             "gradient_norm_relation": math.sqrt(math.fsum(square for _, square in terms)),
             "gradient_norm_models_proxy": math.sqrt(math.fsum(step**2 for step in steps)),

@@ -76,9 +76,9 @@ def heterogeneity(counts: np.ndarray) -> float:
     Args:
         counts: training samples by client and class, (N, classes).
     """
-    held = counts[counts.sum(axis=1) > 0]
-    shares = held / held.sum(axis=1, keepdims=True)
-    return float(0.5 * np.abs(shares - held.sum(axis=0) / held.sum()).sum(axis=1).mean())
+    occupied = counts[counts.sum(axis=1) > 0]
+    shares = occupied / occupied.sum(axis=1, keepdims=True)
+    return float(0.5 * np.abs(shares - occupied.sum(axis=0) / occupied.sum()).sum(axis=1).mean())
 
 
 def cube(view: RelationView) -> Cells:

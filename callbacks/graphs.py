@@ -18,7 +18,7 @@ TINY = 1e-3
 """A vector so much shorter than the longest has no direction that inner products of 32 bits could tell: they round at
 some 1e-7 of the squared lengths. What a client has changed that has not uploaded yet is 0, but for that."""
 WEAKEST = 1e-9
-"""A pull that decides nothing but between cosines that differ by less than it: numbers of 64 bits bear its inverse."""
+"""A proximal weight that only decides between cosines that differ by less than it; 64 bits suffice for its inverse."""
 
 
 def cosines(G: Tensor) -> Tensor:

@@ -6,7 +6,7 @@ For a row r that was fixed beforehand
     E ||r W - theta_i||^2  =  E ||r W - w_i||^2 + 2 (r Sigma)_i - Sigma_ii        (Mallows, Technometrics 1973)
 
 So the row that minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i needs no prior: without noise it is the client's own
-model, with much noise a mix of whoever is near.
+model, with much noise a mix of the nearest clients.
 """
 
 from __future__ import annotations

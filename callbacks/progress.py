@@ -166,8 +166,8 @@ def _closing_lines(run: Run, rows: list[Row], summary: dict[str, Any]) -> list[s
         curve = {key.removeprefix(name): value for key, value in summary.items() if key.startswith(name)}
         scores = ", ".join(f"{value:.4f} with {count}" for count, value in curve.items())
         which = "of each class" if of_rows(rows).rises else "in all"
-        held = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {which}"
-        lines.append(f"{held}: {words} {scores} ({summary['newcomer_rule']})")
+        unseen = f"{len(summary['held_out_clients'])} unseen clients, labelled samples {which}"
+        lines.append(f"{unseen}: {words} {scores} ({summary['newcomer_rule']})")
     if "channel_s" in total:
         parts = ", ".join(f"{part} {total[f'channel_{part}_s']:.2f}" for part in ("download", "compute", "upload"))
         lines.insert(1, f"{total['channel_s']:.2f} s over the channel ({parts}; the slowest client of each round)")

@@ -21,7 +21,7 @@ from fl_lightning.data.part import Part
 def basis(part: Part, directions: int, classes: int) -> Tensor:
     """The first `directions` left singular vectors of [flattened x; one-hot y] of all samples, uncentred.
 
-    The target of a regression stands there as it is: one row (the paper does not say).
+    The target of a regression is used as it is: one row (the paper does not say).
 
     Args:
         part: training data.
@@ -47,12 +47,12 @@ def basis(part: Part, directions: int, classes: int) -> Tensor:
     else:
         values, vectors = torch.linalg.eigh(matrix @ matrix.T)
         left = vectors.flip(1)[:, :directions]
-    found = torch.zeros(matrix.shape[0], directions, dtype=torch.float64)
+    vectors = torch.zeros(matrix.shape[0], directions, dtype=torch.float64)
     rank = min(left.shape[1], int((values > 1e-12 * values.max()).sum()))
     if rank:
-        found[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
-        found *= torch.where(found.sum(0) < 0, -1.0, 1.0)  # a direction has no sign: the same on every machine
-    return found
+        vectors[:, :rank] = torch.linalg.qr(left[:, :rank])[0]
+        vectors *= torch.where(vectors.sum(0) < 0, -1.0, 1.0)  # a direction has no sign: the same on every machine
+    return vectors
 
 
 def similarity(U: Tensor, V: Tensor) -> Tensor:
@@ -92,14 +92,14 @@ def neighbourhood(S: Tensor, sharpness: float, neighbours: int) -> Tensor:
 
 
 def told_basis(client: Client) -> Tensor:
-    """The basis of the client's data, as it is told, in 32 bits at least."""
+    """The basis of the client's data, as it is uploaded, in 32 bits at least."""
     basis: Tensor = client.run.server.memory["fedora.bases"][client.id]
     return basis.to(torch.promote_types(client.run.dtype, torch.float32))
 
 
 @dataclass
 class Propagation(Relation):
-    """The fixed matrix of FEDORA: every client's last-known model counts, whoever takes part.
+    """The fixed matrix of FEDORA: the last-known models of all clients count, whichever take part.
 
     With `mixes` `heard` the weights of clients that have not uploaded yet go to the others of a row, in proportion.
 
@@ -136,8 +136,8 @@ class Propagation(Relation):
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train
             mine[client] = [basis(part, self.directions, c) for c in (run.data.num_classes, 0)]
-        found = {c: pair for part in run.processes.gather_objects(mine) for c, pair in part.items()}
-        bases, features = (torch.stack([found[c][k] for c in range(run.clients)]) for k in (0, 1))
+        by_client = {c: pair for part in run.processes.gather_objects(mine) for c, pair in part.items()}
+        bases, features = (torch.stack([by_client[c][k] for c in range(run.clients)]) for k in (0, 1))
         rows = self._matrix(similarity(bases, bases))
         return {"fedora.rows": rows, "fedora.bases": bases, "fedora.feature_bases": features}
 

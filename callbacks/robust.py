@@ -1,4 +1,4 @@
-"""Clients that mean harm: means that a few of them cannot move far, and a bound on what one may change.
+"""Defence against malicious clients: robust means, and a bound on what one client may change.
 
 Yin, Chen, Ramchandran, Bartlett: Byzantine-Robust Distributed Learning: Towards Optimal Statistical Rates. ICML 2018.
 Blanchard, El Mhamdi, Guerraoui, Stainer: Machine Learning with Adversaries: Byzantine Tolerant Gradient Descent.
@@ -75,7 +75,7 @@ class Krum(Aggregator):
     to it. Equal scores: the lower client number.
 
     Args:
-        attackers: how many clients of a cohort may mean harm, f; the cohort has at least 2 f + 3.
+        attackers: how many clients of a cohort may be malicious, f; the cohort has at least 2 f + 3.
         keep: models of least score that are averaged; 1 is Krum, more is Multi-Krum.
     """
 
@@ -97,7 +97,7 @@ class Krum(Aggregator):
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """1 / keep for the chosen models, else 0. Where clients have failed, fewer neighbours are looked at."""
         n = p.shape[-1]
-        distance = inputs.gram().total().distances[0].nan_to_num(nan=math.inf)  # too far to be told
+        distance = inputs.gram().total().distances[0].nan_to_num(nan=math.inf)  # beyond the range of the type
         distance.fill_diagonal_(math.inf)  # oneself is no neighbour
         neighbours = max(1, n - self.attackers - 2)
         scores = distance.sort(1).values[:, :neighbours].sum(1)

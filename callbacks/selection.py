@@ -80,9 +80,9 @@ def search(omega: int, fits: list[bool], how: Literal["swapped", "printed"], ste
     """
     most = len(fits) if largest == "L" else max(len(fits) - 1, 1)
     start = omega = min(max(omega, 1), most)
-    held = fits[omega - 1]
-    move = 1 if held == (how == "swapped") else -1
-    while 1 <= omega + move <= most and fits[omega - 1] == held:
+    fit = fits[omega - 1]
+    move = 1 if fit == (how == "swapped") else -1
+    while 1 <= omega + move <= most and fits[omega - 1] == fit:
         omega += move
     return omega - move if step_back and omega != start and not fits[omega - 1] else omega
 
@@ -170,7 +170,7 @@ class LayerSelection(Transform):
         return search(int(memory["selection.omega"]), fits, self.search, self.step_back, self.largest)
 
     def _norms(self, client: Client) -> tuple[np.ndarray, np.ndarray]:
-        """||w^l|| and ||w^l - s^l|| of the client as it stands; the latter 0 for layers that were not received."""
+        """||w^l|| and ||w^l - s^l|| of the client's current model; the latter 0 for layers that were not received."""
         layout, model, received = client.layout, client["model"], client.payload
         L = len(layout.layers)
         numbers = layout.numbers * layout.is_own
@@ -203,18 +203,18 @@ def _sizes(layout: Layout) -> LayerSizes:
 
 def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
     """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not called as a module."""
-    network, found = client.bind().model, dict(zip(client.layout.layers, outputs, strict=True))
+    network, widths = client.bind().model, dict(zip(client.layout.layers, outputs, strict=True))
 
     def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
         def hook(_: nn.Module, __: Any, out: Any) -> None:
-            found[name] = float(out[0].numel()) if isinstance(out, Tensor) else found[name]
+            widths[name] = float(out[0].numel()) if isinstance(out, Tensor) else widths[name]
 
         return hook
 
-    hooks = [m.register_forward_hook(keep(name)) for name, m in network.named_modules() if name in found]
+    hooks = [m.register_forward_hook(keep(name)) for name, m in network.named_modules() if name in widths]
     x, _ = next(iter(client.data.train.batches(1)))
     with torch.no_grad():
         network.eval()(x)
     for hook in hooks:
         hook.remove()
-    return np.array(list(found.values()))
+    return np.array(list(widths.values()))

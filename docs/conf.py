@@ -32,11 +32,11 @@ LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)\)")
 def outside(app: Sphinx, page: str, source: list[str]) -> None:
     """A link to what lies beside these pages becomes its path: the site has no copy of the code."""
 
-    def named(found: re.Match[str]) -> str:
-        text, target = found.groups()
+    def named(link: re.Match[str]) -> str:
+        text, target = link.groups()
         path = (Path(app.srcdir, page).parent / target).resolve()
         if path.is_relative_to(app.srcdir):
-            return found.group()
+            return link.group()
         where = path.relative_to(ROOT).as_posix()
         return f"`{where}`" if text.strip("`/") in where else f"{text} (`{where}`)"
 

@@ -95,9 +95,9 @@ def _lines(header: list[str], rows: Sequence[Mapping[str, float | str]]) -> list
 
 
 def _encode(lines: list[list[str]]) -> bytes:
-    held = io.StringIO()
-    csv.writer(held, lineterminator="\n").writerows(lines)
-    return held.getvalue().encode()
+    buffer = io.StringIO()
+    csv.writer(buffer, lineterminator="\n").writerows(lines)
+    return buffer.getvalue().encode()
 
 
 def _text(value: float | str | None) -> str:

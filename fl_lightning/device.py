@@ -1,6 +1,6 @@
 """The device that clients train on, of any kind that torch knows: CUDA (ROCm is `cuda` to torch too), XPU, MPS, ...
 
-`torch.accelerator` says which kind this machine has. What a kind can do stands in its own module (`torch.cuda`,
+`torch.accelerator` says which kind this machine has. What a kind can do is in its own module (`torch.cuda`,
 `torch.xpu`, `torch.mps`, or that of a registered backend), whose functions have the same names; where one is missing,
 each function here says what happens instead. Nothing else in the package asks for a kind by its name.
 """
@@ -29,8 +29,8 @@ CUBLAS_WORKSPACE = ":4096:8"
 
 def here() -> str | None:
     """The kind of accelerator that this machine has, as torch calls it; None: none. It opens no device."""
-    found = torch.accelerator.current_accelerator()
-    return found.type if found is not None and torch.accelerator.is_available() else None
+    accelerator = torch.accelerator.current_accelerator()
+    return accelerator.type if accelerator is not None and torch.accelerator.is_available() else None
 
 
 def count() -> int:
@@ -69,7 +69,7 @@ def module_of(device: torch.device) -> Any:
 
 
 def synchronize(device: torch.device) -> None:
-    """Wait until the device has done all it was asked for."""
+    """Wait until the device has finished all queued work."""
     if (module := module_of(device)) is not None:
         module.synchronize()
 
@@ -77,8 +77,8 @@ def synchronize(device: torch.device) -> None:
 def lost(device: torch.device) -> str | None:
     """Why nothing can be computed on the device any more, first line of its error; None: it can.
 
-    Many of a GPU's errors stay until the process ends (an illegal access, a device that fell off the bus): whoever
-    asks next gets them, and it is no client's fault. To be asked when something has failed.
+    Many of a GPU's errors stay until the process ends (an illegal access, a device that fell off the bus): the next
+    caller gets them, and it is no client's fault. To be asked when something has failed.
     """
     try:
         synchronize(device)
@@ -167,7 +167,7 @@ def seed(number: int, device: torch.device) -> None:
 
 
 def random_states(device: torch.device) -> list[Any]:
-    """What the generators stand at that a model may draw from: torch's on the CPU and the device, numpy's, Python's."""
+    """State of the generators that a model may draw from: torch's on the CPU and the device, numpy's, Python's."""
     module = module_of(device)
     on_device = [] if module is None else [module.get_rng_state()]
     return [torch.get_rng_state(), *on_device, np.random.get_state(), random.getstate()]

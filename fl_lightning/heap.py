@@ -23,9 +23,9 @@ def keep_freed() -> bool:
     Returns:
         Whether it was done.
     """
-    told = any(name.startswith("MALLOC_") for name in os.environ)
-    told = told or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
-    if told or not sys.platform.startswith("linux"):
+    configured = any(name.startswith("MALLOC_") for name in os.environ)
+    configured = configured or "glibc.malloc" in os.environ.get("GLIBC_TUNABLES", "")
+    if configured or not sys.platform.startswith("linux"):
         return False
     try:
         mallopt = ctypes.CDLL(None).mallopt

@@ -1,4 +1,4 @@
-"""The log of a run: what it says on the terminal, each round, warnings of libraries and how it ended, with the time."""
+"""The log of a run: its messages, each round, warnings of libraries and how it ended, with the time."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ _log: Log | None = None
 
 
 def say(line: str) -> None:
-    """Print a line for whoever is at the terminal, and keep it."""
+    """Print a line on stderr, and keep it."""
     print(line, file=sys.stderr, flush=True)
     note(line)
 

@@ -46,16 +46,16 @@ def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
 def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
     """Module and file of own code behind import paths, by the file's path below its import folder: `mine/models.py`."""
     waiting = {module: file for path in named for module in _modules(path) if (file := _own_file(module))}
-    found: dict[str, tuple[str, Path]] = {}
+    modules: dict[str, tuple[str, Path]] = {}
     while waiting:
         module, file = waiting.popitem()
         name = _relative(module, file)
-        if name not in found:
-            found[name] = module, file
+        if name not in modules:
+            modules[name] = module, file
             root = file.parents[name.count("/")]
             wanted = {above for imported in _imports(module, file) for above in _with_packages(imported)}
             waiting |= {imported: there for imported in wanted if (there := _below(root, imported))}
-    return dict(sorted(found.items()))
+    return dict(sorted(modules.items()))
 
 
 def read(named: Collection[str]) -> dict[str, bytes]:

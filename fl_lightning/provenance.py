@@ -102,12 +102,12 @@ def _installed() -> dict[str, str]:
 def _git(folder: str) -> dict[str, Any] | None:
     """The commit of the repository that `folder` lies in, and whether files that it follows have changed since."""
 
-    def said(*words: str) -> str:
+    def output(*words: str) -> str:
         line = ["git", "-C", folder, *words]
         return subprocess.run(line, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
 
     try:
-        return {"commit": said("rev-parse", "HEAD"), "dirty": bool(said("status", "--porcelain", "-uno"))}
+        return {"commit": output("rev-parse", "HEAD"), "dirty": bool(output("status", "--porcelain", "-uno"))}
     except (OSError, subprocess.SubprocessError):
         return None
 
@@ -122,7 +122,7 @@ def _machine() -> dict[str, Any]:
         "processor": next(models, platform.processor()),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
-        "gpus": [line.partition(":")[2].strip() for held in cards for line in held if line.startswith("Model:")],
+        "gpus": [line.partition(":")[2].strip() for card in cards for line in card if line.startswith("Model:")],
     }
 
 

@@ -37,7 +37,7 @@ class RoundRecord:
     """The rows of `clients.csv` in the order of client numbers, each with `client`."""
     relation: RelationView
     layers: list[str]
-    """The layers of all architectures, as they stand in `traffic` and `sent`."""
+    """The layers of all architectures, in the order of `traffic` and `sent`."""
     traffic: np.ndarray
     """Bytes that travelled, int64 (clients, 2, L + 1, 4): download and upload of each row of `clients`, by layer (the
     last: what is beside the model) and kind (`KINDS`)."""

@@ -29,7 +29,7 @@ class SharedMemory:
     """Files of each rank, two for tensors and two for other things, written in turns. See `joined`.
 
     All ranks `meet` between writing and reading, and none reads what came in one exchange after its next one has begun.
-    So a file is written to only after all have read it: its writer has met them once more in between.
+    So a file is written to only after all have read it: its writer has passed another barrier in between.
 
     Args:
         rank: of this process.

@@ -13,7 +13,7 @@ from typing import Any
 def answered(answer: Callable[[int, FrameType | None], Any], *numbers: int) -> Iterator[None]:
     """Have `answer` called when one of these signals comes within the block; afterwards all is as it was.
 
-    Beside the main thread, where Python takes no signals, nothing changes: whoever started us handles them.
+    Beside the main thread, where Python takes no signals, nothing changes: the caller handles them.
     """
     try:
         before = {number: signal.signal(number, answer) for number in numbers}

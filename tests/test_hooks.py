@@ -158,7 +158,7 @@ def test_hooks_that_only_look_cost_no_memory(federation: Make) -> None:
 def test_an_attack_stands_before_what_changes_uploads_and_after_what_does_not(federation: Make) -> None:
     attack = Attack("sign_flip", clients=[0])
     federation(FEDORA(selection="always"), callbacks=[attack]).prepare()
-    with pytest.raises(BadInput, match="it must stand before quantize"):
+    with pytest.raises(BadInput, match="it must come before quantize"):
         federation(FedAvg(), callbacks=[Quantize(), attack]).prepare()
 
 

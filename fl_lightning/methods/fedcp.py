@@ -53,7 +53,7 @@ class FedCP(Method):
         received, v = client["model"].clone(), client.bind().head.own_context()
 
         def loss(module: Any, batch: Batch) -> Tensor:
-            with module.head.held(v):
+            with module.head.using(v):
                 task: Tensor = module.task_loss(batch)
             z = module.features
             return task + self.lam * mmd(z, module.under(received, batch[0])[0]) if self.lam else task

@@ -82,7 +82,7 @@ class FedMD(WithoutModels):
 
     def aggregate(self, server: Server) -> None:
         """Keep what was told, and weigh it."""
-        P, told = public.told(server)
+        P, told = public.uploaded(server)
         rows = self.weigh(server, P.double(), told) if told else torch.empty(server.clients, 0)
         server.memory |= public.weighed(P, told, rows, distributions=self.loss == "kl")
 

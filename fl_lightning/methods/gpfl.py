@@ -61,7 +61,7 @@ class GPFL(Method):
         g, q = e.mean(0), self._shares(client) @ e
 
         def loss(module: Any, batch: Batch) -> Tensor:
-            with module.head.held(q):
+            with module.head.using(q):
                 task: Tensor = module.task_loss(batch)
             f = module.head.under(module.features, g)
             cosines = normalize(f, dim=1) @ normalize(module.head.embedding.weight[: len(e)], dim=1).T
@@ -77,7 +77,7 @@ class GPFL(Method):
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """Under q_i of the embeddings as they stand."""
         head = client.module.head
-        with head.held(self._shares(client) @ head.embedding.weight.detach()[: client.module.num_classes]):
+        with head.using(self._shares(client) @ head.embedding.weight.detach()[: client.module.num_classes]):
             return super().outputs(client, x, kind)
 
     def _shares(self, client: Client) -> Tensor:

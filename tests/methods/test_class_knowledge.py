@@ -196,7 +196,7 @@ def test_a_threshold_that_shuts_everyone_out_is_fedavg_and_says_so(federation: M
     counts = federation(FedAvg()).run.data.class_counts
     assert all((np.asarray(c) > 0).sum() > 1 for c in counts)  # so that nobody's data is all one class
     assert same(trained(federation, FedHKD(nu=1.0), **THREE), trained(federation, FedAvg(), **THREE))
-    assert "round 1: no client told any class" in capsys.readouterr().err
+    assert "round 1: no client uploaded the mean of any class" in capsys.readouterr().err
 
 
 def test_the_noise_has_the_variance_of_the_mechanism(federation: Make) -> None:

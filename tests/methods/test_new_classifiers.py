@@ -287,7 +287,7 @@ def test_fedcps_gate_by_hand() -> None:
         a = net.gate(z * v / v.norm()).view(5, 2, 6)
         r = a[:, 0].exp() / (a[:, 0].exp() + a[:, 1].exp())
         want = net.personal(r * z) + net.received((1 - r) * z)
-        with net.held(v):
+        with net.using(v):
             shares = net.shares(z)
             torch.testing.assert_close(shares.sum(1), torch.ones(5, 6))
             torch.testing.assert_close(net(z), want)
@@ -362,7 +362,7 @@ def test_fedcps_context_stands_still_while_it_trains(federation: Make) -> None:
     for _ in range(2):
         leaf = w.clone().requires_grad_()
         tensors = {b.name: leaf[b.start : b.stop].view(b.shape) for b in client.layout.blocks}
-        with client.module.head.held(v):
+        with client.module.head.using(v):
             loss = cross_entropy(functional_call(client.module.model, tensors, batch[0]), batch[1])
         w = w - 0.05 * (trains * torch.autograd.grad(loss, leaf)[0])
     client.payload = payload_of(client)

@@ -19,8 +19,8 @@ def mean_directions(group: GroupServer) -> dict[int, Tensor]:
     squares = distances(group, mixed.sources, [torch.zeros_like(group.initial)], is_parameter)[:, 0]
     weights = mixed.weights[0] / squares.sqrt().clamp_min(1e-30)
     scale = weights.sum(1)
-    found = group.mix((weights / scale[:, None])[None], mixed.receivers, mixed.sources, fresh=True)
-    return {c: vector * scale[mixed.receivers.index(c)].to(vector) for c, vector in found.items()}
+    mixes = group.mix((weights / scale[:, None])[None], mixed.receivers, mixed.sources, fresh=True)
+    return {c: vector * scale[mixed.receivers.index(c)].to(vector) for c, vector in mixes.items()}
 
 
 def alignment(module: Any, direction: Tensor) -> Tensor:

@@ -1,6 +1,6 @@
-"""Means by class: of features (what the classifier sees) and of soft predictions; what they are told and used as.
+"""Means by class of features (what the classifier sees) and of soft predictions: upload, merging and use.
 
-Classes are C, the width of a feature is d. Those that nobody holds stand as zero rows, and are marked in `known` (C,).
+Classes are C, the width of a feature is d. A class without samples has a zero row; `known` (C,) marks the others.
 """
 
 from __future__ import annotations
@@ -30,10 +30,10 @@ def no_means(run: Run, names: Sequence[str]) -> Tensors:
     return tables | {"means.known": torch.zeros(classes, dtype=torch.bool)}
 
 
-def tell(payload: Payload, tables: Mapping[str, Tensor], told: Tensor) -> None:
-    """Put the rows of `tables` (C, ...) whose class is `told` (bool (C,)) into `payload`."""
-    payload.statistics["classes"] = told.nonzero()[:, 0].int()
-    payload.extra |= {name: table[told] for name, table in tables.items()}
+def tell(payload: Payload, tables: Mapping[str, Tensor], present: Tensor) -> None:
+    """Put the rows of `tables` (C, ...) whose class is `present` (bool (C,)) into `payload`."""
+    payload.statistics["classes"] = present.nonzero()[:, 0].int()
+    payload.extra |= {name: table[present] for name, table in tables.items()}
 
 
 def laid_out(payload: Payload, run: Run) -> Tensors:
@@ -41,15 +41,15 @@ def laid_out(payload: Payload, run: Run) -> Tensors:
     if "features" not in payload.extra:
         return {}
     classes = payload.statistics["classes"].long()
-    found = {}
+    tables = {}
     for name in [name for name in ("features", "predictions") if name in payload.extra]:
         rows = payload.extra[name]
         table = torch.zeros(run.data.num_classes, rows.shape[1], dtype=rows.dtype)
         table[classes] = rows
-        found[name] = table.to(run.device)
+        tables[name] = table.to(run.device)
     known = torch.zeros(run.data.num_classes, dtype=torch.bool)
     known[classes] = True
-    return found | {"known": known.to(run.device)}
+    return tables | {"known": known.to(run.device)}
 
 
 @torch.no_grad()
@@ -79,32 +79,32 @@ def class_means(
 
 
 def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool) -> Tensors:
-    """What the server knows of `names` (`no_means`) after a round, from what each client told; where nobody has told
-    anything it says so.
+    """What the server knows of `names` (`no_means`) after a round, from the clients' uploads; a line
+    says where no client has uploaded any class.
 
     Args:
-        server: has been told `classes`, `counts`, and the rows of each of `names`, by client.
+        server: its statistics are `classes`, `counts`, and the rows of each of `names`, by client.
         names: of the tables.
         uniform: clients weigh the same; else by their samples of the class.
-        forget: a class that nobody told is not known any more; else it stays as it was.
+        forget: a class that no client uploaded is not known any more; else its mean stays.
     """
-    found: Tensors = {}
-    memory, told = server.memory, list(server.statistics.values())
-    if server.run.is_main and not any(len(tensors["classes"]) for tensors in told):
-        log.say(f"round {server.round}: no client told any class: there is no knowledge")
+    updated: Tensors = {}
+    memory, uploads = server.memory, list(server.statistics.values())
+    if server.run.is_main and not any(len(tensors["classes"]) for tensors in uploads):
+        log.say(f"round {server.round}: no client uploaded the mean of any class")
     for name in names:
         known = memory[f"means.{name}"]
         total, weight = torch.zeros_like(known, dtype=torch.float64), torch.zeros(len(known), dtype=torch.float64)
-        for tensors in told:
+        for tensors in uploads:
             classes, counts = tensors["classes"].long(), tensors["counts"].double()
             share = torch.ones_like(counts) if uniform else counts
             total.index_add_(0, classes, share[:, None] * tensors[name].double())
             weight.index_add_(0, classes, share)
         now = weight > 0
         mean = (total / weight.clamp_min(1e-30)[:, None]).to(known.dtype)
-        found[f"means.{name}"] = torch.where(now[:, None], mean, known)
-        found["means.known"] = now if forget else now | memory["means.known"]
-    return found
+        updated[f"means.{name}"] = torch.where(now[:, None], mean, known)
+        updated["means.known"] = now if forget else now | memory["means.known"]
+    return updated
 
 
 # ---------------------------------------------------------------- terms of the local loss
@@ -196,14 +196,14 @@ def privacy_report(
     Where it is not `safe`, without noise or without a bound, epsilon is infinite.
     """
     multiplier = noise_multiplier(sigma, width, bound)
-    found: dict[str, Any] = {"privacy_delta": delta}
+    report: dict[str, Any] = {"privacy_delta": delta}
     for times, name in ((1, "_round"), (rounds, "")):
-        found[f"privacy_epsilon{name}"] = gaussian_epsilon(multiplier, times, delta) if safe else math.inf
+        report[f"privacy_epsilon{name}"] = gaussian_epsilon(multiplier, times, delta) if safe else math.inf
         if bound == "coordinate":
-            found[f"privacy_epsilon_coordinate{name}"] = gaussian_epsilon(sigma, times, delta) if safe else math.inf
+            report[f"privacy_epsilon_coordinate{name}"] = gaussian_epsilon(sigma, times, delta) if safe else math.inf
     covers = "one sample's part in its class's mean feature"
     if bound == "norm":
         covers = f"{covers}, all {width} coordinates"
     else:
         covers = f"{covers}: privacy_epsilon all {width} coordinates, privacy_epsilon_coordinate a single one of them"
-    return found | {"privacy_covers": covers if safe else "nothing: no noise, or no bound"}
+    return report | {"privacy_covers": covers if safe else "nothing: no noise, or no bound"}

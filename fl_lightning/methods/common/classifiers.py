@@ -20,7 +20,7 @@ from fl_lightning.models import head_of
 
 
 class NewClassifier(nn.Module):
-    """A network in whose classifier's place stands `make(classifier)`.
+    """A network with `make(classifier)` in place of its classifier.
 
     Args:
         model: the network; its classifier must be one linear layer.
@@ -81,7 +81,7 @@ class InContext(nn.Module):
     context: Tensor | None = None
 
     @contextlib.contextmanager
-    def held(self, context: Tensor) -> Iterator[None]:
+    def using(self, context: Tensor) -> Iterator[None]:
         """Within, scores are those under `context`."""
         self.context = context
         try:
@@ -91,10 +91,10 @@ class InContext(nn.Module):
 
 
 class Separated(InContext):
-    """h(r z) + g(s z): a gate shares each feature out to a personal classifier h and a frozen global one g (FedCP).
+    """h(r z) + g(s z): a gate divides each feature between a personal classifier h and a frozen global one g (FedCP).
 
-    (r, s) is the softmax over the two of gate(z v / ||v||), by feature; the context v is the sum of h's rows as they
-    stand, or what is held.
+    (r, s) is the softmax over the two of gate(z v / ||v||), by feature; the context v is the sum of h's current
+    rows, or the one in use.
 
     Args:
         own: what both classifiers begin as.
@@ -108,7 +108,7 @@ class Separated(InContext):
         self.gate = nn.Sequential(nn.Linear(d, 2 * d), nn.LayerNorm(2 * d), nn.ReLU())
 
     def own_context(self) -> Tensor:
-        """v of h as it stands, (d,)."""
+        """v of the current h, (d,)."""
         return self.personal.weight.detach().sum(0)
 
     def shares(self, z: Tensor) -> Tensor:
@@ -127,7 +127,7 @@ class Separated(InContext):
 class Conditioned(InContext):
     """A classifier of features as they are under a condition, and an embedding of each class (GPFL).
 
-    The context is the condition; where none is held, the mean embedding.
+    The context is the condition; without one, the mean embedding.
     """
 
     def __init__(self, own: nn.Linear) -> None:
@@ -138,8 +138,8 @@ class Conditioned(InContext):
 
     def under(self, z: Tensor, condition: Tensor) -> Tensor:
         """ReLU((gamma(k) + 1) z + beta(k)) of features (batch, d) and a condition k (d,)."""
-        found: Tensor = ((self.gamma(condition) + 1) * z + self.beta(condition)).relu()
-        return found
+        conditioned: Tensor = ((self.gamma(condition) + 1) * z + self.beta(condition)).relu()
+        return conditioned
 
     def forward(self, z: Tensor) -> Tensor:
         """Features (batch, d) to scores."""

@@ -63,8 +63,8 @@ def settle(server: Server, client: Client, own: int | None = None) -> None:
     """Put a newcomer into the cluster whose model has the least loss on its training samples; without any, into that of
     the most samples. `own`: into this one, of its own, at the mean of all, weighted by samples.
     """
-    group, cluster, heard = server.only, server.memory["cluster"], sorted(server.run.server.uploaded)
-    sizes, part = cluster[heard].bincount(weights=server.samples(heard)), client.data.train
+    group, cluster, uploaded = server.only, server.memory["cluster"], sorted(server.run.server.uploaded)
+    sizes, part = cluster[uploaded].bincount(weights=server.samples(uploaded)), client.data.train
     known = sizes.nonzero()[:, 0].tolist()
     if own is not None:
         group[name_of(own)] = sum((float(sizes[k] / sizes.sum()) * centre(group, k) for k in known), 0 * group.initial)

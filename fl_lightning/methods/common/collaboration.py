@@ -1,4 +1,4 @@
-"""Whose classifiers suit whose data, told by the first two moments of features by class (FedPAC)."""
+"""Which classifiers suit which client's data, by the first two moments of features by class (FedPAC)."""
 
 from __future__ import annotations
 
@@ -47,10 +47,10 @@ def feature_moments(client: Client) -> dict[str, Tensor]:
     return {MEANS: H, VARIANCE: ((squares.cpu() / n - H.double().square().sum()) / n).float()}
 
 
-def lay_out(memory: Mapping[str, Tensor], told: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
-    """What the server keeps of moments after clients have `told` theirs (rows of `classes`)."""
+def lay_out(memory: Mapping[str, Tensor], uploads: Mapping[int, Mapping[str, Tensor]]) -> dict[str, Tensor]:
+    """What the server keeps of moments after the clients' `uploads` (rows of `classes`)."""
     means, variance = memory[MEANS].clone(), memory[VARIANCE].clone()
-    for client, tensors in told.items():
+    for client, tensors in uploads.items():
         means[client] = 0
         means[client, tensors["classes"].long()] = tensors[MEANS].to(means)
         variance[client] = tensors[VARIANCE]
@@ -88,13 +88,13 @@ class Collaboration(Relation):
     mixes = "heard"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
-        """Weights (1, m, n); a client that has told nothing has its own."""
+        """Weights (1, m, n); a client that has uploaded none keeps its own."""
         H, V = (inputs.memory[name][inputs.sources].double() for name in (MEANS, VARIANCE))
         H = H.flatten(1)
         rows = torch.eye(len(inputs.sources), dtype=torch.float64)[inputs.places]
         for row, i in zip(rows, inputs.places.tolist(), strict=True):
             if H[i].any():
-                found = collaborators(H, V, i)
-                found = found * (found >= min(self.least, float(found.max())))
-                row.copy_(found / found.sum())
+                weights = collaborators(H, V, i)
+                weights = weights * (weights >= min(self.least, float(weights.max())))
+                row.copy_(weights / weights.sum())
         return rows[None]

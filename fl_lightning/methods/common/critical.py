@@ -14,12 +14,12 @@ ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dty
 
 def critical(layout: Layout, importance: Tensor, share: float) -> Tensor:
     """The numbers of greatest `importance` (D,), int(share n) of the n in each parameter: a mask (D,)."""
-    found = torch.zeros(layout.size, dtype=torch.bool, device=importance.device)
+    mask = torch.zeros(layout.size, dtype=torch.bool, device=importance.device)
     for block in layout.blocks:
         if block.kind == "parameter":
             top = importance[block.start : block.stop].topk(int(share * block.size)).indices
-            found[block.start + top] = True
-    return found
+            mask[block.start + top] = True
+    return mask
 
 
 def packed(mask: Tensor) -> Tensor:

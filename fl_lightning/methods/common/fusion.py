@@ -49,9 +49,9 @@ def distilled(
         draws: of the orders.
     """
     run, module = group.server.run, group.group.module
-    found = vector.clone()
+    student = vector.clone()
     if run.is_main and steps:
-        module.binding.rebind(found, group.group.initial_buffers)
+        module.binding.rebind(student, group.group.initial_buffers)
         module.model.eval()
         trained = [p for p in module.binding.parameters if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr)
@@ -66,16 +66,16 @@ def distilled(
             schedule.step()
         optimizer.zero_grad()
     _count(group, forward=steps * min(size, len(x)), backward=steps * min(size, len(x)))
-    told = run.processes.gather_objects(found.cpu() if run.is_main and run.world_size > 1 else None)
-    return found if run.is_main else told[0].to(run.device)
+    gathered = run.processes.gather_objects(student.cpu() if run.is_main and run.world_size > 1 else None)
+    return student if run.is_main else gathered[0].to(run.device)
 
 
 def _batches(count: int, size: int, steps: int, draws: torch.Generator) -> list[Tensor]:
     """Indices of `steps` batches."""
-    found: list[Tensor] = []
-    while len(found) < steps:
-        found += torch.randperm(count, generator=draws).split(size)
-    return found[:steps]
+    batches: list[Tensor] = []
+    while len(batches) < steps:
+        batches += torch.randperm(count, generator=draws).split(size)
+    return batches[:steps]
 
 
 def _count(group: GroupServer, forward: int, backward: int = 0) -> None:

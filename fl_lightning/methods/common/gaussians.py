@@ -141,8 +141,8 @@ def trusted(z: Tensor, y: Tensor, known: Gaussians, prior: Tensor, ridge: float)
         return float(total.detach()), slope.numpy()
 
     options = {"maxiter": STEPS}
-    found = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=[(0, 1), (0, 1)], options=options)
-    return torch.from_numpy(np.asarray(found.x, dtype=np.float64))
+    minimum = minimize(value, [0.5, 0.5], jac=True, method="L-BFGS-B", bounds=[(0, 1), (0, 1)], options=options)
+    return torch.from_numpy(np.asarray(minimum.x, dtype=np.float64))
 
 
 def halves(y: Tensor) -> list[tuple[Tensor, Tensor]]:

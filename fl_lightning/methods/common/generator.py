@@ -31,7 +31,7 @@ class Generator:
         noise: width of eps.
         hidden: width of the hidden layer.
         code: as the authors' code has it: uniform noise within [0, 1), where it is normal, and BatchNorm between the
-            hidden layer and its ReLU, whose weight, bias and running statistics stand at the end of `theta`.
+            hidden layer and its ReLU, whose weight, bias and running statistics are the end of `theta`.
     """
 
     classes: int
@@ -143,19 +143,19 @@ def ensemble_loss(drawn: Drawn, heads: tuple[Tensor, Tensor], shares: Tensor | N
 
 
 def taught(
-    G: Generator, memory: Mapping[str, Tensor], heads: tuple[Tensor, Tensor], told: Tensor, draws: torch.Generator,
+    G: Generator, memory: Mapping[str, Tensor], heads: tuple[Tensor, Tensor], labels: Tensor, draws: torch.Generator,
     weighted: bool, eta: float, lr: float, steps: int, size: int,
 ) -> dict[str, Tensor]:  # fmt: skip
     """What the server keeps after the clients' `heads` have taught the generator.
 
     As the authors' code has it (`G.code`), Adam has a weight decay of 0.01, its rate falls by 0.98 with each call, and
-    classes that somebody holds are drawn evenly (`labels` are 1 for each) in place of by their samples.
+    classes that have samples are drawn evenly (`labels` are 1 for each) in place of by their samples.
 
     Args:
         G: which one.
         memory: `at_first`, or the last answer.
         heads: as `uploaded_heads`.
-        told: samples of each class, (k, C), by client.
+        labels: samples of each class, (k, C), by client.
         draws: of classes and noise.
         weighted: `ensemble_loss` is given shares.
         eta: weight of `alike`.
@@ -163,23 +163,23 @@ def taught(
         steps: of it.
         size: samples of a step.
     """
-    found = {name: memory[name].clone() for name in _STATE}
-    prior = told.sum(0).float()
-    shares = told / prior.clamp_min(1) if weighted else None
+    state = {name: memory[name].clone() for name in _STATE}
+    prior = labels.sum(0).float()
+    shares = labels / prior.clamp_min(1) if weighted else None
     prior = prior.clamp_max(1) if G.code else prior
-    count = len(found["adam.first"])
-    learned = found["generator"][:count].clone().requires_grad_()
-    moving = found["generator"][count:].view(2, -1) if G.code else None
-    calls = int(found["adam.steps"]) // steps
+    count = len(state["adam.first"])
+    learned = state["generator"][:count].clone().requires_grad_()
+    moving = state["generator"][count:].view(2, -1) if G.code else None
+    calls = int(state["adam.steps"]) // steps
     optimizer = torch.optim.Adam([learned], lr * 0.98**calls if G.code else lr, weight_decay=0.01 * G.code)
-    optimizer.state[learned] = {key: found[name] for name, key in _STATE.items() if key}
+    optimizer.state[learned] = {key: state[name] for name, key in _STATE.items() if key}
     for _ in range(steps):
         made = G.draw(learned, prior, size, draws, moving)
         optimizer.zero_grad()
         (ensemble_loss(made, heads, shares) + eta * alike(made)).backward()
         optimizer.step()
     theta = learned.detach() if moving is None else torch.cat([learned.detach(), moving.flatten()])
-    return found | {"generator": theta, "labels": prior}
+    return state | {"generator": theta, "labels": prior}
 
 
 def learned(
@@ -230,8 +230,8 @@ def lesson(
         alpha: weight of the cross entropy on one of them.
         beta: as in `learned`.
     """
-    extra, told = payload.extra["generator"], payload.statistics["labels"]
-    theta, prior = extra.to(client["model"]), told.to(client["model"])
+    extra, labels = payload.extra["generator"], payload.statistics["labels"]
+    theta, prior = extra.to(client["model"]), labels.to(client["model"])
 
     def loss(module: Any, batch: Batch) -> Tensor:
         task: Tensor = module.task_loss(batch)
@@ -244,8 +244,8 @@ def lesson(
 
 def teach(server: Server, G: Generator, weighted: bool, eta: float, lr: float, steps: int, size: int) -> None:
     """Have the classifiers of those who have answered teach the generator: `taught`, on what the server knows."""
-    told = torch.stack([server.statistics[c]["labels"] for c in server.answered])
+    labels = torch.stack([server.statistics[c]["labels"] for c in server.answered])
     heads = uploaded_heads(server.only, server.answered)
     draws = generator(server.run.config.seed, "generator", server.round)
-    server.memory.update(taught(G, server.memory, heads, told, draws, weighted, eta, lr, steps, size))
+    server.memory.update(taught(G, server.memory, heads, labels, draws, weighted, eta, lr, steps, size))
     server.flops += 6 * G.products * steps * size

@@ -46,21 +46,21 @@ class Hypernetwork(nn.Sequential):
 
     @classmethod
     def of(cls, memory: dict[str, Tensor], name: str = "hypernetwork") -> Hypernetwork:
-        """The one whose `tensors` stand in `memory`: what is written to its parameters stands there."""
+        """The one whose `tensors` are in `memory`: its parameters share their storage."""
         kept = {key.removeprefix(f"{name}."): v for key, v in memory.items() if key.startswith(f"{name}.")}
         last = max(int(key.partition(".")[0]) for key in kept)
         (clients, embedding), (numbers, hidden) = kept["0.weight"].shape, kept[f"{last}.weight"].shape
         with torch.device("meta"):
-            found = cls(clients, numbers, embedding, hidden, len(kept) // 2 - 2)
-        found.load_state_dict(kept, assign=True)
-        return found
+            network = cls(clients, numbers, embedding, hidden, len(kept) // 2 - 2)
+        network.load_state_dict(kept, assign=True)
+        return network
 
     def optimizer(self, memory: dict[str, Tensor], lr: float, momentum: float, decay: float) -> torch.optim.SGD:
         """SGD that goes on with the momenta in `memory`, in place."""
-        found = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
+        optimizer = torch.optim.SGD(self.parameters(), lr, momentum, weight_decay=decay)
         for name, p in self.named_parameters():
-            found.state[p]["momentum_buffer"] = memory[f"momentum.{name}"]
-        return found
+            optimizer.state[p]["momentum_buffer"] = memory[f"momentum.{name}"]
+        return optimizer
 
     @torch.no_grad()
     def write(self, client: int, vector: Tensor) -> Tensor:
@@ -97,7 +97,7 @@ def first_hypernetwork(run: Run, embedding: int | None, hidden: int, layers: int
 
 
 def fit_embedding(client: Client, lr: float, momentum: float, decay: float, clip: float) -> Iterator[Phase]:
-    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all else stands still.
+    """The client's embedding steps down J^T (made - trained), as often as the run had rounds; all else stays.
 
     Its model is then what is made of it.
     """

@@ -41,7 +41,7 @@ class LayerRows(Relation):
 
     def init_server(self, run: Run) -> dict[str, Tensor]:
         """Every client's network. Weights of its last layer begin as U(0, 1), so that rows begin near the mean."""
-        found: dict[str, Tensor] = {}
+        tensors: dict[str, Tensor] = {}
         for c in range(run.clients):
             with torch.random.fork_rng(devices=[]):
                 torch.manual_seed(key(run.config.seed, "hypernetwork", c))
@@ -50,8 +50,8 @@ class LayerRows(Relation):
                 assert isinstance(last, nn.Linear)
                 nn.init.uniform_(last.weight)
                 nn.init.zeros_(last.bias)
-            found |= network.tensors(f"rows.{c}")
-        return found
+            tensors |= network.tensors(f"rows.{c}")
+        return tensors
 
     def network(self, memory: dict[str, Tensor], client: int) -> Hypernetwork:
         """The client's."""

@@ -66,7 +66,7 @@ def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor
     a share `width` of them. Running statistics are left as they are.
 
     Raises:
-        BadInput: it cannot be slimmed (groups of channels, flattening): `method.block` `name` is none of its kind.
+        BadInput: it cannot be slimmed (groups of channels, flattening): `method.block` `name` is another kind of block.
     """
 
     def cut(tensor: Tensor) -> Tensor:
@@ -76,10 +76,10 @@ def slimmed(block: nn.Module, x: Tensor, width: float, name: str = "") -> Tensor
 
     tensors = {k: cut(p) for k, p in block.named_parameters()} | {k: cut(b).clone() for k, b in block.named_buffers()}
     try:
-        found: Tensor = functional_call(block, tensors, x)
+        output: Tensor = functional_call(block, tensors, x)
     except RuntimeError as error:
         raise _unfit(name, str(error).splitlines()[0]) from error
-    return found
+    return output
 
 
 def _unfit(name: str, why: str) -> BadInput:

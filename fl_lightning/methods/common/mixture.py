@@ -13,7 +13,7 @@ from fl_lightning.models import another, head_of
 class Mixture(nn.Module):
     """`count` networks of one kind: the given one, and others like it that begin with weights of their own.
 
-    Those are drawn from the generator as it stands.
+    Those are drawn from torch's generator in its current state.
 
     Raises:
         BadInput: the network has a training step of its own.
@@ -52,13 +52,13 @@ def responsibilities(client: Client, weights: Tensor) -> tuple[Tensor, Tensor]:
         q (n, K), rows summing to 1, in proportion to weights_k p_k(y|x); and the labels as one-hot rows (n, C).
     """
     model = client.bind().model.eval()
-    found = []
+    posteriors = []
     for x, y in client.data.train.batches(client.run.config.evaluation.batch_size):
         each = model.each(x)
         right = nn.functional.one_hot(y, each.shape[2]).to(each)
         likelihood = each[torch.arange(len(y), device=y.device), :, y] + weights.to(each).log()
-        found.append((likelihood.softmax(1), right))
-    return torch.cat([q for q, _ in found]), torch.cat([right for _, right in found])
+        posteriors.append((likelihood.softmax(1), right))
+    return torch.cat([q for q, _ in posteriors]), torch.cat([right for _, right in posteriors])
 
 
 def fitted_weights(client: Client, steps: int = 100) -> Tensor:

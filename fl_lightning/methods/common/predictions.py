@@ -1,7 +1,7 @@
 """Predictions on public data, by which clients of any architecture teach each other.
 
 After its local training a client tells its predictions on the round's public subset. From them the server makes a
-teacher for each client: row n of a matrix over who told, times their predictions. A client meets its teacher at the
+teacher for each client: row n of a matrix over the senders, times their predictions. A client meets its teacher at the
 start of its next round, before it trains on its own data. That is the papers' order (predict, weigh, distil, train)
 with the line between two rounds drawn where the server has just received everybody's (docs/decisions/0016).
 """
@@ -111,7 +111,7 @@ def predicted(client: Client, samples: int) -> Tensor:
 
 
 def no_predictions(run: Run) -> dict[str, Tensor]:
-    """What was told last, `public.predictions` (m, |D_r|, C); by whom, `public.told` (m,); `public.rows` (N, m)."""
+    """The last uploads, `public.predictions` (m, |D_r|, C); from whom, `public.told` (m,); `public.rows` (N, m)."""
     return {
         "public.predictions": torch.zeros(0, 0, run.data.num_classes),
         "public.told": torch.zeros(0, dtype=torch.int64),
@@ -119,8 +119,8 @@ def no_predictions(run: Run) -> dict[str, Tensor]:
     }
 
 
-def weighed(P: Tensor, told: list[int], rows: Tensor, *, distributions: bool) -> dict[str, Tensor]:
-    """The same after a round in which `told` have told `P`.
+def weighed(P: Tensor, senders: list[int], rows: Tensor, *, distributions: bool) -> dict[str, Tensor]:
+    """The same after a round in which `senders` have uploaded `P`.
 
     Raises:
         RunFailed: a weight is not finite, or makes a teacher that is no distribution (where `P` holds `distributions`).
@@ -130,18 +130,18 @@ def weighed(P: Tensor, told: list[int], rows: Tensor, *, distributions: bool) ->
         fine = bool(((rows @ P.double().flatten(1)) >= 0).all())
     if not fine:
         raise RunFailed("the coefficients have left the simplex too far; use method.projection simplex")
-    return {"public.predictions": P, "public.told": torch.tensor(told), "public.rows": rows}
+    return {"public.predictions": P, "public.told": torch.tensor(senders), "public.rows": rows}
 
 
-def told(server: Server) -> tuple[Tensor, list[int]]:
-    """The predictions P (m, |D_r|, C) that have been told, and by whom; a transform may have left a client's out."""
-    found = {c: t["predictions"] for c, t in server.statistics.items() if "predictions" in t}
+def uploaded(server: Server) -> tuple[Tensor, list[int]]:
+    """The predictions P (m, |D_r|, C) that were uploaded, and their senders; a transform may have dropped some."""
+    by_client = {c: t["predictions"] for c, t in server.statistics.items() if "predictions" in t}
     nothing = no_predictions(server.run)["public.predictions"]
-    return torch.stack(list(found.values())) if found else nothing, list(found)
+    return torch.stack(list(by_client.values())) if by_client else nothing, list(by_client)
 
 
 def teach(server: Server, sent: Mapping[int, Payload]) -> None:
-    """Put into what is `sent` to each client its teacher (|D_r|, C), once somebody has told predictions."""
+    """Put into what is `sent` to each client its teacher (|D_r|, C), once a client has uploaded predictions."""
     memory, P = server.memory, server.memory["public.predictions"]
     for client, payload in sent.items() if len(P) else ():
         row = rows_of(memory, [client])[0].to(P.dtype)
@@ -157,20 +157,20 @@ def rows_of(memory: Mapping[str, Tensor], clients: list[int]) -> Tensor:
 
 
 def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationView:
-    """Whose predictions the teachers of `cohort` are made of; before anybody has told any, everybody is alone."""
-    told = memory["public.told"].tolist()
-    if not told:
+    """Whose predictions the teachers of `cohort` are made of; before the first upload each client is alone."""
+    senders = memory["public.told"].tolist()
+    if not senders:
         return RelationView(np.eye(len(cohort), dtype=np.float32)[:, None], cohort, [LAYER], cohort)
     rows = rows_of(memory, cohort).to(torch.float32).numpy()
-    return RelationView(rows[:, None], cohort, [LAYER], told)
+    return RelationView(rows[:, None], cohort, [LAYER], senders)
 
 
 # ---------------------------------------------------------------- weights
 
 
-def uniform(clients: int, told: list[int]) -> Tensor:
-    """Every client weighs all who told the same, (N, m), float64."""
-    return torch.full((clients, len(told)), 1.0 / len(told), dtype=torch.float64)
+def uniform(clients: int, senders: list[int]) -> Tensor:
+    """Every client weighs all senders the same, (N, m), float64."""
+    return torch.full((clients, len(senders)), 1.0 / len(senders), dtype=torch.float64)
 
 
 def sum_to_one(rows: Tensor) -> tuple[Tensor, Tensor]:
