@@ -60,12 +60,12 @@ def table(out: Path) -> str:
     lines = [f"| {' | '.join(head)} |", f"|{' --- |' * len(head)}"]
     for label in METHODS:
         run = RunFolder(out / name_of(label))
-        rows = run.read_metrics()
+        rows = run.read("metrics")
         if not rows:
             continue
         cells = [label, f"{100 * best(rows)[0]:.2f}", *[""] * 5, "", str(int(rows[-1]["round"]))]
         if (run.path / "summary.json").exists():
-            final = 100 * np.array([row["accuracy"] for row in run.read_final()]).reshape(4, -1)
+            final = 100 * np.array([row["accuracy"] for row in run.read("final")]).reshape(4, -1)
             cells[2:7] = [f"{value:.2f}" for value in (final.mean(), *final.mean(1))]
             cells[7] = f"{run.read_summary()['total_upload_bytes'] / 2**20:.1f}"
         lines.append(f"| {' | '.join(cells)} |")

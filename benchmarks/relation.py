@@ -201,7 +201,7 @@ def choice(out: Path, data: str, pull: str) -> tuple[float, list[float]]:
 
 def last(folder: Path, column: str = "mean_accuracy") -> float:
     """A finished run's figure in the last round, in per cent."""
-    return 100 * RunFolder(folder).read_metrics()[-1][column]
+    return 100 * RunFolder(folder).read("metrics")[-1][column]
 
 
 def informed(folder: Path, rounds: int) -> tuple[float, float, float]:

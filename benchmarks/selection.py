@@ -48,12 +48,12 @@ def flags(config: str, relation: str, mu: str, out: Path, name: str, further: Se
 def line(folder: Path, label: str, whole: RunFolder | None) -> str:
     """One run: Omega, bytes and their saving against `whole` (plain KAPC), own weights, accuracy."""
     run = RunFolder(folder)
-    rows, clients = run.read_metrics(), run.read_clients()
+    rows, clients = run.read("metrics"), run.read("clients")
     if not rows:
         return f"| {label} | no round yet |"
     up, down = (mean(r[f"{way}_parameter_bytes"] for r in rows) / 2**20 for way in ("upload", "download"))
     saved = ["", ""]
-    full = next(iter(whole.read_metrics() if whole is not None else []), None)
+    full = next(iter(whole.read("metrics") if whole is not None else []), None)
     if full is not None:
         for k, (way, sent) in enumerate((("upload", up), ("download", down))):
             saved[k] = f" ({100 - 100 * sent * 2**20 / full[f'{way}_parameter_bytes']:.1f} % less)"

@@ -52,7 +52,7 @@ def study(runs: int, rounds: int, workers: int) -> Took:
         done = [summary.parent for summary in out.glob("runs/**/summary.json")]
         if len(done) != each * len(METHODS):
             raise SystemExit(f"{len(done)} of {each * len(METHODS)} runs have ended")
-        return Took(wall, sum(row["seconds"] for one in done for row in RunFolder(one).read_metrics()))
+        return Took(wall, sum(row["seconds"] for one in done for row in RunFolder(one).read("metrics")))
 
 
 HEAD = ["runs", "rounds", "workers", "wall, s", "sum of rounds, s", "wall by sum", "first wall by this"]

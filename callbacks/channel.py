@@ -73,7 +73,7 @@ class _Channel(Observer):
     def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
         """Sum up the run, with the rounds before a resume."""
         if run.is_main:
-            rows = RunFolder(run.folder).read_metrics()
+            rows = RunFolder(run.folder).read("metrics")
             if all("channel_s" in row for row in rows):
                 summary["total_channel_s"] = math.fsum(row["channel_s"] for row in rows)
 

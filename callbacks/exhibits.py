@@ -139,7 +139,7 @@ class Gain:
 
         alone, key = RunFolder(Path(folder)), "loggers.wandb.local"
         self.metric: Metric = run.data.metric
-        self._alone = {int(row["client"]): row.get(self.metric.name, np.nan) for row in alone.read_final()}
+        self._alone = {int(row["client"]): row.get(self.metric.name, np.nan) for row in alone.read("final")}
         check(key, folder, bool(self._alone), "it must be the folder of a finished run of training alone")
         try:
             saved = yaml.safe_load((alone.path / "config.yaml").read_text())

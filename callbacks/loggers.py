@@ -48,7 +48,7 @@ class TensorBoard(Observer):
             from torch.utils.tensorboard.summary import hparams
 
             self._so_far = CumulativeCosts(
-                r for r in RunFolder(run.folder).read_metrics() if r["round"] <= run.resumed_from
+                r for r in RunFolder(run.folder).read("metrics") if r["round"] <= run.resumed_from
             )
             folder = run.folder / "tensorboard"
             again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
@@ -211,11 +211,11 @@ class WandB(Observer):
     def _send_again(self, run: Run) -> None:
         """Send the finished rounds that W&B does not have."""
         folder = RunFolder(run.folder)
-        every = folder.read_metrics()
+        every = folder.read("metrics")
         rows = [row for row in every if row["round"] > self._sent]
         self._so_far = CumulativeCosts(row for row in every if row["round"] <= self._sent)
         clients: dict[int, list[Row]] = {int(row["round"]): [] for row in rows}
-        for row in folder.read_clients() if rows else ():
+        for row in folder.read("clients") if rows else ():
             clients.get(int(row["round"]), []).append(row)
         for row in rows:
             t = int(row.pop("round"))
@@ -271,7 +271,7 @@ class WandB(Observer):
 
         assert self._run is not None
         folder = RunFolder(run.folder)
-        last = {int(row["client"]): row for row in folder.read_clients()}  # a later round's row takes the place
+        last = {int(row["client"]): row for row in folder.read("clients")}  # a later round's row takes the place
         scores, kinds = summary["final_accuracies"], summary["final_models"]
         self._run.summary["clients/final"] = _table(exhibits.clients(run, scores, kinds, last))
         kept = wandb.Artifact(f"run-{self._run.id}", type="run", description="configuration, tables, relation cube")

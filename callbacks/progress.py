@@ -36,7 +36,7 @@ class Progress(Observer):
         if not run.is_main:
             return
         if run.resumed_from:
-            for row in RunFolder(run.folder).read_metrics():
+            for row in RunFolder(run.folder).read("metrics"):
                 if row["round"] <= run.resumed_from:
                     self._add(row)
         if self._console.is_terminal:

@@ -7,11 +7,13 @@ import io
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.errors import Damaged
 from fl_lightning.files import write_whole, writing
 
-Row = dict[str, float]
+Row = dict[str, Any]
+"""Numbers by column; text in columns of words."""
 
 
 class CsvTable:
@@ -52,7 +54,7 @@ class CsvTable:
             self.path.unlink()
 
     def read(self, words: Collection[str] = (), numbered: bool = False) -> list[Row]:
-        """The whole rows as numbers, without the columns of `words`; empty cells are absent.
+        """The whole rows as numbers, but for the columns of `words`; empty cells are absent.
 
         Raises:
             Damaged: a cell is no number, or (`numbered`) a row is of no round.
@@ -60,8 +62,8 @@ class CsvTable:
         damaged = Damaged("run", str(self.path.parent), f"its {self.path.name} is damaged")
         try:
             header, lines = self._read()
-            cells = ([(n, c) for n, c in zip(header, line, strict=True) if c and n not in words] for line in lines)
-            rows = [{name: _number(cell) for name, cell in row} for row in cells]
+            cells = ([(n, c) for n, c in zip(header, line, strict=True) if c] for line in lines)
+            rows = [{name: cell if name in words else _number(cell) for name, cell in row} for row in cells]
         except (ValueError, csv.Error):
             raise damaged from None
         if numbered and not all(float(row.get("round", math.nan)).is_integer() for row in rows):

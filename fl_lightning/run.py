@@ -103,7 +103,7 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers])
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
-    elif resume and (rows := keeper.folder.read_metrics()):
+    elif resume and (rows := keeper.folder.read("metrics")):
         if not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in saver):
             raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
         if fed.run.is_main and len(rows) > 1:
@@ -135,7 +135,7 @@ def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "
 def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
     """Load a checkpoint; where it is the best, say so if a round that was not saved is better."""
     t = restore(fed.run, fed.run.folder / "checkpoints", which)
-    rows, metric = RunFolder(fed.run.folder).read_metrics(), fed.run.data.metric
+    rows, metric = RunFolder(fed.run.folder).read("metrics"), fed.run.data.metric
     name = metric.of("validation" if any(metric.of("validation") in row for row in rows) else "mean")
     score, at = best(rows, name)
     ours = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)

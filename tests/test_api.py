@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pytest
 import yaml
 
@@ -71,7 +72,7 @@ def rows(path: Path) -> list[dict[str, str]]:
 
 
 def untimed(run: Run) -> dict[str, list[float]]:
-    return {name: column.tolist() for name, column in run.metrics.items() if not name.startswith(("seconds", "memory"))}
+    return {name: column.tolist() for name, column in run.rounds.items() if not name.startswith(("seconds", "memory"))}
 
 
 # ---------------------------------------------------------------- fit
@@ -91,7 +92,7 @@ def test_a_mapping_a_file_and_flags_are_one_run(workplace: Path) -> None:
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
     told = {**QUIET, "config": ["kapc_digits"], "name": one.folder.name, "resume": True}
     longer = fit({**told, "federation.rounds": np.int64(4), "out": Path("runs")})
-    assert longer.metrics["round"].tolist() == [1, 2, 3, 4]
+    assert longer.rounds["round"].tolist() == [1, 2, 3, 4]
     assert main(["export", "--run", str(longer.folder), "--client", "0", "--out", "a.safetensors"]) == 0
 
 
@@ -156,7 +157,7 @@ def test_an_extended_run_has_no_results_until_it_ends(here: None, monkeypatch: p
             config.write_text(config.read_text().replace("rounds: 1\n", "rounds: 3\n", 1))  # as a kill leaves it
         cut = Run(short.folder)
         assert repr(cut) == f"<Run {short.folder}: kapc, {stopped - 1} of 3 rounds>"
-        assert (cut.summary, cut.final, cut.newcomers, len(cut.final_accuracies)) == ({}, {}, {}, 0)
+        assert cut.summary == {} and cut.final.empty and cut.newcomers.empty and len(cut.final_accuracies) == 0
     assert not any((short.folder / name).exists() for name in of_the_end)
     monkeypatch.setattr(Stops, "at", 0)
     assert fit(told).summary["rounds"] == 3
@@ -176,23 +177,27 @@ def test_several_processes_from_a_notebook(workplace: Path) -> None:
 
 def test_tables_are_those_of_the_folder() -> None:
     run = fit({"config": "kapc_digits", **QUIET})
-    for name, table in (("metrics", run.metrics), ("clients", run.clients), ("split", run.split), ("final", run.final)):
+    for name, table in (("metrics", run.rounds), ("clients", run.clients), ("split", run.split), ("final", run.final)):
         held = rows(run.folder / f"{name}.csv")
-        assert {k for k in held[0] if k != "model"} == table.keys()
+        assert set(table) == {k for k in held[0] if any(row[k] for row in held)} and isinstance(table, pd.DataFrame)
         for column, values in table.items():
-            written = [float(row[column]) if row[column] else np.nan for row in held]
+            number = str if column == "model" else float
+            written = [number(row[column]) if row[column] else np.nan for row in held]
             np.testing.assert_array_equal(values, written)
     assert run.summary == json.loads((run.folder / "summary.json").read_text())
     assert run.final_accuracies.shape == (4,)
     assert run.final_accuracies.mean() == pytest.approx(run.summary["final_mean_accuracy"])
     percent = f"{100 * run.final_accuracies.mean():.2f} %"
     assert repr(run) == f"<Run {run.folder}: kapc, 3 of 3 rounds, mean accuracy {percent} at the end>"
-    assert run.newcomers == {}
+    assert run.newcomers.empty
+    with pytest.warns(FutureWarning, match=r"^Run\.metrics is now Run\.rounds"):
+        assert run.metrics is run.rounds
+    assert run.columns["mean_accuracy"].model == run.judge == "after" and set(run.rounds) < set(run.columns)
 
     after = run.by_client("accuracy_after")
     assert after.shape == (3, 4)
     assert np.isfinite(after).sum(1).tolist() == [2, 2, 2]  # half of the clients in each round
-    np.testing.assert_allclose(np.nanmean(after, 1), run.metrics["accuracy_after"])
+    np.testing.assert_allclose(np.nanmean(after, 1), run.rounds["accuracy_after"])
     with pytest.raises(BadInput, match=r"^column: 'accuracy_afte' is not allowed; columns of clients.csv: round, cl"):
         run.by_client("accuracy_afte")
 
@@ -223,7 +228,7 @@ def test_no_run_is_refused(workplace: Path) -> None:
 def test_the_package_lists_what_it_gives_and_imports_it_when_asked() -> None:
     assert set(fl_lightning.__all__) <= set(dir(fl_lightning))
     assert {name: getattr(fl_lightning, name).__name__ for name in fl_lightning.__all__ if name[0] != "_"} == {
-        "BadInput": "BadInput", "Run": "Run", "RunFailed": "RunFailed", "fit": "fit",
+        "BadInput": "BadInput", "Run": "RunResult", "RunFailed": "RunFailed", "fit": "fit",
     }  # fmt: skip
     assert issubclass(RunFailed, Exception)
     with pytest.raises(AttributeError, match="has no attribute 'fitt'"):
@@ -232,7 +237,7 @@ def test_the_package_lists_what_it_gives_and_imports_it_when_asked() -> None:
 import sys, fl_lightning
 print([name for name in ("torch", "numpy", "jsonargparse", "yaml") if name in sys.modules])
 fl_lightning.Run, fl_lightning.fit
-print([name for name in ("torch", "lightning", "matplotlib", "plotly") if name in sys.modules])
+print([name for name in ("torch", "lightning", "matplotlib", "plotly", "pandas") if name in sys.modules])
 """
     done = subprocess.run([sys.executable, "-c", lines], capture_output=True, text=True, check=True)
     assert done.stdout.split("\n")[:2] == ["[]", "[]"]

@@ -222,7 +222,7 @@ def test_the_table_of_relations(
     uniform, oracle = (line.split(" | ") for line in printed.splitlines() if line.startswith("| labels"))
     folders = {r: [relation.folder_of(tmp_path, "labels", "ours", r, s) for s in (0, 1)] for r in ("uniform", "oracle")}
     scores = {
-        r: np.array([100 * RunFolder(f).read_metrics()[-1]["mean_accuracy"] for f in folders[r]]) for r in folders
+        r: np.array([100 * RunFolder(f).read("metrics")[-1]["mean_accuracy"] for f in folders[r]]) for r in folders
     }
     assert oracle[2] == f"{scores['oracle'].mean():.2f}"
     assert oracle[3].startswith(f"{(scores['oracle'] - scores['uniform']).mean():+.2f} ± ")

@@ -20,7 +20,7 @@ from fl_lightning.data import prepare
 from fl_lightning.record import RelationView
 from fl_lightning.report.tables import scores
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.read import load
+from fl_lightning.results.runs import load
 
 GROUPS = [0, 1, 0, 1, 2, 2]
 
@@ -70,7 +70,7 @@ def test_nobody_receives() -> None:
 def test_it_is_a_column_of_the_metrics(method: str, least: float, most: float, fit: Callable[..., Path]) -> None:
     planted = "--data.planted labels --data.groups 2 --data.partition iid --federation.clients 6"
     folder = fit("a", f"--method {method} {planted} --federation.local_epochs 3 --optimizer.lr 0.1")
-    rows = RunFolder(folder).read_metrics()
+    rows = RunFolder(folder).read("metrics")
     assert least <= rows[-1]["rand_index"] <= most
     assert len(rows) == 3
     [said] = [row for row in scores(load([folder])).rows if "adjusted Rand index" in row[0]]
@@ -78,7 +78,7 @@ def test_it_is_a_column_of_the_metrics(method: str, least: float, most: float, f
 
 
 def test_without_planted_groups_there_is_no_such_column(fit: Callable[..., Path]) -> None:
-    assert "rand_index" not in RunFolder(fit("a", "--method fedavg --federation.rounds 1")).read_metrics()[0]
+    assert "rand_index" not in RunFolder(fit("a", "--method fedavg --federation.rounds 1")).read("metrics")[0]
 
 
 # ---------------------------------------------------------------- mixtures
@@ -155,7 +155,7 @@ def test_a_run_drifts_and_its_truth_with_it(fit: Callable[..., Path], capsys: py
     folder = fit(
         "a", f"{drifting} --federation.rounds 2 --federation.local_epochs 8 --optimizer.lr 0.1 --callbacks checkpoint"
     )
-    rows = [row for row in RunFolder(folder).read_clients() if row["round"] == 2]
+    rows = [row for row in RunFolder(folder).read("clients") if row["round"] == 2]
     drifted = [row["accuracy_before"] for row in rows if row["client"] >= 2]  # 2 and 3 go over
     stayed = [row["accuracy_before"] for row in rows if row["client"] < 2]
     assert max(drifted) < 0.3 < 0.5 < min(stayed)
@@ -185,7 +185,7 @@ def test_a_relation_that_is_too_large_is_neither_kept_nor_drawn(
     assert said == (most < whole)  # once, not in every round
     held = [RunFolder(folder).read_relation(t).rows.size for t in (1, 2)]
     assert held == [whole * (most >= whole)] * 2
-    assert ("rand_index" in RunFolder(folder).read_metrics()[1]) == (most >= whole)
+    assert ("rand_index" in RunFolder(folder).read("metrics")[1]) == (most >= whole)
     assert main(["report", str(folder)]) == 0
 
 

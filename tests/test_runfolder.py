@@ -30,8 +30,8 @@ def folder(tmp_path) -> RunFolder:
 
 
 def test_rows_come_back_with_every_digit(folder) -> None:
-    assert folder.read_metrics()[1] == {"round": 2, "mean_accuracy": 2 / 3, "upload_bytes": 2**40 + 2}
-    assert folder.read_clients()[3] == {"round": 2, "client": 4, "accuracy_after": 1 / 3}
+    assert folder.read("metrics")[1] == {"round": 2, "mean_accuracy": 2 / 3, "upload_bytes": 2**40 + 2}
+    assert folder.read("clients")[3] == {"round": 2, "client": 4, "accuracy_after": 1 / 3}
     text = (folder.path / "metrics.csv").read_text().splitlines()
     always = ",".join([*CLIENT_LOSSES, *CLIENT_FLOPS])  # empty where no step was taken, and nothing counted
     assert text[:2] == [f"round,mean_accuracy,upload_bytes,{always}", f"1,{1 / 3!r},{2**40 + 1},,,,,,"]
@@ -78,21 +78,21 @@ def test_what_was_not_measured_is_absent(folder) -> None:
     del late.metrics["mean_accuracy"]
     folder.append(late)
     assert (folder.path / "metrics.csv").read_text().splitlines()[-1] == f"4,,{2**40 + 4},,,,,,"
-    assert folder.read_metrics()[-1] == {"round": 4, "upload_bytes": 2**40 + 4}
+    assert folder.read("metrics")[-1] == {"round": 4, "upload_bytes": 2**40 + 4}
 
 
 def test_a_later_column_widens_the_table(folder) -> None:
     folder.append(record(4, accuracy_global=0.25))
-    rows = folder.read_metrics()
+    rows = folder.read("metrics")
     assert [row.get("accuracy_global") for row in rows] == [None, None, None, 0.25]
     assert rows[0]["mean_accuracy"] == 1 / 3
     folder.append(record(5))
-    assert [row["round"] for row in folder.read_metrics()] == [1, 2, 3, 4, 5]
+    assert [row["round"] for row in folder.read("metrics")] == [1, 2, 3, 4, 5]
 
 
 def test_nan_and_infinity_survive(folder) -> None:
     folder.append(record(4, train_loss=math.nan, coaching_loss=math.inf))
-    last = folder.read_metrics()[-1]
+    last = folder.read("metrics")[-1]
     assert math.isnan(last["train_loss"])
     assert last["coaching_loss"] == math.inf
 
@@ -101,30 +101,30 @@ def test_nan_and_infinity_survive(folder) -> None:
 def test_half_a_row_is_neither_read_nor_kept(folder, cut) -> None:
     file = folder.path / "metrics.csv"
     file.write_bytes(file.read_bytes()[:-cut])
-    assert [row["round"] for row in folder.read_metrics()] == [1, 2]
+    assert [row["round"] for row in folder.read("metrics")] == [1, 2]
     folder.truncate(3)
     folder.append(record(3))
-    assert [row["round"] for row in folder.read_metrics()] == [1, 2, 3]
+    assert [row["round"] for row in folder.read("metrics")] == [1, 2, 3]
 
 
 def test_half_a_header_is_no_table(folder) -> None:
     file = folder.path / "metrics.csv"
     file.write_text("round,mean_accu")
-    assert folder.read_metrics() == []
+    assert folder.read("metrics") == []
     folder.truncate(0)
     folder.append(record(1))
-    assert folder.read_metrics()[0]["mean_accuracy"] == 1 / 3
+    assert folder.read("metrics")[0]["mean_accuracy"] == 1 / 3
 
 
 def test_truncate_forgets_later_rounds_everywhere(folder) -> None:
     folder.truncate(1)
-    assert [row["round"] for row in folder.read_metrics()] == [1]
-    assert [row["round"] for row in folder.read_clients()] == [1, 1]
+    assert [row["round"] for row in folder.read("metrics")] == [1]
+    assert [row["round"] for row in folder.read("clients")] == [1, 1]
     assert [p.name for p in (folder.path / "relation").iterdir()] == ["round-0001.npz"]
     folder.truncate(0)
-    assert folder.read_metrics() == []
+    assert folder.read("metrics") == []
     folder.append(record(1))
-    assert len(folder.read_metrics()) == 1
+    assert len(folder.read("metrics")) == 1
 
 
 def test_truncate_of_nothing_makes_nothing(tmp_path) -> None:
@@ -162,7 +162,9 @@ def test_mean_of_bests_takes_another_round_for_each_client() -> None:
 def test_final_models_are_named_and_numbers_are_read(folder) -> None:
     folder.write_final([0.5, 0.25], models=["after", "before"])
     assert (folder.path / "final.csv").read_text() == "client,accuracy,model\n0,0.5,after\n1,0.25,before\n"
-    assert folder.read_final() == [{"client": 0, "accuracy": 0.5}, {"client": 1, "accuracy": 0.25}]
+    assert folder.read("final") == [
+        {"client": 0, "accuracy": 0.5, "model": "after"}, {"client": 1, "accuracy": 0.25, "model": "before"},
+    ]  # fmt: skip
 
 
 def test_summary_and_final_accuracies(folder) -> None:
@@ -227,9 +229,9 @@ def test_nobody_waits_for_the_disk_before_a_flush_but_for_rows_that_it_has(tmp_p
 
 def test_a_split_is_kept_with_its_classes_where_there_are_any(folder) -> None:
     folder.write_split([3, 2], [1, 1], np.array([[3, 0], [1, 1]]))
-    assert folder.read_split()[1] == {"client": 1, "train_samples": 2, "test_samples": 1, "class_0": 1, "class_1": 1}
+    assert folder.read("split")[1] == {"client": 1, "train_samples": 2, "test_samples": 1, "class_0": 1, "class_1": 1}
     folder.write_split([3, 2], [1, 1], None)
-    assert folder.read_split()[0] == {"client": 0, "train_samples": 3, "test_samples": 1}
+    assert folder.read("split")[0] == {"client": 0, "train_samples": 3, "test_samples": 1}
 
 
 def test_a_damaged_table_is_bad_input_that_names_it(folder) -> None:
@@ -242,13 +244,13 @@ def test_a_damaged_table_is_bad_input_that_names_it(folder) -> None:
         whole.replace("\n2,", "\n,", 1),
     ):
         file.write_text(text)
-        for read in (folder.read_metrics, lambda: folder.check_whole(3)):
+        for read in (lambda: folder.read("metrics"), lambda: folder.check_whole(3)):
             with pytest.raises(BadInput, match=r"^run: .* its metrics\.csv is damaged$") as caught:
                 read()
             assert isinstance(pickle.loads(pickle.dumps(caught.value)), BadInput)
     file.write_bytes(b"round\n\xff\n")
     with pytest.raises(BadInput, match=r"its metrics\.csv is damaged"):
-        folder.read_metrics()
+        folder.read("metrics")
     with pytest.raises(FileNotFoundError):
         folder.read_summary()
     for text in ("{", "[1]"):

@@ -128,9 +128,9 @@ def difference(one: Path, other: Path) -> str | None:
     ours, theirs = RunFolder(one), RunFolder(other)
     nothing: Row = {}
     tables = {
-        "metrics.csv": (ours.read_metrics(), theirs.read_metrics()),
-        "clients.csv": (ours.read_clients(), theirs.read_clients()),
-        "final.csv": (ours.read_final(), theirs.read_final()),
+        "metrics.csv": (ours.read("metrics"), theirs.read("metrics")),
+        "clients.csv": (ours.read("clients"), theirs.read("clients")),
+        "final.csv": (ours.read("final"), theirs.read("final")),
     }
     for name, pair in tables.items():
         for a, b in zip_longest(*pair, fillvalue=nothing):

@@ -56,7 +56,7 @@ def _same(one: Path, other: Path, what: str, why: str) -> None:
 def _finite(folder: Path, config: Config) -> str:
     """The mean of the final scores in words; `Wrong` where one is no number."""
     metric = BY_TASK[config.data.task]
-    scores = [row.get(metric.name, float("nan")) for row in RunFolder(folder).read_final()]
+    scores = [row.get(metric.name, float("nan")) for row in RunFolder(folder).read("final")]
     if not scores or not all(map(isfinite, scores)):
         raise Wrong(f"a final {metric.words} is no number")
     return f"{metric.mean_words} {metric.shown(float(np.mean(scores)))}"
@@ -85,7 +85,7 @@ def _cohort(bench: Bench) -> str:
     config = _partial(bench)
     folder = bench.made["partial"] = bench.fit("partial", config)
     said = _finite(folder, config)
-    drawn = sum(row["round"] == 1 for row in RunFolder(folder).read_clients())
+    drawn = sum(row["round"] == 1 for row in RunFolder(folder).read("clients"))
     parts = bench.in_two_parts("partial-parts", config)
     _same(folder, parts, "with a partial cohort, stopped and continued, it is another run", KEEPS)
     return f"{drawn} of {config.clients} clients in a round; {said}; stopped and continued: the same bits"
@@ -122,7 +122,7 @@ def _on(bench: Bench, partition: str) -> str:
 
 def _bytes(bench: Bench) -> str:
     folder = RunFolder(_whole(bench))
-    rows = folder.read_metrics()
+    rows = folder.read("metrics")
     for row in rows:
         traffic = folder.read_traffic(int(row["round"]))
         down, up = traffic.bytes.sum((0, 2, 3)).tolist()

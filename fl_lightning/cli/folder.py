@@ -213,7 +213,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
         if not free and old != value:
             allowed = f"the run began with {old!r}; on resume only {', '.join(MAY_CHANGE)} may change"
             raise BadInput(_spoken(key), value, allowed)
-    done = max((int(row["round"]) for row in RunFolder(folder).read_metrics()), default=0)
+    done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
     if config.federation.rounds < done:
         raise BadInput("federation.rounds", config.federation.rounds, f"the run has done {done} already")
     owncode.check_same(config, folder, accept)

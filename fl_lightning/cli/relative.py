@@ -91,7 +91,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
 
 def _final(run: RunFolder, metric: Metric) -> list[float]:
     """Each client's score, (N,); nan for one that could not be scored."""
-    return [row.get(metric.name, math.nan) for row in run.read_final()]
+    return [row.get(metric.name, math.nan) for row in run.read("final")]
 
 
 def _mean(values: Sequence[float]) -> float | None:

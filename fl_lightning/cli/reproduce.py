@@ -15,7 +15,8 @@ from fl_lightning.cli.settings import Layer
 from fl_lightning.cli.study import resolve, start, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
-from fl_lightning.study.folder import PLACE, StudyFolder, default, flat
+from fl_lightning.results.runs import flat
+from fl_lightning.study.folder import PLACE, StudyFolder, default
 from fl_lightning.study.grid import Study
 from fl_lightning.study.papers import cells_of
 from fl_lightning.study.part import part_of

@@ -60,7 +60,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         config: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
         asked, method = int(config["federation"]["rounds"]), config["method"]
         method = str(method if isinstance(method, str) else method.get("name", method.get("class_path", "")))
-        rows = RunFolder(folder).read_metrics()
+        rows = RunFolder(folder).read("metrics")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):  # `Damaged` is a ValueError
         return Standing(name, "", 0, 0, ACCURACY, "", math.nan, math.nan, "unreadable", None, 0.0)
     done = int(rows[-1]["round"]) if rows else 0

@@ -25,7 +25,7 @@ from fl_lightning.cli.settings import Layer, Settings, layer_of, read_config, re
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, joined, script, send, split
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.study.folder import flat
+from fl_lightning.results.runs import flat
 from fl_lightning.study.grid import Run, Study
 from fl_lightning.study.part import Part, part_of, with_seeds
 

@@ -57,7 +57,7 @@ class Keeper(Observer):
             provenance.ended(run.folder)
         scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
         self.folder.write_final(scores, run.data.metric.name, models, further)
-        rows = self.folder.read_metrics()
+        rows = self.folder.read("metrics")
         metric = run.data.metric
         mean, on_validation = metric.of("mean"), metric.of("validation")
         best_score, best_round = best(rows, mean)
@@ -69,7 +69,7 @@ class Keeper(Observer):
             chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
             summary |= {"validation_round": int(chosen["round"]), f"validation_{mean}": chosen[mean]}
         totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
-        mean_best, scored = mean_of_bests(self.folder.read_clients(), metric.by(run.judge))
+        mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(run.judge))
         kinds = [metric.by(kind) for kind in MODELS if any(metric.by(kind) in r for r in rows)]
         summary |= {
             "method": run.method_name,

@@ -7,7 +7,9 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.report.tables import NONE, Table
-from fl_lightning.results.read import UNREADABLE, Comparison, Run
+from fl_lightning.results.ledger import UNREADABLE
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import Comparison
 
 MOST_CLIENTS = 500
 """Rows of the table of clients, and columns of the picture of the split: more make a page that nobody reads."""
@@ -15,25 +17,25 @@ MOST_CELLS = 20_000
 """Of the table of the split: half a megabyte of the page."""
 
 
-def splits(runs: list[Run]) -> list[dict[str, Any]]:
+def splits(runs: list[RunResult]) -> list[dict[str, Any]]:
     """Each different split once: the numbers of its `runs`, its `classes` and `clients`, training samples by these
     (`counts`), and the most of one client and class."""
     found: dict[bytes, dict[str, Any]] = {}
     for number, run in enumerate(runs):
-        classes = list(dict.fromkeys(name for row in run.split for name in row if name.startswith("class_")))
+        classes = list(dict.fromkeys(name for row in run.rows("split") for name in row if name.startswith("class_")))
         if not classes:
             continue
-        counts = [[int(row.get(name, 0)) for row in run.split[:MOST_CLIENTS]] for name in classes]
+        counts = [[int(row.get(name, 0)) for row in run.rows("split")[:MOST_CLIENTS]] for name in classes]
         made = {
             "runs": [], "classes": [int(name.removeprefix("class_")) for name in classes],
-            "clients": [int(row["client"]) for row in run.split[:MOST_CLIENTS]], "counts": counts,
+            "clients": [int(row["client"]) for row in run.rows("split")[:MOST_CLIENTS]], "counts": counts,
             "most": max(map(max, counts)),
         }  # fmt: skip
-        found.setdefault(repr(run.split).encode(), made)["runs"].append(number)
+        found.setdefault(repr(run.rows("split")).encode(), made)["runs"].append(number)
     return list(found.values())
 
 
-def split_words(split: dict[str, Any], runs: list[Run]) -> str:
+def split_words(split: dict[str, Any], runs: list[RunResult]) -> str:
     """Whose split it is, and how uneven: for the caption of its picture."""
     held = [sum(value > 0 for name, value in row.items() if name.startswith("class_")) for row in _rows(split, runs)]
     sizes = [int(row["train_samples"]) for row in _rows(split, runs)]
@@ -54,20 +56,20 @@ MEASURES = {
 """Measures of heterogeneity.npz, in words."""
 
 
-def unlike_words(run: Run) -> str:
+def unlike_words(run: RunResult) -> str:
     """How far its clients are apart, means over pairs; empty where it is not known."""
     found = _over_pairs(run)
     words = [said.format(found[name]) for name, said in MEASURES.items() if name in found]
     return "; in the mean over pairs " + ", ".join(words) if words else ""
 
 
-def _over_pairs(run: Run) -> dict[str, float]:
+def _over_pairs(run: RunResult) -> dict[str, float]:
     """The means in summary.json, or (as the run has not ended) of heterogeneity.npz; pairs that have none left out."""
-    found = {name: run.summary.get(f"heterogeneity_{name}") for name in MEASURES}
+    found = {name: run.facts.get(f"heterogeneity_{name}") for name in MEASURES}
     if known := {name: value for name, value in found.items() if isinstance(value, int | float)}:
         return known
     try:
-        with np.load(run.folder.path / "heterogeneity.npz") as held:
+        with np.load(run.folder / "heterogeneity.npz") as held:
             tables = {name: held[name].astype(np.float64) for name in MEASURES if name in held}
         pairs = {name: table[np.triu_indices_from(table, k=1)] for name, table in tables.items()}
     except UNREADABLE:
@@ -84,13 +86,13 @@ def split_table(split: dict[str, Any]) -> Table:
     return Table(head, cells[: MOST_CELLS // len(head)], of_runs=False)
 
 
-def own_worth(runs: list[Run]) -> Table:
+def own_worth(runs: list[RunResult]) -> Table:
     """What a client's own data are worth, by layer: 1 less `noise_share_LAYER` in the last round that has it, of the
     runs whose relation measures it. Without such a run there are no rows."""
     prefix = "noise_share_"
     last: dict[str, dict[str, float]] = {}
     for run in runs:
-        shares = {name: value for row in run.metrics for name, value in row.items() if name.startswith(prefix)}
+        shares = {name: value for row in run.rows("metrics") for name, value in row.items() if name.startswith(prefix)}
         last |= {run.name: shares} if shares else {}
     layers = dict.fromkeys(name for shares in last.values() for name in shares)
     rows = [
@@ -100,7 +102,7 @@ def own_worth(runs: list[Run]) -> Table:
     return Table(["layer", *last], rows, of_runs=False)
 
 
-def table(runs: list[Run]) -> Table:
+def table(runs: list[RunResult]) -> Table:
     """A row for each client, by its number: its samples, where all runs have one split, and its score in each run."""
     kind = Comparison.of(runs).kind
     scores = [run.scores(kind)[0] for run in runs]
@@ -120,5 +122,5 @@ def table(runs: list[Run]) -> Table:
     return Table(head, [cells(client) for client in everyone], of_runs=False)
 
 
-def _rows(split: dict[str, Any], runs: list[Run]) -> list[dict[str, float]]:
-    return runs[split["runs"][0]].split
+def _rows(split: dict[str, Any], runs: list[RunResult]) -> list[dict[str, float]]:
+    return runs[split["runs"][0]].rows("split")

@@ -12,7 +12,8 @@ import numpy as np
 from fl_lightning.metric import ACCURACY, MODELS, Metric
 from fl_lightning.report.pictures import encode
 from fl_lightning.report.tables import FLOPS, flop_unit, flops
-from fl_lightning.results.read import AXES, MIB, Comparison, Run, same_but_seed, seeds_apart
+from fl_lightning.results.result import AXES, MIB, RunResult
+from fl_lightning.results.runs import Comparison, same_but_seed, seeds_apart
 
 Figure = dict[str, Any]
 
@@ -38,7 +39,7 @@ def kinds(metric: Metric) -> dict[str, str]:
     return own | {metric.by(kind): words for kind, words in MODELS.items()}
 
 
-def colours(runs: list[Run]) -> list[str]:
+def colours(runs: list[RunResult]) -> list[str]:
     """The colour of each run; runs that differ in nothing but their seed share one."""
     return [COLOURS[group % len(COLOURS)] for group in same_but_seed(runs)]
 
@@ -50,12 +51,12 @@ def labels(names: list[str], longest: int = 28) -> list[str]:
     return [html.escape(name, quote=False) for name in (short if len({*short}) == len(names) else names)]
 
 
-def run_labels(runs: list[Run]) -> list[str]:
+def run_labels(runs: list[RunResult]) -> list[str]:
     """The names of runs, for plotly."""
     return labels([run.name for run in runs])
 
 
-def curves(runs: list[Run]) -> dict[str, Any]:
+def curves(runs: list[RunResult]) -> dict[str, Any]:
     """Accuracies by round, and where the rounds lie on each axis, for the page to draw as the reader chooses."""
     axes = {name: [run.axis(name) or [] for run in runs] for name in AXES}
     unit, size = _unit([mib * MIB for values in axes["mib"] for mib in values])
@@ -82,7 +83,7 @@ def curves(runs: list[Run]) -> dict[str, Any]:
     }
 
 
-def together(runs: list[Run], columns: Sequence[str]) -> list[list[int]]:
+def together(runs: list[RunResult], columns: Sequence[str]) -> list[list[int]]:
     """Numbers of runs that differ in their seed alone, by group, each of two or more that a band is made of.
 
     A run that has a value in one of `columns` of metrics.csv in no more than half as many rounds as the furthest, or
@@ -90,18 +91,18 @@ def together(runs: list[Run], columns: Sequence[str]) -> list[list[int]]:
     """
     groups = []
     for members in seeds_apart(runs):
-        done = {k: sum(any(name in row for name in columns) for row in runs[k].metrics) for k in members}
+        done = {k: sum(any(name in row for name in columns) for row in runs[k].rows("metrics")) for k in members}
         groups.append([k for k in members if 2 * done[k] > max(done.values())])
     return [members for members in groups if len(members) > 1]
 
 
-def _band(runs: list[Run], members: list[int]) -> dict[str, Any]:
+def _band(runs: list[RunResult], members: list[int]) -> dict[str, Any]:
     """Runs that differ in their seed alone: of each kind, by round, the mean and the standard deviation on either side.
 
     Rounds are those that all of them have done; the deviation is the sample's (n - 1). `cut`: the number of the run
     that ends it before the others', None where they are equally long.
     """
-    lengths = [len(runs[k].metrics) for k in members]
+    lengths = [len(runs[k].rows("metrics")) for k in members]
     done = min(lengths)
     found: dict[str, Any] = {
         "runs": members, "round": _short(runs[members[0]].column("round")[:done]), "y": {},
@@ -130,7 +131,7 @@ def seeds_label(label: str, count: int) -> str:
     return f"{label} and {count - 1} more seed{'s' * (count > 2)}"
 
 
-def training(runs: list[Run]) -> dict[str, Figure]:
+def training(runs: list[RunResult]) -> dict[str, Figure]:
     """Losses of local training by round, the pull alone where there is one; a band over seeds."""
     lines: list[dict[str, Any]] = []
     labels, colour, bands = run_labels(runs), colours(runs), together(runs, ("train_loss",))
@@ -154,7 +155,7 @@ def training(runs: list[Run]) -> dict[str, Figure]:
     return {"losses": _by_round(lines, "mean over the clients")} if lines else {}
 
 
-def fairness(runs: list[Run]) -> dict[str, Figure]:
+def fairness(runs: list[RunResult]) -> dict[str, Figure]:
     """Every client's score: in order from the worst, and as a box for each run."""
     by = Comparison.of(runs)
     metric, kind = by.metric, by.kind
@@ -200,7 +201,7 @@ def fairness(runs: list[Run]) -> dict[str, Figure]:
     }
 
 
-def ledger(runs: list[Run]) -> dict[str, Figure]:
+def ledger(runs: list[RunResult]) -> dict[str, Figure]:
     """MiB and layers by round, and what the bytes were."""
     colour = colours(runs)
     sent, layers = [], []
@@ -232,7 +233,7 @@ def ledger(runs: list[Run]) -> dict[str, Figure]:
     return made
 
 
-def shares(runs: list[Run]) -> list[dict[str, Any]]:
+def shares(runs: list[RunResult]) -> list[dict[str, Any]]:
     """For each run that has a ledger: which share of the cohort sent, and received, each layer, by round.
 
     `constant`: what a picture of one colour would say; empty where there is something to see.
@@ -262,7 +263,7 @@ def constant(share: np.ndarray) -> str:
     return f"in every round every layer was sent by {up} and received by {down}"
 
 
-def costs(runs: list[Run]) -> dict[str, Figure]:
+def costs(runs: list[RunResult]) -> dict[str, Figure]:
     """Seconds by phase, modelled seconds by what they went into, operations by what they were for.
 
     Operations are of runs that counted all of theirs alone: a part would look like the whole.

@@ -9,22 +9,22 @@ import numpy as np
 from fl_lightning.metric import FURTHER
 from fl_lightning.report.figures import Figure, colours, run_labels
 from fl_lightning.report.tables import NONE, Table, percent
-from fl_lightning.results.read import Run
+from fl_lightning.results.result import RunResult
 
 
-def means(run: Run, metric: str | None = None) -> dict[int, list[float]]:
+def means(run: RunResult, metric: str | None = None) -> dict[int, list[float]]:
     """Scores of its newcomers by labelled samples of each class (of a regression: in all), ascending.
 
     `metric`: another than the run's.
     """
     found: dict[int, list[float]] = {}
-    for row in sorted(run.newcomers, key=lambda row: row["samples_per_class"]):
+    for row in sorted(run.rows("newcomers"), key=lambda row: row["samples_per_class"]):
         if (name := metric or run.metric.name) in row:
             found.setdefault(int(row["samples_per_class"]), []).append(row[name])
     return found
 
 
-def curve(runs: list[Run]) -> dict[str, Figure]:
+def curve(runs: list[RunResult]) -> dict[str, Figure]:
     """Their mean score, with the spread over clients; nothing where nobody was held out."""
     lines: list[dict[str, Any]] = []
     ticks: list[str] = [str(count) for count in sorted({count for run in runs for count in means(run)})]
@@ -51,11 +51,11 @@ def curve(runs: list[Run]) -> dict[str, Figure]:
     return {"newcomers-curve": {"data": lines, "layout": {"xaxis": x, "yaxis": y, "showlegend": True}}}
 
 
-def table(runs: list[Run]) -> Table:
+def table(runs: list[RunResult]) -> Table:
     """The same as text, and how each run's method comes to such a model."""
     found = [means(run) for run in runs]
-    rows = [["held out", *(", ".join(map(str, run.summary.get("held_out_clients", []))) or NONE for run in runs)]]
-    rows.append(["a newcomer gets", *(str(run.summary.get("newcomer_rule", NONE)) for run in runs)])
+    rows = [["held out", *(", ".join(map(str, run.facts.get("held_out_clients", []))) or NONE for run in runs)]]
+    rows.append(["a newcomer gets", *(str(run.facts.get("newcomer_rule", NONE)) for run in runs)])
     shown = runs[0].metric.shown
     for count in sorted({count for scores in found for count in scores}):
         cells = [shown(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
@@ -63,7 +63,7 @@ def table(runs: list[Run]) -> Table:
     return Table(["", *(run.name for run in runs)], rows)
 
 
-def further(runs: list[Run]) -> Table:
+def further(runs: list[RunResult]) -> Table:
     """The same by further metrics; without rows where none was asked for."""
     rows = []
     for name, metric in FURTHER.items():

@@ -8,18 +8,21 @@ from typing import Any
 
 from fl_lightning import __version__
 from fl_lightning.report import clients, figures, newcomers, pictures, tables
-from fl_lightning.results.read import Run
+from fl_lightning.results.result import TABLES, RunResult
 
 MARKER = '<meta name="generator" content="fl-train report'
 """Stands near the top of every page: a file that has it may be written over."""
 
 
-def render(runs: list[Run]) -> str:
+def render(runs: list[RunResult]) -> str:
     """The HTML of the page on `runs`."""
     from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
+    for run in runs:
+        for table in TABLES:  # so that the notes tell what cannot be read
+            run.rows(table)
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
     drawn |= newcomers.curve(runs)
     relation, found = pictures.relations(runs), clients.splits(runs)

@@ -13,7 +13,8 @@ import numpy as np
 
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.record import RelationView
-from fl_lightning.results.read import UNREADABLE, Run
+from fl_lightning.results.ledger import UNREADABLE, unread
+from fl_lightning.results.result import RunResult
 
 STEPS, OVER, MISSING = 253, 254, 255
 """Greatest code of a value within the colours, codes of a value beyond them and of one that is not finite."""
@@ -52,14 +53,14 @@ def decode(picture: Picture, columns: int) -> np.ndarray:
     return values.reshape(-1, columns)
 
 
-def relations(runs: list[Run]) -> dict[str, Any]:
+def relations(runs: list[RunResult]) -> dict[str, Any]:
     """The pictures of all runs: `rounds` of the slider, and for each run its `layers` and `pictures` by round, and in
     words what is `constant` in all of them: empty where there is something to see.
 
     A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients` (layers x sources by
     receiver). What is left out is noted in the runs.
     """
-    kept = {run.name: run.folder.relation_rounds() for run in runs}
+    kept = {run.name: run.relation_rounds for run in runs}
     for run in runs:
         absent = run.rounds_done - len([number for number in kept[run.name] if number <= run.rounds_done])
         if absent > 0:
@@ -77,13 +78,13 @@ def relations(runs: list[Run]) -> dict[str, Any]:
             if view is not None:
                 layers, same = view.layers, same | {_same(view)}
                 pictures[number] = _round(view, details or 0)
-        run.note_damaged("relation", [number for number in due if number not in pictures])
+        run.notes["relation"] += unread([number for number in due if number not in pictures])
         shown.append({"layers": layers, "pictures": pictures, "constant": same.pop() if len(same) == 1 else ""})
     rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
     return {"rounds": rounds, "of": len({number for numbers in kept.values() for number in numbers}), "runs": shown}
 
 
-def _plan(runs: list[Run], kept: dict[str, list[int]]) -> tuple[list[int], dict[str, int | None]]:
+def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int], dict[str, int | None]]:
     """Which rounds to show, and how many receivers of each run in detail (None: not even the overview)."""
     every = sorted({number for numbers in kept.values() for number in numbers})
     wanted = keep = min(len(every), MOST_ROUNDS)
@@ -120,10 +121,10 @@ def _cost(rows: int, columns: int, over: int) -> int:
     return rows * columns * 4 // 3 + 8 * over + 90
 
 
-def _view(run: Run, number: int) -> RelationView | None:
+def _view(run: RunResult, number: int) -> RelationView | None:
     """The relation of a round; None if its file is damaged."""
     try:
-        raw = run.folder.read_relation(number)
+        raw = run.files.read_relation(number)
         receivers, sources = ([int(client) for client in clients] for clients in (raw.receivers, raw.sources))
         view = RelationView(np.asarray(raw.rows, dtype=np.float32), receivers, list(map(str, raw.layers)), sources)
         if view.rows.shape != (len(view.receivers), len(view.layers), len(view.sources)) or not view.rows.size:

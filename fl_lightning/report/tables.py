@@ -24,8 +24,9 @@ from fl_lightning.report.words import (
     samples,
     text,
 )
-from fl_lightning.results.folder import CLIENT_FLOPS, best, final_words, mean_of_bests
-from fl_lightning.results.read import MIB, Comparison, Run, differing, differing_keys, same_seeds
+from fl_lightning.results.folder import CLIENT_FLOPS, final_words
+from fl_lightning.results.result import MIB, RunResult
+from fl_lightning.results.runs import Comparison, differing, differing_keys, same_seeds
 
 MOST_TARGETS = 8
 _COMPARED = ("seed", "smoke", "model", "data", "federation", "optimizer", "evaluation")
@@ -40,9 +41,9 @@ class Table:
     of_runs: bool = True
 
 
-def overview(runs: list[Run]) -> Table:
+def overview(runs: list[RunResult]) -> Table:
     """What was run."""
-    facts: dict[str, Callable[[Run], str]] = {
+    facts: dict[str, Callable[[RunResult], str]] = {
         "method": lambda run: component(method(run, runs)),
         "model": lambda run: component(run.config.get("model")),
         "data": data,
@@ -55,25 +56,25 @@ def overview(runs: list[Run]) -> Table:
         "rounds done": lambda run: f"{run.rounds_done} of {text(run.rounds_asked)}",
         "judged": judged_by,
         "seed": lambda run: text(run.setting("seed")),
-        "version": lambda run: text(run.summary.get("version")),
+        "version": lambda run: text(run.facts.get("version")),
     }
     return Table(["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()])
 
 
-def remarks(runs: list[Run]) -> list[str]:
+def remarks(runs: list[RunResult]) -> list[str]:
     """What must be known before any number is believed."""
     said = []
     for run in runs:
         if not run.finished:
             said.append(f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds are done.")
-        if run.summary.get("made_up_data"):
+        if run.facts.get("made_up_data"):
             said.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
             said.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
     return said + judges(runs)
 
 
-def judges(runs: list[Run]) -> list[str]:
+def judges(runs: list[RunResult]) -> list[str]:
     """Where the runs have different judges: by which kind of model they are compared."""
     by = Comparison.of(runs)
     if not by.differ:
@@ -88,7 +89,7 @@ def judges(runs: list[Run]) -> list[str]:
     return [f"{said} All are compared by what all were scored by: {shared}. Own judges' numbers stand beside."]
 
 
-def incomparable(runs: list[Run]) -> list[str]:
+def incomparable(runs: list[RunResult]) -> list[str]:
     """Keys that differ between the runs although a comparison needs them equal."""
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
     if same_seeds(runs):
@@ -101,21 +102,21 @@ def incomparable(runs: list[Run]) -> list[str]:
     return sorted(keys)
 
 
-def differences(runs: list[Run]) -> Table:
+def differences(runs: list[RunResult]) -> Table:
     """Every setting that is not the same in all runs."""
     rows = [[key, *(text(value) for value in values)] for key, values in differing(runs)]
     seen = [row for row in rows if len({*row[1:]}) > 1]  # no arguments and none that is known look alike
     return Table(["setting", *_names(runs)], seen)
 
 
-def targets(runs: list[Run]) -> list[float]:
+def targets(runs: list[RunResult]) -> list[float]:
     """Round scores, the easiest first, that a run reached and not all runs began with: the hardest few.
 
     Accuracies five points apart, or as close as it takes to have any; errors some eighth of the way apart.
     """
     by = Comparison.of(runs)
     column = by.column
-    curves = [[row[column] for row in run.metrics if column in row] for run in runs]
+    curves = [[row[column] for row in run.judged(column)] for run in runs]
     curves = [curve for curve in curves if curve]
     if not by.metric.rises:
         return _falling(curves)
@@ -140,17 +141,17 @@ def _falling(curves: list[list[float]]) -> list[float]:
     return [k * step for k in range(first, last)][::-1]
 
 
-def reached(run: Run, target: float, column: str = "mean_accuracy") -> dict[str, float | None] | None:
+def reached(run: RunResult, target: float, column: str = "mean_accuracy") -> dict[str, float | None] | None:
     """Where on each axis the score in `column` first was `target` or better; None if it never was."""
     merit = of_column(column).merit
-    for at, row in enumerate(run.metrics):
+    for at, row in enumerate(run.rows("metrics")):
         if column in row and merit(row[column]) >= merit(target):
             axes = {name: run.axis(name) for name in ("round", "mib", "channel", "wall")}
             return {name: None if values is None else values[at] for name, values in axes.items()}
     return None
 
 
-def time_to_accuracy(runs: list[Run]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
+def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
     """For each target: its text, and for each run its number and the cells round, MiB, channel, wall."""
     table, column = [], Comparison.of(runs).column
     for target in targets(runs):
@@ -167,19 +168,19 @@ def time_to_accuracy(runs: list[Run]) -> list[tuple[str, list[tuple[int, list[st
     return table
 
 
-def _at_best(run: Run, column: str, shown: str) -> str:
+def _at_best(run: RunResult, column: str, shown: str) -> str:
     """`shown` in the round that is best by `column`."""
-    accuracy, number = best(run.metrics, column)
-    chosen = next((row for row in run.metrics if row["round"] == number), {}).get(shown, math.nan)
+    accuracy, number = run.best(column)
+    chosen = next((row for row in run.judged(shown) if row["round"] == number), {}).get(shown, math.nan)
     return NONE if math.isnan(accuracy) or math.isnan(chosen) else f"{run.metric.shown(chosen)} (round {number})"
 
 
-def _last(run: Run, column: str) -> str:
-    judged = [row for row in run.metrics if column in row]
+def _last(run: RunResult, column: str) -> str:
+    judged = run.judged(column)
     return f"{run.metric.shown(judged[-1][column])} (round {judged[-1]['round']:.0f})" if judged else NONE
 
 
-def on_global_test(runs: list[Run]) -> list[list[str]]:
+def on_global_test(runs: list[RunResult]) -> list[list[str]]:
     """The rows of what came out on the test set of all clients, for each kind of model that a run scored on it."""
     shown = []
     for kind, words in MODELS.items():
@@ -188,17 +189,17 @@ def on_global_test(runs: list[Run]) -> list[list[str]]:
             begin = f"test set of all, {words}: "
             shown.append([f"{begin}best round (optimistic)", *(_at_best(run, column, column) for run in runs)])
             shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
-            ended = [(run, run.summary.get(f"final_{column}") if run.finished else None) for run in runs]
+            ended = [(run, run.summary.get(f"final_{column}")) for run in runs]
             shown.append([f"{begin}all clients at the end", *(_known(v, run.metric.shown) for run, v in ended)])
     return shown
 
 
-def by_judge(runs: list[Run]) -> list[list[str]]:
+def by_judge(runs: list[RunResult]) -> list[list[str]]:
     """The rows of what came out: by the kind of model that runs are compared by, then by their own judges."""
     by = Comparison.of(runs)
 
-    def of_clients(run: Run, kind: str | None) -> str:
-        score, clients = mean_of_bests(run.judged_clients, by.metric.by(str(kind)))
+    def of_clients(run: RunResult, kind: str | None) -> str:
+        score, clients = run.mean_of_bests(by.metric.by(str(kind)))
         return f"{by.metric.shown(score)} ({clients} clients)" if clients else NONE
 
     def of_kind(before: str, column: str, kinds: list[str | None]) -> list[list[str]]:
@@ -219,7 +220,7 @@ def by_judge(runs: list[Run]) -> list[list[str]]:
     ended = [final_words(run.summary) if run.finished else NONE for run in runs]
     shown.append([f"{own}all clients at the end: model", *ended])
     for key, words in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
-        values = (run.summary.get(by.metric.of(f"final_{key}")) if run.finished else None for run in runs)
+        values = (run.summary.get(by.metric.of(f"final_{key}")) for run in runs)
         shown.append([f"{own}all clients at the end: {words}", *(_known(value, by.metric.shown) for value in values)])
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
@@ -227,22 +228,22 @@ def by_judge(runs: list[Run]) -> list[list[str]]:
     return shown
 
 
-def _averaged(run: Run, name: str) -> str:
+def _averaged(run: RunResult, name: str) -> str:
     """The mean of one of `FURTHER` over the final models, and of how many clients it is."""
-    mean, clients = (run.summary.get(f"final_{what}_{name}") if run.finished else None for what in ("mean", "clients"))
+    mean, clients = (run.summary.get(f"final_{what}_{name}") for what in ("mean", "clients"))
     return f"{percent(mean)} (of {clients} clients)" if isinstance(mean, int | float) else NONE
 
 
-def scores(runs: list[Run]) -> Table:
+def scores(runs: list[RunResult]) -> Table:
     """What came out and what it cost."""
 
-    def summed(*columns: str) -> Callable[[Run], str]:
+    def summed(*columns: str) -> Callable[[RunResult], str]:
         return lambda run: _known(run.total(*columns), mib, MIB)
 
-    def peak(column: str) -> Callable[[Run], str]:
-        return lambda run: _known(max((row[column] for row in run.metrics if column in row), default=None), mib)
+    def peak(column: str) -> Callable[[RunResult], str]:
+        return lambda run: _known(max((row[column] for row in run.judged(column)), default=None), mib)
 
-    facts: dict[str, Callable[[Run], str]] = {
+    facts: dict[str, Callable[[RunResult], str]] = {
         "upload": summed("upload_bytes"),
         "upload, parameters only": summed("upload_parameter_bytes"),
         "download": summed("download_bytes"),
@@ -261,18 +262,16 @@ def scores(runs: list[Run]) -> Table:
     return Table(["", *_names(runs)], by_judge(runs) + on_global_test(runs) + kept)
 
 
-def _agreement(run: Run) -> str:
+def _agreement(run: RunResult) -> str:
     """The last round's `rand_index`, where true groups are known."""
-    return _known(
-        next((row["rand_index"] for row in reversed(run.metrics) if "rand_index" in row), None), "{:.2f}".format
-    )
+    return _known(next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None), "{:.2f}".format)
 
 
-def fairness(runs: list[Run]) -> Table:
+def fairness(runs: list[RunResult]) -> Table:
     """How far apart the clients of a run are."""
     kind = Comparison.of(runs).kind
 
-    def spread(run: Run) -> list[str]:
+    def spread(run: RunResult) -> list[str]:
         found, which = run.scores(kind)
         if not found:
             return [NONE] * 8
@@ -302,7 +301,7 @@ def worst_tenth(scores: np.ndarray, metric: Metric = ACCURACY) -> float:
     return float(worst_first[: max(1, len(scores) // 10)].mean())
 
 
-def flops(run: Run) -> float | None:
+def flops(run: RunResult) -> float | None:
     """Floating-point operations of the whole run, of clients and server; None unless all of them were counted."""
     return run.total(*CLIENT_FLOPS, *(["flops_server"] if run.has("flops_server") else []))
 
@@ -359,5 +358,5 @@ def _known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE
 
 
-def _names(runs: list[Run]) -> list[str]:
+def _names(runs: list[RunResult]) -> list[str]:
     return [run.name for run in runs]

@@ -12,7 +12,8 @@ import numpy as np
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.files import atomic_write
 from fl_lightning.report import clients, figures, newcomers
-from fl_lightning.results.read import UNREADABLE, Ledger, Run
+from fl_lightning.results.ledger import UNREADABLE, Ledger
+from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -25,7 +26,7 @@ _WIDTH = 5.5
 """Inches: a column of most papers, or the text of a page with one."""
 
 
-def write(runs: list[Run], folder: Path, kind: Kind) -> list[Path]:
+def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
     """Write the charts on `runs`, each to a file of its own in `folder`; returns the files."""
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
     drawn |= newcomers.curve(runs)
@@ -92,7 +93,7 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
     _finish(axes, named, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
 
 
-def _accuracy(axes: Axes, runs: list[Run]) -> None:
+def _accuracy(axes: Axes, runs: list[RunResult]) -> None:
     """Accuracy by round, a band over seeds where runs differ in nothing else."""
     held = figures.curves(runs)
     kind, labels, colour = held["first"], figures.run_labels(runs), figures.colours(runs)
@@ -121,15 +122,15 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
     axes.set(xlabel="client", ylabel="class")
 
 
-def _relations(run: Run) -> list[tuple[str, np.ndarray, Sequence[Any], list[int], np.ndarray, str, str]]:
+def _relations(run: RunResult) -> list[tuple[str, np.ndarray, Sequence[Any], list[int], np.ndarray, str, str]]:
     """Of the last round that is kept: who receives from whom, and what the first receivers get of each layer.
 
     Each with the end of its file's name, values (rows, sources), names of the rows, sources, which weights are clients'
     own, and the words of the rows and of the weights. Empty where there is no relation that can be read.
     """
-    rounds = run.folder.relation_rounds()
+    rounds = run.relation_rounds
     try:
-        view = run.folder.read_relation(rounds[-1]) if rounds else None
+        view = run.files.read_relation(rounds[-1]) if rounds else None
     except UNREADABLE:
         view = None
     if view is None or not view.rows.size:

@@ -6,7 +6,8 @@ from pathlib import PurePath
 from typing import Any
 
 from fl_lightning.metric import MODELS
-from fl_lightning.results.read import ABSENT, Run
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import ABSENT
 
 NONE = "–"
 """Stands where nothing is known."""
@@ -25,10 +26,10 @@ def component(value: Any) -> str:
     return f"{count}{name} ({inside})" if inside else f"{count}{name}"
 
 
-def method(run: Run, runs: list[Run]) -> Any:
+def method(run: RunResult, runs: list[RunResult]) -> Any:
     """A run's method; beside other runs, with those arguments alone in which runs of the same method differ."""
 
-    def parts(of: Run) -> tuple[Any, dict[str, Any]]:
+    def parts(of: RunResult) -> tuple[Any, dict[str, Any]]:
         value = of.config.get("method")
         if not isinstance(value, dict) or not isinstance(value.get("init_args"), dict):
             return value, {}
@@ -41,7 +42,7 @@ def method(run: Run, runs: list[Run]) -> Any:
     return {"name": name, "init_args": {k: v for k, v in given.items() if any(args.get(k) != v for args in same)}}
 
 
-def data(run: Run) -> str:
+def data(run: RunResult) -> str:
     """Source, partition and what it is like."""
     root = PurePath(str(run.setting("data.root")))
     source = root.name if root.suffix in (".csv", ".npz", ".parquet") else text(run.setting("data.source"))
@@ -55,20 +56,20 @@ def data(run: Run) -> str:
     return ", ".join(words)
 
 
-def clients(run: Run) -> str:
+def clients(run: RunResult) -> str:
     """How many there are, and how many of them were held out."""
-    held = run.summary.get("held_out_clients")
+    held = run.facts.get("held_out_clients")
     number = text(run.setting("federation.clients"))
     return f"{number}, {len(held)} of them held out" if isinstance(held, list) and held else number
 
 
-def participation(run: Run) -> str:
+def participation(run: RunResult) -> str:
     """Share of the clients in a cohort."""
     share = run.setting("federation.participation")
     return f"{100 * share:.3g}% of the clients a round" if isinstance(share, int | float) else text(share)
 
 
-def judged_by(run: Run) -> str:
+def judged_by(run: RunResult) -> str:
     """Which kind of model the judge scores."""
     words = {
         "before": "what the client begins a round with, before local training",
@@ -93,13 +94,13 @@ def text(value: Any) -> str:
     return NONE if value is None or value is ABSENT else str(value)
 
 
-def local_training(run: Run) -> str:
+def local_training(run: RunResult) -> str:
     """Its length in a round."""
     steps = run.setting("federation.local_steps")
     return f"{steps} steps" if steps is not None else text(run.setting("federation.local_epochs"))
 
 
-def optimizer(run: Run) -> str:
+def optimizer(run: RunResult) -> str:
     """Its name, learning rate and whatever else is not 0."""
     held = run.setting("optimizer")
     if not isinstance(held, dict):
@@ -109,9 +110,9 @@ def optimizer(run: Run) -> str:
     return ", ".join([f"{text(held.get('name'))}, lr {text(held.get('lr'))}", *decay, *more])
 
 
-def samples(run: Run) -> str:
+def samples(run: RunResult) -> str:
     """How many there are, and how unevenly they are dealt."""
-    if not run.split:
+    if not run.rows("split"):
         return NONE
-    train, test = ([int(row[f"{part}_samples"]) for row in run.split] for part in ("train", "test"))
+    train, test = ([int(row[f"{part}_samples"]) for row in run.rows("split")] for part in ("train", "test"))
     return f"{sum(train):,} for training ({min(train)} to {max(train)} a client), {sum(test):,} for tests"

@@ -242,8 +242,7 @@ def declarations(names: Iterable[str], judge: str | None = None) -> dict[str, di
     for name in names:
         column = COLUMNS[name]
         column = replace(column, model=judge) if column.model == JUDGE and judge else column
-        fields = {key: value for key, value in dataclasses.asdict(column).items() if value and key != "name"}
-        declared[name] = {key: value for key, value in fields.items() if key != "viewed"} | {"viewed": column.shown}
+        declared[name] = {key: value for key, value in dataclasses.asdict(column).items() if value and key != "name"}
     return declared
 
 

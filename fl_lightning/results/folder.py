@@ -22,7 +22,7 @@ from fl_lightning.csvtable import CsvTable, Row
 from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import flush_all, write_whole
 from fl_lightning.record import KINDS, RelationView, RoundRecord
-from fl_lightning.results.columns import declarations
+from fl_lightning.results.columns import ALIASES, Column, declarations
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
 """Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""
@@ -33,6 +33,8 @@ TABLES = (
     "metrics.csv", "clients.csv", "failures.csv", "final.csv", "newcomers.csv", "split.csv", "heterogeneity.csv"
 )  # fmt: skip
 """Every table of a run; `columns.json` declares their columns."""
+_WORDS = ("model", "rule", "stage", "reason", "outcome")
+"""Columns of text."""
 _OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 
 
@@ -109,13 +111,31 @@ class RunFolder:
             text = json.dumps(declarations(names, judge), indent=1) + "\n"
             write_whole(self.path / "columns.json", text.encode(), durable=False)
 
-    def read_metrics(self) -> list[Row]:
-        """The whole rows of `metrics.csv`; a value not measured in a round is absent. `Damaged` as of every table."""
-        return self._metrics.read(numbered=True)
+    def read(self, table: str) -> list[Row]:
+        """The whole rows of a table, such as `metrics`, by the present names of columns; an empty cell is absent.
 
-    def read_clients(self) -> list[Row]:
-        """The whole rows of `clients.csv`."""
-        return self._clients.read(numbered=True)
+        No rows before the table is written. Raises `Damaged` as `CsvTable.read`.
+        """
+        rows = CsvTable(self.path / f"{table}.csv").read(_WORDS, numbered=table in ("metrics", "clients"))
+        return [{ALIASES.get(n, n): value for n, value in r.items()} for r in rows] if table == "newcomers" else rows
+
+    def read_columns(self) -> dict[str, Column]:
+        """The declarations in `columns.json`; none in run folders of earlier versions."""
+        try:
+            declared = json.loads((self.path / "columns.json").read_text(encoding="utf-8"))
+            return {name: Column(name, **fields) for name, fields in declared.items()}
+        except (OSError, ValueError, TypeError, AttributeError):
+            return {}
+
+    def judge(self, known: Mapping[str, Any], rows: Sequence[Row]) -> str | None:
+        """The kind of model that `mean_accuracy` is of, as `columns.json` declares it; None if it cannot be told.
+
+        Args:
+            known: what configuration or summary say of `judge`, where earlier versions made no declaration.
+            rows: of `metrics.csv`, by whose numbers it can be told where they do not either.
+        """
+        column = self.read_columns().get(metrics.of_rows(rows).of("mean"))
+        return column.model if column and column.model in metrics.MODELS else judge_of(known, rows)
 
     def relation_file(self, round: int) -> Path:
         """Where the relation of `round` is kept."""
@@ -184,18 +204,10 @@ class RunFolder:
             row |= others
         CsvTable(self.path / "final.csv").write(rows)
 
-    def read_final(self) -> list[Row]:
-        """The rows of `final.csv`: `client`, `accuracy` or `mae` (not `model`); none before the run has ended."""
-        return CsvTable(self.path / "final.csv").read(words={"model"})
-
     def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
         """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file without any."""
         if rows:
             CsvTable(self.path / "newcomers.csv").write(rows)
-
-    def read_newcomers(self) -> list[Row]:
-        """The rows of `newcomers.csv`, without `rule`; none where no client was held out, or the run goes on."""
-        return CsvTable(self.path / "newcomers.csv").read(words={"rule"})
 
     def write_split(self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None) -> None:
         """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes)."""
@@ -207,10 +219,6 @@ class RunFolder:
             row |= {f"class_{k}": count for k, count in enumerate(counts)}
         CsvTable(self.path / "split.csv").write(rows, durable=False)  # each start writes it anew
 
-    def read_split(self) -> list[Row]:
-        """The rows of `split.csv`; none in run folders of earlier versions."""
-        return CsvTable(self.path / "split.csv").read()
-
     def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
         """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:
         each one's mean distance from the others."""
@@ -221,10 +229,6 @@ class RunFolder:
                 others = np.delete(table[k], k).astype(np.float64)
                 row |= {name: float(np.nanmean(others))} if np.isfinite(others).any() else {}
         CsvTable(self.path / "heterogeneity.csv").write(rows)
-
-    def read_heterogeneity(self) -> list[Row]:
-        """The rows of `heterogeneity.csv`; none in run folders of earlier versions."""
-        return CsvTable(self.path / "heterogeneity.csv").read()
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""

@@ -67,7 +67,7 @@ class Board:
             return self._ended[key]
         run = RunFolder(self.folder.path / cell["folder"])
         try:
-            rows = run.read_metrics()
+            rows = run.read("metrics")
             ended = self.folder.finished(cell["folder"])
             summary = run.read_summary() if ended else {}
         except Damaged:

@@ -12,9 +12,10 @@ from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
-from fl_lightning.results.read import ABSENT, Run, differing_keys, load
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import ABSENT, differing_keys, flat, load
 from fl_lightning.study import code
-from fl_lightning.study.folder import StudyFolder, default, flat
+from fl_lightning.study.folder import StudyFolder, default
 
 QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
 """Callbacks that change no number: they name no method."""
@@ -39,7 +40,7 @@ class Cell:
     """`data.alpha=0.1, model.hidden=[16]`; empty where there is but one."""
     seed: int
     judge: str
-    run: Run
+    run: RunResult
     scores: dict[int, float]
     """Accuracy of each client that was scored."""
     scored: str
@@ -80,7 +81,7 @@ def read(
     notes = [f"left out, since they are judged otherwise: {', '.join(sorted(others))}"] if others else []
     if missing := len(entries) - len(ended):
         notes.append(f"unfinished: {missing} of {len(entries)} runs have not ended and are left out")
-    made_up = {entry["run"].name for entry in ended if entry["run"].summary.get("made_up_data")}
+    made_up = {entry["run"].name for entry in ended if entry["run"].facts.get("made_up_data")}
     smoke = {entry["run"].name for entry in ended if entry["run"].setting("smoke")} - made_up
     notes += [f"{len(made_up)} runs were trained on made-up data: their accuracies mean nothing"] if made_up else []
     notes += [f"{len(smoke)} are smoke runs (a few samples and steps): their accuracies mean little"] if smoke else []
@@ -90,7 +91,7 @@ def read(
     _check_methods(cells)
     rows: dict[str, list[tuple[int, Path]]] = defaultdict(list)
     for cell in cells:
-        rows[cell.label].append((cell.seed, cell.run.folder.path))
+        rows[cell.label].append((cell.seed, cell.run.folder))
     return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
 
 
@@ -114,9 +115,7 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise BadInput("study", str(folder), f"its study.json cannot be read ({error})") from None
     there = [entry["place"] for entry in entries if (entry["place"] / "summary.json").is_file()]
-    runs = dict(
-        zip(dict.fromkeys(there), load(list(dict.fromkeys(there)), ledger=False, regression=False), strict=True)
-    )
+    runs = dict(zip(dict.fromkeys(there), load(list(dict.fromkeys(there)), regression=False), strict=True))
     usual = _judge_of_base(folder)
     for entry in entries:
         run = runs.get(entry["place"])
@@ -136,8 +135,8 @@ def _judge_of_base(folder: Path) -> str | None:
 
 
 def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
-    """Run folders as cells: label, setting and seed are read off what differs between their configurations."""
-    runs = load(list(paths), ledger=False, regression=False)
+    """RunResult folders as cells: label, setting and seed are read off what differs between their configurations."""
+    runs = load(list(paths), regression=False)
     axes = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
     return [
         {
@@ -151,9 +150,9 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     ]
 
 
-def _labels(runs: list[Run]) -> list[str]:
+def _labels(runs: list[RunResult]) -> list[str]:
     """Each run's method, the arguments in which runs of that method differ, and callbacks that not all runs have."""
-    alike: dict[str, list[Run]] = defaultdict(list)
+    alike: dict[str, list[RunResult]] = defaultdict(list)
     for run in runs:
         alike[_method(run)].append(run)
     begin = "method.init_args."
@@ -167,7 +166,7 @@ def _labels(runs: list[Run]) -> list[str]:
     return found
 
 
-def _method(run: Run) -> str:
+def _method(run: RunResult) -> str:
     """The short name of a run's method."""
     given = run.config.get("method")
     name = (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
@@ -180,14 +179,14 @@ def _words(setting: Mapping[str, Any]) -> str:
 
 def _cell(entry: dict[str, Any], judge: str | None, metric: str) -> Cell:
     """The cell with its scores; `BadInput` where its judge's kind of model was not scored."""
-    run: Run = entry["run"]
+    run: RunResult = entry["run"]
     kind = judge or entry.get("judge") or run.judge
     scores, words = run.scores(kind, metric) if kind in MODELS else ({}, "")
     if not scores and metric in FURTHER and run.scores(kind)[0]:
-        raise BadInput("metric", metric, f"{run.folder.path} was not scored so: its evaluation.metrics must name it")
+        raise BadInput("metric", metric, f"{run.folder} was not scored so: its evaluation.metrics must name it")
     if not scores:
         scored = [name for name in MODELS if run.has(f"accuracy_{name}")]
-        raise BadInput("judge", kind, f"{run.folder.path} was not scored so; it has {', '.join(scored) or 'no scores'}")
+        raise BadInput("judge", kind, f"{run.folder} was not scored so; it has {', '.join(scored) or 'no scores'}")
     names = (entry["label"], entry["method"], entry["setting"], entry["seed"])
     return Cell(*names, str(kind), run, scores, words, metric)
 
@@ -210,7 +209,7 @@ def _check_pairs(cells: list[Cell]) -> None:
         for cell in those:
             other = seen.setdefault(cell.label, cell)
             if other is not cell:
-                both = f"{other.run.folder.path} and {cell.run.folder.path}"
+                both = f"{other.run.folder} and {cell.run.folder}"
                 said = f"{both} are {cell.label!r} alike, and cannot be told apart"
                 raise BadInput("compare", where, said)
         keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith(METHODS_OWN)]
@@ -230,16 +229,14 @@ def _check_methods(cells: list[Cell]) -> None:
     for (label, _), those in rows.items():
         own = [_own(cell.run) for cell in those]
         for key in dict.fromkeys(key for keys in own for key in keys):
-            values = [
-                (keys.get(key, _unsaid(key)), cell.run.folder.path) for keys, cell in zip(own, those, strict=True)
-            ]
+            values = [(keys.get(key, _unsaid(key)), cell.run.folder) for keys, cell in zip(own, those, strict=True)]
             (first, path), *others = [(value, path) for value, path in values if value is not ABSENT]
             for value, other in others:
                 said = f"its runs are of different methods: {key} is {first!r} in {path}, {value!r} in {other}"
                 check("compare", label, value == first, said)
 
 
-def _own(run: Run) -> dict[str, Any]:
+def _own(run: RunResult) -> dict[str, Any]:
     """What a run's method is made of, by dotted key; of callbacks, which these are and what they were given."""
     loud = sorted(name for name in run.config.get("callbacks") or {} if name not in QUIET)
     held = [*_OWN, *(f"callbacks.{name}." for name in loud)]

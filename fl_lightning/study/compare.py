@@ -194,7 +194,8 @@ def _align(group: _Group) -> list[str]:
 def _of_last_round(group: _Group) -> list[str]:
     """Whether scores lack clients that the runs have: kinds other than the judge's are scored in rounds, by cohort."""
     runs = [cell for cells in group.cells.values() for cell in cells.values()]
-    cut = [(len(c.scores), n) for c in runs if len(c.scores) < (n := sum(c.metric in row for row in c.run.final))]
+    ends = [(len(cell.scores), sum(cell.metric in row for row in cell.run.rows("final"))) for cell in runs]
+    cut = [(scored, clients) for scored, clients in ends if scored < clients]
     if not cut:
         return []
     least = min(cut)

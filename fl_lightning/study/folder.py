@@ -20,6 +20,7 @@ import yaml
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, atomic_write, make_folder, take
+from fl_lightning.results.runs import flat
 from fl_lightning.study.grid import Entry, Run, Study
 
 VERSION = 1
@@ -166,12 +167,3 @@ def default(key: str) -> Any:
     made = Config.__dataclass_fields__[group].default_factory if group in Config.__dataclass_fields__ else MISSING
     found = None if made is MISSING else getattr(made(), name, None)
     return list(found) if isinstance(found, tuple) else found
-
-
-def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of nested mappings, and their values."""
-    if not isinstance(values, dict) or not values:
-        yield key, values
-        return
-    for name, value in values.items():
-        yield from flat(value, f"{key}.{name}" if key else str(name))

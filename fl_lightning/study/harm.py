@@ -44,7 +44,7 @@ def test_sizes(cell: Cell) -> dict[int, float]:
     """Test samples by client, where the run folder has them and clients were scored on them."""
     if cell.run.setting("data.score_on") == "validation":
         return {}
-    return {int(row["client"]): row["test_samples"] for row in cell.run.split if "test_samples" in row}
+    return {int(row["client"]): row["test_samples"] for row in cell.run.rows("split") if "test_samples" in row}
 
 
 def harm_notes(cells: Sequence[Cell]) -> list[str]:
@@ -58,7 +58,7 @@ def harm_notes(cells: Sequence[Cell]) -> list[str]:
         ]
     notes = ["harmed: every client below training alone counts; how much is noise is not known here"]
     if cells[0].metric in FURTHER:
-        entered = [(len(cell.scores), len(cell.run.final)) for cell in cells]
+        entered = [(len(cell.scores), len(cell.run.rows("final"))) for cell in cells]
         least = [cell.run.summary.get("least_test_class") for cell in cells]
         known = [int(count) for count in least if isinstance(count, int)]
         few = f"; the rarest class of a client's test part has {min(known)} samples" if known else ""

@@ -13,8 +13,8 @@ import numpy as np
 from scipy import stats
 
 from fl_lightning.report.tables import NONE
-from fl_lightning.results.folder import best, mean_of_bests
-from fl_lightning.results.read import Run, load
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import load
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.papers import Cell, Ours, reason
 from fl_lightning.study.sheet import Block, Sheet
@@ -92,12 +92,12 @@ def beside(cells: Sequence[Cell], folder: StudyFolder, reasons: bool = True) -> 
     table = folder.cells()
     ended = [folder.path / cell["folder"] for cell in table if folder.finished(cell["folder"])]
     paths = list(dict.fromkeys(ended))
-    loaded = zip(paths, load(paths, ledger=False), strict=True)
+    loaded = zip(paths, load(paths), strict=True)
     runs = {path: run for path, run in loaded if run.finished}
     return [_line(cell, table, runs, folder.path, reasons) for cell in cells]
 
 
-def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, Run], folder: Path, reasons: bool) -> Line:
+def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, RunResult], folder: Path, reasons: bool) -> Line:
     values: list[float] = []
     found: list[float] = []
     ours = cell.ours
@@ -116,8 +116,8 @@ def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, Run], fol
 
 
 def _by_seed(
-    label: str, ours: Ours, table: list[dict[str, Any]], runs: Mapping[Path, Run], folder: Path
-) -> dict[int, Run]:
+    label: str, ours: Ours, table: list[dict[str, Any]], runs: Mapping[Path, RunResult], folder: Path
+) -> dict[int, RunResult]:
     """The finished runs of a label in a setting."""
     return {
         int(cell["seed"]): runs[folder / cell["folder"]]
@@ -128,32 +128,32 @@ def _by_seed(
     }
 
 
-def figure(ours: Ours, run: Run, alone: Run | None = None) -> float:
+def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:
     """One number of one run; NaN where it has none. `alone`: training alone with the same seed."""
     kind = ours.kind or run.judge or ""
     column = ours.column or f"accuracy_{kind}"
     if ours.figure == "best":
-        return best(run.metrics, column)[0]
+        return run.best(column)[0]
     if ours.figure == "bests":
-        return mean_of_bests(run.judged_clients, column)[0]
+        return run.mean_of_bests(column)[0]
     if ours.figure == "final":
         return float(np.mean([*run.scores(kind)[0].values()] or [math.nan]))
     if ours.figure in ("relative", "transfer"):
         others = _clients(alone, f"accuracy_{alone.judge}") if alone else {}
         return _beside_alone(ours.figure, _clients(run, column), others)
-    rows = [row for row in run.metrics if column in row]
+    rows = run.judged(column)
     if ours.figure == "mean":
         return float(np.mean([row[column] for row in rows] or [math.nan]))
     if ours.figure == "validation":
-        chosen = best(run.metrics, "validation_accuracy")[1]
+        chosen = run.best("validation_accuracy")[1]
         rows = [row for row in rows if row["round"] == chosen]
     return rows[-1][column] if rows else math.nan
 
 
-def _clients(run: Run, column: str) -> dict[int, float]:
+def _clients(run: RunResult, column: str) -> dict[int, float]:
     """Each client's score in the round that is best on validation data."""
-    chosen = best(run.metrics, "validation_accuracy")[1]
-    return {int(row["client"]): row[column] for row in run.clients if row["round"] == chosen and column in row}
+    chosen = run.best("validation_accuracy")[1]
+    return {int(row["client"]): row[column] for row in run.rows("clients") if row["round"] == chosen and column in row}
 
 
 def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, float]) -> float:

@@ -76,7 +76,7 @@ def test_a_run_goes_on_on_another_kind_of_device(fit: Fit, device: str, to_devic
     assert all(torch.equal(models[first][c], models[second][c]) for c in models[first])
     moved = fit("a", f"--fabric.accelerator {second} --federation.rounds 3 --resume", "--callbacks checkpoint")
     stayed = fit("b", f"--fabric.accelerator {first} --federation.rounds 3")
-    one, other = (RunFolder(folder).read_metrics()[-1] for folder in (stayed, moved))
+    one, other = (RunFolder(folder).read("metrics")[-1] for folder in (stayed, moved))
     for name in ("train_loss", "coaching_loss"):
         assert other[name] == pytest.approx(one[name], rel=1e-3)
 
@@ -124,7 +124,7 @@ def test_executors_agree_with_the_loop(fit: Fit, flags: str, device: str, capsys
     common = f"{flags} --fabric.accelerator {device} --fabric.precision 64-true --federation.rounds 2"
     rows = {}
     for name in ("loop", "vmap", *(["graph"] if graph_type(torch.device(device)) else [])):
-        rows[name] = RunFolder(fit(name, f"{common} --fabric.executor {name}")).read_metrics()
+        rows[name] = RunFolder(fit(name, f"{common} --fabric.executor {name}")).read("metrics")
         refuses = "Small" in flags and name == "vmap"  # BatchNorm mixes the samples of a batch
         assert ("trains in the loop" in capsys.readouterr().err) == refuses
         for a, b in zip(rows["loop"], rows[name], strict=True):
@@ -145,7 +145,7 @@ def test_an_executor_repeats_itself_when_resumed(fit: Fit, device: str, executor
 
 def lasting(folder: Path) -> list[dict[str, float]]:
     """The rows of metrics.csv without what says something of the machine."""
-    rows = RunFolder(folder).read_metrics()
+    rows = RunFolder(folder).read("metrics")
     return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
 
 
@@ -188,7 +188,7 @@ def test_precisions_and_channels_last(fit: Fit, device: str, precision: str) -> 
         pytest.skip(f"{device} has no 64 bits")
     flags = f"--model cnn --model.padding 2 --fabric.accelerator {device} --federation.rounds 1 --data.fraction 0.1"
     losses = [
-        RunFolder(fit(name, flags, f"--fabric.channels_last {last} --fabric.precision {kind}")).read_metrics()[0]
+        RunFolder(fit(name, flags, f"--fabric.channels_last {last} --fabric.precision {kind}")).read("metrics")[0]
         for name, last, kind in (("a", "false", precision), ("b", "true", precision), ("c", "false", "32-true"))
     ]
     near = 1e-3 if precision in ("32-true", "64-true") else 0.05

@@ -264,11 +264,11 @@ class Normed(nn.Module):
 
 def test_all_bytes_count_and_nothing_sent_takes_no_time(fit: Callable[..., Path]) -> None:
     channel = "--callbacks fixedrate --callbacks.fixedrate.upload_mbit 1.0 --callbacks.fixedrate.download_mbit 1.0"
-    rows = RunFolder(fit("shared", f"--method fedavg --model {__name__}.Normed", channel)).read_clients()
+    rows = RunFolder(fit("shared", f"--method fedavg --model {__name__}.Normed", channel)).read("clients")
     for row in rows:
         assert row["upload_bytes"] > row["upload_parameter_bytes"]
         assert row["channel_upload_s"] == row["upload_bytes"] * 8 / 1e6
-    for row in RunFolder(fit("alone", "--method local", channel)).read_metrics():
+    for row in RunFolder(fit("alone", "--method local", channel)).read("metrics"):
         assert row["channel_download_s"] == row["channel_upload_s"] == 0
 
 
@@ -285,9 +285,9 @@ def test_resumed_as_if_never_broken_off(channel: str, tmp_path: Path, monkeypatc
     assert main(["fit", *flags.split(), "--federation.rounds", "2", "--name", "parts"]) == 0
     assert main(["fit", "--federation.rounds", "4", "--name", "parts", "--resume"]) == 0
     whole, parts = (RunFolder(tmp_path / "runs" / name) for name in ("whole", "parts"))
-    assert whole.read_clients() == parts.read_clients()
+    assert whole.read("clients") == parts.read("clients")
     columns = ("channel_s", *PARTS)
-    rows = [[[row[name] for name in columns] for row in folder.read_metrics()] for folder in (whole, parts)]
+    rows = [[[row[name] for name in columns] for row in folder.read("metrics")] for folder in (whole, parts)]
     assert rows[0] == rows[1]
     for total, *split in rows[0]:
         assert total == pytest.approx(sum(split))

@@ -96,8 +96,8 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(
 
 @pytest.mark.parametrize("method", ["--method fedavg", "--method kapc --method.start server"])
 def test_sixteen_bits_train_as_thirty_two(fit: Callable[..., Path], method: str) -> None:
-    plain = RunFolder(fit("plain", method)).read_metrics()
-    coded = RunFolder(fit("coded", method, "--callbacks quantize --callbacks.quantize.bits 16")).read_metrics()
+    plain = RunFolder(fit("plain", method)).read("metrics")
+    coded = RunFolder(fit("coded", method, "--callbacks quantize --callbacks.quantize.bits 16")).read("metrics")
     assert abs(plain[-1]["train_loss"] - coded[-1]["train_loss"]) < 1e-3
     assert plain[-1]["train_loss"] != coded[-1]["train_loss"]
 

@@ -96,7 +96,7 @@ def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: P
     tables += ["provenance.json", "environment.txt", "log.txt"]
     assert kept == [*tables, "models.py", "round-0001.npz", "round-0002.npz"]
     assert exhibits.pack_checkpoint(tmp_path / "nothing", tmp_path) is None
-    split = RunFolder(folder).read_split()
-    rows = [row for row in RunFolder(folder).read_clients() if row["round"] == 1]
+    split = RunFolder(folder).read("split")
+    rows = [row for row in RunFolder(folder).read("clients") if row["round"] == 1]
     assert [row["train_samples"] for row in split] == [row["train_samples"] for row in rows]
     assert all(sum(row[f"class_{k}"] for k in range(10)) == row["train_samples"] for row in split)

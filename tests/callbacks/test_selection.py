@@ -227,7 +227,7 @@ def numbers(folder: Path) -> list[Any]:
     """All that a run's clients and its relation came to."""
     run = RunFolder(folder)
     relations = [run.read_relation(t).rows.tolist() for t in (1, 2, 3)]
-    return [run.read_clients(), run.read_final(), relations]
+    return [run.read("clients"), run.read("final"), relations]
 
 
 def test_all_layers_both_ways_is_kapc(fit: Callable[..., Path]) -> None:
@@ -240,12 +240,12 @@ def test_all_layers_both_ways_is_kapc(fit: Callable[..., Path]) -> None:
 def test_nothing_downloaded_is_local(fit: Callable[..., Path]) -> None:
     """INV2: mu = 0, bit for bit."""
     nothing = RunFolder(fit("nothing", f"--method kapc --method.start own {SELECTION}.mu 0"))
-    assert all(row["download_bytes"] == 0 and row["coaching_loss"] == 0 for row in nothing.read_metrics())
+    assert all(row["download_bytes"] == 0 and row["coaching_loss"] == 0 for row in nothing.read("metrics"))
     names = ("round", "client", "train_loss", "accuracy_after")
     alone = RunFolder(fit("alone", "--method local"))
-    one, other = ([[row[name] for name in names] for row in run.read_clients()] for run in (nothing, alone))
+    one, other = ([[row[name] for name in names] for row in run.read("clients")] for run in (nothing, alone))
     assert one == other
-    assert nothing.read_final() == alone.read_final()
+    assert nothing.read("final") == alone.read("final")
 
 
 class Sent(Transform):
@@ -318,7 +318,7 @@ def test_what_is_not_sent_stays_stale_and_is_never_coached(fit: Callable[..., Pa
 def test_layers_in_which_a_client_keeps_to_itself_are_not_sent(fit: Callable[..., Path]) -> None:
     flags = "--method kapc --method.rho_units absolute --method.lam 1 --method.beta 1e-6"
     run = RunFolder(fit("a", flags, f"{SELECTION}.mu 0.7 --callbacks.layerselection.client false"))
-    first, second, _ = run.read_metrics()
+    first, second, _ = run.read("metrics")
     assert first["download_bytes"] == first["upload_bytes"]
     rows = run.read_relation(2).rows
     assert (np.array([rows[c, :, c] for c in range(4)]) > 0.7).all()

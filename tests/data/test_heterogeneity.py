@@ -95,7 +95,7 @@ def test_a_run_leaves_it_in_its_folder_its_summary_and_the_report(fit: Callable[
         for name in MEASURES:
             assert summary[f"heterogeneity_{name}"] == pytest.approx(held[name].sum() / 12, rel=1e-5)
     assert 0 < summary["heterogeneity_quantity_gini"] < 1
-    rows = folder.read_heterogeneity()
+    rows = folder.read("heterogeneity")
     assert [row["client"] for row in rows] == [0, 1, 2, 3]
     assert rows[1]["hellinger"] == pytest.approx(held_mean(folder, "hellinger", 1), rel=1e-5)
     from fl_lightning.report import load, render

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import yaml
 
-from fl_lightning.results.read import MIB
+from fl_lightning.results.result import MIB
 
 LAYERS = ["conv", "norm", "head"]
 MakeRun = Callable[..., Path]

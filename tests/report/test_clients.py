@@ -14,7 +14,8 @@ from fl_lightning.cli import main
 from fl_lightning.report import clients, figures, load, render, run_folders, vector
 from fl_lightning.report.tables import differences, incomparable, overview
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.read import Run, seeds_apart
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import seeds_apart
 
 from .conftest import MakeRun
 
@@ -32,7 +33,7 @@ def change(path: Path, **settings: Any) -> Path:
     return path
 
 
-def row(runs: list[Run], name: str) -> list[str]:
+def row(runs: list[RunResult], name: str) -> list[str]:
     return next(row[1:] for row in overview(runs).rows if row[0] == name)
 
 
@@ -91,7 +92,7 @@ def test_every_client_has_a_row_by_its_number(make_run: MakeRun) -> None:
     assert table.head == ["client", "training samples", "test samples", "classes", "a", "b"]
     assert table.rows[1] == ["1", "6", "2", "2", "80.00 %", "80.00 %"]
     assert [cells[0] for cells in table.rows] == ["0", "1", "2", "3"]
-    table = clients.table(load([runs[0].folder.path, make_run("c", cohort=(0, 1), ended=False)]))
+    table = clients.table(load([runs[0].folder, make_run("c", cohort=(0, 1), ended=False)]))
     assert table.head == ["client", "a", "c"]  # one of them does not say what its clients hold
     assert table.rows[3] == ["3", "60.00 %", "–"]
 

@@ -8,7 +8,7 @@ import pytest
 from fl_lightning.errors import BadInput
 from fl_lightning.report import load, render
 from fl_lightning.report.figures import curves, labels
-from fl_lightning.results.read import MIB
+from fl_lightning.results.result import MIB
 
 from .conftest import LAYERS, MakeRun
 

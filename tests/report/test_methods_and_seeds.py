@@ -12,7 +12,8 @@ from matplotlib.figure import Figure
 
 from fl_lightning.report import figures, render, vector
 from fl_lightning.report.tables import incomparable
-from fl_lightning.results.read import Run, load
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import load
 
 MakeRun = Callable[..., Path]
 METHODS = ("local", "kapc", "fedavg")
@@ -68,8 +69,10 @@ def test_seeds_of_bands_are_no_warning_and_rates_are_named(paths: list[Path]) ->
     assert incomparable(load([paths[0], paths[9]])) == ["seed"]
 
 
-def rounds(run: Run, last: int) -> Run:
-    run.metrics = [{"round": number, "train_loss": 1 / number, "mean_accuracy": 0.5} for number in range(1, last + 1)]
+def rounds(run: RunResult, last: int) -> RunResult:
+    run._kept["metrics"] = [
+        {"round": number, "train_loss": 1 / number, "mean_accuracy": 0.5} for number in range(1, last + 1)
+    ]
     return run
 
 

@@ -46,8 +46,8 @@ def test_newcomers_of_a_run_before_it_was_extended_are_not_its_results(make_run:
     path = make_run("held", asked=9, summary=SUMMARY + ', "made_up_data": true')
     (path / "newcomers.csv").write_text(ROWS)
     (run,) = load([path])
-    assert (run.newcomers, run.final) == ([], [])
-    assert "final_mean_accuracy" not in run.summary and run.summary["made_up_data"] and run.judge == "after"
+    assert run.newcomers.empty and run.final.empty
+    assert "final_mean_accuracy" not in run.summary and run.facts["made_up_data"] and run.judge == "after"
     page = render([run])
     assert 'id="newcomers' not in page and "4, 2 of them held out" in page
 
@@ -86,4 +86,4 @@ def test_the_curve_is_a_file_for_a_paper_too(make_run: MakeRun, held: Path, tmp_
 def test_a_damaged_table_costs_its_section_alone(held: Path, text: str) -> None:
     (held / "newcomers.csv").write_text(text, encoding="latin-1")
     runs = load([held])
-    assert not runs[0].newcomers and 'id="newcomers-curve"' not in render(runs)
+    assert runs[0].newcomers.empty and 'id="newcomers-curve"' not in render(runs)

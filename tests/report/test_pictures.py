@@ -128,6 +128,6 @@ def test_of_a_huge_cohort_some_are_shown_in_detail(make_run: MakeRun, monkeypatc
     assert "only the first" in runs[0].notes["relation"][0]
 
     monkeypatch.setattr("fl_lightning.report.pictures.BUDGET", 10_000)
-    runs = load([runs[0].folder.path])
+    runs = load([runs[0].folder])
     assert relations(runs)["rounds"] == []
     assert runs[0].notes["relation"] == ["60 clients are too many for this page"]

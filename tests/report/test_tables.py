@@ -22,7 +22,7 @@ from fl_lightning.report.tables import (
     time_to_accuracy,
 )
 from fl_lightning.results.folder import CLIENT_FLOPS
-from fl_lightning.results.read import Comparison
+from fl_lightning.results.runs import Comparison
 
 from .conftest import MakeRun
 
@@ -131,9 +131,9 @@ def test_final_scores_of_mixed_kinds_are_the_judges_alone(make_run: MakeRun) -> 
     assert (len(found), words) == (4, "end: after local training; 2 of 4 clients before it: they never took part")
     assert run.scores(None) == (found, words)
     assert run.scores("before") == ({}, "round 0: before local training")  # not scored by client
-    clients = run.folder.path / "clients.csv"
+    clients = run.folder / "clients.csv"
     clients.write_text(clients.read_text().replace("accuracy_after", "accuracy_before"))
-    (run,) = load([run.folder.path])
+    (run,) = load([run.folder])
     assert run.scores("before") == ({0: 0.8, 1: 0.79}, "round 3: before local training")
 
 

@@ -91,7 +91,7 @@ def test_a_run_folder_declares_every_column_of_its_tables(tmp_path: Path, monkey
     assert declared["mean_accuracy"]["model"] == judge and declared[f"accuracy_{judge}"]["model"] == judge
     assert declared["accuracy_before"] == {
         "section": "accuracy", "doc": "accuracy: before local training", "better": "max", "metric": "accuracy",
-        "model": "before", "viewed": "accuracy/before",
+        "model": "before", "viewed": "before",
     }  # fmt: skip
 
 

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 import yaml
 
-from fl_lightning.results.read import MIB
+from fl_lightning.results.result import MIB
 
 MakeRun = Callable[..., Path]
 MakeStudy = Callable[..., Path]

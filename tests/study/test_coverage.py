@@ -1,6 +1,6 @@
 """Whether the intervals hold what they promise, on simulated studies.
 
-Run as a program, this prints the table of docs/decisions/0023 (some 10 minutes).
+RunResult as a program, this prints the table of docs/decisions/0023 (some 10 minutes).
 """
 
 from __future__ import annotations
@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from scipy.special import ndtr, ndtri
 
-from fl_lightning.report import Run
-from fl_lightning.results.folder import RunFolder
+from fl_lightning.results.result import RunResult
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.compare import compare
@@ -121,7 +120,7 @@ def test_plain_bca_is_too_narrow_for_few_seeds_and_too_wide_for_equal_ones(
     ("methods", "seeds", "settings", "shared"), [(1, 6, 1, 0.0), (4, 10, 1, 0.0), (1, 4, 3, 0.0), (3, 6, 3, 1.0)]
 )
 def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(
-    methods: int, seeds: int, settings: int, shared: float, monkeypatch: pytest.MonkeyPatch
+    methods: int, seeds: int, settings: int, shared: float, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """The baseline and `methods` are one method with seeds of its own; a study counts if any row of it has a star.
 
@@ -129,7 +128,8 @@ def test_the_same_method_twice_has_a_star_in_at_most_5_percent_of_studies(
     """
     monkeypatch.setattr(statistics, "interval", lambda differences: (0.0, 0.0, "t"))  # a star is a test's
     rng = np.random.default_rng(0)
-    run = Run(RunFolder(Path()), "", {}, [], [], [], {})
+    (tmp_path / "config.yaml").write_text("seed: 0\n")
+    run = RunResult(tmp_path)
     starred = 0
     for _ in range(STUDIES):
         scores = rng.normal(size=(methods + 1, settings, seeds, 1)) + rng.normal(size=(methods + 1, settings, seeds, 4))

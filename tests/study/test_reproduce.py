@@ -18,8 +18,9 @@ from scipy import stats
 from fl_lightning.catalogue import shipped_study, table
 from fl_lightning.cli import main, studyfile
 from fl_lightning.cli.study import resolve
+from fl_lightning.csvtable import CsvTable
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.results.read import Run
+from fl_lightning.results.result import RunResult
 from fl_lightning.study import papers
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Study
@@ -164,14 +165,19 @@ def peer_interval(*given: Any) -> tuple[float, float]:
 # ---------------------------------------------------------------- numbers of a run
 
 
-def run(path: Path, rows: list[dict[str, float]], clients: list[dict[str, float]]) -> Run:
+def run(path: Path, rows: list[dict[str, float]], clients: list[dict[str, float]]) -> RunResult:
     summary = {"rounds": len(rows), "judge": "after", "final_kinds": {"after": 2}}
     final = [{"client": 0, "accuracy": 0.8}, {"client": 1, "accuracy": 0.9}]
-    return Run(RunFolder(path), "a", {"federation": {"rounds": len(rows)}}, rows, clients, final, summary)
+    path.mkdir(exist_ok=True)
+    (path / "config.yaml").write_text(yaml.safe_dump({"federation": {"rounds": len(rows)}}))
+    (path / "summary.json").write_text(json.dumps(summary))
+    for name, written in (("metrics", rows), ("clients", clients), ("final", final)):
+        CsvTable(path / f"{name}.csv").write(written)
+    return RunResult(path)
 
 
 @pytest.fixture
-def two(tmp_path: Path) -> Run:
+def two(tmp_path: Path) -> RunResult:
     """Three rounds, the second of them best on validation data, of two clients."""
     table = {1: (0.9, 0.5, 0.1), 2: (0.6, 0.7, 0.3), 3: (0.5, 0.6, 0.2)}
     rows = [
@@ -179,7 +185,7 @@ def two(tmp_path: Path) -> Run:
         for t, (a, b, v) in table.items()
     ]
     clients = [{"round": t, "client": c, "accuracy_after": table[t][c]} for t in table for c in (0, 1)]
-    return run(tmp_path, rows, clients)
+    return run(tmp_path / "two", rows, clients)
 
 
 @pytest.mark.parametrize(
@@ -187,16 +193,16 @@ def two(tmp_path: Path) -> Run:
     [("best", 0.7), ("bests", 0.8), ("last", 0.55), ("final", 0.85), ("validation", 0.65), ("transfer", 0.5),
      ("relative", (0.6 - 0.5) / 0.5 / 2 + (0.7 - 0.8) / 0.8 / 2)],
 )  # fmt: skip
-def test_figures(name: str, value: float, two: Run, tmp_path: Path) -> None:
+def test_figures(name: str, value: float, two: RunResult, tmp_path: Path) -> None:
     """Training alone was best on validation data in its first round: with 0.5 and 0.8."""
     rows = [{"round": t, "accuracy_after": 0.65, "validation_accuracy": 1 / t} for t in (1, 2)]
     clients = [{"round": t, "client": c, "accuracy_after": a * t} for t in (1, 2) for c, a in ((0, 0.5), (1, 0.8))]
-    alone = run(tmp_path, rows, clients)
+    alone = run(tmp_path / "alone", rows, clients)
     assert figure(Ours("kapc", {}, name), two, alone) == pytest.approx(value)
     assert math.isnan(figure(Ours("kapc", {}, name, kind="global"), two, alone))
 
 
-def test_figures_of_a_column(two: Run) -> None:
+def test_figures_of_a_column(two: RunResult) -> None:
     assert figure(Ours("kapc", {}, "mean", column="upload_parameter_bytes"), two) == 2 * 2.0**20
     assert math.isnan(figure(Ours("kapc", {}, "mean", column="nothing"), two))
     assert math.isnan(figure(Ours("kapc", {}, "relative"), two))
@@ -264,7 +270,7 @@ def test_end_to_end(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert rows["KAPC"]["value"] == "97.97" and rows["KAPC"]["source"] == "KAPC-AAAI24, Table 1"
     for method, label in (("KAPC", "kapc"), ("local", "local")):
         last = [
-            RunFolder(tmp_path / f"studies/tiny/runs/data.alpha=0.1/{label}/seed-{seed}").read_metrics()[-1]
+            RunFolder(tmp_path / f"studies/tiny/runs/data.alpha=0.1/{label}/seed-{seed}").read("metrics")[-1]
             for seed in (0, 1)
         ]
         mean = 50 * sum(row["accuracy_after"] for row in last)

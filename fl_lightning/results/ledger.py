@@ -1,0 +1,76 @@
+"""What travelled in a run, by layer: the files of `traffic/`, put together."""
+
+from __future__ import annotations
+
+import zipfile
+import zlib
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_lightning.results.folder import RunFolder
+
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged table, npz or JSON file may raise."""
+
+
+def unread(rounds: list[int]) -> list[str]:
+    """A note that the files of these rounds cannot be read; none if there are none."""
+    more = f" and {len(rounds) - 10} more" if len(rounds) > 10 else ""
+    return [f"files that cannot be read: round {', '.join(map(str, rounds[:10]))}{more}"] if rounds else []
+
+
+@dataclass
+class Ledger:
+    """What travelled in the rounds whose ledger can be read. Direction 0 is the download, 1 the upload."""
+
+    rounds: list[int]
+    layers: list[str]
+    share: np.ndarray
+    """(2, L, rounds): share of the cohort whose layer travelled, 0..1."""
+    kinds: dict[str, tuple[int, int]]
+    """Bytes downloaded and uploaded by kind, over these rounds."""
+
+
+def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
+    """The ledger of a run, None if it has none; and the rounds whose file cannot be read."""
+    rounds: list[int] = []
+    damaged: list[int] = []
+    shares: list[np.ndarray] = []
+    names: list[str] | None = None
+    kinds: dict[str, tuple[int, int]] = {}
+    for number in folder.traffic_rounds():
+        try:
+            traffic = folder.read_traffic(number)
+            sizes, sent = np.asarray(traffic.bytes, dtype=np.int64), np.asarray(traffic.sent, dtype=bool)
+            clients, _, layers = sent.shape
+            if (clients, 2, layers + 1, len(traffic.kinds)) != sizes.shape or sent.shape[1] != 2 or not clients:
+                raise ValueError("its arrays do not fit together")
+            if shares and layers != shares[0].shape[1]:
+                raise ValueError("it has other layers than the rounds before")
+        except UNREADABLE:
+            damaged.append(number)
+            continue
+        rounds.append(number)
+        shares.append(sent.mean(axis=0))
+        names = names or traffic.layers
+        for kind, (down, up) in zip(traffic.kinds, sizes.sum(axis=(0, 2)).T.tolist(), strict=True):
+            before = kinds.get(str(kind), (0, 0))
+            kinds[str(kind)] = (before[0] + down, before[1] + up)
+    if not rounds:
+        return None, damaged
+    count = shares[0].shape[1]
+    names = names or _layers_of_relation(folder)
+    if names is None or len(names) != count:
+        names = [f"layer {number}" for number in range(count)]
+    return Ledger(rounds, names, np.stack(shares, axis=-1), kinds), damaged
+
+
+def _layers_of_relation(folder: RunFolder) -> list[str] | None:
+    """Older ledgers do not name their layers; the relation does."""
+    for number in folder.relation_rounds():
+        try:
+            return folder.read_relation(number).layers
+        except UNREADABLE:
+            continue
+    return None

@@ -1,0 +1,329 @@
+"""One run folder as tables: `RunResult`, which `fl_lightning.Run` is. A file that cannot be read becomes a note."""
+
+from __future__ import annotations
+
+import itertools
+import math
+import warnings
+from collections import defaultdict
+from collections.abc import Callable
+from functools import cached_property
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
+import yaml
+
+from fl_lightning.config import check
+from fl_lightning.csvtable import Row
+from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
+from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
+from fl_lightning.record import RelationView
+from fl_lightning.results.columns import COLUMNS, Column
+from fl_lightning.results.folder import RunFolder, best, final_kind, final_words, mean_of_bests
+from fl_lightning.results.ledger import UNREADABLE, Ledger, read_ledger, unread
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+T = TypeVar("T")
+
+MIB = 2**20
+AXES = {"round": "round", "mib": "MiB sent", "channel": "modelled channel seconds", "wall": "seconds without scoring"}
+"""What accuracy may be drawn over; all but the rounds add up from round to round."""
+_SUMMED = {"mib": ["upload_bytes", "download_bytes"], "channel": ["channel_s"], "wall": ["seconds"]}
+TABLES: dict[str, tuple[str, tuple[str, ...]]] = {
+    "metrics": ("accuracy", ("round",)),
+    "clients": ("fairness", ("round", "client")),
+    "final": ("fairness", ("client",)),
+    "newcomers": ("newcomers", ("samples_per_class",)),
+    "split": ("split", ("client", "train_samples", "test_samples")),
+}
+"""Of each table: the report's section that notes what cannot be read, and columns that every row must have."""
+_OF_THE_END = ("final", "newcomers")
+"""Tables of the whole run, which are judged by its metric."""
+_LASTING = ("judge", "version", "made_up_data", "clients", "held_out_clients", "newcomer_rule", "heterogeneity_")
+"""What keys of summary.json that hold for a run however long it is begin with."""
+
+
+class RunResult:
+    """A run folder, finished or not, as tables. Each is read once: make another object to see later rounds.
+
+    Args:
+        folder: the run's, such as ``runs/kapc_digits-001``.
+        name: by which tables and pictures name the run; None: the folder's.
+
+    Raises:
+        BadInput: it holds no run.
+    """
+
+    def __init__(self, folder: str | Path, name: str | None = None) -> None:
+        self.folder = Path(folder)
+        self.files = RunFolder(self.folder)
+        """Relations, traffic and tables, as the run wrote them."""
+        self.config = _config(self.folder)
+        """The resolved configuration, as `config.yaml` holds it."""
+        self.name = name or self.folder.resolve().name
+        self.notes: dict[str, list[str]] = defaultdict(list)
+        """What cannot be read, by section of the report."""
+        self._kept: dict[str, list[Row]] = {}
+        summary = self._read("runs", "summary.json", self.files.read_summary) or {}
+        asked = self.rounds_asked or 0
+        self.finished = summary.get("rounds") == asked and self.rounds_done >= asked
+        """Whether the run has ended and was not extended since."""
+        self.summary: dict[str, Any] = summary if self.finished else {}
+        """The content of `summary.json`; empty unless the run is finished."""
+        self.facts = self.summary or {key: value for key, value in summary.items() if key.startswith(_LASTING)}
+        """The same; of an unfinished run, what holds for it however long it is."""
+        if (self.folder / "failure.txt").is_file():
+            self.notes["runs"].append("a client failed: failure.txt in the run folder says how")
+
+    def __repr__(self) -> str:
+        which = self.config.get("method") or {}
+        method = which.get("name") or which.get("class_path") if isinstance(which, dict) else which
+        scores, done = self.final_accuracies, self.rounds_done
+        mean = self.metric.shown(float(scores.mean()) if len(scores) else math.nan)
+        reached = f", {self.metric.mean_words} {mean} at the end" if self.finished else ""
+        return f"<Run {self.folder}: {method}, {done} of {self.rounds_asked or done} rounds{reached}>"
+
+    def rows(self, table: str) -> list[Row]:
+        """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values are absent."""
+        if table not in self._kept:
+            section, needed = TABLES[table]
+            needed += (self.metric.name,) if table in _OF_THE_END else ()
+            wanted = table not in _OF_THE_END or self.finished
+            rows = self._read(section, f"{table}.csv", lambda: self.files.read(table)) if wanted else None
+            self._kept[table] = [r for r in rows or [] if all(math.isfinite(r.get(n, math.nan)) for n in needed)]
+        return self._kept[table]
+
+    def _frame(self, table: str) -> DataFrame:
+        require("study", "run", str(self.folder))
+        from pandas import DataFrame
+
+        return DataFrame(self.rows(table))
+
+    @cached_property
+    def rounds(self) -> DataFrame:
+        """`metrics.csv`: a row for each round; NaN where a round has no value."""
+        return self._frame("metrics")
+
+    @cached_property
+    def clients(self) -> DataFrame:
+        """`clients.csv`: a row for each client of each round."""
+        return self._frame("clients")
+
+    @cached_property
+    def final(self) -> DataFrame:
+        """`final.csv`: a row for each client's final model; empty before the run has ended."""
+        return self._frame("final")
+
+    @cached_property
+    def newcomers(self) -> DataFrame:
+        """`newcomers.csv`: held-out clients by labelled samples; empty without any, or before the run has ended."""
+        return self._frame("newcomers")
+
+    @cached_property
+    def split(self) -> DataFrame:
+        """`split.csv`: samples of each client, and of each class; empty in runs of earlier versions."""
+        return self._frame("split")
+
+    @property
+    def metrics(self) -> DataFrame:
+        """Earlier name of `rounds`."""
+        warnings.warn("Run.metrics is now Run.rounds; the old name goes with the next version", FutureWarning, 2)
+        return self.rounds
+
+    @cached_property
+    def columns(self) -> dict[str, Column]:
+        """The declaration of each column of the tables, by the version that trained the run (older ones: by this)."""
+        declared = self.files.read_columns()
+        names = dict.fromkeys(name for table in TABLES for row in self.rows(table) for name in row)
+        return {name: declared.get(name) or COLUMNS[name] for name in names}
+
+    def setting(self, key: str) -> Any:
+        """The value of a dotted key of config.yaml; None if it has none."""
+        value: Any = self.config
+        for part in key.split("."):
+            value = value.get(part) if isinstance(value, dict) else None
+        return value
+
+    @property
+    def rounds_done(self) -> int:
+        """The last round with a row in metrics.csv; 0 if there is none."""
+        return int(max((row["round"] for row in self.rows("metrics")), default=0))
+
+    @property
+    def rounds_asked(self) -> int | None:
+        """`federation.rounds`."""
+        rounds = self.setting("federation.rounds")
+        return rounds if isinstance(rounds, int) else None
+
+    @property
+    def metric(self) -> Metric:
+        """What it is judged by."""
+        return BY_TASK.get(self.setting("data.task"), ACCURACY)
+
+    @cached_property
+    def judge(self) -> str | None:
+        """The kind of model that `mean_accuracy` is of; None if it cannot be told."""
+        known = {"judge": self.setting("evaluation.judge"), **self.facts}
+        return self.files.judge(known, self.rows("metrics"))
+
+    def has(self, *columns: str) -> bool:
+        """Whether metrics.csv has a value in one of these columns."""
+        return any(column in row for row in self.rows("metrics") for column in columns)
+
+    def column(self, name: str) -> list[float]:
+        """A column of metrics.csv; nan where a round has no value."""
+        return [row.get(name, math.nan) for row in self.rows("metrics")]
+
+    def judged(self, column: str) -> list[Row]:
+        """The rounds that have a value in `column`."""
+        return [row for row in self.rows("metrics") if column in row]
+
+    def best(self, column: str) -> tuple[float, int]:
+        """The best value of a column of metrics.csv, and its first round; (nan, 0) if it has none."""
+        return best(self.rows("metrics"), column)
+
+    def mean_of_bests(self, column: str) -> tuple[float, int]:
+        """Mean over clients of each one's best value of a column of clients.csv, and of how many clients it is."""
+        return mean_of_bests(self._judged_clients, column)
+
+    def total(self, *names: str) -> float | None:
+        """Sum of columns over the rounds; None unless every round has them all."""
+        rows = self.rows("metrics")
+        if not rows or any(name not in row for row in rows for name in names):
+            return None
+        return sum(row[name] for row in rows for name in names)
+
+    def axis(self, name: str) -> list[float] | None:
+        """One of `AXES` at the end of each round; None if a round lacks it."""
+        if name == "round":
+            return self.column("round")
+        if self.total(*_SUMMED[name]) is None:
+            return None
+        unit = MIB if name == "mib" else 1
+        return [so_far / unit for so_far in itertools.accumulate(_spent(row, name) for row in self.rows("metrics"))]
+
+    def spent(self, name: str) -> float | None:
+        """One of `AXES` at the end of the run; None if a round lacks it."""
+        return values[-1] if (values := self.axis(name)) else None
+
+    def scores(self, kind: str | None, metric: str | None = None) -> tuple[dict[int, float], str]:
+        """Scores of models of this kind by client, and whose: of the final models, or else of the last judged round.
+
+        `kind` None: the judge's; with it alone final models may be of another kind, where clients never took part.
+        `metric`: another than the run's; clients of which it is not defined are left out.
+        """
+        kind, metric = kind or self.judge, metric or self.metric.name
+        if (final := self.rows("final")) and kind in (None, final_kind(self.facts)):
+            scores = {int(row["client"]): row[metric] for row in final if metric in row}
+            return scores, f"end: {final_words(self.facts)}"
+        column = f"{metric}_{kind}"
+        judged = [row for row in self._judged_clients if column in row]
+        last = max((row["round"] for row in judged), default=0)
+        words = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"
+        return {int(row["client"]): row[column] for row in judged if row["round"] == last}, words
+
+    @property
+    def _judged_clients(self) -> list[Row]:
+        """The rows of clients.csv up to the last round of metrics.csv."""
+        return [row for row in self.rows("clients") if row["round"] <= self.rounds_done]
+
+    @property
+    def final_accuracies(self) -> np.ndarray:
+        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); none before the end."""
+        return np.array([row[self.metric.name] for row in self.rows("final")])
+
+    def by_client(self, column: str) -> np.ndarray:
+        """A column of `clients.csv` as (rounds, N): nan where a client took no part, or has no value.
+
+        Raises:
+            BadInput: there is no such column.
+        """
+        known = ", ".join(self.clients)
+        check("column", column, column in self.clients, f"columns of clients.csv: {known}")
+        table = self.clients.pivot(index="round", columns="client", values=column)
+        return table.reindex(index=range(1, self.rounds_done + 1), columns=range(self._count())).to_numpy(float)
+
+    @property
+    def relation_rounds(self) -> list[int]:
+        """The rounds whose relation is kept."""
+        return self.files.relation_rounds()
+
+    def relation(self, round: int | None = None) -> RelationView:
+        """Who received whom in `round` (None: the last), as it was kept: rows of the round's cohort alone.
+
+        Raises:
+            BadInput: nothing is kept of that round.
+        """
+        kept = self.relation_rounds
+        range_kept = f"kept: {kept[0]} to {kept[-1]}" if kept else "nothing is kept"
+        wanted = round if round is not None else max(kept, default=None)
+        if wanted is None or wanted not in kept:
+            raise BadInput("round", round, f"there is no relation of it; {range_kept}")
+        return self.files.read_relation(wanted)
+
+    def cube(self, round: int | None = None) -> np.ndarray:
+        """The relation cube of `round` (None: the last), float32 (N, layers, N): receiver, layer, source.
+
+        Rows of clients that were not in the cohort are nan; who was no source has weight 0. `relation` has the layers'
+        names.
+
+        Raises:
+            BadInput: nothing is kept of that round.
+        """
+        return _dense(self.relation(round), self._count())
+
+    def _count(self) -> int:
+        """How many clients took part: those that were held out have numbers of their own."""
+        return len(self.rows("split")) or int(self.summary.get("clients", self.setting("federation.clients")))
+
+    @cached_property
+    def ledger(self) -> Ledger | None:
+        """What travelled, of the rounds whose file can be read; None if there is none."""
+        ledger, damaged = read_ledger(self.files)
+        self.notes["ledger"] += unread(damaged)
+        return ledger
+
+    def _read(self, section: str, file: str, read: Callable[[], T]) -> T | None:
+        """The result of `read`, or a note that `file` cannot be read; an absent file is not noted."""
+        try:
+            return read()
+        except FileNotFoundError:
+            return None
+        except UNREADABLE:
+            self.notes[section].append(f"{file} cannot be read")
+            return None
+
+
+def _dense(view: RelationView, n: int) -> np.ndarray:
+    cube = np.full((n, len(view.layers), n), math.nan, dtype=np.float32)
+    cube[view.receivers] = 0
+    cube[np.ix_(view.receivers, range(len(view.layers)), view.sources)] = view.rows
+    return cube
+
+
+def _config(folder: Path) -> dict[str, Any]:
+    if not folder.is_dir():
+        raise BadInput("run", str(folder), "it must be a run folder; there is no such folder")
+    if not (folder / "config.yaml").is_file():
+        raise BadInput("run", str(folder), "it must be a run folder; config.yaml is missing")
+    try:
+        config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        config = None
+    if not isinstance(config, dict):
+        raise BadInput("run", str(folder), "it must be a run folder; its config.yaml cannot be read")
+    return config
+
+
+def _spent(row: Row, name: str) -> float:
+    """What a round adds to one of `AXES`, in bytes or seconds; `wall` without the scoring, which is no method's work.
+
+    FedAvg as a study's forced row is fine-tuned in each judged round, for its score alone. Runs of earlier versions do
+    not tell scoring apart.
+    """
+    spent = sum(row[column] for column in _SUMMED[name])
+    return max(0.0, spent - row.get("seconds_evaluation", 0.0)) if name == "wall" else spent

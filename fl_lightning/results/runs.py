@@ -1,0 +1,144 @@
+"""Several runs beside each other: by which model they are compared, what differs, and all scores in one table."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from fl_lightning.config import check
+from fl_lightning.metric import ACCURACY, Metric
+from fl_lightning.results.result import RunResult
+
+if TYPE_CHECKING:
+    pass
+
+_ORDER = ("after", "before", "finetuned", "global")
+"""Of kinds of model to compare runs by; clients' own models come first, as personalised methods are about them."""
+MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
+"""Keys of a configuration that say where data lie, not which."""
+ABSENT = object()
+"""The value of a key that a configuration does not have."""
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """By which kind of model runs are compared."""
+
+    kind: str | None
+    """One that all judged runs were scored by; None: there is none, and each stands by its own judge."""
+    differ: bool
+    """Whether the runs have different judges."""
+    metric: Metric = ACCURACY
+
+    @classmethod
+    def of(cls, runs: list[RunResult]) -> Comparison:
+        """Their own judge where it is one, else the first kind in all of them: after training, then before, ..."""
+        metric = runs[0].metric if runs else ACCURACY
+        judged = [run for run in runs if run.has(metric.of("mean"))]
+        judges = {run.judge for run in judged}
+        if len(judges) <= 1:
+            return cls(next(iter(judges), None), False, metric)
+        shared = (kind for kind in _ORDER if all(run.has(metric.by(kind)) for run in judged))
+        return cls(next(shared, None), True, metric)
+
+    @property
+    def column(self) -> str:
+        """Of metrics.csv."""
+        return self.metric.by(self.kind) if self.kind and self.differ else self.metric.of("mean")
+
+
+def same_but_seed(runs: list[RunResult]) -> list[int]:
+    """A number for each run, from 0: equal where runs differ in nothing but their seed (and where data lie)."""
+    groups: dict[str, int] = {}
+    settings = [{k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE} for run in runs]
+    return [groups.setdefault(repr(sorted(values.items())), len(groups)) for values in settings]
+
+
+def seeds_apart(runs: list[RunResult]) -> list[list[int]]:
+    """Numbers of runs that differ in nothing but their seed (and where data lie), by group, each of two or more.
+
+    Runs of which two have the same seed are no group: one seed counted twice would narrow the spread.
+    """
+    groups: dict[int, list[int]] = defaultdict(list)
+    for number, group in enumerate(same_but_seed(runs)):
+        groups[group].append(number)
+    return [members for members in groups.values() if len(set(_seeds(runs, members))) == len(members) > 1]
+
+
+def same_seeds(runs: list[RunResult]) -> bool:
+    """Whether each method in each setting has run with the same several seeds, each once."""
+    groups = seeds_apart(runs)
+    seeds = [sorted(_seeds(runs, members)) for members in groups]
+    return sum(map(len, groups)) == len(runs) > 0 and all(of_group == seeds[0] for of_group in seeds)
+
+
+def _seeds(runs: list[RunResult], members: list[int]) -> list[str]:
+    return [repr(runs[number].setting("seed")) for number in members]
+
+
+def run_folders(paths: list[Path]) -> list[Path]:
+    """`paths`, in which a folder of runs (or of folders of runs, as a study is) stands for all runs in it."""
+    return [found for path in paths for found in (_runs_in(path) or [path])]
+
+
+def _runs_in(path: Path) -> list[Path]:
+    if (path / "config.yaml").is_file():
+        return [path]
+    inside = sorted(path.iterdir()) if path.is_dir() else []
+    return [found for sub in inside if sub.is_dir() and sub.name != "references" for found in _runs_in(sub)]
+
+
+def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
+    """Every dotted key of their configurations whose value is not the same in all runs, and the values."""
+    every = [dict(flat(run.config)) for run in runs]
+    for key in dict.fromkeys(key for settings in every for key in settings):
+        values = [settings.get(key, ABSENT) for settings in every]
+        if any(value != values[0] for value in values):
+            yield key, values
+
+
+def differing_keys(runs: list[RunResult]) -> list[str]:
+    """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all of them."""
+    known = [(key, [value for value in values if value is not ABSENT]) for key, values in differing(runs)]
+    return [key for key, values in known if any(value != values[0] for value in values) and key not in MACHINE]
+
+
+def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested mappings, and their values."""
+    if isinstance(value, dict) and value:
+        for name, inner in value.items():
+            yield from flat(inner, f"{key}.{name}" if key else str(name))
+    else:
+        yield key, value
+
+
+def load(paths: list[Path], regression: bool = True) -> list[RunResult]:
+    """Read run folders, in the order given.
+
+    Raises:
+        BadInput: a folder does not exist or holds no run, or is given twice; it is a regression beside a
+            classification, or (unless `regression`) at all.
+    """
+    resolved = [path.resolve() for path in paths]
+    for at, path in enumerate(paths):
+        check("run", str(path), not path.is_dir() or resolved.index(resolved[at]) == at, "it must be given once")
+    runs = [RunResult(path, name) for path, name in zip(paths, _names(paths), strict=True)]
+    for path, run in zip(paths, runs, strict=True):
+        fine = regression or run.metric is ACCURACY
+        check("run", str(path), fine, "it is a regression, and a comparison speaks of accuracies; see fl-train report")
+        same = run.metric is runs[0].metric
+        check("run", str(path), same, f"it is judged by the {run.metric.words}, {runs[0].name} by another metric")
+    return runs
+
+
+def _names(paths: list[Path]) -> list[str]:
+    """Folder names, with their parents' where that is needed to tell them apart."""
+    short = [path.resolve().name for path in paths]
+    long = [f"{path.resolve().parent.name}/{name}" for path, name in zip(paths, short, strict=True)]
+    names = [name if short.count(name) == 1 else longer for name, longer in zip(short, long, strict=True)]
+    return [
+        name if names.count(name) == 1 else f"{name} ({names[:at].count(name) + 1})" for at, name in enumerate(names)
+    ]
