@@ -9,7 +9,7 @@ import time
 from pathlib import Path
 
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 
 
 class FirstRound(Observer):
@@ -18,7 +18,7 @@ class FirstRound(Observer):
     def __init__(self, path: str) -> None:
         self.path = Path(path)
 
-    def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
+    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024
         self.path.write_text(json.dumps({"seconds": time.process_time(), "peak_mib": peak}))
         os._exit(0)

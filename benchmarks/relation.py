@@ -35,7 +35,7 @@ from fl_lightning.cli.folder import CONFIG, write_config
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, DataConfig, EvaluationConfig
 from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.data import FederatedData
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.results.folder import RunFolder
@@ -80,7 +80,7 @@ class Given(Relation):
     def __init__(self, kind: Fixed) -> None:
         self.kind = kind
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Write the table (layers, N, N)."""
         self.table = torch.from_numpy(given(self.kind, run.data, run.config.seed, len(run.layer_names)))
 
@@ -121,7 +121,7 @@ class Shuffled(LearnedCube):
 
     how: Shuffle = "shuffled"
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Draw who receives by whose row, and where each weight of it goes, (N,) and (N, N)."""
         rng, n = numpy_rng(run.config.seed, "shuffled rows"), run.clients
         circle = rng.permutation(n)

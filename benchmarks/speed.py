@@ -44,7 +44,7 @@ from fl_lightning.core.payload import KINDS, Payload
 from fl_lightning.core.server import GroupServer
 from fl_lightning.engine import record
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.keeper import Keeper
+from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
@@ -143,7 +143,7 @@ def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -
 
 def callbacks(folder: Path) -> list[Callback]:
     """What `fl-train fit` hangs on a run unless told otherwise, in its order."""
-    return [Heatmaps(), Progress(), Keeper(RunFolder(folder)), Checkpoint()]
+    return [Heatmaps(), Progress(), RunFolderWriter(RunFolder(folder)), Checkpoint()]
 
 
 def saving(workload: Workload, pairs: int) -> list[Row]:
@@ -226,9 +226,9 @@ def accounting(workload: Workload, pairs: int) -> list[Row]:
     data, source = workload.load()
     with tempfile.TemporaryDirectory() as folder:
         counted = workload.federation(
-            KAPC(), data, Path(folder), [Wireless(), Keeper(RunFolder(Path(folder) / "counted"))], "after"
+            KAPC(), data, Path(folder), [Wireless(), RunFolderWriter(RunFolder(Path(folder) / "counted"))], "after"
         )
-        keeper = Keeper(Unledgered(Path(folder) / "bare"))
+        keeper = RunFolderWriter(Unledgered(Path(folder) / "bare"))
         bare = workload.federation(KAPC(), data, Path(folder), [keeper], "after", counts=False)
         layers = len(bare.run.layer_names)
         nothing = {"by_layer": np.zeros((layers + 1, len(KINDS)), np.int64), "layers_sent": np.zeros(layers, bool)}

@@ -7,7 +7,7 @@ import time
 from pathlib import Path
 
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.record import RoundRecord
 
 
@@ -18,8 +18,8 @@ class Stamps(Observer):
         self.path = path
         self.stamps: list[tuple[float, float]] = []
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         self.stamps.append((time.time(), time.process_time()))
 
-    def on_close(self, run: Run) -> None:
+    def on_close(self, run: RunContext) -> None:
         Path(f"{self.path}.{run.rank}").write_text(json.dumps(self.stamps))

@@ -9,7 +9,7 @@ import torch
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import are_numbers, check
-from fl_lightning.core import Client, Payload, Run
+from fl_lightning.core import Client, Payload, RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import NO_TARGET
 from fl_lightning.rng import numpy_rng
@@ -47,7 +47,7 @@ class Attack(Transform):
         check("callbacks.attack.share", self.share, self.share is None or 0 <= self.share <= 1, "it must lie in [0, 1]")
         check("callbacks.attack.scale", self.scale, self.scale >= 0, "it must be 0 or more")
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Choose the attackers; with `label_flip`, turn their training labels."""
         sent = any(g.up_mask.any() for g in run.groups)
         allowed = f"{run.method_name} uploads no model: label_flip"

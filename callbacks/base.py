@@ -12,7 +12,7 @@ from typing import Any, ClassVar
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, Run
+from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.errors import BadInput
 
@@ -39,7 +39,7 @@ class Callback:
         """Its key in a configuration, for messages."""
         return f"callbacks.{type(self).__name__.lower()}"
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Everything is set up, on every rank (`run.resumed_from`: the last finished round). Raise `BadInput` here."""
 
 
@@ -60,7 +60,7 @@ class Transform(Callback):
     further_vectors: ClassVar[bool] = False
     """Whether what it changes includes `payload.vectors`; else it is refused beside a method that exchanges any."""
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their first values."""
         return {}
 
@@ -71,7 +71,7 @@ class Transform(Callback):
         """`payload` is about to leave `client`. To change its numbers, give it a new `vector` (`changes_upload`)."""
 
 
-def client_memory(run: Run) -> dict[str, Tensor]:
+def client_memory(run: RunContext) -> dict[str, Tensor]:
     """What the method and the transforms keep with every client, with its first values.
 
     Raises:
@@ -98,19 +98,19 @@ class Observer(Callback):
     after_saving: ClassVar[bool] = False
     """Its `on_round_end` runs when the round is saved, if it is; after a crash it catches up from the run folder."""
 
-    def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
+    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         """The cohort is drawn; nothing has been sent."""
 
-    def on_client_end(self, run: Run, client: int) -> None:
+    def on_client_end(self, run: RunContext, client: int) -> None:
         """`client` has uploaded in this round (home rank only)."""
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """The round is complete and scored."""
 
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
         """The last round is over; `summary` is what `summary.json` will hold, and may be added to."""
 
-    def on_close(self, run: Run) -> None:
+    def on_close(self, run: RunContext) -> None:
         """Runs last, whether the run ended well or not: let go of files and bars."""
 
 
@@ -120,7 +120,7 @@ class Aggregator(Callback):
     At most one callback of a run is one, and only where the method's relation is a global model's.
     """
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
         allowed = "it needs a method whose relation is a global model's, as fedavg's is"
         check(self.config_key, run.method_name, run.relation.is_global, allowed)

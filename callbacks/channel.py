@@ -14,7 +14,7 @@ import numpy as np
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
-from fl_lightning.core import RoundRecord, Run
+from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.csvtable import Row
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 from fl_lightning.rng import numpy_rng
@@ -40,7 +40,7 @@ class _Channel(Observer):
         finite = isinstance(value, str) or math.isfinite(value or 0)
         check(f"{self.config_key}.{argument}", value, holds and finite, allowed)
 
-    def rates(self, run: Run, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+    def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes (n, 2)."""
         raise NotImplementedError
 
@@ -50,12 +50,12 @@ class _Channel(Observer):
             return 0.0
         return sum(row.get(name, math.nan) for name in CLIENT_FLOPS) / (self.client_gflops * 1e9)
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there are two channels: a round has one length."""
         given = [type(c).__name__.lower() for c in run.callbacks if isinstance(c, _Channel)]
         check("callbacks", ", ".join(given), len(given) == 1, "one channel at a time")
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Add each client's seconds, and those of the slowest: the round's."""
         sizes = np.array([[row["download_bytes"], row["upload_bytes"]] for row in record.clients], dtype=np.float64)
         rates = self.rates(run, record.round, [int(row["client"]) for row in record.clients], sizes)
@@ -70,7 +70,7 @@ class _Channel(Observer):
         parts = {part: slowest[part] for part in PARTS}
         record.metrics |= {"channel_s": sum(parts.values()), **parts}
 
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
         """Sum up the run, with the rounds before a resume."""
         if run.is_main:
             rows = RunFolder(run.folder).read("metrics")
@@ -98,7 +98,7 @@ class FixedRate(_Channel):
         for name in ("upload_mbit", "download_mbit"):
             self._check(name, getattr(self, name) > 0, "it must be above 0")
 
-    def rates(self, run: Run, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+    def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """The given ones."""
         return np.broadcast_to(np.array([self.download_mbit, self.upload_mbit]) * 1e6, sizes.shape)
 
@@ -179,7 +179,7 @@ class Wireless(_Channel):
             return np.ones(2)
         return numpy_rng(seed, "channel fading", client, round).exponential(size=2)  # of a Rayleigh amplitude
 
-    def rates(self, run: Run, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
+    def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """Shannon's: band times log2(1 + signal over noise and interference)."""
         if self.channel == "table4":
             fading = np.array([self.faded(run.config.seed, round, client) for client in clients])

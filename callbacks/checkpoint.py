@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_lightning import log
 from fl_lightning.callbacks.base import Observer, client_memory
 from fl_lightning.config import check
-from fl_lightning.core import RoundRecord, Run
+from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.files import writing
 from fl_lightning.results.folder import RunFolder
@@ -69,14 +69,14 @@ class Checkpoint(Observer):
         fine = 0 <= self.seconds < math.inf
         check("callbacks.checkpoint.seconds", self.seconds, fine, "it must be 0 or more")
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Look at the clock, and look up which files hold the clients that the run was resumed with."""
         self._saved_at = time.monotonic()
         self.saved = run.resumed_from
         if run.resumed_from:
             self._last = disk.read_manifest(run.folder / "checkpoints", run.resumed_from)
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Save when it is time. Ctrl-C and SIGTERM wait until it is done."""
         metric = run.data.metric
         score = record.metrics.get(metric.of("validation"), record.metrics.get(metric.of("mean")))
@@ -89,7 +89,7 @@ class Checkpoint(Observer):
         self.saved, self._saved_at = record.round, time.monotonic()
         self._took = self._saved_at - begun
 
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
         """Say which round `--checkpoint best` is."""
         if not run.is_main or not self.best:
             return
@@ -107,7 +107,7 @@ class Checkpoint(Observer):
         due = len(rows) - 1 - (len(rows) - 1) % self.every
         return due <= 0 or sum(row["seconds"] for row in rows[:due]) < self.seconds
 
-    def _due(self, run: Run, round: int, score: float | None) -> bool:
+    def _due(self, run: RunContext, round: int, score: float | None) -> bool:
         """Whether a round is saved: the same on every rank, by rank 0's clock and what it has kept."""
         if round % self.every or round == run.rounds or not self.seconds:
             return round == run.rounds or not round % self.every
@@ -122,7 +122,7 @@ class Checkpoint(Observer):
         greatest = disk.best((self._kept or {}).values())
         return greatest is None or score > (self._kept or {})[greatest]["score"]
 
-    def _save(self, run: Run, folder: Path, score: float | None) -> Manifest:
+    def _save(self, run: RunContext, folder: Path, score: float | None) -> Manifest:
         """Write all that changed since the last checkpoint, on every rank, then its manifest. Returns the manifest."""
         t = run.server.round
         before = self._last or {"clients": {}}
@@ -192,7 +192,7 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(disk.rounds(folder))
 
 
-def restore(run: Run, folder: Path, which: Literal["last", "best"] = "last") -> int:
+def restore(run: RunContext, folder: Path, which: Literal["last", "best"] = "last") -> int:
     """Load the newest intact checkpoint in `folder` (or the best one) into `run`. Returns its round.
 
     Each rank loads its own clients and the server. Skipped checkpoints are named on stderr.
@@ -233,7 +233,7 @@ class _Loaded(NamedTuple):
     states: dict[int, ClientState]
 
 
-def _load(run: Run, folder: Path, round: int) -> _Loaded:
+def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
     """Manifest, initial model, server and this rank's clients; `run` is not touched."""
     manifest = disk.read_manifest(folder, round)
     if any(client >= run.clients for client in [*manifest["heard"], *map(int, manifest["clients"])]):
@@ -255,7 +255,7 @@ def _load(run: Run, folder: Path, round: int) -> _Loaded:
     return _Loaded(manifest, initial, server, states)
 
 
-def _put(run: Run, loaded: _Loaded) -> None:
+def _put(run: RunContext, loaded: _Loaded) -> None:
     """Let `run` go on from what has been loaded."""
     device, saved = run.device, loaded.server
     for k, group in enumerate(run.groups):
@@ -286,7 +286,7 @@ def _of_client(state: ClientState) -> dict[str, Tensor]:
     return tensors | _named("received", received) | _named("fields", state.memory)
 
 
-def _state(run: Run, client: int, taken_part: int, saved: Mapping[str, Tensor]) -> ClientState:
+def _state(run: RunContext, client: int, taken_part: int, saved: Mapping[str, Tensor]) -> ClientState:
     """What `_of_client` gave, in the store."""
     slots = run.method.slots()
     vectors = {MODEL: run.store.allocate(saved["row"])}
@@ -303,7 +303,7 @@ def _state(run: Run, client: int, taken_part: int, saved: Mapping[str, Tensor]) 
     return ClientState(client, vectors, _buffers(saved, run.device), received, taken_part, memory)
 
 
-def _of_server(run: Run) -> dict[str, Tensor]:
+def _of_server(run: RunContext) -> dict[str, Tensor]:
     """The server's memory, and its vectors; a global model only where that is another tensor than the initial one."""
     tensors = _named("fields", run.server.memory) | _vectors(run)
     for k, group in enumerate(run.groups):
@@ -312,13 +312,13 @@ def _of_server(run: Run) -> dict[str, Tensor]:
     return tensors
 
 
-def _vectors(run: Run) -> dict[str, Tensor]:
+def _vectors(run: RunContext) -> dict[str, Tensor]:
     """What the server keeps of each group beside the global model."""
     groups = enumerate(run.groups)
     return {f"{k}.vectors.{name}": v for k, group in groups for name, v in group.vectors.items() if name != MODEL}
 
 
-def _initial(run: Run) -> dict[str, Tensor]:
+def _initial(run: RunContext) -> dict[str, Tensor]:
     """The initial model of each group, and what of it is frozen: it lies in the run folder once."""
     tensors: dict[str, Tensor] = {}
     for k, group in enumerate(run.groups):
@@ -327,7 +327,7 @@ def _initial(run: Run) -> dict[str, Tensor]:
     return tensors
 
 
-def _blocks(run: Run) -> list[Any]:
+def _blocks(run: RunContext) -> list[Any]:
     """What a checkpoint fits: for each group its clients (they are numbered in a row) and the blocks of its vectors."""
     return [[[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]] for g in run.groups]
 

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
-from fl_lightning.core import Block, Client, Payload, Run
+from fl_lightning.core import Block, Client, Payload, RunContext
 from fl_lightning.device import sent
 from fl_lightning.errors import BadInput
 
@@ -97,7 +97,7 @@ class TopK(Transform):
     def __post_init__(self) -> None:
         check("callbacks.topk.share", self.share, 0 < self.share <= 1, "it must lie in (0, 1]")
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` beside `quantize`: their bytes would not add up."""
         if any(isinstance(c, Quantize) for c in run.callbacks):
             raise BadInput("callbacks.topk", self.share, "it excludes quantize: choose one")

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fl_lightning import log
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Gram, RelationInputs, Run
+from fl_lightning.core import Gram, RelationInputs, RunContext
 from fl_lightning.errors import RunFailed
 from fl_lightning.rng import numpy_rng
 
@@ -161,7 +161,7 @@ class LearnedCube(Relation):
     Args: as in `fl_lightning.methods.kapc.KAPC`.
     """
 
-    per_layer = measures = offers_heard = True
+    per_layer = measures = True
 
     lam: float
     beta: float
@@ -173,21 +173,21 @@ class LearnedCube(Relation):
     rho_units: Literal["absolute", "spread"]
     partial: Literal["preserve", "literal"]
     init: Literal["uniform", "random"] = "uniform"
-    mixes: Literal["cohort", "heard"] = "cohort"
+    sources: Literal["cohort", "uploaded"] = "cohort"
     own_rho: float | None = None
     _terms: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
     """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
     _note: str = field(default="", init=False, repr=False)
     """What is said to the user with the first weights."""
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused after it."""
         units = " of each layer's spread" if self.rho_units == "spread" else ""
         if run.is_main:
             which = "rho" if self.own_rho is not None else "rho = beta / (2 lam)"
             self._note = f"relation: solver {self.solver}, {which} = {self.rho:g}{units}"
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
 
         (From the identity the stepped form would never move.)
@@ -304,7 +304,7 @@ class LearnedMatrix(LearnedCube):
     Running statistics are mixed by the same rows; rows are learned from parameters alone.
     """
 
-    per_layer = measures = offers_heard = False
+    per_layer = measures = False
 
     def _gram(self, inputs: RelationInputs) -> Gram:
         return inputs.gram("parameters")

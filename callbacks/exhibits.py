@@ -17,7 +17,7 @@ import numpy as np
 
 from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.config import Config, check
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import SECRET
 from fl_lightning.metric import Metric
@@ -91,7 +91,7 @@ def cube(view: RelationView) -> Cells:
     return table
 
 
-def clients(run: Run, scores: list[float], kinds: list[str], last: Mapping[int, Row]) -> Cells:
+def clients(run: RunContext, scores: list[float], kinds: list[str], last: Mapping[int, Row]) -> Cells:
     """A row for each client: its samples and classes, its final score, and what its last round came to."""
     data, name = run.data, run.data.metric.name
     seen = list(dict.fromkeys(column for row in last.values() for column in row if column not in _KNOWN))
@@ -113,7 +113,7 @@ class Tables:
     def __init__(self) -> None:
         self._last = 0
 
-    def due(self, run: Run, t: int) -> bool:
+    def due(self, run: RunContext, t: int) -> bool:
         """Whether round `t`, which has just ended, has one."""
         if t in spread(run.rounds, MOST_TABLES):
             return True
@@ -134,7 +134,7 @@ class Gain:
         BadInput: that folder holds no finished run of training alone, or one of another split.
     """
 
-    def __init__(self, folder: str, run: Run) -> None:
+    def __init__(self, folder: str, run: RunContext) -> None:
         import yaml
 
         alone, key = RunFolder(Path(folder)), "loggers.wandb.local"

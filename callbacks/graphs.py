@@ -10,7 +10,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import RelationInputs, Run
+from fl_lightning.core import RelationInputs, RunContext
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.rng import numpy_rng
 
@@ -41,14 +41,14 @@ class CosineAttention(Relation):
     Args:
         own: xi_ii.
         sigma: sharpness.
-        mixes: as in `Attention`.
+        sources: as in `Attention`.
     """
 
-    several = offers_heard = True
+    several = True
 
     own: float
     sigma: float
-    mixes: Literal["cohort", "known", "heard"] = "known"
+    sources: Literal["cohort", "known", "uploaded"] = "known"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
@@ -74,14 +74,14 @@ class CollaborationGraph(Relation):
     Args:
         alpha: pull towards p. 0: none, a row is as with `WEAKEST`: on the most alike, among equals by p.
         near: a cosine above it counts as 1.
-        mixes: as in `Attention`.
+        sources: as in `Attention`.
     """
 
-    several = offers_heard = True
+    several = True
 
     alpha: float
     near: float
-    mixes: Literal["cohort", "known", "heard"] = "heard"
+    sources: Literal["cohort", "known", "uploaded"] = "uploaded"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Shape (1, m, n)."""
@@ -119,13 +119,13 @@ class Laplacian(Relation):
     gamma: float
     graph: Literal["random", "complete"]
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`graph` (N, N): a, symmetric, 0 on the diagonal."""
         if self.graph == "random":
             return {"graph": random_graph(run.clients, run.config.seed)}
         return {"graph": torch.ones(run.clients, run.clients, dtype=torch.float64).fill_diagonal_(0)}
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` if own weights could turn negative in a cohort."""
         neighbours = run.server.memory["graph"].sort(1, descending=True).values[:, : run.cohort_size - 1]
         most = float(neighbours.sum(1).max())

@@ -9,7 +9,7 @@ import numpy as np
 from fl_lightning import log
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import are_numbers, check
-from fl_lightning.core import RelationView, RoundRecord, Run
+from fl_lightning.core import RelationView, RoundRecord, RunContext
 from fl_lightning.drawing.heatmap import save_png
 from fl_lightning.drawing.relation import draw_relation, draw_split
 from fl_lightning.errors import MachineFailed
@@ -40,7 +40,7 @@ class Heatmaps(Observer):
         self.every, self.clients, self.png = every, clients, png
         self._split_drawn = self._warned = False
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was killed over."""
         for client in self.clients or []:
             known = 0 <= client < run.clients
@@ -51,7 +51,7 @@ class Heatmaps(Observer):
             if missing and folder.relation_file(t).exists():
                 self._relation(run, folder.read_relation(t), t)
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Draw the pictures into `record.images`."""
         if not run.is_main:
             return
@@ -63,7 +63,7 @@ class Heatmaps(Observer):
         if self._due(run, record.round):
             record.images |= self._relation(run, record.relation, record.round)
 
-    def _relation(self, run: Run, view: RelationView, t: int) -> dict[str, np.ndarray]:
+    def _relation(self, run: RunContext, view: RelationView, t: int) -> dict[str, np.ndarray]:
         """The pictures of round `t`."""
         if view.rows.size == 0:
             return {}
@@ -72,7 +72,7 @@ class Heatmaps(Observer):
             self._save(run, f"round-{t:04d}-{name}", image)
         return {f"relation/{name}": image for name, image in images.items()}
 
-    def _save(self, run: Run, name: str, image: np.ndarray) -> None:
+    def _save(self, run: RunContext, name: str, image: np.ndarray) -> None:
         try:
             if self.png:
                 save_png(image, self._file(run, name))
@@ -81,12 +81,12 @@ class Heatmaps(Observer):
                 log.say(f"callbacks.heatmaps: figures/{name}.png cannot be written ({error}); the run goes on")
             self._warned = True
 
-    def _due(self, run: Run, round: int) -> bool:
+    def _due(self, run: RunContext, round: int) -> bool:
         if self.every is None:
             return round in spread(run.rounds, DRAWN)
         return round % self.every == 0 or round == run.rounds
 
-    def _file(self, run: Run, name: str) -> Path:
+    def _file(self, run: RunContext, name: str) -> Path:
         return run.folder / "figures" / f"{name}.png"
 
     def _chosen(self, receivers: list[int]) -> list[int]:

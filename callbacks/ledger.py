@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from fl_lightning import log
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.core import Run
+from fl_lightning.core import RunContext
 
 
 class Ledger(Observer):
@@ -13,7 +13,7 @@ class Ledger(Observer):
     def __init__(self, every: int | None = None) -> None:
         """`every`: not read."""
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Warn once."""
         if run.is_main:
             log.say(f"callbacks.ledger draws nothing any more; use: fl-train report {run.folder} --figures png")

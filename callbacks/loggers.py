@@ -14,7 +14,7 @@ from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import Cells, without_secrets
 from fl_lightning.config import check
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import RunFailed
 from fl_lightning.extras import require
@@ -41,7 +41,7 @@ class TensorBoard(Observer):
         self._writer: SummaryWriter | None = None
         self._so_far = CumulativeCosts()
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Open the event file; events of rounds that will be run again are hidden from now on."""
         if run.is_main:
             from torch.utils.tensorboard import SummaryWriter
@@ -61,7 +61,7 @@ class TensorBoard(Observer):
             for part in hparams({k: str(v) for k, v in flat.items()}, dict.fromkeys(judged, 0)):
                 self._writer._get_file_writer().add_summary(part)
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Write the round, and see to it that a reader finds it."""
         if self._writer is None:
             return
@@ -71,7 +71,7 @@ class TensorBoard(Observer):
             self._writer.add_image(name, image, record.round, dataformats="HWC")
         self._writer.flush()
 
-    def on_close(self, run: Run) -> None:
+    def on_close(self, run: RunContext) -> None:
         """Close the event file."""
         if self._writer is not None:
             self._writer.close()
@@ -120,7 +120,7 @@ class WandB(Observer):
         self._tables = exhibits.Tables()
         self._ended = False
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Decide between online and offline, and open the run. Raises `BadInput` if `online` cannot be."""
         if self.local is not None:
             self._gain = exhibits.Gain(self.local, run)
@@ -149,11 +149,11 @@ class WandB(Observer):
             self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
         self._send_again(run)
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Send the round as one row."""
         self._send(run, record.round, record.metrics, record.clients, record.images, record.relation)
 
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
         """Set the run's summary, hand over tables and files, and leave the way to it under `wandb` in ours."""
         self._ended = True
         if self._run is None:
@@ -166,7 +166,7 @@ class WandB(Observer):
         except Exception as error:  # curves and summary are there all the same
             self._say(f"tables and files are not kept ({type(error).__name__})")
 
-    def on_close(self, run: Run) -> None:
+    def on_close(self, run: RunContext) -> None:
         """Finish the run; what cannot be uploaded in a minute stays on the disk."""
         if self._run is None:
             return
@@ -177,7 +177,7 @@ class WandB(Observer):
             connection.let_go()
         self._run = None
 
-    def _open(self, run: Run, mode: connection.Mode) -> wandb.Run:
+    def _open(self, run: RunContext, mode: connection.Mode) -> wandb.Run:
         import wandb
 
         id_file = run.folder / "wandb_id.txt"
@@ -208,7 +208,7 @@ class WandB(Observer):
             opened.summary["data/heterogeneity"] = exhibits.heterogeneity(run.data.class_counts)
         return opened
 
-    def _send_again(self, run: Run) -> None:
+    def _send_again(self, run: RunContext) -> None:
         """Send the finished rounds that W&B does not have."""
         folder = RunFolder(run.folder)
         every = folder.read("metrics")
@@ -227,7 +227,7 @@ class WandB(Observer):
 
     def _send(
         self,
-        run: Run,
+        run: RunContext,
         t: int,
         metrics: Mapping[str, float],
         clients: Iterable[Mapping[str, float]],
@@ -259,13 +259,13 @@ class WandB(Observer):
             self._run = None
             connection.let_go()
 
-    def _has_room(self, run: Run, t: int, count: int) -> bool:
+    def _has_room(self, run: RunContext, t: int, count: int) -> bool:
         """Whether the pictures of this round are sent: of long runs with many, those of rounds spread over the run."""
         allowed = self._pictures + count <= MOST_PICTURES and t in spread(run.rounds, MOST_PICTURES // max(count, 1))
         self._pictures += count * allowed
         return allowed
 
-    def _keep(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def _keep(self, run: RunContext, summary: Mapping[str, Any]) -> None:
         """The table of clients and the split's, and the files to keep: configuration, tables, relation, checkpoint."""
         import wandb
 

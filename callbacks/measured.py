@@ -21,7 +21,7 @@ from torch import Tensor
 from fl_lightning import log
 from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import RelationInputs, Run, Server
+from fl_lightning.core import RelationInputs, RunContext, Server
 from fl_lightning.errors import RunFailed
 
 RIDGE = 1e-7
@@ -73,13 +73,13 @@ class MeasuredCube(Relation):
     """
 
     per_layer = measures = True
-    mixes = "heard"
+    sources = "uploaded"
 
     kappa: float
     keep: float
     _shares: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`noise.covariance` (L, N, N): Sigma; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2 over clients
         that have measured v_i, and how many have; `noise.rounds` (N,): uploads of each."""
         n, layers = run.clients, len(run.layer_names)
@@ -127,11 +127,11 @@ class MeasuredCube(Relation):
         # A step is noise at most. Where nobody could measure, it counts as noise: one sample tells little.
         shares = torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples
         shares = shares.clamp_max(1.0)
-        if bool((count == 0).all()) and server.run.is_main and "noise" not in server.run.said:
+        if bool((count == 0).all()) and server.run.is_main and "noise" not in server.run.warned:
             log.say(
                 "selfkapc: no client has enough samples to measure its noise: all of a client's step counts as noise"
             )
-        server.run.said.add("noise")
+        server.run.warned.add("noise")
         index, sources = torch.tensor(answered), torch.tensor(weighed.sources)
         where = [weighed.receivers.index(c) for c in answered]
         rows = math.sqrt(self.keep) * weighed.weights[:, where]  # (L, m, n)

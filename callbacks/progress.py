@@ -12,7 +12,7 @@ from rich.progress import Progress as Bar
 from rich.table import Table
 
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.core import RoundRecord, Run
+from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.csvtable import Row
 from fl_lightning.log import in_bytes
 from fl_lightning.metric import MODELS, of_rows
@@ -31,7 +31,7 @@ class Progress(Observer):
         self._task = TaskID(0)
         self._share = self._done = 0  # clients of this rank in the round, and how many of them are done
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Show the bar, with what a resumed run has reached so far."""
         if not run.is_main:
             return
@@ -48,19 +48,19 @@ class Progress(Observer):
             )
             self._bar.start()
 
-    def on_round_start(self, run: Run, round: int, cohort: list[int]) -> None:
+    def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         """Say which round it is."""
         self._share, self._done = math.ceil(len(cohort) / run.world_size), 0
         if self._bar is not None:
             self._bar.update(self._task, description=f"round {round}/{run.rounds}", completed=round - 1)
 
-    def on_client_end(self, run: Run, client: int) -> None:
+    def on_client_end(self, run: RunContext, client: int) -> None:
         """Move on within the round, as far as rank 0 can tell."""
         self._done += 1
         if self._bar is not None:
             self._bar.advance(self._task, 1 / self._share if self._done <= self._share else 0)
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Show what the round brought."""
         if not run.is_main:
             return
@@ -81,11 +81,11 @@ class Progress(Observer):
             _, at = best(both := [*self._judged, row])
             self._judged = [next((one for one in both if one["round"] == at), row), row]
 
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
         """Keep the summary, which others may still add to."""
         self._summary = summary
 
-    def on_close(self, run: Run) -> None:
+    def on_close(self, run: RunContext) -> None:
         """Take the bar away; print the table if the run has ended well."""
         if self._bar is not None:
             self._bar.stop()
@@ -102,7 +102,7 @@ class Progress(Observer):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def _table(run: Run, rows: list[Row], summary: dict[str, Any]) -> Table:
+def _table(run: RunContext, rows: list[Row], summary: dict[str, Any]) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
     table = Table(title=escape(f"{run.folder.name}: {names}"), title_justify="left", caption_justify="left")
@@ -140,7 +140,7 @@ def _table(run: Run, rows: list[Row], summary: dict[str, Any]) -> Table:
     return table
 
 
-def _closing_lines(run: Run, rows: list[Row], summary: dict[str, Any]) -> list[str]:
+def _closing_lines(run: RunContext, rows: list[Row], summary: dict[str, Any]) -> list[str]:
     """What travelled, how long it took, and where everything is."""
     total = {name: sum(row.get(name, 0.0) for row in rows) for name in {key for row in rows for key in row}}
     up, down = (

@@ -14,7 +14,7 @@ from torch import Tensor
 from fl_lightning.callbacks.graphs import random_graph
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
-from fl_lightning.core import Client, RelationInputs, Run
+from fl_lightning.core import Client, RelationInputs, RunContext
 from fl_lightning.data.part import Part
 
 
@@ -101,12 +101,11 @@ def told_basis(client: Client) -> Tensor:
 class Propagation(Relation):
     """The fixed matrix of FEDORA: the last-known models of all clients count, whichever take part.
 
-    With `mixes` `heard` the weights of clients that have not uploaded yet go to the others of a row, in proportion.
+    With `sources` `uploaded` the weights of clients that have not uploaded yet go to the others of a row, in
+    proportion.
 
     Args: as in `fl_lightning.methods.fedora.FEDORA`.
     """
-
-    offers_heard = True
 
     alpha: float = 1.0
     directions: int = 1
@@ -115,14 +114,14 @@ class Propagation(Relation):
     steps: int | None = None
     validated: bool = True
     similarity: Literal["subspace", "random"] = "subspace"
-    mixes: Literal["all", "heard"] = "all"
+    sources: Literal["all", "uploaded"] = "all"
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where the pull is to be chosen on validation data and there are none."""
         if self.validated:
             run.check_validation("chooses its pull on validation data")
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`fedora.rows` (N, N), and every client's `fedora.bases` (N, dim + C, p) and those of features alone.
 
         Where similarity is `random`, there are no bases.
@@ -154,7 +153,7 @@ class Propagation(Relation):
             rows = rows / rows.sum(1, keepdim=True)
         return rows[None]
 
-    def newcomer(self, run: Run, part: Part, labelled: bool) -> Tensor | None:
+    def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
         """sum_k w_k Theta^_k / sum_k w_k: what the fixed point gives for a client that has no model yet.
 
         A client whose similarities are drawn at random has them drawn, too.
@@ -169,12 +168,12 @@ class Propagation(Relation):
             last = S.sort(descending=True).values[min(self.neighbours, len(S)) - 1]
             S = torch.where(last <= S, S, torch.zeros_like(S))
         weights = (S / S.sum()) @ run.server.memory["fedora.rows"]
-        if self.mixes == "heard":
+        if self.sources == "uploaded":
             counts = torch.tensor([c in run.server.uploaded for c in range(run.clients)])
             weights = torch.where(counts, weights, torch.zeros_like(weights))
             if not weights.sum() > 0:  # nobody alike has uploaded
                 weights = counts.double()
-        return weights / weights.sum() if self.mixes == "heard" else weights
+        return weights / weights.sum() if self.sources == "uploaded" else weights
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Nothing: the matrix was made before the first round."""

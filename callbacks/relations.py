@@ -11,8 +11,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
+from fl_lightning import renames
 from fl_lightning.callbacks.base import Callback
-from fl_lightning.core import RelationInputs, Run, Server
+from fl_lightning.core import RelationInputs, RunContext, Server
 from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput, RunFailed
 
@@ -28,14 +29,17 @@ class Relation(Callback):
     """Every layer has weights of its own."""
     measures: ClassVar[bool] = False
     """It follows an objective of its own: `measured`."""
-    offers_heard: ClassVar[bool] = False
-    """Its method has an argument `mixes`, of which one choice is `heard`."""
-    mixes: Literal["cohort", "known", "heard", "all"] = "cohort"
+    sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded so far and the
     cohort's, of those that have uploaded only, or everybody's. Of a client that has not uploaded that is the initial
-    model; with `heard` it counts for the client itself alone."""
+    model; with `uploaded` it counts for the client itself alone."""
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if "mixes" in vars(cls):
+            cls.sources = renames.forwarded(f"{cls.__name__}.mixes", "sources", "mixes")
+
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """Small tensors that the server keeps between rounds, equal on every rank, with their first values."""
         return {}
 
@@ -55,7 +59,7 @@ class Relation(Callback):
         """
         return {}
 
-    def newcomer(self, run: Run, part: Part, labelled: bool) -> Tensor | None:
+    def newcomer(self, run: RunContext, part: Part, labelled: bool) -> Tensor | None:
         """Weights (N,) of all clients' models in what a new client with the training data `part` receives.
 
         None: it receives what `weights` says of a client more, who first has the mean of all as its model.
@@ -83,14 +87,14 @@ class SampleCounts(Relation):
     """Everybody receives the mean of the cohort, weighted by training samples (McMahan et al., AISTATS 2017).
 
     Args:
-        mixes: `known`: the method averages what the server last received of all, and keeps it.
+        sources: `known`: the method averages what the server last received of all, and keeps it.
     """
 
     is_global = True
     several = True
 
-    def __init__(self, mixes: Literal["cohort", "known"] = "cohort") -> None:
-        self.mixes = mixes
+    def __init__(self, sources: Literal["cohort", "known"] = "cohort") -> None:
+        self.sources = sources
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """n_j / sum n, (1, 1, n)."""
@@ -105,9 +109,9 @@ class Uniform(SampleCounts):
         return torch.full_like(inputs.samples, 1 / len(inputs.samples))[None, None]
 
 
-def mean_relation(weighting: Literal["samples", "uniform"], mixes: Literal["cohort", "known"] = "cohort") -> Relation:
+def mean_relation(weighting: Literal["samples", "uniform"], sources: Literal["cohort", "known"] = "cohort") -> Relation:
     """The mean, weighted by training samples or plain."""
-    return SampleCounts(mixes) if weighting == "samples" else Uniform(mixes)
+    return SampleCounts(sources) if weighting == "samples" else Uniform(sources)
 
 
 @dataclass
@@ -119,23 +123,23 @@ class Attention(Relation):
     Args:
         alpha: step size of the message passing; with `sigma` None in units of sigma.
         sigma: scale of squared distances; None: the mean squared distance between different sources in this round.
-        mixes: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or `heard`.
+        sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or `uploaded`.
     """
 
-    several = offers_heard = True
+    several = True
 
     alpha: float
     sigma: float | None
-    mixes: Literal["cohort", "known", "heard"] = "known"
+    sources: Literal["cohort", "known", "uploaded"] = "known"
 
     @property
     def _step(self) -> float:
         return self.alpha if self.sigma is None else self.alpha / self.sigma
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` if own weights could turn negative with as many models as may be mixed."""
         n = max(len(g.members) for g in run.groups)
-        n = min(n, run.cohort_size) if self.mixes == "cohort" else n
+        n = min(n, run.cohort_size) if self.sources == "cohort" else n
         if self._step * (n - 1) > 1:
             allowed = f"with {n} models alpha (over sigma, where that is set) must be at most {1 / (n - 1):.4g}"
             raise BadInput("method.alpha", self.alpha, f"{allowed}, or own weights turn negative")

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Transform
 from fl_lightning.config import check
-from fl_lightning.core import Client, Payload, RelationInputs, Run
+from fl_lightning.core import Client, Payload, RelationInputs, RunContext
 from fl_lightning.core.mixing import mean_of
 
 
@@ -86,7 +86,7 @@ class Krum(Aggregator):
         check("callbacks.krum.attackers", self.attackers, self.attackers >= 0, "it must be 0 or more")
         check("callbacks.krum.keep", self.keep, self.keep >= 1, "it must be at least 1")
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a cohort that is too small."""
         super().on_fit_start(run)
         n = min(run.cohort_size, *(len(g.members) for g in run.groups))  # models are aggregated by architecture

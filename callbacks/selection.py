@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.config import check
-from fl_lightning.core import Client, Layout, Payload, Run
+from fl_lightning.core import Client, Layout, Payload, RunContext
 from fl_lightning.device import wide
 from fl_lightning.errors import BadInput
 
@@ -118,12 +118,12 @@ class LayerSelection(Transform):
         check("callbacks.layerselection.largest", self.largest, self.largest in ("L-1", "L"), "it must be L-1 or L")
         check("callbacks.layerselection.mu", self.mu, self.mu is None or self.mu >= 0, "it must be 0 or more, or null")
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Layer selection needs a relation for each layer."""
         allowed = "it needs a method whose relation tells layers apart, such as kapc"
         check("callbacks.layerselection", run.method_name, run.relation.per_layer, allowed)
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Bounds B and tau, the last Omega (L: all layers), and which layers the server has ever received."""
         L = len(run.layer_names)
         zeros = torch.zeros(L, dtype=torch.float64)

@@ -34,7 +34,7 @@ from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
-from fl_lightning.engine.keeper import Keeper
+from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import atomic_write
 from fl_lightning.files import join as join_lock
@@ -95,7 +95,7 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     loggers = [*(c for c in loggers if not c.after_saving), *saver, *(c for c in loggers if c.after_saving)]
-    keeper = Keeper(RunFolder(folder))
+    keeper = RunFolderWriter(RunFolder(folder))
     lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):

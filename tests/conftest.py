@@ -32,7 +32,7 @@ from fl_lightning.config import (
 )
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
@@ -146,7 +146,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
 
 
 @pytest.fixture
-def make_run(federation: Callable[..., Federation]) -> Callable[..., Run]:
+def make_run(federation: Callable[..., Federation]) -> Callable[..., RunContext]:
     """Makes the run of such a federation, before its first round."""
     return lambda *args, **changes: federation(*args, **changes).run
 
@@ -176,7 +176,7 @@ def make_client() -> Callable[..., Client]:
     Its state is made where it has none. There is no module: what trains or scores it needs a whole run.
     """
 
-    def make(run: Run, client: int, round: int = 1) -> Client:
+    def make(run: RunContext, client: int, round: int = 1) -> Client:
         group = run.group_of(client)
         if client not in run.states:
             model = group.initial.clone()

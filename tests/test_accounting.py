@@ -22,7 +22,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
 from fl_lightning.engine.costs import SampleCost, sample_cost
@@ -129,7 +129,7 @@ class Records(Observer):
     def __init__(self) -> None:
         self.held: list[RoundRecord] = []
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         self.held.append(record)
 
 
@@ -232,7 +232,7 @@ class Looks(Transform, Observer):
         look(client, 11)
         self.client = client
 
-    def on_client_end(self, run: Run, client: int) -> None:
+    def on_client_end(self, run: RunContext, client: int) -> None:
         assert client == self.client.id
         look(self.client, 13)
 
@@ -266,7 +266,7 @@ class Phases(FedProx):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         other = ResidentPart(torch.zeros(12, 1, 8, 8), torch.arange(12) % 10, None)
-        objective = client.pulled(payload, 0.1)
+        objective = client.proximal(payload, 0.1)
         yield Phase(part=other, batch_size=4, epochs=1, purpose="other", objective=objective)
         yield Phase(step=take_a_step, epochs=1)
         yield Phase(steps=2, objective=objective)

@@ -20,7 +20,7 @@ import fl_lightning
 from fl_lightning import BadInput, Run, RunFailed, fit
 from fl_lightning.callbacks import Observer
 from fl_lightning.cli import main
-from fl_lightning.core import Run as Running
+from fl_lightning.core import RunContext as Running
 from fl_lightning.methods import Method
 
 QUIET: dict[str, Any] = {

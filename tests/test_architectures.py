@@ -13,7 +13,7 @@ from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.robust import Krum
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.engine.build import members_of
 from fl_lightning.engine.costs import SampleCost
 from fl_lightning.engine.federation import Federation
@@ -72,7 +72,7 @@ def test_fedavg_averages_within_each_architecture(federation: Make) -> None:
     uploads: dict[int, torch.Tensor] = {}
 
     class Watch(Observer):
-        def on_client_end(self, run: Run, client: int) -> None:
+        def on_client_end(self, run: RunContext, client: int) -> None:
             uploads[client] = run.states[client].vectors["model"].double().clone()
 
     fed = federation(FedAvg(), net=BOTH, rounds=1, callbacks=[Watch()])

@@ -18,7 +18,7 @@ from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.config import Component
-from fl_lightning.core import Client, Payload, Phase, Run
+from fl_lightning.core import Client, Payload, Phase, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult
 from fl_lightning.errors import BadClient, RunFailed
@@ -201,7 +201,7 @@ def test_whatever_the_method_keeps_must_be_finite(federation: Make, what: Any, p
 def test_what_begins_as_nan_is_no_failure(federation: Make) -> None:
     @dataclass(frozen=True)
     class Unknown(APFL):
-        def init_client(self, run: Run) -> dict[str, Tensor]:
+        def init_client(self, run: RunContext) -> dict[str, Tensor]:
             return super().init_client(run) | {"best": torch.tensor(torch.nan)}
 
     federation(Unknown()).round(1)

@@ -58,7 +58,7 @@ def test_who_joins_begins_with_what_is_received_in_every_vector(federation: Make
     last(fed)
     model, _, scores = join(fed.worker, fed.run.data.client(0, fed.run.device, fed.run.dtype), False, 0)
     assert torch.equal(model, fed.run.groups[0].vectors["model"])
-    assert set(scores) == {"accuracy_heard", "loss"}
+    assert set(scores) == {"accuracy_received", "loss"}
 
 
 @pytest.mark.parametrize("method", [SCAFFOLD(), FedRoD(), Ditto()], ids=lambda m: type(m).__name__)

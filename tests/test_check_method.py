@@ -35,7 +35,7 @@ class Sound(Method):
         return {"personal": Slot()}
 
     def phases(self, client, payload):
-        return [Phase(), Phase("personal", client.pulled(payload, 0.5))]
+        return [Phase(), Phase("personal", client.proximal(payload, 0.5))]
 
     def personal(self, client):
         return client["personal"]

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.callbacks.compression import Quantize
-from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server, Slot
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
@@ -132,7 +132,7 @@ def test_memory_that_is_not_declared_is_an_error(federation: Make) -> None:
     """It would not be saved, where the run keeps no clients."""
 
     class Remembers(Transform):
-        def init_client(self, run: Run) -> dict[str, Tensor]:
+        def init_client(self, run: RunContext) -> dict[str, Tensor]:
             return {"seen": torch.zeros(1)}
 
     with pytest.raises(BadInput, match=r"Remembers.client_memory: False .* its init_client gives tensors"):
@@ -291,7 +291,7 @@ def test_the_only_group_of_several_is_asked_for(federation: Make, asks: str) -> 
     federation(Lone()).round(1)
 
 
-def test_feature_widths_of_two_architectures_of_one_class_differ(make_run: Callable[..., Run]) -> None:
+def test_feature_widths_of_two_architectures_of_one_class_differ(make_run: Callable[..., RunContext]) -> None:
     run = make_run(net={"plain": 2, "norm": 2})
     first, second = run.groups
     assert run.feature_width == 16

@@ -10,7 +10,7 @@ import torch
 
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import Run
+from fl_lightning.core import RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
@@ -98,7 +98,7 @@ class Uploads(Observer):
     def __init__(self) -> None:
         self.models: dict[int, torch.Tensor] = {}
 
-    def on_client_end(self, run: Run, client: int) -> None:
+    def on_client_end(self, run: RunContext, client: int) -> None:
         self.models[client] = run.states[client].vectors["model"].clone()
 
 

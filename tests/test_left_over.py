@@ -15,8 +15,8 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.exhibits import tables_to_keep
 from fl_lightning.callbacks.robust import Krum
 from fl_lightning.core import Client, Payload, Phase, Server
-from fl_lightning.engine.keeper import Keeper as RunFolderWriter
 from fl_lightning.engine.phases import _belongs, _prefix, job_of
+from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.methods import Method
 from fl_lightning.methods.common.lipschitz import stretch
 from fl_lightning.methods.fedavg import FedAvg

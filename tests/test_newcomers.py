@@ -228,7 +228,7 @@ def test_local_has_no_model_for_them_and_says_so(federation: Make) -> None:
     fed = done(federation, Local())
     rows = newcomers(fed.worker)["newcomers"]
     assert {row["rule"] for row in rows} == {"own training only"}
-    assert [("accuracy_heard" in row, "accuracy" in row) for row in rows] == [
+    assert [("accuracy_received" in row, "accuracy" in row) for row in rows] == [
         (False, row["samples"] > 0) for row in rows
     ]
     new, _ = few(fed.run.data, fed.run.data.held_out[0], 0, 0.0, 0, fed.run.device, fed.run.dtype)
@@ -248,7 +248,7 @@ def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make)
     right = fed.evaluator.score("global", client, new.test)
     loss = float(client.module.mean_loss(new.test, 500))
     row = newcomers(fed.worker)["newcomers"][0]
-    assert row["accuracy"] == row["accuracy_heard"] == scores["accuracy_heard"] == float(right)
+    assert row["accuracy"] == row["accuracy_received"] == scores["accuracy_received"] == float(right)
     assert row["loss"] == pytest.approx(loss, rel=1e-6)
 
 
@@ -359,12 +359,12 @@ def test_a_newcomer_finds_its_planted_group(federation: Make, method: Method) ->
     fed = done(federation, method, planted, clients=8, rounds=4, local_epochs=4)
     joined, _ = after(fed, 5)
     largest, _ = after(fed, 0)
-    assert joined.scores["accuracy_heard"] > 0.7
+    assert joined.scores["accuracy_received"] > 0.7
     assert (
-        largest.scores["accuracy_heard"] > 0.7 or largest.scores["accuracy_heard"] < 0.2
+        largest.scores["accuracy_received"] > 0.7 or largest.scores["accuracy_received"] < 0.2
     )  # one group's or the other's
     rows = newcomers(fed.worker)["newcomers"]
-    found = {row["client"]: row["accuracy_heard"] for row in rows if row["samples_per_class"] == 5}
+    found = {row["client"]: row["accuracy_received"] for row in rows if row["samples_per_class"] == 5}
     assert len(found) == 2 and min(found.values()) > 0.7
 
 
@@ -470,7 +470,7 @@ def test_some_train_nothing(federation: Make, method: Method) -> None:
     joined, _ = after(fed, 20)
     without, _ = after(fed, 0)
     assert torch.equal(without.vector, fed.run.groups[0].vectors["model"])
-    assert joined.scores["accuracy_heard"] != without.scores["accuracy_heard"] and "accuracy" not in joined.scores
+    assert joined.scores["accuracy_received"] != without.scores["accuracy_received"] and "accuracy" not in joined.scores
     assert type(method).newcomers is not None and type(method).newcomers.trains == "nothing"
 
 
@@ -479,14 +479,14 @@ def test_fedmd_teaches_without_labels(federation: Make) -> None:
     method = FedMD(samples=300, epochs=15, batch_size=32, loss="kl")
     fed = done(federation, method, {"public": "held_back", "public_samples": 300, "alpha": 100.0}, local_epochs=5)
     joined, _ = after(fed, 0)
-    assert "accuracy_heard" not in joined.scores and joined.scores["accuracy"] > 0.5
+    assert "accuracy_received" not in joined.scores and joined.scores["accuracy"] > 0.5
 
 
 def test_fedproto_has_nothing_to_begin_with(federation: Make) -> None:
     fed = done(federation, FedProto())
     assert Rule("", gives=False).gives is FedProto.newcomers.gives is False
     joined, _ = after(fed, 5)
-    assert "accuracy_heard" not in joined.scores and 0 <= joined.scores["accuracy"] <= 1
+    assert "accuracy_received" not in joined.scores and 0 <= joined.scores["accuracy"] <= 1
 
 
 def test_one_sample_and_batchnorm(federation: Make) -> None:
@@ -507,7 +507,7 @@ def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make
     )
     found = newcomers(fed.worker)
     rows, before = found["newcomers"], newcomers(plain.worker)["newcomers"]
-    columns = ["f1_heard", "f1", "auroc_heard", "auroc"]
+    columns = ["f1_received", "f1", "auroc_received", "auroc"]
     assert [{k: v for k, v in row.items() if k not in columns} for row in rows] == before
     assert all(list(row)[-4:] == columns for row in rows)
     for count, row in zip((0, 5), rows, strict=True):
@@ -520,7 +520,7 @@ def test_further_metrics_of_what_it_is_given_and_has_in_the_end(federation: Make
     module.model.eval()
     scores = module.model(new.test.x).detach()
     assert rows[1]["f1"] == pytest.approx(float(FURTHER["f1"].value(scores, new.test.y)), abs=1e-6)
-    assert rows[0]["f1"] == rows[0]["f1_heard"] and rows[1]["f1"] != rows[1]["f1_heard"]
+    assert rows[0]["f1"] == rows[0]["f1_received"] and rows[1]["f1"] != rows[1]["f1_received"]
 
 
 # ---------------------------------------------------------------- the run folder
@@ -531,7 +531,7 @@ def test_rows_and_means_stand_in_the_run_folder(fit: Callable[..., Path]) -> Non
     folder = fit("a", flags)
     rows = table(folder)
     assert [*rows[0]] == [
-        "client", "samples_per_class", "samples", "test_samples", "rule", "accuracy_heard", "accuracy", "loss"
+        "client", "samples_per_class", "samples", "test_samples", "rule", "accuracy_received", "accuracy", "loss"
     ]  # fmt: skip
     summary = json.loads((folder / "summary.json").read_text())
     assert summary["held_out_clients"] == sorted({int(row["client"]) for row in rows}) and summary["clients"] == 2

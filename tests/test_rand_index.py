@@ -193,7 +193,7 @@ def test_a_round_without_a_relation_does_not_hush_a_later_one_that_is_too_large(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(server, "MOST_KEPT", 31)
-    group, run = SimpleNamespace(weighed=None), SimpleNamespace(layer_names=["a", "b"], said=set(), is_main=True)
+    group, run = SimpleNamespace(weighed=None), SimpleNamespace(layer_names=["a", "b"], warned=set(), is_main=True)
     whole: Any = SimpleNamespace(view=None, groups=[group], run=run)
     assert server.Server.relation_view(whole).rows.size == 0 and not capsys.readouterr().err
     group.weighed = SimpleNamespace(receivers=range(4), sources=range(4))

@@ -28,7 +28,7 @@ def test_the_site_builds_without_a_warning(tmp_path: Path) -> None:
     api = (tmp_path / "api.html").read_text()
     described = set(re.findall(r'id="(fl_lightning\.[\w.]+)"', api))
     assert {f"fl_lightning.{name}" for name in fl_lightning.__all__ if name[0] != "_"} <= described
-    assert {"fl_lightning.methods.Method.phases", "fl_lightning.core.Client.pulled"} <= described
+    assert {"fl_lightning.methods.Method.phases", "fl_lightning.core.Client.proximal"} <= described
     assert "../fl_lightning" not in (tmp_path / "how-it-works.html").read_text()  # the site has no copy of the code
 
 

@@ -19,7 +19,7 @@ from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import RunFailed
 from fl_lightning.methods.fedamp import FedAMP
@@ -101,7 +101,7 @@ def stores(folder: Path) -> dict[str, VectorStore]:
     }
 
 
-def same(one: Run, other: Run) -> bool:
+def same(one: RunContext, other: RunContext) -> bool:
     return one.states.keys() == other.states.keys() and all(
         equal(state.vectors, other.states[c].vectors)
         and equal(state.received, other.states[c].received)

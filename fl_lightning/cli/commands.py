@@ -143,7 +143,7 @@ def join(argv: list[str]) -> None:
     text = _snippet(config, folder, "a new client", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
-    scores = [by for m in (*BY_TASK.values(), *FURTHER.values()) for by in (m.by("heard"), m.name)]
+    scores = [by for m in (*BY_TASK.values(), *FURTHER.values()) for by in (m.by("received"), m.name)]
     for name in ("labelled", "rule", *scores, "loss"):
         if name in facts:
             print(f"# {name}: {facts[name]}")

@@ -22,6 +22,7 @@ from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, type
 from fl_lightning.cli.yamltext import parse
 from fl_lightning.components import Network
 from fl_lightning.config import Component, ModelConfig, check
+from fl_lightning.configuration import index
 from fl_lightning.errors import NO_VALUE, BadInput
 
 Layer = dict[str, Any]
@@ -238,7 +239,8 @@ def _component(
         raise BadInput(key, names[0], "a name must be text")
     class_path = catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
     kept = old.init_args if old and old.class_path == class_path else {}
-    return Component(class_path, {**kept, **init_args, **rest})
+    arguments = {**kept, **init_args, **rest}
+    return Component(class_path, index.arguments(class_path, arguments, key) if kind == "methods" else arguments)
 
 
 def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:

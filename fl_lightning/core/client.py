@@ -9,11 +9,12 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning import renames
 from fl_lightning.core.layout import Block, copy_columns
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Fit
-from fl_lightning.core.run import ModelGroup, Run
+from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput
@@ -24,7 +25,7 @@ from fl_lightning.storage.state import MODEL, ClientState
 class Client:
     """Valid during the client's visit in `round`, on its home rank; `client["model"]` is its model, a vector (D,)."""
 
-    def __init__(self, run: Run, group: ModelGroup, id: int, round: int, state: ClientState) -> None:
+    def __init__(self, run: RunContext, group: ModelGroup, id: int, round: int, state: ClientState) -> None:
         self.run, self.group, self.id, self.round, self.state = run, group, id, round, state
         self.layout, self.module = group.layout, group.module
         self.lr = run.learning_rate(max(round, 1))
@@ -33,7 +34,7 @@ class Client:
         """What it has received in this round."""
         self.fits: list[Fit] = []
         """What the phases of this round have come to so far."""
-        self.noted: dict[str, Any] = {}
+        self.scratch: dict[str, Any] = {}
         """What a hook leaves for a later one of this visit."""
         self.flops = 0.0
         """Operations beside the phases: those that hooks say themselves, and passes of the model, which are metered;
@@ -114,19 +115,22 @@ class Client:
         last = self.state.received[MODEL]
         return last if self.run.method.starts == "own" else self._over(last, self.payload)
 
-    def pulled(self, payload: Payload, coefficient: float | Callable[[Block], float]) -> Objective:
+    def proximal(self, payload: Payload, coefficient: float | Callable[[Block], float]) -> Objective:
         """The task loss + sum_b c_b ||w_b - s_b||^2 over the parameters b that have been received (s, constant).
 
         Args:
-            payload: what leads.
+            payload: what has been received.
             coefficient: c for all blocks, or of each.
         """
         if not callable(coefficient):
-            pull = np.where(payload.sent & self.layout.is_parameter, coefficient, 0.0)
+            weight = np.where(payload.sent & self.layout.is_parameter, coefficient, 0.0)
         else:
             of_blocks = [coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks]
-            pull = np.where(payload.sent, np.array(of_blocks), 0.0)
-        return Objective(anchor=payload.vector, pull=pull) if pull.any() else Objective()
+            weight = np.where(payload.sent, np.array(of_blocks), 0.0)
+        return Objective(anchor=payload.vector, proximal_weight=weight) if weight.any() else Objective()
+
+    pulled = renames.forwarded("Client.pulled", "proximal")
+    noted = renames.forwarded("Client.noted", "scratch")
 
     # ---------------------------------------------------------------- passes through the model
 

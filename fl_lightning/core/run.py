@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
+from fl_lightning import renames
 from fl_lightning.config import Config
 from fl_lightning.core.layout import Layout
 from fl_lightning.data import FederatedData
@@ -82,7 +83,7 @@ class ModelGroup:
 
 
 @dataclass(eq=False)
-class Run:
+class RunContext:
     """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone writes to it."""
 
     config: Config
@@ -113,8 +114,10 @@ class Run:
     """The last finished round when the run was taken up; 0 on a fresh start."""
     most_batches: int | None = None
     """Batches of an epoch, and steps of a phase, at most: with `--smoke`, and where the planner measures."""
-    said: set[str] = field(default_factory=set)
-    """What has been said to the user, and is not said again."""
+    warned: set[str] = field(default_factory=set)
+    """Warnings that the user has had once, by name."""
+
+    said = renames.forwarded("RunContext.said", "warned")
 
     @property
     def rank(self) -> int:

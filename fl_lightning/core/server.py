@@ -19,8 +19,9 @@ from fl_lightning import log
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs, Weights, one_view
-from fl_lightning.core.run import ModelGroup, Run
+from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.ranges import allowed
 from fl_lightning.record import RelationView
 from fl_lightning.storage.state import MODEL
 
@@ -30,7 +31,7 @@ Since = Literal["zero", "initial", "sent"]
 class Server:
     """The server in one round: valid from its first to its last line. `reducer` makes one vector of many."""
 
-    def __init__(self, run: Run, round: int, cohort: Sequence[int], reducer: Any) -> None:
+    def __init__(self, run: RunContext, round: int, cohort: Sequence[int], reducer: Any) -> None:
         self.run, self.round, self.cohort, self.reducer = run, round, list(cohort), reducer
         self.memory = run.server.memory
         """Named tensors that survive the round, equal on every rank (on the CPU)."""
@@ -40,7 +41,7 @@ class Server:
         self.sent: dict[int, Payload] = {}
         """What this rank's clients of the cohort were sent."""
         self.groups = [GroupServer(self, g, [c for c in cohort if run.group_of(c) is g]) for g in run.groups]
-        self.noted: dict[int, Tensor] = {}
+        self.scratch: dict[int, Tensor] = {}
         """Vectors of this rank's clients that `broadcast` leaves for `aggregate`."""
         self.reduced = False
         """Whether the reducer was asked for: a method that only calls `mean` passes a robust one by."""
@@ -114,10 +115,10 @@ class Server:
         sizes = [sum(map(len, whose)) for whose in zip(*((p.receivers, p.sources) for p in parts), strict=True)]
         size = math.prod([*sizes, 1 if len(self.groups) > 1 else len(layers)])
         if size > MOST_KEPT:
-            if "relation" not in self.run.said and self.run.is_main:
+            if "relation" not in self.run.warned and self.run.is_main:
                 what = f"{sizes[0]:,} receivers by {sizes[1]:,} sources by layer is {4 * size / 2**30:.1f} GiB a round"
                 log.say(f"relation: {what}: it is not kept, nor drawn; with a lower federation.participation it is")
-            self.run.said.add("relation")
+            self.run.warned.add("relation")
             return nobody
         return one_view(parts) if len(self.groups) > 1 else parts[0].view(layers)
 
@@ -156,9 +157,9 @@ class GroupServer:
     def mix_by(self, relation: Any) -> dict[int, Payload]:
         """Each client's own mix of the last-received models, by the rows of `relation`."""
         run, receivers = self.server.run, self.cohort
-        sources = self._candidates(relation.mixes)
+        sources = self._candidates(relation.sources)
         inputs = self.inputs(relation, receivers, sources)
-        if relation.mixes == "heard":
+        if relation.sources == "uploaded":
             weights = among_uploaded(relation, inputs, run.server.uploaded)
         else:
             weights = relation.weights(inputs)
@@ -200,11 +201,11 @@ class GroupServer:
     def _layers(self, relation: Any) -> int:
         return len(self.layout.layers) if relation.per_layer else 1
 
-    def _candidates(self, mixes: str) -> list[int]:
+    def _candidates(self, sources: str) -> list[int]:
         run = self.server.run
-        if mixes == "all":
+        if sources == "all":
             return list(self.members)
-        known = self.cohort if mixes == "cohort" else run.server.uploaded.union(self.cohort)
+        known = self.cohort if sources == "cohort" else run.server.uploaded.union(self.cohort)
         return sorted(c for c in known if run.group_of(c) is self.group)
 
     def _weighed(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int], rows: int) -> None:
@@ -215,14 +216,16 @@ class GroupServer:
         """Say once how much of what is received are initial models, of clients that have not uploaded yet."""
         run, uploaded = self.server.run, self.server.run.server.uploaded
         strange = torch.tensor([c not in uploaded for c in sources])
-        if "unheard" in run.said or not uploaded or not strange.any():
+        if "initial" in run.warned or not uploaded or not strange.any():
             return
         others = strange & (torch.tensor(receivers)[:, None] != torch.tensor(sources))
         share = float((weights * others).sum(-1).mean())
         if share <= 0:
             return
-        run.said.add("unheard")
-        way = "; --method.mixes heard leaves them out" if relation.offers_heard else ""
+        run.warned.add("initial")
+        kind: type = type(run.method)
+        choices = str(allowed(kind).get("sources", ""))
+        way = "; --method.sources uploaded leaves them out" if "uploaded" in choices else ""
         mixed = f"{int(strange.sum())} of the {len(sources)} models that are mixed"
         if run.is_main:
             what = f"{mixed} are of clients that have not uploaded yet: the initial model makes up {share:.0%}"

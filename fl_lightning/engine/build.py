@@ -18,7 +18,7 @@ from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transfor
 from fl_lightning.components import Network
 from fl_lightning.config import Config, check
 from fl_lightning.core.layout import Layout
-from fl_lightning.core.run import ModelGroup, Run, layer_axis
+from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
 from fl_lightning.device import wide
 from fl_lightning.engine.evaluation import Evaluator
@@ -101,7 +101,7 @@ def _check_suits(method: Method, data: FederatedData, models: Sequence[nn.Module
     check("method", name, trains or type(method).build is Method.build, allowed)
 
 
-def _check_same_start(run: Run) -> None:
+def _check_same_start(run: RunContext) -> None:
     """Raise `BadInput` where this process and rank 0 begin with other weights: each reads `model.weights` itself, and a
     frozen part is nobody's that would be sent."""
     for group, model in zip(run.groups, run.config.models, strict=True):
@@ -120,11 +120,11 @@ def _check_same_start(run: Run) -> None:
 def run_of(
     fabric: Fabric, config: Config, data: FederatedData, method: Method, callbacks: Sequence[Callback],
     groups: list[ModelGroup], folder: Path,
-) -> Run:  # fmt: skip
+) -> RunContext:  # fmt: skip
     """What the rounds of `groups` work on, before the first."""
     relation, processes = method.relation(), Group(fabric)
     policy = StoragePolicy.of(method, relation, callbacks, config, [g.down_mask for g in groups])
-    return Run(
+    return RunContext(
         config=config, method=method, relation=relation, data=data, folder=folder, processes=processes,
         device=fabric.device, dtype=groups[0].initial.dtype, groups=groups, layer_names=layer_axis(groups),
         store=VectorStore(config.fabric.bank, folder, fabric.device), policy=policy,
@@ -134,7 +134,7 @@ def run_of(
     )  # fmt: skip
 
 
-def _assembled(run: Run, trainers: Sequence[Trainer]) -> Federation:
+def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     """The parts that work on `run`, with the server's first memory."""
     memory = run.relation.init_server(run) | run.method.init_server(run)
     run.server.memory |= {name: tensor.clone() for name, tensor in memory.items()}

@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning import log
-from fl_lightning.core import Client, Phase, Run, Server
+from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.data.part import Part
 from fl_lightning.engine import scoring
@@ -30,7 +30,7 @@ _START = "received."
 class Evaluator:
     """Scores models. `run.judge` says by which kind of them the run is judged."""
 
-    def __init__(self, run: Run, trainers: Sequence[Trainer], guard: Guard, reducer: Any) -> None:
+    def __init__(self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, reducer: Any) -> None:
         self.run, self.trainers, self.guard = run, trainers, guard
         self.server = Server(run, run.server.round, [], reducer)
         """To be asked for global models."""

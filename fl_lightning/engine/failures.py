@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Any
 
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.device import lost
 from fl_lightning.engine.record import ClientResult, numbers
 from fl_lightning.errors import BadClient, BadInput, MachineFailed, RunFailed, redact
@@ -25,11 +25,11 @@ _CHECKS = (
 class Guard:
     """Names the client, the round and the stage of whatever a client's model, data or hooks raise."""
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunContext) -> None:
         self.run = run
 
     @contextlib.contextmanager
-    def bearing(self, visit: Any) -> Iterator[None]:
+    def catch(self, visit: Any) -> Iterator[None]:
         """As `naming`; where failing clients are tolerated, the failure is left with the `visit`."""
         try:
             with self.naming(visit.t, visit.id, visit):

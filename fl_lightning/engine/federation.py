@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.run import cohort_of
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.joining import newcomers
@@ -21,7 +21,7 @@ from fl_lightning.errors import BadInput
 class Federation:
     """N clients with models of their own, and the server between them; `reducer` makes one vector of many."""
 
-    def __init__(self, run: Run, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Any) -> None:
+    def __init__(self, run: RunContext, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Any) -> None:
         self.run, self.pool, self.worker, self.evaluator, self.reducer = run, pool, worker, evaluator, reducer
 
     def fit(self) -> dict[str, Any]:

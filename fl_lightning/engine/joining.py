@@ -16,7 +16,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, client_memory
 from fl_lightning.config import check
-from fl_lightning.core import Client, Fit, ModelGroup, Payload, Phase, Rule, Run, Server
+from fl_lightning.core import Client, Fit, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
@@ -43,9 +43,9 @@ class Joined(NamedTuple):
     """Its model (D,)."""
     buffers: list[Tensor]
     scores: dict[str, float]
-    """On its test data, where it has any: `accuracy_heard` as it begins, where there is a model for it then, and after
-    training `accuracy`, by the metrics of `evaluation.metrics` too; `loss`: the mean task loss of the last of these.
-    What is not finite is absent."""
+    """On its test data, where it has any: `accuracy_received` as it begins, where there is a model for it then, and
+    after training `accuracy`, by the metrics of `evaluation.metrics` too; `loss`: the mean task loss of the last of
+    these. What is not finite is absent."""
 
 
 def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: ModelGroup | None = None) -> Joined:
@@ -69,7 +69,7 @@ def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: Mo
     return _Newcomer(worker, new, labelled, group).joined(rounds)
 
 
-def architecture(run: Run, model: str | None) -> ModelGroup:
+def architecture(run: RunContext, model: str | None) -> ModelGroup:
     """The clients whose architecture is called so, or stands at that place; None: the only one.
 
     Raises:
@@ -112,13 +112,13 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     if comes_to_a_model(rule, labelled):
         scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
     own, *further = [run.data.metric, *scoring.asked(run)]
-    kept = {m.name: scores[m.by("heard")] for m in (own, *further) if m.by("heard") in scores}
+    kept = {m.name: scores[m.by("received")] for m in (own, *further) if m.by("received") in scores}
     scores = kept | scores  # who trains nothing keeps what it had
-    columns = [own.by("heard"), own.name, "loss", *(c for m in further for c in (m.by("heard"), m.name))]
+    columns = [own.by("received"), own.name, "loss", *(c for m in further for c in (m.by("received"), m.name))]
     return row | {"rule": rule.says} | {name: scores[name] for name in columns if name in scores}
 
 
-def rule_of(run: Run, group: ModelGroup) -> Rule:
+def rule_of(run: RunContext, group: ModelGroup) -> Rule:
     """The method's own, or what follows from what travels and who receives whose model."""
     rule: Rule | None = run.method.newcomers
     if rule is not None:
@@ -248,18 +248,18 @@ class _Newcomer:
             return replace(new, train=self.old.data.training(torch.cat([x, x]), torch.cat([y, y])))
         return new
 
-    def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> Run:
+    def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> RunContext:
         """The run with a client more, whose data are `new`. What the server keeps is copied, with room for it."""
         run, relation = self.old, copy.copy(self.old.relation)
-        if not relation.is_global and relation.mixes == "cohort":
-            relation.mixes = "known"  # it is the cohort
+        if not relation.is_global and relation.sources == "cohort":
+            relation.sources = "known"  # it is the cohort
         groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]
         groups[group.index].members = [*group.members, self.id]
         memory = {name: tensor.clone() for name, tensor in run.server.memory.items()}
         found = replace(
             run, data=run.data.with_newcomer(new), relation=relation, groups=groups, home=[*run.home, 0],
             server=ServerState(run.server.round, set(run.server.uploaded), memory), states=dict(run.states),
-            store=VectorStore("memory", run.folder, run.device), said={"unheard"},
+            store=VectorStore("memory", run.folder, run.device), warned={"initial"},
         )  # fmt: skip
         if grows:
             for name, tensor in (relation.init_server(found) | run.method.init_server(found)).items():
@@ -310,7 +310,7 @@ class _Newcomer:
         if not len(test):
             return {}
         values = scoring.measured(kind, client, test)
-        found = {m.by("heard") if received else m.name: float(value) for m, value in values.items()}
+        found = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
         found["loss"] = self._loss(kind)
         return {name: value for name, value in found.items() if math.isfinite(value)}
 

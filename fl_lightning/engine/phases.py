@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from fl_lightning.core import Client, ModelGroup, Phase, Run
+from fl_lightning.core import Client, ModelGroup, Phase, RunContext
 from fl_lightning.data.part import TargetPart
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
@@ -12,7 +12,7 @@ from fl_lightning.training.schedule import BatchSchedule, Length
 
 
 def schedule_of(
-    run: Run, group: ModelGroup, client: int, index: int, purpose: str, length: Length,
+    run: RunContext, group: ModelGroup, client: int, index: int, purpose: str, length: Length,
     batch_size: int | None = None, public: bool = False,
 ) -> BatchSchedule:  # fmt: skip
     """The batches of the phase of `client` after `index` of the same purpose and length, on its own data or on `public`

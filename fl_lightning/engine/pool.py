@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor
 
 from fl_lightning.callbacks.base import client_memory
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.engine.placement import move, moves
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
@@ -18,7 +18,7 @@ from fl_lightning.storage.state import MODEL, ClientState
 class Pool:
     """Client states on their home ranks. The `trainers` tell what training costs."""
 
-    def __init__(self, run: Run, trainers: Sequence[Trainer]) -> None:
+    def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
         self.run, self.trainers = run, trainers
 
     def rebalance(self, cohort: list[int]) -> None:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning import log
-from fl_lightning.core import RoundRecord, Run, Server
+from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.relation import agreement
 from fl_lightning.device import peak_bytes, wide
 from fl_lightning.engine.scoring import averaged, columns, set_apart
@@ -50,7 +50,7 @@ class Results:
     """Failures that the run goes on after, and what became of the client: `retried`, `skipped` or `not judged`."""
 
 
-def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRecord:
+def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> RoundRecord:
     """Every client's results on every rank, in the order of clients, and the round's metrics from them."""
     numbers([r.values for r in results.clients.values()])
     for result in results.clients.values():
@@ -85,16 +85,16 @@ def gather(run: Run, server: Server, results: Results, timer: Timer) -> RoundRec
     return RoundRecord(server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
 
 
-def _say(run: Run, failures: Sequence[tuple[BadClient, str]], found: Sequence[ClientResult]) -> None:
+def _say(run: RunContext, failures: Sequence[tuple[BadClient, str]], found: Sequence[ClientResult]) -> None:
     for failure, outcome in failures:
         log.say(f"{failure}; {outcome}")
-    for reason in sorted({r.uncounted for r in found if r.uncounted} - run.said):
-        run.said.add(reason)
+    for reason in sorted({r.uncounted for r in found if r.uncounted} - run.warned):
+        run.warned.add(reason)
         log.say(f"operations: {reason}; cells of flops_... that need it stay empty")
 
 
 def _metrics(
-    run: Run, server: Server, clients: list[dict[str, Any]], ranks: Sequence[tuple[Mapping[str, float], ...]]
+    run: RunContext, server: Server, clients: list[dict[str, Any]], ranks: Sequence[tuple[Mapping[str, float], ...]]
 ) -> dict[str, float]:
     """The row of `metrics.csv`."""
     metrics: dict[str, float] = {}
@@ -123,7 +123,7 @@ def _metrics(
     return metrics | means(clients, further_columns(run)) | averaged(clients, of_judge)
 
 
-def further_columns(run: Run) -> list[str]:
+def further_columns(run: RunContext) -> list[str]:
     """Of `clients.csv`: by the metrics that `evaluation.metrics` names, and all kinds of model."""
     return [column for kind in MODELS for column in columns(run.config.evaluation.metrics, kind).values()]
 
@@ -134,7 +134,7 @@ def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[st
     return {name: float(np.mean(values)) for name, values in found.items() if len(values)}
 
 
-def _on_one_axis(run: Run, results: Sequence[ClientResult]) -> tuple[np.ndarray, np.ndarray]:
+def _on_one_axis(run: RunContext, results: Sequence[ClientResult]) -> tuple[np.ndarray, np.ndarray]:
     """`traffic` and `sent` as in `RoundRecord`: layers of all architectures on one axis."""
     L = len(run.layer_names)
     traffic = np.zeros((len(results), 2, L + 1, len(KINDS)), dtype=np.int64)
@@ -170,7 +170,7 @@ def numbers(results: Sequence[dict[str, Any]]) -> Sequence[dict[str, Any]]:
     return results
 
 
-def server_bytes(run: Run, server: Server) -> int:
+def server_bytes(run: RunContext, server: Server) -> int:
     """What this rank holds for the server: models last received, what was composed, named tensors, work space.
 
     A last-received model counts whether or not it shares its memory with the client's own (on a real server it could

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from fl_lightning import log
 from fl_lightning.core.client import Client
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.data.part import Part
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
@@ -24,7 +24,7 @@ Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
 
-def asked(run: Run) -> list[Further]:
+def asked(run: RunContext) -> list[Further]:
     """The further metrics of each client's own test data."""
     named = run.config.evaluation.metrics or ()
     return [FURTHER[name] for name in named if name != CLASS_SHARE.name]
@@ -69,7 +69,7 @@ class Remembered:
     model is scored anew. So it is on accelerators, where reading the bytes would wait for the device.
     """
 
-    def __init__(self, run: Run) -> None:
+    def __init__(self, run: RunContext) -> None:
         method = type(run.method)
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
@@ -100,7 +100,7 @@ class Remembered:
         return result
 
 
-def kinds_on_common(run: Run, has_global: bool) -> set[str]:
+def kinds_on_common(run: RunContext, has_global: bool) -> set[str]:
     """The kinds of model that are scored on the test set of all: the global one, or the judge's where there is none,
     and those that the configuration names; by class shares always the judge's."""
     config = run.config.evaluation

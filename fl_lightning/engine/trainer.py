@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fl_lightning import log
-from fl_lightning.core import PLAIN, ModelGroup, Run
+from fl_lightning.core import PLAIN, ModelGroup, RunContext
 from fl_lightning.device import graph_type
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
@@ -28,7 +28,7 @@ from fl_lightning.training.schedule import Length
 class Trainer:
     """What trains the clients of `group`, who have the network `model`, on this rank."""
 
-    def __init__(self, fabric: Fabric, run: Run, group: ModelGroup, model: nn.Module) -> None:
+    def __init__(self, fabric: Fabric, run: RunContext, group: ModelGroup, model: nn.Module) -> None:
         self.fabric, self.run, self.group = fabric, run, group
         data, method = run.data, run.method
         model = model.to(fabric.device)
@@ -127,7 +127,7 @@ class Trainer:
         return why
 
 
-def choose_executors(run: Run, trainers: Sequence[Trainer]) -> None:
+def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
     """How the clients of each architecture train from now on: as `fabric.executor` says.
 
     `auto` measures, unless the run was resumed and has measured already. No number of the run is touched by it.
@@ -146,7 +146,7 @@ def choose_executors(run: Run, trainers: Sequence[Trainer]) -> None:
             log.say(f"fabric.executor {name}: {reason}; {trainer.group.name} trains in the loop")
 
 
-def count_costs(run: Run, trainers: Sequence[Trainer]) -> None:
+def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
     """Find out what training on one sample costs in each architecture."""
     for trainer in trainers:
         found = run.processes.gather_objects(trainer.count())

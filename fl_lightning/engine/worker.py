@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Fit, Payload, Run
+from fl_lightning.core import Fit, Payload, RunContext
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.pool import Pool
@@ -28,7 +28,7 @@ class Worker:
     """Visits this rank's clients of a cohort. `transforms` change what travels, in this order."""
 
     def __init__(
-        self, run: Run, pool: Pool, trainers: Sequence[Trainer], guard: Guard, evaluator: Evaluator,
+        self, run: RunContext, pool: Pool, trainers: Sequence[Trainer], guard: Guard, evaluator: Evaluator,
         transforms: Sequence[Any], observers: Sequence[Any],
     ) -> None:  # fmt: skip
         self.run, self.pool, self.trainers, self.guard = run, pool, trainers, guard
@@ -122,7 +122,7 @@ class Worker:
         jobs: dict[int, LocalJob] = {}
         for c, fit in fits.items():
             visit = visits[c]
-            with self.guard.bearing(visit):
+            with self.guard.catch(visit):
                 try:
                     jobs[c] = visit.steps.send(fit)  # type: ignore[arg-type]  # None begins
                 except StopIteration:
@@ -143,7 +143,7 @@ class Worker:
         found: dict[int, Fit] = {}
         for c, job in jobs.items():
             visit = visits[c]
-            with self.guard.bearing(visit):
+            with self.guard.catch(visit):
                 kind = executor if executor.takes(job) else visit.trainer.loop
                 with visit.metered() if job.alone else contextlib.nullcontext():
                     [found[c]] = kind.train([job])

@@ -11,7 +11,7 @@ from torch import Tensor
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.ranges import UnitInterval
 from fl_lightning.search import Range, searched
@@ -37,7 +37,7 @@ class APFL(Method):
     alpha: UnitInterval = searched(0.5, Range(0.1, 0.9), "from nearly the local model to nearly the personal one alone")
     adaptive: bool = True
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Its steps are its own."""
         check_plain_steps(run)
 
@@ -45,7 +45,7 @@ class APFL(Method):
         """The personal model v."""
         return {"personal": Slot()}
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """`alpha`, shape ()."""
         return {"alpha": torch.tensor(self.alpha, dtype=torch.float64)}
 

@@ -18,7 +18,7 @@ from fl_lightning.core.layout import Block
 from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.ranges import Needs, check_ranges
@@ -106,7 +106,7 @@ class Method:
         for rule in self.needs:
             rule.check(vars(self), "method")
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Raise `BadInput` where the method cannot work on this run."""
         if self.classes:
             check_classes(run)
@@ -131,7 +131,7 @@ class Method:
         """Who receives whose model: what the default `broadcast` and `aggregate` go by."""
         return SampleCounts()
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """Named tensors that the server keeps in its memory, equal on every rank, with their first values."""
         return {}
 
@@ -156,7 +156,7 @@ class Method:
 
     # ---------------------------------------------------------------- a client: on its home rank
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Named tensors (on the CPU) that a client keeps in its memory, with their first values (`client_memory`)."""
         return {}
 
@@ -208,7 +208,7 @@ class Method:
         scores: Tensor = client.module.model(x)
         return scores
 
-    def summary(self, run: Run) -> dict[str, Any]:
+    def summary(self, run: RunContext) -> dict[str, Any]:
         """What `summary.json` gains at the end."""
         return {}
 
@@ -235,7 +235,7 @@ def move_on(group: GroupServer, old: Tensor, size: float) -> None:
     group["model"][columns] = torch.lerp(old[columns], group["model"][columns], size)
 
 
-def check_plain_steps(run: Run) -> None:
+def check_plain_steps(run: RunContext) -> None:
     """Raise `BadInput` unless the optimiser's step is w - lr g: what a method's own steps are."""
     config, needs = run.config.optimizer, f"{run.method_name} takes steps w - lr g of its own: it must be"
     check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
@@ -245,7 +245,7 @@ def check_plain_steps(run: Run) -> None:
     check_no_scaling(run)
 
 
-def check_no_scaling(run: Run) -> None:
+def check_no_scaling(run: RunContext) -> None:
     """Raise `BadInput` where losses must be scaled: a method's own gradients are not, and steps may be left out."""
     precision = run.config.fabric.precision
     allowed = f"{run.method_name} needs steps and gradients without scaled losses, such as with bf16-mixed"

@@ -10,7 +10,7 @@ from typing import Any, ClassVar
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
@@ -47,7 +47,7 @@ class ClassMeans(Method, ABC):
         """Mean features (C, d) and predictions (C, C) as they are told, and samples (C,), 0 where nothing is."""
         return class_means(client)
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The means of `names`, and which are known."""
         return no_means(run, self.names)
 

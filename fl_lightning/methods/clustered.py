@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core import Client, GroupServer, Payload, Rule, Run, Server
+from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.clusters import model_of, own_cluster, settle
 from fl_lightning.ranges import PositiveInt
@@ -23,7 +23,7 @@ class Clustered(Method, ABC):
     several = False
     newcomers = Rule("cluster of least loss on its samples (without any: the largest), then local training")
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`cluster` (N,): of every client."""
         return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
 

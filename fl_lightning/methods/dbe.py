@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Block, Client, Payload, Phase, Run, Server
+from fl_lightning.core import Block, Client, Payload, Phase, RunContext, Server
 from fl_lightning.core.objective import Objective
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.alignment import MeanPull
@@ -53,7 +53,7 @@ class DBE(Method):
         """The vector is never sent."""
         return "personal" if is_personal(block) else "shared"
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`mean` u, (d,)."""
         head: Any = run.groups[0].head
         return {"mean": torch.zeros(head.personal.numel())}
@@ -71,14 +71,14 @@ class DBE(Method):
         complete = min(client.run.config.federation.batch_size, len(client.data.train))
         pull = MeanPull(self.kappa, self.momentum, u, complete)
         yield Phase(objective=Objective(loss=pull), trains=None if client.round > 1 else ~client.mask(is_personal))
-        client.noted["mean"] = pull.running.float().cpu()
+        client.scratch["mean"] = pull.running.float().cpu()
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model; in the first round u_i in its place."""
         sent = super().upload(client, payload)
         if client.round == 1:
             sent.sent[:] = False
-            sent.extra["mean"] = client.noted["mean"]
+            sent.extra["mean"] = client.scratch["mean"]
         return sent
 
     def aggregate(self, server: Server) -> None:

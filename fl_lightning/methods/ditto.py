@@ -38,7 +38,7 @@ class Ditto(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """The received model on the task, then the personal one, pulled towards what was received."""
-        return [Phase(), Phase("personal", client.pulled(payload, self.lam / 2), epochs=self.personal_epochs)]
+        return [Phase(), Phase("personal", client.proximal(payload, self.lam / 2), epochs=self.personal_epochs)]
 
     def personal(self, client: Client) -> Tensor:
         """The vector v."""

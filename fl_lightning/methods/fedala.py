@@ -16,7 +16,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt, PositiveShare
 from fl_lightning.search import LogRange, searched
@@ -52,7 +52,7 @@ class FedALA(Method):
     looks_at: Literal["mean", "last"] = "mean"
     most: PositiveInt = 50
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Its steps on W are its own."""
         check_no_scaling(run)
 

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Run
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
@@ -40,7 +40,7 @@ class FedAlign(Method):
     width: PositiveShare = 0.25
     block: str | None = None
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Of the block's channels a part must do."""
         super().check(run)
         for model, head in [(g.module.model, g.layout.head) for g in run.groups if self.mu]:

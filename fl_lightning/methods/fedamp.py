@@ -26,8 +26,8 @@ class FedAMP(Method):
             with ten clients.
         sigma: scale of squared distances between models; None takes the mean squared distance of the round. (With the
             sigma = 1 of popular code every weight underflows and FedAMP is local training.)
-        mixes: whose models are mixed; `known`, everyone who has uploaded and the cohort, is the paper's; `cohort`; or
-            `heard`: as `known`, but a client that has not uploaded yet (its model is the initial one) counts for
+        sources: whose models are mixed; `known`, everyone who has uploaded and the cohort, is the paper's; `cohort`; or
+            `uploaded`: as `known`, but a client that has not uploaded yet (its model is the initial one) counts for
             itself alone.
     """
 
@@ -38,7 +38,7 @@ class FedAMP(Method):
     lam: NonNegativeFloat = searched(0.05, LogRange(0.005, 0.5), "a decade around the default")
     alpha: PositiveFloat = 0.05
     sigma: PositiveFloat | None = None
-    mixes: Literal["cohort", "known", "heard"] = "known"
+    sources: Literal["cohort", "known", "uploaded"] = "known"
 
     def __post_init__(self) -> None:
         super().__post_init__()
@@ -47,7 +47,7 @@ class FedAMP(Method):
 
     def relation(self) -> Relation:
         """Attention by distance between models."""
-        return Attention(self.alpha, self.sigma, self.mixes)
+        return Attention(self.alpha, self.sigma, self.sources)
 
     def scope(self, block: Block) -> Scope:
         """Parameters travel; running statistics stay personal, since mixes of them belong to no model."""
@@ -55,4 +55,4 @@ class FedAMP(Method):
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """The client keeps its own model; the mix only pulls, by lam / (2 alpha) on every parameter."""
-        return [Phase(objective=client.pulled(payload, self.lam / (2 * self.alpha)))]
+        return [Phase(objective=client.proximal(payload, self.lam / (2 * self.alpha)))]

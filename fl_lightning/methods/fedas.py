@@ -9,7 +9,7 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, Run, Server
+from fl_lightning.core import Block, Client, Objective, Payload, Phase, RunContext, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method, Scope, check_no_scaling
 from fl_lightning.methods.common.basics import check_batches, fisher
@@ -46,7 +46,7 @@ class FedAS(Method):
     weighting: Literal["fisher", "samples"] = "fisher"
     batches: Literal["all", "whole"] = "all"
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """The network must be able to train on the batches; what is uploaded is a gradient of no scaled loss."""
         check_no_scaling(run)
         super().check(run)

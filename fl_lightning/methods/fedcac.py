@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core import Block, Client, Payload, Rule, Run, Server
+from fl_lightning.core import Block, Client, Payload, Rule, RunContext, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.critical import alike, critical, overlaps, packed, unpacked
@@ -54,7 +54,7 @@ class FedCAC(Method):
         """Each client receives a model of its own, which no weights of whole tensors describe."""
         return Alone()
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`critical` (N, ceil(D / 8)): every mask, eight numbers to a byte; `told`: whose models the mean is of."""
         masks = torch.zeros(run.clients, -(-run.groups[0].layout.size // 8), dtype=torch.uint8)
         return {"critical": masks, "told": torch.zeros(0, dtype=torch.int64)}

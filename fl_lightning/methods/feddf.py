@@ -8,7 +8,7 @@ from typing import Literal
 import torch
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts, Uniform
-from fl_lightning.core import Run, Server
+from fl_lightning.core import RunContext, Server
 from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.fusion import distilled, scores_of
@@ -45,7 +45,7 @@ class FedDF(Method):
     ensemble: Literal["scores", "probabilities"] = "scores"
     weighting: Literal["samples", "uniform"] = "samples"
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Classes are needed, and public data; distilling scales no loss."""
         check_no_scaling(run)
         super().check(run)

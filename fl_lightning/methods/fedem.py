@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Rule, Run
+from fl_lightning.core import Client, Objective, Payload, Phase, Rule, RunContext
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.ranges import PositiveInt
@@ -43,7 +43,7 @@ class FedEM(Method):
         """K of them, as one network."""
         return Mixture(model, self.components)
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """`pi` (K,), float64: the client's weights."""
         return {"pi": torch.full((self.components,), 1 / self.components, dtype=torch.float64)}
 

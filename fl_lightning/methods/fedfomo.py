@@ -16,7 +16,7 @@ from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Slot
 from fl_lightning.core.relation import Weights
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common import candidates
@@ -54,7 +54,7 @@ class FedFomo(Method):
     epsilon_decay: UnitInterval = 0.05
     gains: Literal["paper", "code"] = "paper"
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Validation data are needed."""
         run.check_validation("weighs models by their loss on validation data")
 
@@ -66,7 +66,7 @@ class FedFomo(Method):
         """The server mixes nothing."""
         return Alone()
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`affinity` (N, N), float64: the identity, and sums of a_j."""
         return {"affinity": torch.eye(run.clients, dtype=torch.float64)}
 
@@ -80,14 +80,14 @@ class FedFomo(Method):
         start, data = client["previous"], client.data.validation
         models = [*map(client.composed, payload.further.values()), client["model"]]
         gains = candidates.first_order_gains(client, data, start, models, 1 if self.gains == "code" else 2)
-        client.noted |= {"candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32), "gains": gains}
+        client.scratch |= {"candidates": torch.tensor([*payload.further, client.id], dtype=torch.int32), "gains": gains}
         client["model"].copy_(candidates.towards(start, models, candidates.positive_shares(gains)))
         start.copy_(client["model"])
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it what each candidate was worth."""
         sent = super().upload(client, payload)
-        sent.statistics |= client.noted
+        sent.statistics |= client.scratch
         return sent
 
     def aggregate(self, server: Server) -> None:

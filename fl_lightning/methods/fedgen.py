@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Run, Server
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.generator import Generator, lesson, teach, tell
 from fl_lightning.ranges import NonNegativeFloat, PositiveAdamRate, PositiveFloat, PositiveInt, Range
@@ -57,7 +57,7 @@ class FedGen(Method):
     noise: PositiveInt = 32
     hidden: PositiveInt = 256
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The generator."""
         return self._generator(run).at_first(generator(run.config.seed, "generator"))
 
@@ -86,5 +86,5 @@ class FedGen(Method):
         teach(server, self._generator(server.run), *how)
         super().aggregate(server)
 
-    def _generator(self, run: Run) -> Generator:
+    def _generator(self, run: RunContext) -> Generator:
         return Generator(run.data.num_classes, run.feature_width, self.noise, self.hidden, self.generator == "code")

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Run
+from fl_lightning.core import Client, RunContext
 from fl_lightning.core.phase import Batch
 from fl_lightning.extras import require
 from fl_lightning.methods.classmeans import ClassMeans
@@ -63,7 +63,7 @@ class FedHKD(ClassMeans):
     bound: Literal["norm", "coordinate"] = "norm"
     delta: Annotated[float, Range(0, 1, above=True, below=True)] = 1e-5
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """And the privacy accounting is installed, before the first round."""
         super().check(run)
         if self.sigma and self.clip:
@@ -94,7 +94,7 @@ class FedHKD(ClassMeans):
         """Features of samples (batch, d) brought within zeta: without that the sensitivity is not 2 zeta / N."""
         return within(features, self.zeta, self.bound) if self.sigma and self.clip else features
 
-    def summary(self, run: Run) -> dict[str, Any]:
+    def summary(self, run: RunContext) -> dict[str, Any]:
         """The privacy report."""
         safe = self.sigma > 0 and self.clip
         return privacy_report(self.sigma, run.feature_width, self.bound, run.rounds, self.delta, safe=safe)

@@ -9,7 +9,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
+from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.basics import check_batches
@@ -48,13 +48,13 @@ class FedMD(WithoutModels):
     temperature: PositiveFloat = 1.0
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Public data are needed, in batches that the network can train on."""
         super().check(run)
         public.check_public(run, public.drawn(run, self.samples))
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """What was told last, and how it is weighed."""
         return public.no_predictions(run)
 

@@ -36,8 +36,8 @@ class FEDORA(Method):
             random graph, which the paper names so, and as with subspaces to oneself (Table 4's first row). Table 4's
             parameter and gradient similarities are left out: their formulas were not at hand.
         epsilon: the least lambda_k of the paper. 1e-8: paper.
-        mixes: whose models count: `all` (paper, where everybody takes part; a client that has not uploaded yet counts
-            with the initial model), or only those `heard` so far, and one's own.
+        sources: whose models count: `all` (paper, where everybody takes part; a client that has not uploaded yet counts
+            with the initial model), or only those that have `uploaded` so far, and one's own.
     """
 
     family = "mixing"
@@ -54,12 +54,12 @@ class FEDORA(Method):
     epsilon: NonNegativeFloat = 1e-8
     lam: NonNegativeFloat = 1.0
     similarity: Literal["subspace", "random"] = "subspace"
-    mixes: Literal["all", "heard"] = "all"
+    sources: Literal["all", "uploaded"] = "all"
 
     def relation(self) -> Relation:
         """Propagation over like data."""
         chosen = self.selection in ("paper", "code")
-        graph = (self.neighbours, self.steps, chosen, self.similarity, self.mixes)
+        graph = (self.neighbours, self.steps, chosen, self.similarity, self.sources)
         return Propagation(self.alpha, self.directions, self.sharpness, *graph)
 
     def scope(self, block: Block) -> Scope:
@@ -68,7 +68,7 @@ class FEDORA(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Every parameter pulled by `strength`."""
-        yield Phase(objective=client.pulled(payload, self.coefficient(client, payload)))
+        yield Phase(objective=client.proximal(payload, self.coefficient(client, payload)))
 
     def coefficient(self, client: Client, payload: Payload) -> float:
         """lambda_k, from the losses of the own and of the received model on the client's validation data."""

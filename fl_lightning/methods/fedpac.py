@@ -11,7 +11,7 @@ from typing import Any
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.core import Client, Payload, Phase, Rule, Run, Server
+from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import distance_to_means
@@ -61,7 +61,7 @@ class FedPAC(ClassMeans):
         """Whose classifiers are mixed."""
         return Collaboration(self.least)
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """With it the moments of every client's features."""
         return super().init_server(run) | no_moments(run)
 
@@ -73,7 +73,7 @@ class FedPAC(ClassMeans):
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Moments of what has been received, then the classifier, then the body."""
-        client.noted |= feature_moments(client)
+        client.scratch |= feature_moments(client)
         head = client.mask(lambda b: b.head)
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
@@ -86,8 +86,8 @@ class FedPAC(ClassMeans):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it the moments, of the classes that are told."""
         sent = super().upload(client, payload)
-        sent.extra["moments.means"] = client.noted["moments.means"][sent.statistics["classes"].long()]
-        sent.statistics["moments.V"] = client.noted["moments.V"]
+        sent.extra["moments.means"] = client.scratch["moments.means"][sent.statistics["classes"].long()]
+        sent.statistics["moments.V"] = client.scratch["moments.V"]
         return sent
 
     def aggregate(self, server: Server) -> None:

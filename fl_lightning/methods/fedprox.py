@@ -26,4 +26,4 @@ class FedProx(Method):
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Pulled by mu/2 on every parameter."""
-        return [Phase(objective=client.pulled(payload, self.mu / 2))]
+        return [Phase(objective=client.proximal(payload, self.mu / 2))]

@@ -12,7 +12,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat
 
@@ -33,7 +33,7 @@ class FedRep(Method):
 
     head_epochs: NonNegativeFloat = 10
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """There must be a body to train."""
         for group in run.groups:
             body = any(b.kind == "parameter" and not b.head for b in group.layout.blocks)

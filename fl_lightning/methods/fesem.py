@@ -10,7 +10,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Rule, Run, Server
+from fl_lightning.core import Client, Rule, RunContext, Server
 from fl_lightning.core.vectors import distances
 from fl_lightning.methods.clustered import KClusters
 from fl_lightning.methods.common.clusters import average, centre, settle
@@ -42,7 +42,7 @@ class FeSEM(KClusters):
     clusters: PositiveInt = searched(4, Whole(2, 4), "the paper tries 2 to 4")
     distance: Literal["model", "head"] = "model"
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`cluster` (N,): of every client; equally many in each, at random."""
         dealt = numpy_rng(run.config.seed, "clusters").permutation(run.clients) % self.clusters
         return {"cluster": torch.from_numpy(dealt).to(torch.int64)}

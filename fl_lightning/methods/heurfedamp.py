@@ -17,7 +17,7 @@ from fl_lightning.search import LogRange, Range, searched
 class HeurFedAMP(FedAMP):
     """FedAMP whose attention is a softmax of cosines between models, and one's own weight is given.
 
-    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j. lam, alpha and mixes are
+    u_i = xi_ii w_i + (1 - xi_ii) sum_j softmax_j(sigma cos(w_i, w_j)) w_j over the others j. lam, alpha and sources are
     FedAMP's (alpha only as lam / (2 alpha)).
 
     Args:
@@ -32,4 +32,4 @@ class HeurFedAMP(FedAMP):
 
     def relation(self) -> Relation:
         """Attention by cosine."""
-        return CosineAttention(self.self_weight, self.sigma, self.mixes)
+        return CosineAttention(self.self_weight, self.sigma, self.sources)

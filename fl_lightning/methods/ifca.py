@@ -50,13 +50,13 @@ class IFCA(KClusters):
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         losses = [client.loss(client.data.train, model) for model in models] if len(models) > 1 else [0.0]
         known = int(client.run.server.memory["cluster"][client.id])
-        client.noted["cluster"] = losses.index(min(losses)) if len(client.data.train) else known
-        client["model"].copy_(models[client.noted["cluster"]])
+        client.scratch["cluster"] = losses.index(min(losses)) if len(client.data.train) else known
+        client["model"].copy_(models[client.scratch["cluster"]])
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it whose model that was."""
         sent = super().upload(client, payload)
-        sent.statistics["cluster"] = torch.tensor(client.noted["cluster"])
+        sent.statistics["cluster"] = torch.tensor(client.scratch["cluster"])
         return sent
 
     def aggregate(self, server: Server) -> None:

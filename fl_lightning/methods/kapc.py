@@ -41,8 +41,8 @@ class KAPC(Method):
         classifier: `coached` (paper), or `own`: the classifier is neither sent nor coached.
         rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own lam may be 0: rows
             without a proximal term.
-        mixes: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that has not uploaded yet
-            counts with the initial model), or those of everyone `heard` so far, and one's own.
+        sources: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that has not uploaded yet
+            counts with the initial model), or those of everyone who has `uploaded` so far, and one's own.
     """
 
     family = "mixing"
@@ -63,14 +63,14 @@ class KAPC(Method):
     partial: Literal["preserve", "literal"] = "preserve"
     classifier: Literal["coached", "own"] = "coached"
     init: Literal["uniform", "random"] = "uniform"
-    mixes: Literal["cohort", "heard"] = "cohort"
+    sources: Literal["cohort", "uploaded"] = "cohort"
     rho: NonNegativeFloat | None = None
 
     def relation(self) -> Relation:
         """The learned cube."""
         return LearnedCube(
             self.lam, self.beta, self.eta_r, self.relation_steps, self.projection, self.solver, self.prior,
-            self.rho_units, self.partial, self.init, self.mixes, self.rho,
+            self.rho_units, self.partial, self.init, self.sources, self.rho,
         )  # fmt: skip
 
     def scope(self, block: Block) -> Scope:
@@ -86,4 +86,4 @@ class KAPC(Method):
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Coached by lam on every layer that was received."""
-        return [Phase(objective=client.pulled(payload, self.lam))]
+        return [Phase(objective=client.proximal(payload, self.lam))]

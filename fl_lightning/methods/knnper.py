@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core import Client, Rule, Run
+from fl_lightning.core import Client, Rule, RunContext
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import wide
 from fl_lightning.methods.common.neighbours import Kernel, vote
@@ -48,7 +48,7 @@ class KNNPer(Method):
     scale: PositiveFloat = searched(1.0, LogRange(0.1, 10), "a decade around the authors'")
     kernel: Kernel = "gaussian"
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
         super().check(run)
         fine = self.lam is not None or all(len(run.data.client(c).validation) for c in run.at_home(range(run.clients)))

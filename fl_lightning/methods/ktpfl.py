@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.cube import to_simplex
-from fl_lightning.core import Run, Server
+from fl_lightning.core import RunContext, Server
 from fl_lightning.methods.common.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD
 from fl_lightning.ranges import Needs, NonNegativeFloat, PositiveInt
@@ -42,7 +42,7 @@ class KTPFL(FedMD):
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """And `coefficients` (N, N), float64: row n weighs whose predictions teach client n. They start at 1/N."""
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
         return super().init_server(run) | {"coefficients": uniform}

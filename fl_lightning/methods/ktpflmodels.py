@@ -47,4 +47,4 @@ class KTPFLModels(Method):
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Pulled by lam on every parameter."""
-        return [Phase(objective=client.pulled(payload, self.lam))]
+        return [Phase(objective=client.proximal(payload, self.lam))]

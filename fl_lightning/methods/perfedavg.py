@@ -17,7 +17,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fl_lightning.search import LogRange, searched
@@ -49,7 +49,7 @@ class PerFedAvg(Method):
     delta: PositiveFloat = 1e-3
     adapt_steps: NonNegativeInt = 1
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Its steps are its own."""
         check_plain_steps(run)
 

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, Payload, Phase, Rule, Run, Server
+from fl_lightning.core import Block, Client, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
@@ -47,7 +47,7 @@ class PFedFDA(Method):
     ridge: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "around the authors'; far below, it blows up")
     beta: UnitInterval | None = None
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Of what the discriminant takes the place."""
         check_classifier(run)
 
@@ -55,7 +55,7 @@ class PFedFDA(Method):
         """The classifier follows from the Gaussians."""
         return "personal" if block.head else "shared"
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The Gaussians, drawn at first."""
         return first_gaussians(run)
 

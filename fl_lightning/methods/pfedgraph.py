@@ -33,7 +33,7 @@ class PFedGraph(Method):
         alpha: pull of the graph towards p. 0.8: the authors' code. 0: none, with lam 0 every client trains alone.
         lam: weight of the cosine. 0.01: the authors' code, which adds it, where the paper subtracts it: below 0 here.
         near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
-        mixes: whose models are mixed: of all that have been `heard` so far, `known` (who has not been counts with the
+        sources: whose models are mixed: of all that have `uploaded` so far, `known` (who has not counts with the
             initial model), or of the `cohort` alone (the authors' code, there once more: the last cohort's).
     """
 
@@ -46,11 +46,11 @@ class PFedGraph(Method):
         0.01, LogRange(0.001, 0.1), "a decade around the authors'"
     )
     near: Annotated[float, Range(-1, 1)] = 1.0
-    mixes: Literal["cohort", "known", "heard"] = "heard"
+    sources: Literal["cohort", "known", "uploaded"] = "uploaded"
 
     def relation(self) -> Relation:
         """The collaboration graph."""
-        return CollaborationGraph(self.alpha, self.near, self.mixes)
+        return CollaborationGraph(self.alpha, self.near, self.sources)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The mix, and from the second round on the direction u_i."""

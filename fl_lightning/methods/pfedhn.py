@@ -14,7 +14,7 @@ from fl_lightning.core.layout import Block
 from fl_lightning.core.newcomer import Rule
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
@@ -59,7 +59,7 @@ class PFedHN(Method):
         """Parameters are made and sent back; running statistics are the client's own."""
         return "shared" if block.kind == "parameter" else "personal"
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
         return first_hypernetwork(run, self.embedding, self.hidden, self.hidden_layers)
 

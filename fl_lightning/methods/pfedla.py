@@ -53,7 +53,7 @@ class PFedLA(Method):
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The mix; what is mixed is kept until the networks have learned of it."""
         sent, group = super().broadcast(server), server.only
-        server.noted |= {c: model.clone() for c, model in last_received(group, group.here).items()}
+        server.scratch |= {c: model.clone() for c, model in last_received(group, group.here).items()}
         for payload in sent.values():
             assert payload.own_weights is not None
             payload.sent &= payload.own_weights[group.layout.layer_of] < 1
@@ -64,5 +64,5 @@ class PFedLA(Method):
         group, relation = server.only, server.run.relation
         assert group.weighed is not None
         sources = group.weighed.sources
-        nearer = products(group, server.answered, sources, server.noted)
+        nearer = products(group, server.answered, sources, server.scratch)
         relation.descend(server, sources, -nearer, self.hyper_lr)

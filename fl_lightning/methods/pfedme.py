@@ -11,7 +11,7 @@ from fl_lightning.callbacks.relations import Relation, Uniform
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, check_plain_steps, move_on
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
@@ -41,7 +41,7 @@ class PFedMe(Method):
     personal_lr: NonNegativeFloat = searched(0.09, LogRange(0.005, 0.09), "to the authors', where large lam diverges")
     beta: NonNegativeFloat = searched(1.0, Choice((1.0, 2.0)), "the authors' readme: 1, and 2 where tuned")
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """Its steps are its own."""
         check_plain_steps(run)
 

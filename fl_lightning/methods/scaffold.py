@@ -16,7 +16,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method, check_no_scaling, move_on
 from fl_lightning.ranges import PositiveFloat
@@ -40,7 +40,7 @@ class SCAFFOLD(Method):
 
     server_lr: PositiveFloat = searched(1.0, LogRange(0.1, 2), "around the paper's 1")
 
-    def check(self, run: Run) -> None:
+    def check(self, run: RunContext) -> None:
         """From a model's change the mean gradient must follow, and from theirs the mean of all."""
         check_no_scaling(run)  # it leaves steps out, which count in the drift's K
         config, needs = run.config.optimizer, "scaffold tells the mean gradient by the model's change: it must be"

@@ -61,12 +61,12 @@ class SelfKAPC(Method):
             one = client["model"].clone()
             client["model"].copy_(start)
             yield Phase(part=halves[1], batch_size=size, steps=steps, purpose="train half")
-            client.noted["noise"] = client.layout.squared_norms(client["model"] - one).float() / 4
+            client.scratch["noise"] = client.layout.squared_norms(client["model"] - one).float() / 4
             client["model"].lerp_(one, 0.5)
-        client.noted["step"] = client.layout.squared_norms(client["model"] - start).float()
+        client.scratch["step"] = client.layout.squared_norms(client["model"] - start).float()
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it squared norms by layer: of the step, and in the first round of the noise."""
         sent = super().upload(client, payload)
-        sent.statistics |= client.noted
+        sent.statistics |= client.scratch
         return sent

@@ -117,9 +117,9 @@ class Setup:
     @cached_property
     def sources(self) -> int:
         """Models that are mixed."""
-        if self.policy.one_download or self.relation.mixes == "cohort":
+        if self.policy.one_download or self.relation.sources == "cohort":
             return len(cohorts(self.config)[0])
-        return self.config.clients if self.relation.mixes == "all" else met(self.config)
+        return self.config.clients if self.relation.sources == "all" else met(self.config)
 
     @property
     def receivers(self) -> int:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
-from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, Run
+from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.trainer import Trainer
@@ -181,7 +181,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     )
 
 
-def _client(run: Run, trainer: Trainer) -> Client:
+def _client(run: RunContext, trainer: Trainer) -> Client:
     """The first client in its first round; it has received zeros."""
     group, slots = trainer.group, run.method.slots()
     vectors = {name: slot.first(group.initial).clone() for name, slot in slots.items()}
@@ -195,7 +195,7 @@ def _client(run: Run, trainer: Trainer) -> Client:
     return client
 
 
-def _memory(run: Run) -> int:
+def _memory(run: RunContext) -> int:
     """Bytes of what the method keeps with the server; 0 where that hangs on data."""
     with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
         return sum(tensor.nbytes for tensor in run.method.init_server(run).values())
@@ -235,7 +235,7 @@ def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tu
                 sizes.append(_step(client, Phase(), batch, known, live))
     except Exception:
         with _Live(known) as live:
-            pulled = Phase(objective=client.pulled(client.payload, 1.0))
+            pulled = Phase(objective=client.proximal(client.payload, 1.0))
             sizes.append(_step(client, pulled, batch, known, live))
     trainer.module.set_objective(PLAIN)
     trainer.module.train_only(None)

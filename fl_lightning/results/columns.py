@@ -16,7 +16,7 @@ from fl_lightning.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""
-ALIASES: dict[str, str] = {}
+ALIASES = {metric.by("heard"): metric.by("received") for metric in (*BY_TASK.values(), *FURTHER.values())}
 """Renamed columns: the earlier name, and the present one, by which tables of earlier versions are read."""
 
 
@@ -100,7 +100,7 @@ def _of_score(metric: Metric) -> Iterable[Column]:
         return Column(name, metric.name, f"{metric.words}: {doc}", better, metric.name, model, viewed)
 
     yield of(metric.name, "of the client's final model, or of a newcomer's after it has trained")
-    yield of(metric.by("heard"), "of the model that a newcomer is given, before it trains")
+    yield of(metric.by("received"), "of the model that a newcomer is given, before it trains")
     yield of(metric.of("mean"), "mean over clients, by the run's judge", JUDGE, "own_judge_mean")
     for kind, words in MODELS.items():
         yield of(metric.by(kind), words, kind, kind)

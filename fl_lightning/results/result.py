@@ -15,6 +15,7 @@ import numpy as np
 import yaml
 
 from fl_lightning.config import check
+from fl_lightning.configuration import index
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
@@ -316,7 +317,7 @@ def _config(folder: Path) -> dict[str, Any]:
         config = None
     if not isinstance(config, dict):
         raise BadInput("run", str(folder), "it must be a run folder; its config.yaml cannot be read")
-    return config
+    return index.current(config)
 
 
 def _spent(row: Row, name: str) -> float:

@@ -59,7 +59,7 @@ class StoragePolicy:
         slots = method.slots()
         starts_from_server = from_server and not slots and all(mask.all() for mask in masks)
         optimizer = config.optimizer.keep_state
-        forgets = starts_from_server and relation.is_global and relation.mixes == "cohort"
+        forgets = starts_from_server and relation.is_global and relation.sources == "cohort"
         keeps = not forgets or memory or uploads or optimizer
         judge = method.judge if config.evaluation.judge == "auto" else config.evaluation.judge
         mixed = from_server and not relation.is_global and any(mask.any() for mask in masks)

@@ -23,6 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.owncode import ROUNDS
@@ -222,7 +223,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 def _settings(config: bytes) -> dict[str, Any]:
     """Dotted keys of a config.yaml and their values, but for those in `PLACE` and defaults."""
-    found = dict(flat(yaml.safe_load(config)))
+    found = dict(flat(index.current(yaml.safe_load(config))))
     return {key: value for key, value in found.items() if key not in PLACE and value != default(key)}
 
 

@@ -122,11 +122,13 @@ class ClientModule(LightningModule):
         self._adds = objective.linear is not None or objective.pulls
         if not objective.pulls:
             return
-        assert objective.pull is not None
-        name = objective.pull.tobytes()
+        assert objective.proximal_weight is not None
+        name = objective.proximal_weight.tobytes()
         if name != self._known[0]:  # columns change only when what is pulled changes
             blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
-            places = [(b.start, b.stop if c else b.start) for b, c in zip(blocks, objective.pull, strict=False)]
+            places = [
+                (b.start, b.stop if c else b.start) for b, c in zip(blocks, objective.proximal_weight, strict=False)
+            ]
             self._known = name, [*objective.columns(self.layout)], places, objective.pulled_numbers(self.layout)
         self.pulled_numbers = self._known[3]
 
@@ -198,7 +200,7 @@ class ClientModule(LightningModule):
         self._places = self._known[2]
         linear = objective.linear
         if linear is not None:
-            pulled = objective.pull if objective.pulls else None
+            pulled = objective.proximal_weight if objective.pulls else None
             rest = self.layout.is_parameter if pulled is None else self.layout.is_parameter & (pulled == 0)
             columns = [*columns, *((s.start, s.stop, 0.0) for s in self.layout.segments(rest))]
             self._places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]

@@ -16,7 +16,7 @@ from torch import nn
 
 from fl_lightning.callbacks.channel import PARTS, FixedRate, Table4, Wireless, rate
 from fl_lightning.cli import main
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
@@ -224,7 +224,7 @@ def test_table_4_is_the_same_on_any_order_and_takes_no_other_cell() -> None:
 # ---------------------------------------------------------------- in a run
 
 
-def test_two_channels_are_refused(make_run: Callable[..., Run]) -> None:
+def test_two_channels_are_refused(make_run: Callable[..., RunContext]) -> None:
     two = make_run(callbacks=[FixedRate(), Wireless()])
     with pytest.raises(BadInput, match=r"callbacks: .fixedrate, wireless. .*one channel at a time"):
         two.callbacks[0].on_fit_start(two)

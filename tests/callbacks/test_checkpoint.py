@@ -19,7 +19,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform, client_memory
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.core import ModelGroup, Run, Slot
+from fl_lightning.core import ModelGroup, RunContext, Slot
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
@@ -32,7 +32,7 @@ from fl_lightning.storage.store import VectorStore
 CPU = torch.device("cpu")
 
 
-def a_round(run: Run, t: int, cohort: Sequence[int] | None = None, copies: bool = False) -> RoundRecord:
+def a_round(run: RunContext, t: int, cohort: Sequence[int] | None = None, copies: bool = False) -> RoundRecord:
     """What a round leaves behind: other numbers in all that is kept."""
     cohort = range(run.clients) if cohort is None else cohort
     for c in cohort:
@@ -59,13 +59,13 @@ def a_round(run: Run, t: int, cohort: Sequence[int] | None = None, copies: bool 
 
 
 def saved(
-    run: Run,
+    run: RunContext,
     saver: Checkpoint,
     scores: list[float | None],
     half: bool = False,
     copies: bool = False,
     seconds: float = 0.0,
-) -> Run:
+) -> RunContext:
     """`run` after as many rounds, of which the checkpoint believes these scores; with `half` clients take turns."""
     saver.seconds = seconds
     for t, score in enumerate(scores, 1):
@@ -82,7 +82,7 @@ def same(one: dict[Any, Tensor], other: dict[Any, Tensor]) -> bool:
     )
 
 
-def equal(one: Run, other: Run) -> bool:
+def equal(one: RunContext, other: RunContext) -> bool:
     """Whether all that survives a round is the same."""
     return (
         one.states.keys() == other.states.keys()
@@ -110,7 +110,7 @@ def own_copies(state: ClientState) -> list[str]:
     return [slot for slot, vector in state.received.items() if vector is not state.vectors[slot]]
 
 
-Make = Callable[..., Run]
+Make = Callable[..., RunContext]
 
 
 def rounds(folder: Path) -> list[int]:
@@ -280,10 +280,10 @@ class Slots(Method):
     def slots(self) -> dict[str, Slot]:
         return {"control": Slot("zeros", exchanged=True), "personal": Slot()}
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         return {"alpha": torch.tensor(0.5)}
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         return {"cluster": torch.zeros(run.clients, dtype=torch.int64)}
 
 
@@ -292,7 +292,7 @@ class Keeps(Transform):
 
     client_memory = True
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         return {"kept": torch.zeros(1)}
 
 
@@ -300,7 +300,7 @@ class Watches(Observer):
     """Keeps nothing."""
 
 
-def of_slots(make_run: Make, **changes: Any) -> Run:
+def of_slots(make_run: Make, **changes: Any) -> RunContext:
     made = make_run(Slots(), callbacks=[Watches(), Keeps()], **({"net": "norm"} | changes))
     for group in made.groups:
         group.vectors |= {"control": torch.zeros_like(group.initial)}

@@ -15,12 +15,12 @@ from fl_lightning.callbacks.compression import Quantize, TopK, largest, quantise
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.results.folder import RunFolder
 
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., RunContext]
 MakeClient = Callable[..., Client]
 
 

@@ -22,7 +22,7 @@ from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.errors import BadInput
@@ -36,7 +36,7 @@ from fl_lightning.metric import NO_TARGET
 from fl_lightning.parallel import Group
 from fl_lightning.results.folder import RunFolder
 
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., RunContext]
 MakeClient = Callable[..., Client]
 AGGREGATORS: list[Aggregator] = [TrimmedMean(0.2), Median(), Krum(2), Krum(2, keep=5)]
 SHARED: list[Method] = [FedAvg(), FedProx(), FedPer(), FedBN()]
@@ -123,7 +123,7 @@ def test_the_breakdown_point_is_the_share_that_is_cut() -> None:
     assert float(taken(TrimmedMean(0.1), W).abs().max()) > 1e4
 
 
-def uploaded(run: Run, make_client: MakeClient, aggregator: Aggregator) -> Server:
+def uploaded(run: RunContext, make_client: MakeClient, aggregator: Aggregator) -> Server:
     """The server, after one round in which every client has uploaded a model of its own, with the transforms' say."""
     begin(run)
     server = Server(run, 1, range(run.clients), aggregator)
@@ -136,7 +136,7 @@ def uploaded(run: Run, make_client: MakeClient, aggregator: Aggregator) -> Serve
     return server
 
 
-def sent(run: Run, client: Client) -> Payload:
+def sent(run: RunContext, client: Client) -> Payload:
     """What arrives of the client's model."""
     payload = run.method.upload(client, client.payload)
     for callback in run.callbacks:
@@ -174,7 +174,7 @@ def test_krum_leaves_attackers_out(make_run: MakeRun, make_client: MakeClient) -
         assert p[1] == 0.0 and p.sum() == 1.0
 
 
-def begin(run: Run) -> None:
+def begin(run: RunContext) -> None:
     for callback in run.callbacks:
         callback.on_fit_start(run)
 

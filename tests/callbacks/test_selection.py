@@ -18,7 +18,7 @@ from fl_lightning.callbacks.selection import LayerSelection, LayerSizes, _log_m,
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.kapc import KAPC
@@ -26,7 +26,7 @@ from fl_lightning.models.resnet18 import ResNet18
 from fl_lightning.record import RoundRecord
 from fl_lightning.results.folder import RunFolder
 
-MakeRun = Callable[..., Run]
+MakeRun = Callable[..., RunContext]
 MakeClient = Callable[..., Client]
 SELECTION = "--callbacks layerselection --callbacks.layerselection"
 
@@ -267,7 +267,7 @@ class Stale(Observer):
     last: dict[int, dict[str, torch.Tensor]] = {}  # noqa: RUF012
     rounds = 0
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         Stale.rounds += 1
         [group] = run.groups
         layout = group.layout

@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from watching import Make, Watch, client_of, run_all, server_of
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.core import Client, Layout, Run
+from fl_lightning.core import Client, Layout, RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
@@ -188,7 +188,7 @@ class Keeps(Transform):
     def __init__(self, name: str) -> None:
         self.name = name
 
-    def init_client(self, run: Run) -> dict[str, Tensor]:
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
         return {self.name: torch.zeros(1)}
 
     def on_upload(self, client: Client, payload: Any) -> None:

@@ -138,8 +138,8 @@ def test_where_nothing_helps_a_client_stays(federation: Make) -> None:
     payload.further = {1: payload_of(client, start + 50.0), 2: payload_of(client, start.clone())}
     fed.run.method.receive(client, payload)
     assert torch.equal(client["model"], start) and torch.equal(client["previous"], start)
-    assert client.noted["candidates"].tolist() == [1, 2, 0]
-    assert client.noted["gains"].tolist()[1] == 0.0 and max(client.noted["gains"].tolist()) <= 0
+    assert client.scratch["candidates"].tolist() == [1, 2, 0]
+    assert client.scratch["gains"].tolist()[1] == 0.0 and max(client.scratch["gains"].tolist()) <= 0
 
 
 def test_nobody_fetches_who_has_not_uploaded(federation: Make) -> None:

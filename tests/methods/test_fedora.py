@@ -190,7 +190,7 @@ def test_the_strength_is_the_gain_on_validation_data(make: Make) -> None:
     assert FEDORA().coefficient(client, payload) == pytest.approx(-gain)
     assert FEDORA(selection="code").coefficient(client, payload) == pytest.approx(0.5 * np.exp(-gain / 2))
     [phase] = FEDORA().phases(client, payload)
-    assert set(phase.objective.pull[client.layout.is_parameter]) == {FEDORA().coefficient(client, payload)}
+    assert set(phase.objective.proximal_weight[client.layout.is_parameter]) == {FEDORA().coefficient(client, payload)}
 
 
 def test_constant_lambdas_are_table_5s(make: Make) -> None:

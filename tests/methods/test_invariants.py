@@ -424,7 +424,7 @@ def test_traffic_adds_up_to_a_hand_count(federation: Make, method: Method) -> No
             by_hand[b.layer, int(b.kind == "buffer")] += times * 4 * int(np.prod(b.shape))
         assert all(np.array_equal(table[:-1], by_hand[:-1]) for table in record.traffic[:, direction])
         beside = record.traffic[:, direction, -1].sum()
-        tells = method.statistics or fed.run.relation.mixes == "all"  # class means; a basis of the data
+        tells = method.statistics or fed.run.relation.sources == "all"  # class means; a basis of the data
         assert (beside > 0) == (tells and direction == 1)  # in round 1 the server knows nothing yet
         name = ("download", "upload")[direction]
         assert record.metrics[f"{name}_bytes"] == drawn * by_hand.sum() + beside

@@ -527,7 +527,7 @@ def test_dbes_running_mean_and_its_pull(federation: Make) -> None:
         u = 0.6 * u + 0.4 * z
         torch.testing.assert_close(found, module.task_loss(batch) + 1.5 * (u - goal).square().mean())
     assert next(phases, None) is None  # type: ignore[call-overload]
-    torch.testing.assert_close(client.noted["mean"].double(), u, rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(client.scratch["mean"].double(), u, rtol=1e-6, atol=1e-6)
 
 
 def test_dbes_mean_is_of_complete_batches_alone(federation: Make) -> None:
@@ -548,7 +548,7 @@ def test_dbes_mean_is_of_complete_batches_alone(federation: Make) -> None:
             assert (float(added.detach()) > 0) is (k > 1)
         assert next(phases, None) is None  # type: ignore[call-overload]
         wanted = means[:2][-1]
-        torch.testing.assert_close(client.noted["mean"].double(), wanted.double(), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(client.scratch["mean"].double(), wanted.double(), rtol=1e-6, atol=1e-6)
 
 
 def test_dbes_pull_reaches_the_body_alone(federation: Make) -> None:

@@ -1,4 +1,4 @@
-"""KAPC's objective and gradient norms as they are logged, and `mixes: heard`: by autograd and by hand."""
+"""KAPC's objective and gradient norms as they are logged, and `sources: uploaded`: by autograd and by hand."""
 
 from __future__ import annotations
 
@@ -126,7 +126,7 @@ def test_inner_products_among_some() -> None:
 def test_kapc_mixes_those_it_has_heard_and_oneself(federation: Make) -> None:
     """Cohorts 0 and 1, then 1 and 2: client 1 hears 0 and 1, client 2 hears 0, 1 and its own initial model."""
     lam, beta, eta = 0.3, 0.4, 0.05
-    fed = federation(KAPC(lam=lam, beta=beta, eta_r=eta, mixes="heard"), participation=0.5, **DOUBLE)
+    fed = federation(KAPC(lam=lam, beta=beta, eta_r=eta, sources="uploaded"), participation=0.5, **DOUBLE)
     initial = fed.run.groups[0].initial.clone()
     first = fed.round(1, [0, 1]).relation
     assert first.sources == [0, 1] and torch.equal(torch.from_numpy(first.rows[:, 0]), torch.eye(2))
@@ -151,7 +151,9 @@ def test_kapc_mixes_those_it_has_heard_and_oneself(federation: Make) -> None:
             torch.testing.assert_close(mixed, r @ rows)
 
 
-@pytest.mark.parametrize("method", [FEDORA(selection="always", mixes="heard"), FedAMP(mixes="heard")], ids=repr)
+@pytest.mark.parametrize(
+    "method", [FEDORA(selection="always", sources="uploaded"), FedAMP(sources="uploaded")], ids=repr
+)
 def test_others_mix_those_they_have_heard_and_oneself(federation: Make, method: Any) -> None:
     fed = federation(method, participation=0.5, **DOUBLE)
     fed.round(1, [0, 1])
@@ -179,9 +181,9 @@ def test_initial_models_in_a_mix_are_said_once(federation: Make, capsys: Any) ->
     lines = [line for line in capsys.readouterr().err.splitlines() if "have not uploaded yet" in line]
     assert lines == [
         "round 2: 1 of the 2 models that are mixed are of clients that have not uploaded yet: the initial model makes "
-        "up 25% of what is received; --method.mixes heard leaves them out"
+        "up 25% of what is received; --method.sources uploaded leaves them out"
     ]
-    for method in (KAPC(mixes="heard"), Local(), FedAvg()):
+    for method in (KAPC(sources="uploaded"), Local(), FedAvg()):
         fed = federation(method, participation=0.5)
         fed.round(1, [0, 1]), fed.round(2, [1, 2])
     assert "have not uploaded yet" not in capsys.readouterr().err
@@ -189,13 +191,13 @@ def test_initial_models_in_a_mix_are_said_once(federation: Make, capsys: Any) ->
 
 def test_mixing_everyone_heard_is_mixing_everyone_once_all_are(federation: Make) -> None:
     """The groups in which rows are asked for change nothing then."""
-    methods = [KAPC(mixes="cohort"), KAPC(mixes="heard")]
+    methods = [KAPC(sources="cohort"), KAPC(sources="uploaded")]
     rows = [torch.stack(models(run_all(federation(method, **DOUBLE)))) for method in methods]
     torch.testing.assert_close(*rows, rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("entry", catalogue.table("methods").values(), ids=lambda entry: entry.name)
-def test_relations_say_whether_their_method_offers_heard(entry: catalogue.Entry) -> None:
+def test_a_relation_mixes_the_sources_that_its_method_names(entry: catalogue.Entry) -> None:
     method = Component(entry.class_path).load()
-    choices = get_args(get_type_hints(method).get("mixes"))
-    assert method().relation().offers_heard == ("heard" in choices)
+    for choice in get_args(get_type_hints(method).get("sources")):
+        assert method(sources=choice).relation().sources == choice

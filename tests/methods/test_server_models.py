@@ -10,7 +10,7 @@ from torch import nn
 from watching import Make, Watch, global_model, models, run_all
 
 from fl_lightning.callbacks.robust import Median
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
 from fl_lightning.errors import BadInput
@@ -141,7 +141,7 @@ def test_what_a_split_waits_for(federation: Make, eps1: float, eps2: float, spli
 PLAIN: dict[str, Any] = {"hyper_momentum": 0.0, "hyper_decay": 0.0, "hyper_lr": 0.01}
 
 
-def hyper(run: Run) -> Hypernetwork:
+def hyper(run: RunContext) -> Hypernetwork:
     """A copy of the hypernetwork as it stands."""
     return Hypernetwork.of({k: v.clone() for k, v in run.server.memory.items()})
 

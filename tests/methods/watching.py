@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.core import Client, Payload, Phase, Run, Server
+from fl_lightning.core import Client, Payload, Phase, RunContext, Server
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 from fl_lightning.methods import Method
@@ -29,7 +29,7 @@ class Watch(Transform, Observer):
     def on_download(self, client: Client, payload: Payload) -> None:
         self.downloads.append((client.id, payload.vector.clone(), payload.sent.copy()))
 
-    def on_client_end(self, run: Run, client: int) -> None:
+    def on_client_end(self, run: RunContext, client: int) -> None:
         self.models.append((client, run.states[client].vectors["model"].clone()))
 
 

@@ -12,7 +12,7 @@ from fl_lightning.report.newcomers import curve, further, table
 from .conftest import MakeRun
 
 SUMMARY = ', "held_out_clients": [3, 7], "newcomer_rule": "global model, then <local> training"'
-ROWS = """client,samples_per_class,samples,test_samples,rule,accuracy_heard,accuracy,loss
+ROWS = """client,samples_per_class,samples,test_samples,rule,accuracy_received,accuracy,loss
 3,0,0,9,"global model, then <local> training",0.25,0.25,2.0
 3,5,40,9,"global model, then <local> training",0.25,0.75,1.0
 7,0,0,9,"global model, then <local> training",0.75,0.75,2.0

@@ -11,18 +11,18 @@ from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_lightning.config import check
 from fl_lightning.core.client import Client
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.errors import BadInput
 
 
-def check_classes(run: Run) -> None:
+def check_classes(run: RunContext) -> None:
     """Raise `BadInput` for a regression: it has no classes to exchange anything of."""
     if run.data.task == "regression":
         what = f"{run.method_name} exchanges what it knows of classes, and a regression has none"
         raise BadInput("data.task", run.data.task, what)
 
 
-def check_batches(run: Run, **sizes: int) -> None:
+def check_batches(run: RunContext, **sizes: int) -> None:
     """Raise `BadInput` where an argument of the method would leave BatchNorm single samples to train on."""
     for name, size in sizes.items():
         single = size == 1 and any(group.whole_last for group in run.groups)

@@ -15,14 +15,14 @@ from torch import Tensor
 from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.common.basics import norms, wide
 
 Tensors = dict[str, Tensor]
 
 
-def no_means(run: Run, names: Sequence[str]) -> Tensors:
+def no_means(run: RunContext, names: Sequence[str]) -> Tensors:
     """What the server knows at first: `means.NAME` (C, d or C) for each of `names`, and `means.known` (C,)."""
     classes, dtype = run.data.num_classes, torch.promote_types(run.dtype, torch.float32)
     width = {"features": run.feature_width, "predictions": classes}
@@ -36,7 +36,7 @@ def tell(payload: Payload, tables: Mapping[str, Tensor], present: Tensor) -> Non
     payload.extra |= {name: table[present] for name, table in tables.items()}
 
 
-def laid_out(payload: Payload, run: Run) -> Tensors:
+def laid_out(payload: Payload, run: RunContext) -> Tensors:
     """The means that `payload` brought, by class again (C, ...), and `known`, on the device; empty if it has none."""
     if "features" not in payload.extra:
         return {}

@@ -13,7 +13,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.device import wide
 from fl_lightning.methods.common.class_means import class_means
@@ -23,7 +23,7 @@ from fl_lightning.record import RelationView
 MEANS, VARIANCE = "moments.means", "moments.V"
 
 
-def no_moments(run: Run) -> dict[str, Tensor]:
+def no_moments(run: RunContext) -> dict[str, Tensor]:
     """What the server keeps at first: H_i, `moments.means` (N, C, d), and V_i, `moments.V` (N,)."""
     shape = (run.clients, run.data.num_classes, run.feature_width)
     return {MEANS: torch.zeros(shape), VARIANCE: torch.zeros(run.clients)}
@@ -85,7 +85,7 @@ class Collaboration(Relation):
     """
 
     least: float = 0.0
-    mixes = "heard"
+    sources = "uploaded"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Weights (1, m, n); a client that has uploaded none keeps its own."""

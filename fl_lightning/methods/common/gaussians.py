@@ -14,7 +14,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.config import check
 from fl_lightning.core.client import Client
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.rng import generator
 
@@ -54,14 +54,14 @@ class Gaussians:
         return weight, -0.5 * (weight * self.means).sum(1) + prior.log()
 
 
-def first_gaussians(run: Run) -> dict[str, Tensor]:
+def first_gaussians(run: RunContext) -> dict[str, Tensor]:
     """`gaussian.means` (C, d), drawn evenly from [0, 1), and `gaussian.covariance` (d, d), I: the authors' code."""
     width, draws = run.feature_width, generator(run.config.seed, "class means")
     means = torch.rand(run.data.num_classes, width, generator=draws)
     return {"gaussian.means": means, "gaussian.covariance": torch.eye(width)}
 
 
-def check_classifier(run: Run) -> None:
+def check_classifier(run: RunContext) -> None:
     """Raise `BadInput` without classes, or unless the classifier is linear, with a bias and a row for each class."""
     check_classes(run)
     group, wanted = run.groups[0], (run.data.num_classes, run.feature_width)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.rng import key
 
 
@@ -80,7 +80,7 @@ class Hypernetwork(nn.Sequential):
         optimizer.step()
 
 
-def first_hypernetwork(run: Run, embedding: int | None, hidden: int, layers: int) -> dict[str, Tensor]:
+def first_hypernetwork(run: RunContext, embedding: int | None, hidden: int, layers: int) -> dict[str, Tensor]:
     """The server's first parameters and momenta of one for all clients, drawn from the seed.
 
     Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a client comes to those

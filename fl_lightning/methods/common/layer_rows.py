@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.common.hypernetwork import Hypernetwork
 from fl_lightning.rng import key
@@ -29,7 +29,7 @@ class LayerRows(Relation):
     """
 
     per_layer = True
-    mixes = "known"
+    sources = "known"
 
     embedding: int
     hidden: int
@@ -39,7 +39,7 @@ class LayerRows(Relation):
         """A pass of each receiver's network, its last layer for all sources."""
         return 2 * receivers * self.hidden * (self.embedding + 2 * self.hidden + layers * sources)
 
-    def init_server(self, run: Run) -> dict[str, Tensor]:
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """Every client's network. Weights of its last layer begin as U(0, 1), so that rows begin near the mean."""
         tensors: dict[str, Tensor] = {}
         for c in range(run.clients):

@@ -21,7 +21,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.run import Run
+from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput, RunFailed
@@ -32,7 +32,7 @@ from fl_lightning.rng import numpy_rng
 LAYER = "predictions"
 """What a teacher's row is drawn as, in place of a layer."""
 
-_SUBSETS: WeakKeyDictionary[Run, dict[int, Tensor]] = WeakKeyDictionary()
+_SUBSETS: WeakKeyDictionary[RunContext, dict[int, Tensor]] = WeakKeyDictionary()
 """Of each run that is alive the public inputs of its last two rounds: a client learns on the last round's subset, and
 predicts on this round's."""
 
@@ -40,7 +40,7 @@ predicts on this round's."""
 # ---------------------------------------------------------------- the public data
 
 
-def check_public(run: Run, samples: int) -> None:
+def check_public(run: RunContext, samples: int) -> None:
     """Raise `BadInput` where there are fewer public samples than the method draws in a round."""
     if not run.data.public_size:
         run.data.public()  # says what may be done about it
@@ -49,14 +49,14 @@ def check_public(run: Run, samples: int) -> None:
         raise BadInput("method.samples", samples, f"{allowed}: at most as many")
 
 
-def drawn(run: Run, samples: int | None) -> int:
+def drawn(run: RunContext, samples: int | None) -> int:
     """How many public samples a method draws that asks for `samples` (None: all); in a smoke run at most all."""
     if samples is None or run.config.smoke:
         return min(samples or run.data.public_size, run.data.public_size) or 1
     return samples
 
 
-def public_subset(run: Run, t: int, samples: int) -> Tensor:
+def public_subset(run: RunContext, t: int, samples: int) -> Tensor:
     """The `samples` public inputs of round `t`, the same for everybody."""
     kept = _SUBSETS.get(run, {})
     if t not in kept:
@@ -110,7 +110,7 @@ def predicted(client: Client, samples: int) -> Tensor:
 # ---------------------------------------------------------------- the server
 
 
-def no_predictions(run: Run) -> dict[str, Tensor]:
+def no_predictions(run: RunContext) -> dict[str, Tensor]:
     """The last uploads, `public.predictions` (m, |D_r|, C); from whom, `public.told` (m,); `public.rows` (N, m)."""
     return {
         "public.predictions": torch.zeros(0, 0, run.data.num_classes),

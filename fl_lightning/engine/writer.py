@@ -6,13 +6,13 @@ from typing import Any
 
 from fl_lightning import __version__, log, owncode, provenance
 from fl_lightning.callbacks.base import Observer
-from fl_lightning.core import RoundRecord, Run
+from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.metric import MODELS
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 
 
-class Keeper(Observer):
+class RunFolderWriter(Observer):
     """Writes the run folder's tables (rank 0), after observers and before loggers and the checkpoint."""
 
     def __init__(self, folder: RunFolder) -> None:
@@ -20,7 +20,7 @@ class Keeper(Observer):
         self._told = False
         self._code: dict[str, bytes] = {}
 
-    def on_fit_start(self, run: Run) -> None:
+    def on_fit_start(self, run: RunContext) -> None:
         """Drop rows of rounds that the checkpoint does not know; write who holds what."""
         if run.is_main:
             how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
@@ -34,7 +34,7 @@ class Keeper(Observer):
                 log.say(line)
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 
-    def on_round_end(self, run: Run, record: RoundRecord) -> None:
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run is forgotten."""
         log.begun()
         if run.is_main:
@@ -49,7 +49,7 @@ class Keeper(Observer):
             judged = "not judged" if score is None else f"{name} {score:.4f}"
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 
-    def on_fit_end(self, run: Run, summary: dict[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
         """Write `final.csv`, and add what `summary.json` says of the whole run."""
         if not run.is_main:
             return
