@@ -26,7 +26,7 @@ def warn(old: str, new: str) -> None:
 def arguments(given: Mapping[str, Any], known: Collection[str], key: str | None = None) -> dict[str, Any]:
     """The arguments `given` to a method that has those of `known`, by today's names.
 
-    `key`: where they stand, for the warning; None: nobody wrote them for this version, and nothing is said.
+    `key`: what they belong to, for the warning; None: no warning, since they were written for another version.
     """
     named = dict(given)
     for old, new in ARGUMENTS.items():

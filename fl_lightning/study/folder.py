@@ -18,6 +18,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.config import Config
+from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, atomic_write, make_folder, take
 from fl_lightning.results.runs import flat
@@ -72,7 +73,8 @@ class StudyFolder:
             raise BadInput("study", str(self.path), f"its study.yaml cannot be read ({error})") from None
         if not isinstance(content, dict):
             raise BadInput("study", str(self.path), "its study.yaml cannot be read")
-        return content
+        base = content.get("base")
+        return content | {"base": index.current(base)} if isinstance(base, dict) else content
 
     def failures(self) -> dict[str, str]:
         """Run folders that failed when they were last run, and why."""
