@@ -75,7 +75,7 @@ class Evaluator:
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
         """Bind `vector`, to be scored as `kind`; returns its digest."""
         client.ready(kind, vector)
-        return self.remembered.digest(client, vector)
+        return self.remembered.digest(kind, client, vector)
 
     def _on_global_test(self, kind: str, client: Client, vector: Tensor, digest: bytes) -> dict[str, Tensor]:
         """`global_test_accuracy_KIND` of `vector`, which is bound, where `data.global_test` asks for it."""
@@ -142,9 +142,8 @@ class Evaluator:
                 client.memory[f"{_START}{k}"] = self.run.store.stow(tensor.clone())
 
     def finetune(self, t: int, id: int) -> tuple[Tensor, list[Tensor]]:
-        """A copy of the global model (else of the client's own), trained on its own data without any term.
-
-        Model and buffers, as `final_model` gives them; they are bound.
+        """A copy of the global model (else of the client's own), trained on its own data without any term: model and
+        buffers, as `final_model` gives them; they are bound.
         """
         run, model = self.run, self.global_model(id)
         if model is not None:
@@ -262,7 +261,7 @@ class Evaluator:
 
         A client that fails here has uploaded already: it only goes without the score.
         """
-        self._scored = None, None
+        self._scored, self.remembered.shared = (None, None), (None, b"")
         for id, result in results.clients.items():
             try:
                 with self.guard.naming(t, id, self):
@@ -277,6 +276,7 @@ class Evaluator:
                 if not self.run.tolerant:
                     raise
                 results.failures.append((failure.bare(), "not judged"))
+        self.remembered.shared = None
 
 
 def _one_for_all(evaluator: Evaluator) -> bool:

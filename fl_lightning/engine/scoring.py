@@ -75,15 +75,20 @@ class Remembered:
         self.enabled = plain and run.device.type == "cpu"
         self._last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]] = {}
         """By client and what was computed, for the last model of each kind: data, digest and result."""
+        self.shared: tuple[Tensor | None, bytes] | None = None
+        """The last vector and its digest while nothing writes to vectors, for models that clients share; else None."""
 
-    def digest(self, client: Client, vector: Tensor) -> bytes:
-        """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered."""
-        if not self.enabled:
+    def digest(self, kind: str, client: Client, vector: Tensor) -> bytes:
+        """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered: also of a model that
+        clients replace by the server's, so that it is not scored again."""
+        run = client.run
+        replaced = kind == "after" and run.policy.starts_from_server and run.judge != "after"
+        if not self.enabled or replaced:
             return b""
-        state = xxhash.xxh3_128()
-        for tensor in (vector, *client.state.buffers):
-            state.update(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
-        return state.digest()
+        shared = self.shared
+        own = shared[1] if shared is not None and shared[0] is vector else _hashed(vector)
+        self.shared = shared and (vector, own)
+        return own + b"".join(map(_hashed, client.state.buffers))
 
     def get(self, compute: Callable[[str, Client, Part], T], kind: str, client: Client, part: Part, digest: bytes) -> T:
         """`compute` of the bound model, whose `digest` it is, on `part`: as it was, or computed now."""
@@ -98,6 +103,10 @@ class Remembered:
         last[kind] = known
         result: T = known[2]
         return result
+
+
+def _hashed(tensor: Tensor) -> bytes:
+    return xxhash.xxh3_128_digest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
 
 
 def kinds_on_common(run: RunContext, has_global: bool) -> set[str]:
