@@ -7,6 +7,7 @@ server: those move between ranks, are saved and are resumed.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from typing import Any, ClassVar
 
 from torch import Tensor
@@ -107,8 +108,15 @@ class Observer(Callback):
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """The round is complete and scored."""
 
-    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
-        """The last round is over; `summary` is what `summary.json` will hold, and may be added to."""
+    def summarize(self, run: RunContext) -> Mapping[str, Any]:
+        """What this observer contributes to `summary.json` after the last round; rank 0's is kept.
+
+        A key that another part of the run contributes, too, ends the run with an error.
+        """
+        return {}
+
+    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+        """The last round is over; `summary` is the content of `summary.json`, with everyone's contributions."""
 
     def on_close(self, run: RunContext) -> None:
         """Runs last, whether the run ended well or not: let go of files and bars."""

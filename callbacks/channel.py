@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
@@ -70,12 +70,11 @@ class _Channel(Observer):
         parts = {part: slowest[part] for part in PARTS}
         record.metrics |= {"channel_s": sum(parts.values()), **parts}
 
-    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
-        """Sum up the run, with the rounds before a resume."""
-        if run.is_main:
-            rows = RunFolder(run.folder).read("metrics")
-            if all("channel_s" in row for row in rows):
-                summary["total_channel_s"] = math.fsum(row["channel_s"] for row in rows)
+    def summarize(self, run: RunContext) -> dict[str, float]:
+        """The run's seconds over the channel, with the rounds before a resume."""
+        rows = RunFolder(run.folder).read("metrics") if run.is_main else []
+        known = rows and all("channel_s" in row for row in rows)
+        return {"total_channel_s": math.fsum(row["channel_s"] for row in rows)} if known else {}
 
 
 @dataclass

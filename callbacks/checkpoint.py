@@ -89,15 +89,14 @@ class Checkpoint(Observer):
         self.saved, self._saved_at = record.round, time.monotonic()
         self._took = self._saved_at - begun
 
-    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
-        """Say which round `--checkpoint best` is."""
+    def summarize(self, run: RunContext) -> dict[str, int]:
+        """The round that `--checkpoint best` stands for."""
         if not run.is_main or not self.best:
-            return
+            return {}
         folder = run.folder / "checkpoints"
         kept = self._kept or {t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None}
         greatest = disk.best(kept.values())
-        if greatest is not None:
-            summary["best_checkpoint_round"] = greatest
+        return {} if greatest is None else {"best_checkpoint_round": greatest}
 
     def may_be_none(self, rows: Sequence[Mapping[str, float]]) -> bool:
         """Whether a run that was broken off with these `rows` of metrics.csv may have no checkpoint yet.

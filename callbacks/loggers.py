@@ -153,14 +153,17 @@ class WandB(Observer):
         """Send the round as one row."""
         self._send(run, record.round, record.metrics, record.clients, record.images, record.relation)
 
-    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
-        """Set the run's summary, hand over tables and files, and leave the way to it under `wandb` in ours."""
+    def summarize(self, run: RunContext) -> dict[str, str]:
+        """Where W&B has the run."""
+        return {} if self._run is None else {"wandb": self._where()}
+
+    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+        """Set the run's summary, and hand over tables and files."""
         self._ended = True
         if self._run is None:
             return
-        scalars = {k: v for k, v in summary.items() if isinstance(v, (bool, int, float, str))}
+        scalars = {k: v for k, v in summary.items() if isinstance(v, bool | int | float | str) and k != "wandb"}
         self._run.summary.update({in_summary(name): value for name, value in scalars.items()})
-        summary["wandb"] = self._where()
         try:
             self._keep(run, summary)
         except Exception as error:  # curves and summary are there all the same

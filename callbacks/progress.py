@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from typing import Any
 
 from rich.console import Console
@@ -25,7 +26,7 @@ class Progress(Observer):
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._judged: list[Row] = []  # the best judged round and the last: a line must not cost more the more there are
-        self._summary: dict[str, Any] | None = None
+        self._summary: Mapping[str, Any] | None = None
         self._console = Console(stderr=True)
         self._bar: Bar | None = None
         self._task = TaskID(0)
@@ -81,8 +82,8 @@ class Progress(Observer):
             _, at = best(both := [*self._judged, row])
             self._judged = [next((one for one in both if one["round"] == at), row), row]
 
-    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
-        """Keep the summary, which others may still add to."""
+    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+        """Keep the summary for the table."""
         self._summary = summary
 
     def on_close(self, run: RunContext) -> None:
@@ -102,7 +103,7 @@ class Progress(Observer):
         console.print(line, soft_wrap=True, markup=False, highlight=False)
 
 
-def _table(run: RunContext, rows: list[Row], summary: dict[str, Any]) -> Table:
+def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Table:
     """Accuracies of each model that was judged, and how the clients differ."""
     names = f"{type(run.method).__name__}, {run.clients} clients, {run.rounds} rounds"
     table = Table(title=escape(f"{run.folder.name}: {names}"), title_justify="left", caption_justify="left")
@@ -140,7 +141,7 @@ def _table(run: RunContext, rows: list[Row], summary: dict[str, Any]) -> Table:
     return table
 
 
-def _closing_lines(run: RunContext, rows: list[Row], summary: dict[str, Any]) -> list[str]:
+def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> list[str]:
     """What travelled, how long it took, and where everything is."""
     total = {name: sum(row.get(name, 0.0) for row in rows) for name in {key for row in rows for key in row}}
     up, down = (

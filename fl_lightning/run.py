@@ -111,11 +111,9 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     keeper.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
-    newcomers = summary.pop("newcomers", [])
-    del summary["final_accuracies"], summary["final_models"], summary["final_further"]
-    if fed.run.is_main:  # last of all, so that loggers have had their say
-        keeper.folder.write_newcomers(newcomers)
-        keeper.folder.write_columns(fed.run.judge)
+    tables = ("final_accuracies", "final_models", "final_further", "newcomers")  # in files of their own
+    summary = {key: value for key, value in summary.items() if key not in tables}
+    if fed.run.is_main:  # last of all: it says that the run has ended
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
         keeper.folder.write_summary(summary)

@@ -81,7 +81,7 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -
 def test_a_split_that_is_cut_short_says_so() -> None:
     rows = [{"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1} for c in range(MOST_CLIENTS + 3)]
 
-    run = SimpleNamespace(split=rows, name="a", summary={"heterogeneity_hellinger": 0.5})
+    run = SimpleNamespace(rows={"split": rows}.get, name="a", facts={"heterogeneity_hellinger": 0.5})
     words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
     assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
 
@@ -89,12 +89,10 @@ def test_a_split_that_is_cut_short_says_so() -> None:
 def test_a_run_without_any_judged_round_has_a_summary_all_the_same(tmp_path: Path, make_run: Make) -> None:
     run = make_run(FedAvg())
     folder = RunFolder(tmp_path)
-    keeper, ended = RunFolderWriter(folder), {"final_accuracies": {}, "final_models": {}, "final_further": {}}
+    keeper = RunFolderWriter(folder)
     keeper.unlike = {}
-    folder.read_metrics = lambda: [_row()]  # type: ignore[method-assign]
-    folder.read_clients = list  # type: ignore[method-assign]
-    summary: dict[str, Any] = {**ended, "wall_seconds": 1.0}
-    keeper.on_fit_end(run, summary)
+    folder.read = lambda table: [_row()] if table == "metrics" else []  # type: ignore[method-assign]
+    summary = keeper.summarize(run)
     assert summary["rounds"] == 2
     assert not {"best_mean_accuracy", "best_round", "last_mean_accuracy"} & summary.keys()
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +15,7 @@ from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
+from fl_lightning.results.summary import merged
 
 
 class Federation:
@@ -26,13 +26,15 @@ class Federation:
 
     def fit(self) -> dict[str, Any]:
         """Run all rounds that are still to run; returns the summary (equal on every rank)."""
-        run, start = self.run, time.perf_counter()
+        run = self.run
         try:
             self.prepare()
             for t in range(run.server.round + 1, run.rounds + 1):
                 self.tell("on_round_end", self.round(t))
-            summary = {"wall_seconds": time.perf_counter() - start, **self.evaluator.everyone()}
-            summary |= newcomers(self.worker) | run.method.summary(run)
+            parts = [("the engine", self.evaluator.everyone() | newcomers(self.worker))]
+            parts.append((f"method {run.method_name}", run.method.summary(run)))
+            parts += [(type(observer).__name__, observer.summarize(run)) for observer in self.worker.observers]
+            summary = merged(parts)
             self.tell("on_fit_end", summary)
         finally:
             self.tell("on_close")

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import time
+from collections.abc import Mapping
 from typing import Any
 
 from fl_lightning import __version__, log, owncode, provenance
@@ -18,10 +20,12 @@ class RunFolderWriter(Observer):
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._told = False
+        self._began = time.perf_counter()
         self._code: dict[str, bytes] = {}
 
     def on_fit_start(self, run: RunContext) -> None:
         """Drop rows of rounds that the checkpoint does not know; write who holds what."""
+        self._began = time.perf_counter()
         if run.is_main:
             how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
             log.note(f"{run.method_name}: {how}{f', on from round {t}' if (t := run.resumed_from) else ''}")
@@ -49,21 +53,17 @@ class RunFolderWriter(Observer):
             judged = "not judged" if score is None else f"{name} {score:.4f}"
             log.note(f"round {record.round}/{run.rounds}: {judged}, {seconds:.1f} s")
 
-    def on_fit_end(self, run: RunContext, summary: dict[str, Any]) -> None:
-        """Write `final.csv`, and add what `summary.json` says of the whole run."""
+    def summarize(self, run: RunContext) -> dict[str, Any]:
+        """What is known of the whole run from its tables."""
         if not run.is_main:
-            return
-        if self._told:
-            provenance.ended(run.folder)
-        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
-        self.folder.write_final(scores, run.data.metric.name, models, further)
+            return {}
         rows = self.folder.read("metrics")
         metric = run.data.metric
         mean, on_validation = metric.of("mean"), metric.of("validation")
         best_score, best_round = best(rows, mean)
         judged = [r[mean] for r in rows if mean in r]
         earlier = [r["seconds"] for r in rows if r["round"] <= run.resumed_from]
-        summary["wall_seconds"] += sum(earlier)
+        summary: dict[str, Any] = {"wall_seconds": time.perf_counter() - self._began + sum(earlier)}
         validated = [r for r in rows if on_validation in r]
         if validated:  # the only choice of a round that looks at no test data
             chosen = max(validated, key=lambda r: metric.merit(r[on_validation]))
@@ -71,7 +71,7 @@ class RunFolderWriter(Observer):
         totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
         mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(run.judge))
         kinds = [metric.by(kind) for kind in MODELS if any(metric.by(kind) in r for r in rows)]
-        summary |= {
+        return summary | {
             "method": run.method_name,
             "rounds": run.rounds,
             "clients": run.clients,
@@ -88,3 +88,14 @@ class RunFolderWriter(Observer):
             "made_up_data": run.data.made_up,
             "version": __version__,
         }
+
+    def on_fit_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+        """Write `final.csv` and `newcomers.csv`; the run has ended."""
+        if not run.is_main:
+            return
+        if self._told:
+            provenance.ended(run.folder)
+        scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
+        self.folder.write_final(scores, run.data.metric.name, models, further)
+        self.folder.write_newcomers(summary.get("newcomers", []))
+        self.folder.write_columns(run.judge)

@@ -6,7 +6,7 @@ import itertools
 import math
 import warnings
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -24,6 +24,7 @@ from fl_lightning.record import RelationView
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import RunFolder, best, final_kind, final_words, mean_of_bests
 from fl_lightning.results.ledger import UNREADABLE, Ledger, read_ledger, unread
+from fl_lightning.results.summary import Summary
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -73,9 +74,10 @@ class RunResult:
         asked = self.rounds_asked or 0
         self.finished = summary.get("rounds") == asked and self.rounds_done >= asked
         """Whether the run has ended and was not extended since."""
-        self.summary: dict[str, Any] = summary if self.finished else {}
+        self.summary = Summary.of(summary if self.finished else {})
         """The content of `summary.json`; empty unless the run is finished."""
-        self.facts = self.summary or {key: value for key, value in summary.items() if key.startswith(_LASTING)}
+        lasting = {key: value for key, value in summary.items() if key.startswith(_LASTING)}
+        self.facts: Mapping[str, Any] = self.summary or lasting
         """The same; of an unfinished run, what holds for it however long it is."""
         if (self.folder / "failure.txt").is_file():
             self.notes["runs"].append("a client failed: failure.txt in the run folder says how")

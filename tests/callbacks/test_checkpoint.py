@@ -238,9 +238,7 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
         record.metrics["mean_accuracy"] = score
         saver.on_round_end(run, record)
     assert rounds(tmp_path) == [1, 3, 6, 9]  # 2 and 7 came too soon
-    summary: dict[str, Any] = {}
-    saver.on_fit_end(run, summary)
-    assert summary == {"best_checkpoint_round": 6}
+    assert saver.summarize(run) == {"best_checkpoint_round": 6}
     for other in (Checkpoint(best=False), Checkpoint()):
         assert not other._is_best(None)
         assert other._is_best(0.5) == other.best

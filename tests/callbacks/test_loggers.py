@@ -66,6 +66,7 @@ def log(logger, run, rounds) -> dict:
     for round in rounds:
         logger.on_round_end(run, record(round))
     summary = {"best_mean_accuracy": 0.75, "final_accuracies": [0.1, 0.2], "final_models": ["after", "before"]}
+    summary |= logger.summarize(run)
     logger.on_fit_end(run, summary)
     logger.on_close(run)
     return summary
