@@ -89,7 +89,7 @@ class RunFolderWriter(Observer):
             "version": __version__,
         }
 
-    def on_fit_end(self, run: Run, summary: Mapping[str, Any]) -> None:
+    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
         """Write `final.csv` and `newcomers.csv`; the run has ended."""
         if not run.is_main:
             return
