@@ -8,7 +8,7 @@ server: those move between ranks, are saved and are resumed.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from torch import Tensor
 
@@ -16,6 +16,9 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.errors import BadInput
+
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Method
 
 
 class Callback:
@@ -79,7 +82,8 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
         BadInput: one keeps something and does not declare it: it would be lost; or by a name that is another's.
     """
     named: dict[str, Tensor] = {}
-    for part in (run.method, *(c for c in run.callbacks if isinstance(c, Transform))):
+    parts: list[Method | Transform] = [run.method, *(c for c in run.callbacks if isinstance(c, Transform))]
+    for part in parts:
         first = part.init_client(run)
         if first and not part.client_memory:
             allowed = "its init_client gives tensors: set it to True"

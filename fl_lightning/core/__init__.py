@@ -15,6 +15,7 @@ from fl_lightning.core.phase import Batch as Batch
 from fl_lightning.core.phase import Fit as Fit
 from fl_lightning.core.phase import Phase as Phase
 from fl_lightning.core.phase import Slot as Slot
+from fl_lightning.core.protocols import Module as Module
 from fl_lightning.core.relation import RelationInputs as RelationInputs
 from fl_lightning.core.run import ModelGroup as ModelGroup
 from fl_lightning.core.run import RunContext as RunContext

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
@@ -20,6 +20,9 @@ from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator
 from fl_lightning.storage.state import MODEL, ClientState
+
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Module
 
 
 class Client:
@@ -134,7 +137,7 @@ class Client:
 
     # ---------------------------------------------------------------- passes through the model
 
-    def bind(self, vector: Tensor | None = None) -> Any:
+    def bind(self, vector: Tensor | None = None) -> Module:
         """Have the module be `vector` (None: the own model), with the client's buffers; returns the module."""
         self.module.binding.rebind(self[MODEL] if vector is None else vector, self.state.buffers)
         return self.module

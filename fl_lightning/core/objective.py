@@ -4,13 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from fl_lightning.core.layout import Layout
 from fl_lightning.renames import keyword
+
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Module
 
 
 @keyword("pull", "proximal_weight")
@@ -28,7 +31,7 @@ class Objective:
     """float64 [B]: a coefficient for each block of the layout; 0 where nothing was received, and for buffers."""
     linear: Tensor | None = None
     """(D,); only parameters count. SCAFFOLD: c - c_i (Karimireddy et al., 2020, Eq. 3)."""
-    loss: Callable[[Any, tuple[Tensor, Tensor]], Tensor] | None = None
+    loss: Callable[[Module, tuple[Tensor, Tensor]], Tensor] | None = None
     """(client module, batch) -> loss of shape (), in place of the task loss. The loop executor trains such a client."""
 
     def __post_init__(self) -> None:

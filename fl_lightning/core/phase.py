@@ -2,16 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fl_lightning.config import check
 from fl_lightning.core.objective import Objective
+from fl_lightning.data.part import Part
 from fl_lightning.metric import MODELS
+
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Step
 
 PLAIN = Objective()
 """The task loss alone."""
@@ -71,12 +74,12 @@ class Phase:
     epochs: float | None = None
     steps: int | None = None
     lr: float | None = None
-    part: Any = None
+    part: Part | None = None
     targets: Tensor | None = None
     batch_size: int | None = None
     purpose: str = "train"
     budget: float | None = None
-    step: Callable[[Any, Batch], Tensor] | None = None
+    step: Step | None = None
     scores: str | None = None
 
     def __post_init__(self) -> None:

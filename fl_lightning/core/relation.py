@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.core.mixing import Gram
+from fl_lightning.core.run import ModelGroup
 from fl_lightning.record import RelationView
 
 
@@ -46,7 +46,7 @@ class RelationInputs:
 class Weights:
     """What a relation answered for one group of clients: `weights` (layers or 1, m or 1, n), receivers by sources."""
 
-    group: Any
+    group: ModelGroup
     weights: Tensor
     receivers: list[int]
     sources: list[int]

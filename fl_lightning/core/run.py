@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -21,6 +21,9 @@ from fl_lightning.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
+
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Configured, Cost, Method, Module, Relation
 
 
 @dataclass(eq=False)
@@ -47,9 +50,9 @@ class ModelGroup:
     """The classifier."""
     another: Callable[[int], Tensor]
     """Another initial model (D,), drawn for a number: the network is built again."""
-    module: Any = None
+    module: Module = None  # type: ignore[assignment]
     """The LightningModule of this rank that vectors are bound to; the engine's, once it is put together."""
-    cost: Any = None
+    cost: Cost | None = None
     """Operations of a pass through it, forward and backward, for a sample; None where they are not known."""
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """What the server keeps, by name; `model` is the global model, if there is one, and else the initial model."""
@@ -87,8 +90,8 @@ class RunContext:
     """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone writes to it."""
 
     config: Config
-    method: Any
-    relation: Any
+    method: Method
+    relation: Relation
     data: FederatedData
     folder: Path
     processes: Group
@@ -105,7 +108,7 @@ class RunContext:
     """Rank of every client."""
     judge: str
     """Which kind of model `mean_accuracy` speaks of: before, after, global, finetuned."""
-    callbacks: list[Any]
+    callbacks: Sequence[Configured]
     """Transforms and observers, in the order of their configuration."""
     server: ServerState = field(default_factory=ServerState)
     states: dict[int, ClientState] = field(default_factory=dict)

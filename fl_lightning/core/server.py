@@ -9,13 +9,14 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning import log
+from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.relation import RelationInputs, Weights, one_view
@@ -25,13 +26,16 @@ from fl_lightning.ranges import allowed
 from fl_lightning.record import RelationView
 from fl_lightning.storage.state import MODEL
 
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Reducer, Relation
+
 Since = Literal["zero", "initial", "sent"]
 
 
 class Server:
     """The server in one round: valid from its first to its last line. `reducer` makes one vector of many."""
 
-    def __init__(self, run: RunContext, round: int, cohort: Sequence[int], reducer: Any) -> None:
+    def __init__(self, run: RunContext, round: int, cohort: Sequence[int], reducer: Reducer) -> None:
         self.run, self.round, self.cohort, self.reducer = run, round, list(cohort), reducer
         self.memory = run.server.memory
         """Named tensors that survive the round, equal on every rank (on the CPU)."""
@@ -154,7 +158,7 @@ class GroupServer:
 
     # ---------------------------------------------------------------- by a relation
 
-    def mix_by(self, relation: Any) -> dict[int, Payload]:
+    def mix_by(self, relation: Relation) -> dict[int, Payload]:
         """Each client's own mix of the last-received models, by the rows of `relation`."""
         run, receivers = self.server.run, self.cohort
         sources = self._candidates(relation.sources)
@@ -172,7 +176,7 @@ class GroupServer:
                 sent[c].own_weights = own
         return sent
 
-    def mean_by(self, relation: Any, who: list[int] | None = None) -> Tensor:
+    def mean_by(self, relation: Relation, who: list[int] | None = None) -> Tensor:
         """One model (D,) from this round's uploads of `who` (None: all who answered), by the only row of `relation` and
         the reducer."""
         who = self.answered if who is None else who
@@ -183,7 +187,7 @@ class GroupServer:
         how = self.server.reducer.combine
         return self.mean(weights, who, by_layer=relation.per_layer, like=self[MODEL], combine=how)
 
-    def inputs(self, relation: Any, receivers: Sequence[int], sources: Sequence[int]) -> RelationInputs:
+    def inputs(self, relation: Relation, receivers: Sequence[int], sources: Sequence[int]) -> RelationInputs:
         """What a relation may look at."""
         server = self.server
 
@@ -198,7 +202,7 @@ class GroupServer:
         layers = self._layers(relation)
         return RelationInputs(list(receivers), list(sources), samples, layers, server.clients, server.memory, gram)
 
-    def _layers(self, relation: Any) -> int:
+    def _layers(self, relation: Relation) -> int:
         return len(self.layout.layers) if relation.per_layer else 1
 
     def _candidates(self, sources: str) -> list[int]:
@@ -208,11 +212,13 @@ class GroupServer:
         known = self.cohort if sources == "cohort" else run.server.uploaded.union(self.cohort)
         return sorted(c for c in known if run.group_of(c) is self.group)
 
-    def _weighed(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int], rows: int) -> None:
+    def _weighed(
+        self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int], rows: int
+    ) -> None:
         self.server.flops += relation.flops(self._layers(relation), rows, len(sources))
         self.weighed = Weights(self.group, weights, receivers, sources)
 
-    def _warn(self, relation: Any, weights: Tensor, receivers: list[int], sources: list[int]) -> None:
+    def _warn(self, relation: Relation, weights: Tensor, receivers: list[int], sources: list[int]) -> None:
         """Say once how much of what is received are initial models, of clients that have not uploaded yet."""
         run, uploaded = self.server.run, self.server.run.server.uploaded
         strange = torch.tensor([c not in uploaded for c in sources])
@@ -323,7 +329,7 @@ class GroupServer:
         """What the server last received of one client (D,), on every rank: for methods that learn from each upload."""
         return self.mean(torch.ones(1, dtype=torch.float64), [client], slot, since)
 
-    def _segments(self, by_layer: bool, slot: str) -> list[Any]:
+    def _segments(self, by_layer: bool, slot: str) -> list[Segment]:
         mask = self.group.down_mask if slot == MODEL else self.layout.is_parameter
         return self.layout.segments(mask, by_layer=by_layer)
 
@@ -354,7 +360,7 @@ class GroupServer:
         return self.group.buffers[k]
 
 
-def among_uploaded(relation: Any, inputs: RelationInputs, uploaded: set[int]) -> Tensor:
+def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int]) -> Tensor:
     """Rows of `relation`, (layers or 1, m, n), in which no client counts whose upload has not arrived yet.
 
     A receiver that has not uploaded itself counts in its own row, with the initial model.

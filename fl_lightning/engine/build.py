@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
@@ -140,7 +139,7 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
     run.server.memory |= {name: tensor.clone() for name, tensor in memory.items()}
     transforms = [c for c in run.callbacks if isinstance(c, Transform)]
     observers = [c for c in run.callbacks if isinstance(c, Observer)]
-    reducer: Any = next((c for c in run.callbacks if isinstance(c, Aggregator)), Aggregator())
+    reducer = next((c for c in run.callbacks if isinstance(c, Aggregator)), Aggregator())
     guard = Guard(run)
     evaluator = Evaluator(run, trainers, guard, reducer)
     if run.judge == "global" and not evaluator.has_global:

@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning import log
 from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
+from fl_lightning.core.protocols import Reducer
 from fl_lightning.data.part import Part
 from fl_lightning.engine import scoring
 from fl_lightning.engine.failures import Guard
@@ -30,7 +31,7 @@ _START = "received."
 class Evaluator:
     """Scores models. `run.judge` says by which kind of them the run is judged."""
 
-    def __init__(self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, reducer: Any) -> None:
+    def __init__(self, run: RunContext, trainers: Sequence[Trainer], guard: Guard, reducer: Reducer) -> None:
         self.run, self.trainers, self.guard = run, trainers, guard
         self.server = Server(run, run.server.round, [], reducer)
         """To be asked for global models."""
@@ -52,8 +53,7 @@ class Evaluator:
     def global_model(self, client: int) -> Tensor | None:
         """What the server has for a client as the round begins, or has aggregated at its end; None: no whole one."""
         group = self.server.groups[self.run.group_of(client).index]
-        model: Tensor | None = self.run.method.global_model(group, client)
-        return model
+        return self.run.method.global_model(group, client)
 
     def wants(self, kind: str) -> bool:
         """Whether models of this kind are scored in a scored round."""

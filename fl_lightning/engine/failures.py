@@ -6,7 +6,7 @@ import contextlib
 import math
 import traceback
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Protocol
 
 from fl_lightning.core.run import RunContext
 from fl_lightning.device import lost
@@ -22,6 +22,20 @@ _CHECKS = (
 )
 
 
+class Staged(Protocol):
+    """Work that says what it is at."""
+
+    stage: str
+
+
+class Visited(Staged, Protocol):
+    """A visit: the round, the client, and how it failed."""
+
+    t: int
+    id: int
+    failure: BadClient | None
+
+
 class Guard:
     """Names the client, the round and the stage of whatever a client's model, data or hooks raise."""
 
@@ -29,7 +43,7 @@ class Guard:
         self.run = run
 
     @contextlib.contextmanager
-    def catch(self, visit: Any) -> Iterator[None]:
+    def catch(self, visit: Visited) -> Iterator[None]:
         """As `naming`; where failing clients are tolerated, the failure is left with the `visit`."""
         try:
             with self.naming(visit.t, visit.id, visit):
@@ -40,7 +54,7 @@ class Guard:
             visit.failure = failure.bare()  # a traceback would keep what the visit had made
 
     @contextlib.contextmanager
-    def naming(self, t: int, client: int, at: Any) -> Iterator[None]:
+    def naming(self, t: int, client: int, at: Staged) -> Iterator[None]:
         """Whatever is raised within names the client, the round and the stage that `at.stage` says.
 
         Raises:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fl_lightning.callbacks.base import Aggregator
@@ -21,7 +21,7 @@ from fl_lightning.results.summary import merged
 class Federation:
     """N clients with models of their own, and the server between them; `reducer` makes one vector of many."""
 
-    def __init__(self, run: RunContext, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Any) -> None:
+    def __init__(self, run: RunContext, pool: Pool, worker: Worker, evaluator: Evaluator, reducer: Aggregator) -> None:
         self.run, self.pool, self.worker, self.evaluator, self.reducer = run, pool, worker, evaluator, reducer
 
     def fit(self) -> dict[str, Any]:
@@ -31,7 +31,8 @@ class Federation:
             self.prepare()
             for t in range(run.server.round + 1, run.rounds + 1):
                 self.tell("on_round_end", self.round(t))
-            parts = [("the engine", self.evaluator.everyone() | newcomers(self.worker))]
+            engine: Mapping[str, Any] = self.evaluator.everyone() | newcomers(self.worker)
+            parts = [("the engine", engine)]
             parts.append((f"method {run.method_name}", run.method.summary(run)))
             parts += [(type(observer).__name__, observer.summarize(run)) for observer in self.worker.observers]
             summary = merged(parts)

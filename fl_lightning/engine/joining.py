@@ -8,13 +8,14 @@ import itertools
 import math
 from collections.abc import Generator
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, client_memory
+from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
 from fl_lightning.core import Client, Fit, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
@@ -250,7 +251,7 @@ class _Newcomer:
 
     def _with(self, new: ClientData, group: ModelGroup, *, grows: bool) -> RunContext:
         """The run with a client more, whose data are `new`. What the server keeps is copied, with room for it."""
-        run, relation = self.old, copy.copy(self.old.relation)
+        run, relation = self.old, cast(Relation, copy.copy(self.old.relation))
         if not relation.is_global and relation.sources == "cohort":
             relation.sources = "known"  # it is the cohort
         groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]

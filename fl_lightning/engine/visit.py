@@ -3,23 +3,47 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import replace
-from typing import Any
+from typing import Protocol
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Fit, Payload, Phase
+from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
+from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
+from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Timer
+from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
+
+
+class Host(Protocol):
+    """What a visit needs of the `Worker` that carries it out."""
+
+    run: RunContext
+    pool: Pool
+    trainers: Sequence[Trainer]
+    guard: Guard
+    evaluator: Evaluator
+    transforms: Sequence[Transform]
+    observers: Sequence[Observer]
+
+    @property
+    def free_memory(self) -> set[str]:
+        """Names in a client's memory that may be infinite or NaN."""
+
+    def client_ended(self, client: int) -> None:
+        """Tell the observers."""
 
 
 class Visit:
@@ -33,7 +57,7 @@ class Visit:
     """
 
     def __init__(
-        self, worker: Any, t: int, scored: bool, timer: Timer, client: int, place: int, payload: Payload
+        self, worker: Host, t: int, scored: bool, timer: Timer, client: int, place: int, payload: Payload
     ) -> None:
         self.worker, self.run, self.t, self.id, self.place = worker, worker.run, t, client, place
         self.payload, self.scored, self.timer = payload, scored, timer
@@ -195,7 +219,7 @@ class Visit:
             self.result.values |= evaluator.scores(kind, self.client, self.run.method.personal(self.client))
             self.timer.lap("evaluation")
 
-    def check_memory(self, part: Any) -> None:
+    def check_memory(self, part: object) -> None:
         """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of clients."""
         if self.client.memory and not self.run.policy.keeps_clients:
             allowed = (

@@ -7,11 +7,11 @@ import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cached_property, partial
 from itertools import zip_longest
-from typing import Any
 
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Fit, Payload, RunContext
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
@@ -29,7 +29,7 @@ class Worker:
 
     def __init__(
         self, run: RunContext, pool: Pool, trainers: Sequence[Trainer], guard: Guard, evaluator: Evaluator,
-        transforms: Sequence[Any], observers: Sequence[Any],
+        transforms: Sequence[Transform], observers: Sequence[Observer],
     ) -> None:  # fmt: skip
         self.run, self.pool, self.trainers, self.guard = run, pool, trainers, guard
         self.evaluator, self.transforms, self.observers = evaluator, transforms, observers

@@ -6,11 +6,11 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, ClassVar
+from typing import ClassVar
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, RunContext, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
@@ -40,7 +40,7 @@ class ClassMeans(Method, ABC):
         """Whether known means add anything to the local loss."""
 
     @abstractmethod
-    def loss(self, means: dict[str, Tensor], module: Any, batch: Batch) -> Tensor:
+    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
         """The task loss and what the known `means` (`features`, ... (C, ...), `known` (C,)) add to it, shape ()."""
 
     def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:

@@ -7,13 +7,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.core import Client, Objective, Payload, Phase, RunContext
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, RunContext
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
@@ -53,7 +52,7 @@ class FedAlign(Method):
         block, cost = client.module.model.get_submodule(name), [0.0]
         """Of the term: operations for a sample, counted on the first batch."""
 
-        def loss(module: Any, batch: Batch) -> Tensor:
+        def loss(module: Module, batch: Batch) -> Tensor:
             with watched(block) as seen:
                 task: Tensor = module.task_loss(batch)
             counter = nullcontext() if cost[0] else FlopCounterMode(display=False)

@@ -6,11 +6,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase
+from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import mmd
@@ -52,7 +51,7 @@ class FedCP(Method):
         """Everything but the global classifier, which is frozen."""
         received, v = client["model"].clone(), client.bind().head.own_context()
 
-        def loss(module: Any, batch: Batch) -> Tensor:
+        def loss(module: Module, batch: Batch) -> Tensor:
             with module.head.using(v):
                 task: Tensor = module.task_loss(batch)
             z = module.features

@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Rule, RunContext
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, Rule, RunContext
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.ranges import PositiveInt
@@ -58,10 +57,11 @@ class FedEM(Method):
         client.memory["pi"] = fitted_weights(client)
         return []
 
-    def loss(self, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches another."""
         x, target = batch
-        return -(target * module.model.each(x)).sum() / len(target)
+        loss: Tensor = -(target * module.model.each(x)).sum() / len(target)
+        return loss
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """Log probabilities of the client's mixture."""

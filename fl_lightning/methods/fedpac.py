@@ -6,12 +6,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import distance_to_means
@@ -78,7 +77,7 @@ class FedPAC(ClassMeans):
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
 
-    def loss(self, means: dict[str, Tensor], module: Any, batch: Batch) -> Tensor:
+    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
         """And lam times the mean squared distance to the class's mean; classes that nobody told add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")

@@ -6,12 +6,12 @@ AAAI 2022.
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Rule
+from fl_lightning.core import Client, Module, Rule
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
@@ -54,7 +54,7 @@ class FedProto(WithoutModels, ClassMeans):
         """`weighting`."""
         return self.weighting == "uniform"
 
-    def loss(self, means: dict[str, Tensor], module: Any, batch: Batch) -> Tensor:
+    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
         """And lam times the distance of features to their class's prototype; unknown classes add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)

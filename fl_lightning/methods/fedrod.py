@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -15,6 +14,7 @@ from fl_lightning.core.layout import Block
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
+from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import GroupServer
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.two_heads import TwoHeads
@@ -46,7 +46,7 @@ class FedRoD(Method):
         counts = client.class_counts.to(client.run.device, client.run.dtype)
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()  # log n_y, but for a constant
 
-        def loss(module: Any, batch: Batch) -> Tensor:
+        def loss(module: Module, batch: Batch) -> Tensor:
             x, y = batch
             scores = module.model(x)
             rest = prior.min().expand(scores.shape[-1] - len(prior))  # outputs beyond the classes: as of absent ones
@@ -57,7 +57,8 @@ class FedRoD(Method):
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The scores g(z) of the global model, g(z) + h(z) of a client's own."""
-        module, scores = client.module, client.module.model(x)
+        module = client.module
+        scores: Tensor = module.model(x)
         return scores if kind == "global" else scores + module.model.personal(module.features)
 
     def global_model(self, group: GroupServer, client: int) -> Tensor:

@@ -6,14 +6,14 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase
+from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import norms
@@ -60,7 +60,7 @@ class GPFL(Method):
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         g, q = e.mean(0), self._shares(client) @ e
 
-        def loss(module: Any, batch: Batch) -> Tensor:
+        def loss(module: Module, batch: Batch) -> Tensor:
             with module.head.using(q):
                 task: Tensor = module.task_loss(batch)
             f = module.head.under(module.features, g)

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Any
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Objective, Payload, Phase, Slot
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, Slot
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import contrast
@@ -56,10 +55,10 @@ class MOON(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the contrast."""
-        received, last = client["model"].clone(), client.state.vectors.get("last")
+        received, last = client["model"].clone(), client.state.vectors.get("last", client["model"])
 
-        def loss(module: Any, batch: Batch) -> Tensor:
-            task: Tensor = module.task_loss(batch)
+        def loss(module: Module, batch: Batch) -> Tensor:
+            task = module.task_loss(batch)
             near, far = (module.under(vector, batch[0])[0] for vector in (received, last))
             return task + self.mu * contrast(module.features, near, far, self.tau)
 

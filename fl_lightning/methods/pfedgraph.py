@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from torch import Tensor
 
@@ -15,6 +15,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
+from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.alignment import alignment, mean_directions
@@ -67,7 +68,7 @@ class PFedGraph(Method):
             return
         u = payload.further[0].vector
 
-        def loss(module: Any, batch: Batch) -> Tensor:
+        def loss(module: Module, batch: Batch) -> Tensor:
             task: Tensor = module.task_loss(batch)
             return task - self.lam * alignment(module, u)
 

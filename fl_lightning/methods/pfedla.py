@@ -62,7 +62,7 @@ class PFedLA(Method):
     def aggregate(self, server: Server) -> None:
         """A step of the networks of those who have answered."""
         group, relation = server.only, server.run.relation
-        assert group.weighed is not None
+        assert group.weighed is not None and isinstance(relation, LayerRows)
         sources = group.weighed.sources
         nearer = products(group, server.answered, sources, server.scratch)
         relation.descend(server, sources, -nearer, self.hyper_lr)

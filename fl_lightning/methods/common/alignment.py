@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import torch
 from torch import Tensor
 
 from fl_lightning.core.phase import Batch
+from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import GroupServer
 from fl_lightning.core.vectors import distances
 
@@ -23,7 +22,7 @@ def mean_directions(group: GroupServer) -> dict[int, Tensor]:
     return {c: vector * scale[mixed.receivers.index(c)].to(vector) for c, vector in mixes.items()}
 
 
-def alignment(module: Any, direction: Tensor) -> Tensor:
+def alignment(module: Module, direction: Tensor) -> Tensor:
     """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
     blocks = [b for b in module.layout.blocks if b.kind == "parameter"]
     pairs = list(zip(module.binding.parameters, blocks, strict=True))
@@ -49,7 +48,7 @@ class MeanPull:
         self.running = torch.zeros(())
         """u_i."""
 
-    def __call__(self, module: Any, batch: Batch) -> Tensor:
+    def __call__(self, module: Module, batch: Batch) -> Tensor:
         """Shape (); past batches have no gradient."""
         task: Tensor = module.task_loss(batch)
         if len(batch[1]) < self.whole:

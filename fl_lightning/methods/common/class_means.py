@@ -15,6 +15,7 @@ from torch import Tensor
 from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
+from fl_lightning.core.protocols import Module
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.common.basics import norms, wide
@@ -126,7 +127,7 @@ def distance_to_means(
     return (each * means["known"][labels]).mean()
 
 
-def distance_by_class(means: Tensor, module: Any, batch: tuple[Tensor, Tensor]) -> Tensor:
+def distance_by_class(means: Tensor, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Sum over a batch's classes k of the mean of ||z - m_k||^2 / d over its samples of k, shape () (FedAS).
 
     Args:
@@ -140,7 +141,7 @@ def distance_by_class(means: Tensor, module: Any, batch: tuple[Tensor, Tensor]) 
     return (gap / labels.bincount(minlength=len(means))[labels]).sum()
 
 
-def classifier_gap(module: Any, means: Mapping[str, Tensor], temperature: float, lam: float) -> Tensor:
+def classifier_gap(module: Module, means: Mapping[str, Tensor], temperature: float, lam: float) -> Tensor:
     """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 7): G is the classifier."""
     G, known = module.head, means["known"]
     H = means["features"][known].to(module.features.dtype)
@@ -157,7 +158,8 @@ def within(features: Tensor, zeta: float, bound: Literal["norm", "coordinate"]) 
     """`features` (batch, d) with the norm, or each coordinate, brought within zeta."""
     if bound == "coordinate":
         return features.clamp(-zeta, zeta)
-    return features * (zeta / features.norm(dim=1, keepdim=True).clamp_min(1e-12)).clamp_max(1.0)
+    norm: Tensor = features.norm(dim=1, keepdim=True)
+    return features * (zeta / norm.clamp_min(1e-12)).clamp_max(1.0)
 
 
 def noisy(features: Tensor, counts: Tensor, sigma: float, zeta: float, draws: torch.Generator) -> Tensor:

@@ -14,6 +14,7 @@ from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_s
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch
+from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.rng import generator
 
@@ -183,7 +184,7 @@ def taught(
 
 
 def learned(
-    G: Generator, theta: Tensor, module: Any, y: Tensor, prior: Tensor, made: tuple[int, float], beta: float
+    G: Generator, theta: Tensor, module: Module, y: Tensor, prior: Tensor, made: tuple[int, float], beta: float
 ) -> Tensor:
     """What the generator adds to a client's loss, shape ().
 
@@ -233,7 +234,7 @@ def lesson(
     extra, labels = payload.extra["generator"], payload.statistics["labels"]
     theta, prior = extra.to(client["model"]), labels.to(client["model"])
 
-    def loss(module: Any, batch: Batch) -> Tensor:
+    def loss(module: Module, batch: Batch) -> Tensor:
         task: Tensor = module.task_loss(batch)
         made = (max(1, round(ratio * len(batch[1]))), ratio * alpha)
         client.flops += 2 * G.products * (made[0] * (alpha > 0) + len(batch[1]) * (beta > 0))

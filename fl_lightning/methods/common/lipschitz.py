@@ -115,4 +115,5 @@ def _spectral_norm(T: Tensor, iterations: int) -> Tensor:
         m = K @ v
         size = torch.linalg.vector_norm(m, dim=1, keepdim=True).clamp_min(tiny)
         v = m / size
-    return size[:, 0, 0].sqrt()
+    norm: Tensor = size[:, 0, 0].sqrt()
+    return norm

@@ -21,6 +21,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
+from fl_lightning.core.protocols import Module
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
@@ -71,7 +72,7 @@ def public_subset(run: RunContext, t: int, samples: int) -> Tensor:
 # ---------------------------------------------------------------- the client
 
 
-def class_scores(module: Any, x: Tensor) -> Tensor:
+def class_scores(module: Module, x: Tensor) -> Tensor:
     """Class scores (n, C) of the bound model, in 32 bits at least."""
     return wide(module.model(x)[:, : module.num_classes])
 

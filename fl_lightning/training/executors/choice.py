@@ -145,7 +145,7 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
 
     Each rank takes a few steps of some of its clients, on copies of the initial model and with draws of their own.
     """
-    known = _known(file, len(contests)) if resumed and group.rank == 0 else None
+    known: list[Name] | None = _known(file, len(contests)) if resumed and group.rank == 0 else None
     known = group.gather_objects(known)[0]
     if known is not None:
         return known
