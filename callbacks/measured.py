@@ -65,11 +65,14 @@ class MeasuredCube(Relation):
 
     Clients upload the squared norm of their step by layer, and with their first upload the variance of their noise:
     `learn` keeps what follows from both. A client that has never uploaded receives the mean of those that have, by
-    samples. With layer selection Sigma follows the mix that was composed, also where a layer of it was withheld.
+    samples. With layer selection noise follows the mix that was composed, also where a layer of it was withheld.
+
+    A client's noise comes from its samples, which are the same in every round. So noise is kept by whose samples it
+    comes from: the noise of upload i is sum_k A_ik e_k, e_k of trace variance 1 and independent, and Sigma = A A'.
 
     Args:
         kappa: factor of the noise.
-        keep: share of the noise variance of what a client received that is left after its local training.
+        keep: share of the noise of what a client received that its local training leaves.
     """
 
     per_layer = measures = True
@@ -80,11 +83,11 @@ class MeasuredCube(Relation):
     _shares: dict[str, float] = field(default_factory=dict, init=False, repr=False)
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """`noise.covariance` (L, N, N): Sigma; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2 over clients
+        """`noise.loadings` (L, N, N): A; `noise.measured` (2, L): the sum of n_i v_i / ||step_i||^2 over clients
         that have measured v_i, and how many have; `noise.rounds` (N,): uploads of each."""
         n, layers = run.clients, len(run.layer_names)
         return {
-            "noise.covariance": torch.zeros(layers, n, n, dtype=torch.float64),
+            "noise.loadings": torch.zeros(layers, n, n, dtype=torch.float64),
             "noise.measured": torch.zeros(2, layers, dtype=torch.float64),
             "noise.rounds": torch.zeros(n, dtype=torch.int64),
         }
@@ -104,13 +107,13 @@ class MeasuredCube(Relation):
         gram = inputs.gram()
         if not gram.centred.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
-        Sigma = inputs.memory["noise.covariance"][:, sources[:, None], sources]
-        return measured_rows(gram.centred, Sigma, inputs.places, self.kappa)
+        A = inputs.memory["noise.loadings"][:, sources]
+        return measured_rows(gram.centred, A @ A.transpose(1, 2), inputs.places, self.kappa)
 
     def learn(self, server: Server) -> None:
-        """The uploads have arrived: Sigma follows the mixes that their clients began from, and their own new noise.
+        """The uploads have arrived: A follows the mixes that their clients began from, and their own new noise.
 
-        With T the rows of those who answered (others: unchanged), Sigma <- keep T Sigma T' + diag(v).
+        With T the rows of those who answered (others: unchanged), A <- keep T A + diag(sqrt(v)).
         """
         weighed, answered = server.only.weighed, server.answered
         if weighed is None or not answered:
@@ -127,24 +130,21 @@ class MeasuredCube(Relation):
         # A step is noise at most. Where nobody could measure, it counts as noise: one sample tells little.
         shares = torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples
         shares = shares.clamp_max(1.0)
-        if bool((count == 0).all()) and server.run.is_main and "noise" not in server.run.warned:
+        if bool((count == 0).all() and steps.any()) and server.run.is_main and "noise" not in server.run.warned:
             log.say(
                 "selfkapc: no client has enough samples to measure its noise: all of a client's step counts as noise"
             )
         server.run.warned.add("noise")
         index, sources = torch.tensor(answered), torch.tensor(weighed.sources)
         where = [weighed.receivers.index(c) for c in answered]
-        rows = math.sqrt(self.keep) * weighed.weights[:, where]  # (L, m, n)
-        covariance = memory["noise.covariance"]
-        mixed = rows @ covariance[:, sources]  # (L, m, N): with everybody's noise
-        among = mixed[:, :, sources] @ rows.transpose(1, 2)
-        covariance[:, index] = mixed
-        covariance[:, :, index] = mixed.transpose(1, 2)
-        covariance[:, index[:, None], index] = among + torch.diag_embed((shares * steps).T)
+        rows = weighed.weights[:, where]  # (L, m, n)
+        A = self.keep * (rows @ memory["noise.loadings"][:, sources])
+        A[:, torch.arange(len(answered)), index] += (shares * steps).T.sqrt()
+        memory["noise.loadings"][:, index] = A
         memory["noise.rounds"][index] += 1
         names = server.run.layer_names
         self._shares = {f"noise_share_{name}": float(s) for name, s in zip(names, shares.mean(0), strict=True)}
-        server.flops += 2 * rows.numel() * (len(covariance[0]) + len(answered))
+        server.flops += 2 * rows.numel() * A.shape[-1]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """`noise_share_LAYER`: the share of a client's step that is noise of its few samples, mean over the round's."""
@@ -153,5 +153,5 @@ class MeasuredCube(Relation):
         return self._shares
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
-        """Of one solve for each row (further ones of the pivoting uncounted)."""
-        return layers * receivers * (2 * sources**3 // 3 + 4 * sources**2)
+        """Of Sigma and of one solve for each row (further ones of the pivoting uncounted)."""
+        return layers * (2 * sources**3 + receivers * (2 * sources**3 // 3 + 4 * sources**2))

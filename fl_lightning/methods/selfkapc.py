@@ -26,7 +26,7 @@ class SelfKAPC(Method):
 
     Args:
         kappa: factor of the noise; 1 is Mallows'. 1.5: ours, on validation data (docs/decisions/0024).
-        keep: share of the noise variance in what a client received that its training leaves. 0.8: ours, likewise.
+        keep: share of the noise in what a client received that its training leaves. 0.4: ours, likewise.
     """
 
     family = "mixing"
@@ -36,7 +36,7 @@ class SelfKAPC(Method):
     newcomers = Rule("the mean of all, then its own mix by its measured noise; local training", remembers=True)
 
     kappa: NonNegativeFloat = searched(1.5, Range(1, 3), "the plateau on validation data: 1.5 to 3")
-    keep: UnitInterval = 0.8
+    keep: UnitInterval = 0.4
 
     def relation(self) -> Relation:
         """Rows by the measured rule."""

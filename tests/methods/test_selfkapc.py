@@ -165,13 +165,13 @@ def test_noise_is_a_quarter_of_the_squared_distance_of_halves(federation: Make) 
     assert {f"noise_share_{name}" for name in fed.run.layer_names} <= first.metrics.keys()
 
 
-def test_covariance_follows_the_mixes(federation: Make) -> None:
-    """Sigma <- keep T Sigma T' + diag(v), T the rows of those who answered, v = s^2 / n_i ||step||^2."""
+def test_noise_follows_the_mixes_and_is_its_client_s_again(federation: Make) -> None:
+    """A <- keep T A + diag(sqrt(v)), T the rows of those who answered, v = s^2 / n_i ||step||^2."""
     fed = federation(SelfKAPC(keep=0.5), precision="64-true", rounds=3, clients=5)
     fed.round(1)
     memory = {k: v.clone() for k, v in fed.run.server.memory.items()}
-    Sigma = memory["noise.covariance"]
-    assert torch.equal(Sigma, torch.diag_embed(Sigma.diagonal(dim1=1, dim2=2)))
+    A = memory["noise.loadings"]
+    assert torch.equal(A, torch.diag_embed(A.diagonal(dim1=1, dim2=2))) and bool((A.diagonal(dim1=1, dim2=2) > 0).all())
     before = [s.received["model"].clone() for _, s in sorted(fed.run.states.items())]
     server = server_of(fed, [1, 3])
     sent = {c: p.vector.clone() for c, p in fed.run.method.broadcast(server).items()}
@@ -180,14 +180,13 @@ def test_covariance_follows_the_mixes(federation: Make) -> None:
     layout, shares = fed.run.groups[0].layout, memory["noise.measured"][0] / memory["noise.measured"][1]
     n = fed.run.data.train_sizes
     for layer in range(len(layout.layers)):
-        T = torch.eye(5, dtype=torch.float64)
-        T[[1, 3]] = 0.5**0.5 * rows[layer]
-        expected = T @ Sigma[layer] @ T.T
+        expected = A[layer].clone()
+        expected[[1, 3]] = 0.5 * rows[layer] @ A[layer]
         for c in (1, 3):
             moved = fed.run.states[c].received["model"] - sent[c]
             step = float(layout.squared_norms(moved)[layer])
-            expected[c, c] += min(float(shares[layer]) / n[c], 1) * step
-        torch.testing.assert_close(fed.run.server.memory["noise.covariance"][layer], expected, rtol=1e-5, atol=1e-12)
+            expected[c, c] += (min(float(shares[layer]) / n[c], 1) * step) ** 0.5
+        torch.testing.assert_close(fed.run.server.memory["noise.loadings"][layer], expected, rtol=1e-5, atol=1e-12)
     assert same([s.received["model"] for c, s in sorted(fed.run.states.items()) if c in (0, 2, 4)], before[::2])
 
 
