@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from itertools import chain, combinations
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -13,11 +15,15 @@ from watching import Make, client_of, models, run_all, same, server_of
 
 from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.measured import RIDGE, MeasuredCube, measured_rows
+from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
+from fl_lightning.core import Client, Payload
 from fl_lightning.data import prepare
 from fl_lightning.data.part import ResidentPart
+from fl_lightning.errors import BadClient
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.selfkapc import SelfKAPC
+from fl_lightning.results.folder import RunFolder
 
 
 def draw(*shape: int, seed: int = 0) -> Tensor:
@@ -103,6 +109,21 @@ def test_equal_models_and_a_single_source_keep_their_own() -> None:
     assert torch.equal(measured_rows(zeros, noise, torch.tensor([2]), 1.5)[0, 0], torch.tensor([0.0, 0, 1]).double())
     one = torch.ones(1, 1, 1, dtype=torch.float64)
     assert torch.equal(measured_rows(one, one, torch.tensor([0]), 1.5), one)
+
+
+def test_a_client_does_not_take_its_own_noise_back_through_others() -> None:
+    """Targets are equal. Upload 1 was mixed of upload 0's: it is the nearest to it, and has the least to give."""
+    e = draw(4, 2000)
+    e /= e.norm(dim=1, keepdim=True)
+    A = torch.eye(4, dtype=torch.float64)
+    A[1, 0] = 0.5
+    W = A @ e
+    D = W - W.mean(0)
+    C, first = (D @ D.T)[None], torch.tensor([0])
+    row = measured_rows(C, (A @ A.T)[None], first, 1.5)[0, 0]
+    unaware = measured_rows(C, torch.diag((A @ A.T).diagonal())[None], first, 1.5)[0, 0]
+    assert unaware[1] > unaware[2:].max() + 0.2
+    assert row[1] < row[2:].min()
 
 
 def test_much_noise_leaves_the_own_model() -> None:
@@ -234,6 +255,67 @@ def test_halves_train_on_no_more_samples(federation: Make, batch_size: int) -> N
             row = fed.round(1).metrics
             counts.append(row["flops_forward"] + row["flops_extra"])
         assert 0.75 * counts[1] < counts[0] <= counts[1]
+
+
+@pytest.mark.parametrize("noise", [3e38, float("inf")])
+def test_a_client_whose_noise_has_no_bound(federation: Make, monkeypatch: pytest.MonkeyPatch, noise: float) -> None:
+    """All of a step counts as noise, for everybody, since noise is pooled; an infinite one is a client's failure."""
+    upload = SelfKAPC.upload
+
+    def sent(self: SelfKAPC, client: Client, payload: Payload) -> Payload:
+        made = upload(self, client, payload)
+        if client.id == 0 and "noise" in made.statistics:
+            made.statistics["noise"] = torch.full_like(made.statistics["noise"], noise)
+        return made
+
+    monkeypatch.setattr(SelfKAPC, "upload", sent)
+    fed = federation(SelfKAPC(), rounds=3)
+    if noise == float("inf"):
+        with pytest.raises(BadClient, match=r"client 0 failed in round 1, stage upload: .* is not finite"):
+            fed.round(1)
+        return
+    last = [fed.round(t) for t in (1, 2, 3)][-1]
+    assert {last.metrics[f"noise_share_{name}"] for name in fed.run.layer_names} == {1.0}
+    np.testing.assert_allclose(last.relation.rows.sum(-1), 1, rtol=1e-5)
+    assert (last.relation.rows[range(4), :, range(4)] < 0.1).all() and all(w.isfinite().all() for w in models(fed))
+
+
+def test_steps_too_small_to_see_leave_the_own_model(federation: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    """All models are equal: no noise, no line about it."""
+    fed = run_all(federation(SelfKAPC(), rounds=2, optimizer={"lr": 1e-30}))
+    assert same(models(fed), models(fed)[:1] * 4)
+    np.testing.assert_array_equal(fed.round(3).relation.rows, np.eye(4)[:, None] + np.zeros((1, 2, 1)))
+    assert "samples to measure" not in capsys.readouterr().err
+
+
+def test_a_cohort_of_two(federation: Make) -> None:
+    """They mix with each other, and later with those that took part before."""
+    fed = federation(SelfKAPC(), clients=5, rounds=4)
+    fed.round(1, [0, 1])
+    two = fed.round(2, [0, 1]).relation
+    assert two.sources == [0, 1] and float(two.rows[0, 0, 1]) > 0
+    fed.round(3, [2, 3])
+    last = fed.round(4, [0, 2]).relation
+    assert last.sources == [0, 1, 2, 3]
+    np.testing.assert_allclose(last.rows.sum(-1), 1, rtol=1e-5)
+    assert fed.run.server.memory["noise.rounds"].tolist() == [3, 2, 2, 1, 0]
+
+
+def test_layer_selection_on_top(fit: Callable[..., Path]) -> None:
+    """By the command: layers in which a client mostly keeps to itself do not travel to it; resumed to the bit."""
+    flags = "--method selfkapc --data.partition iid --method.kappa 0.5 --callbacks checkpoint"
+    selection = "--callbacks layerselection --callbacks.layerselection.client false --callbacks.layerselection.mu 0.5"
+    plain, run = RunFolder(fit("plain", flags)), RunFolder(fit("selected", flags, selection))
+    rows, layers = run.read_relation(2).rows, run.read_relation(2).layers
+    own = np.array([rows[c, :, c] for c in range(4)])
+    assert (own > 0.5).any() and (own < 0.5).any()
+    for folder, name in ((plain, "plain"), (run, "selected")):
+        assert all(f"noise_share_{layer}" in folder.read("metrics")[-1] for layer in layers), name
+    whole, less = (folder.read("metrics")[1]["download_bytes"] for folder in (plain, run))
+    assert 0 < less < whole
+    cut = fit("cut", flags, selection, "--federation.rounds 2")
+    assert main(["fit", "--name", "cut", "--resume", "--federation.rounds", "3"]) == 0
+    assert RunFolder(cut).read("final") == run.read("final")
 
 
 def test_one_client_alone(federation: Make) -> None:
