@@ -216,16 +216,6 @@ MAE = AbsoluteError("mae", "mean absolute error", False)
 BY_TASK: dict[Task, Metric] = {"classification": ACCURACY, "regression": MAE}
 
 
-def of_column(name: str) -> Metric:
-    """The metric that a column speaks of (accuracy, where it speaks of none)."""
-    return further_of(name) or (MAE if MAE.name in name.split("_") else ACCURACY)
-
-
-def further_of(name: str) -> Further | None:
-    """The one of `FURTHER` that a column speaks of."""
-    return next((metric for metric in FURTHER.values() if f"_{metric.name}_" in f"_{name}_"), None)
-
-
 def of_rows(rows: Iterable[Mapping[str, object]]) -> Metric:
     """The metric by which the run with these rows of `metrics.csv` is judged."""
     return MAE if any(MAE.of("mean") in row for row in rows) else ACCURACY

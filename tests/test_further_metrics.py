@@ -23,7 +23,8 @@ from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedper import FedPer
-from fl_lightning.metric import ACCURACY, FURTHER, by_shares, of_column, recalls
+from fl_lightning.metric import FURTHER, by_shares, recalls
+from fl_lightning.results.columns import COLUMNS
 
 Make = Callable[..., Federation]
 OWN = ["balanced_accuracy", "f1", "auroc", "calibration"]
@@ -80,8 +81,8 @@ def test_accuracy_by_class_shares() -> None:
 def test_columns_know_their_metric() -> None:
     for name, metric in FURTHER.items():
         for column in (metric.by("after"), metric.of("mean"), metric.of("clients"), metric.on_global_test("global")):
-            assert of_column(column) is metric and metric.name == name
-    assert of_column("accuracy_after") is of_column("global_test_accuracy_after") is ACCURACY
+            assert COLUMNS[column].metric == metric.name == name
+    assert COLUMNS["accuracy_after"].metric == COLUMNS["global_test_accuracy_after"].metric == "accuracy"
     assert [name for name, metric in FURTHER.items() if not metric.rises] == ["calibration"]
 
 

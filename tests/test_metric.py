@@ -9,16 +9,18 @@ from torch import nn
 from fl_lightning import metric
 from fl_lightning.engine.record import spread
 from fl_lightning.metric import ACCURACY, MAE
+from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import best
 
 
 def test_names_of_columns() -> None:
     assert [ACCURACY.of("mean"), ACCURACY.by("before")] == ["mean_accuracy", "accuracy_before"]
     assert [MAE.of("best_mean"), MAE.by("validation")] == ["best_mean_mae", "mae_validation"]
-    for column in ("mean_mae", "mae_before", "mae", "best_mean_mae"):
-        assert metric.of_column(column) is MAE
-    for column in ("mean_accuracy", "accuracy_before", "train_loss", "maeander"):
-        assert metric.of_column(column) is ACCURACY
+    for column in ("mean_mae", "mae_before", "mae", "worst_mae"):
+        assert COLUMNS[column].metric == "mae" and COLUMNS[column].merit(2.0) == -2.0
+    for column in ("mean_accuracy", "accuracy_before", "accuracy"):
+        assert COLUMNS[column].metric == "accuracy" and COLUMNS[column].merit(2.0) == 2.0
+    assert COLUMNS["train_loss"].metric is COLUMNS["maeander"].metric is None
     assert metric.of_rows([{"round": 1}, {"round": 2, "mean_mae": 1.0}]) is MAE
     assert metric.of_rows([{"round": 1, "mean_accuracy": 1.0}]) is ACCURACY
 

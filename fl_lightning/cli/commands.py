@@ -109,7 +109,8 @@ def report(argv: list[str]) -> None:
 
         check("figures", values.figures, values.figures is None, "it is for runs; of a study see compare --picture")
         out = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
-        compare([words[0], "--format", "html", "--out", str(out)])
+        accept = str(values.accept_changed_code).lower()
+        compare([words[0], "--format", "html", "--out", str(out), "--accept_changed_code", accept])
         print(f"report: {out}")
         return
     require("report", "report", words[0])

@@ -75,13 +75,15 @@ def export_parser() -> ArgumentParser:
 
 
 def report_parser() -> ArgumentParser:
-    """`--out`, `--figures`; the runs are words without a key."""
+    """`--out`, `--figures`, `--accept_changed_code`; the runs are words without a key."""
     description = "Write one HTML page on runs (or on folders of them) side by side, or on a study."
     parser = _parser("report", description, "RUN [RUN ...] | STUDY")
     text = "The page (default: report.html, in the run folder if there is one RUN, else here)."
     parser.add_argument("--out", type=str | None, default=None, metavar="FILE.html", help=text)
     text = "Write the charts, too, each to a file beside the page, in the folder FILE-figures."
     parser.add_argument("--figures", type=Literal["svg", "pdf", "png"] | None, default=None, help=text)
+    text = "Of a study: as for fl-train compare, which makes its page."
+    parser.add_argument("--accept_changed_code", type=bool, default=False, help=text)
     return parser
 
 

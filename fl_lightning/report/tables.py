@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric, of_column
+from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric
 from fl_lightning.report.words import NONE as NONE
 from fl_lightning.report.words import (
     clients,
@@ -24,6 +24,7 @@ from fl_lightning.report.words import (
     samples,
     text,
 )
+from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
 from fl_lightning.results.result import MIB, RunResult
 from fl_lightning.results.runs import Comparison, differing, differing_keys, same_seeds
@@ -143,7 +144,7 @@ def _falling(curves: list[list[float]]) -> list[float]:
 
 def reached(run: RunResult, target: float, column: str = "mean_accuracy") -> dict[str, float | None] | None:
     """Where on each axis the score in `column` first was `target` or better; None if it never was."""
-    merit = of_column(column).merit
+    merit = COLUMNS[column].merit
     for at, row in enumerate(run.rows("metrics")):
         if column in row and merit(row[column]) >= merit(target):
             axes = {name: run.axis(name) for name in ("round", "mib", "channel", "wall")}
@@ -153,18 +154,18 @@ def reached(run: RunResult, target: float, column: str = "mean_accuracy") -> dic
 
 def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, list[str]]]]]:
     """For each target: its text, and for each run its number and the cells round, MiB, channel, wall."""
-    table, column = [], Comparison.of(runs).column
+    table, by = [], Comparison.of(runs)
     for target in targets(runs):
         lines = []
         for number, run in enumerate(runs):
-            found = reached(run, target, column)
+            found = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
             if found is not None:
                 of = {name: NONE if value is None else seconds(value) for name, value in found.items()}
                 sent = found["mib"]
                 cells = [f"{found['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
             lines.append((number, cells))
-        table.append((f"{100 * target:g} %" if of_column(column) is ACCURACY else f"{target:.4g}", lines))
+        table.append((f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}", lines))
     return table
 
 

@@ -231,11 +231,6 @@ def renamed(values: Mapping[str, Any]) -> dict[str, Any]:
     return {shown(name): value for name, value in values.items()}
 
 
-def present(name: str) -> str:
-    """The present name of a column that may have been written by an earlier version."""
-    return ALIASES.get(name, name)
-
-
 def declarations(names: Iterable[str], judge: str | None = None) -> dict[str, dict[str, Any]]:
     """The content of `columns.json` for these columns: the fields that are not empty. `judge`: its kind of model."""
     declared = {}

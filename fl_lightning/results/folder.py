@@ -22,7 +22,7 @@ from fl_lightning.csvtable import CsvTable, Row
 from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import flush_all, write_whole
 from fl_lightning.record import KINDS, RelationView, RoundRecord
-from fl_lightning.results.columns import ALIASES, Column, declarations
+from fl_lightning.results.columns import ALIASES, COLUMNS, Column, declarations
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
 """Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""
@@ -249,7 +249,7 @@ def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:
     """The best value of `column` (None: the judge's mean) and the first round that has it; (nan, 0) if none has one."""
     rows = list(rows)
     column = metrics.of_rows(rows).of("mean") if column is None else column
-    merit = metrics.of_column(column).merit
+    merit = COLUMNS[column].merit
     judged = [(row[column], int(row["round"])) for row in rows if not math.isnan(row.get(column, math.nan))]
     return max(judged, key=lambda pair: (merit(pair[0]), -pair[1]), default=(math.nan, 0))
 
@@ -263,7 +263,7 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
     Where `best` takes the best of the means over clients, this takes the mean of the bests: each client may choose
     another round. It is the greater one (KAPC's journal article has it for local and FedAvg in its Tables 1 and 2).
     """
-    merit = metrics.of_column(column).merit
+    merit = COLUMNS[column].merit
     found: dict[int, float] = {}
     for row in rows:
         if not math.isnan(value := row.get(column, math.nan)):

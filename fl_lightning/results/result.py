@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import math
-import warnings
 from collections import defaultdict
 from collections.abc import Callable, Mapping
 from functools import cached_property
@@ -14,6 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import yaml
 
+from fl_lightning import renames
 from fl_lightning.config import check
 from fl_lightning.configuration import index
 from fl_lightning.csvtable import Row
@@ -134,7 +134,7 @@ class RunResult:
     @property
     def metrics(self) -> DataFrame:
         """Earlier name of `rounds`."""
-        warnings.warn("Run.metrics is now Run.rounds; the old name goes with the next version", FutureWarning, 2)
+        renames.warn("Run.metrics", "Run.rounds")
         return self.rounds
 
     @cached_property

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,10 +15,19 @@ from fl_lightning.results.result import RunResult
 if TYPE_CHECKING:
     pass
 
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
 _ORDER = ("after", "before", "finetuned", "global")
 """Of kinds of model to compare runs by; clients' own models come first, as personalised methods are about them."""
 MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
 """Keys of a configuration that say where data lie, not which."""
+QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
+"""Callbacks that change no number: they name no method."""
+SHARED = ("data", "federation", "model", "optimizer")
+"""Groups of keys that make a setting, where run folders differ in them."""
+ALSO = ("smoke", "evaluation.finetune_epochs")
+"""Further keys that do."""
 ABSENT = object()
 """The value of a key that a configuration does not have."""
 
@@ -113,6 +122,61 @@ def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
             yield from flat(inner, f"{key}.{name}" if key else str(name))
     else:
         yield key, value
+
+
+def labels(runs: list[RunResult]) -> list[str]:
+    """Each run's method, the arguments in which runs of that method differ, and callbacks that not all runs have."""
+    alike: dict[str, list[RunResult]] = defaultdict(list)
+    for run in runs:
+        alike[method_of(run)].append(run)
+    begin = "method.init_args."
+    names = {name: [key for key in differing_keys(those) if key.startswith(begin)] for name, those in alike.items()}
+    held = [[name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs]
+    shared = set.intersection(*map(set, held)) if held else set()
+    labelled = []
+    for run, callbacks in zip(runs, held, strict=True):
+        arguments = [f"{key.rpartition('.')[2]}={run.setting(key)}" for key in names[method_of(run)]]
+        labelled.append(
+            " ".join([method_of(run), *arguments, *(f"+{name}" for name in callbacks if name not in shared)])
+        )
+    return labelled
+
+
+def method_of(run: RunResult) -> str:
+    """The short name of a run's method."""
+    given = run.config.get("method")
+    name = (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
+    return str(name).rpartition(".")[2].lower()
+
+
+def words(setting: Mapping[str, Any]) -> str:
+    """A setting as text: `data.alpha=0.1, model.hidden=[16]`."""
+    return ", ".join(f"{key}={value}" for key, value in setting.items())
+
+
+def settings(runs: list[RunResult]) -> list[str]:
+    """Of each run, the data, federation, model and optimiser settings in which the runs differ: `data.alpha=0.1`."""
+    keys = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
+    return [words({key: run.setting(key) for key in keys}) for run in runs]
+
+
+def tidy(runs: Iterable[RunResult]) -> DataFrame:
+    """The final scores of all runs, a row for each run, client and metric.
+
+    Columns: `method` (its label among these runs), `setting` (what else differs but the seed), `seed`, `client`,
+    `model` (the kind of the client's final model), `metric`, `value`. Runs that are not finished have no rows.
+    """
+    from pandas import DataFrame, concat
+
+    runs = [run for run in runs if run.finished]
+    columns = ["method", "setting", "seed", "client", "model", "metric", "value"]
+    tables = [
+        run.final.melt([name for name in ("client", "model") if name in run.final], var_name="metric")
+        .dropna(subset="value")
+        .assign(method=label, setting=setting, seed=run.setting("seed"))
+        for run, label, setting in zip(runs, labels(runs), settings(runs), strict=True)
+    ]
+    return concat(tables, ignore_index=True).reindex(columns=columns) if tables else DataFrame(columns=columns)
 
 
 def load(paths: list[Path], regression: bool = True) -> list[RunResult]:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,16 +13,10 @@ from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import ABSENT, differing_keys, flat, load
+from fl_lightning.results.runs import ABSENT, QUIET, flat, labels, load, method_of, settings, words
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
 
-QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
-"""Callbacks that change no number: they name no method."""
-SHARED = ("data", "federation", "model", "optimizer")
-"""Groups of keys that make a setting, where run folders differ in them."""
-ALSO = ("smoke", "evaluation.finetune_epochs")
-"""Further keys that do."""
 METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be paired."""
 _JUDGE = "evaluation.judge"
@@ -109,7 +103,7 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
         entries = [dict(cell) for cell in found]
         for entry in entries:
             entry["place"] = folder / entry["folder"]
-            entry["setting"] = _words(entry["setting"])
+            entry["setting"] = words(entry["setting"])
             entry["label"], entry["method"] = str(entry["label"]), str(entry["method"])
             entry["seed"] = int(entry["seed"])
     except (ValueError, LookupError, TypeError, AttributeError) as error:
@@ -137,44 +131,14 @@ def _judge_of_base(folder: Path) -> str | None:
 def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """RunResult folders as cells: label, setting and seed are read off what differs between their configurations."""
     runs = load(list(paths), regression=False)
-    axes = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
+    named = zip(runs, labels(runs), settings(runs), strict=True)
     return [
         {
-            "label": label,
-            "method": _method(run),
-            "setting": _words({key: run.setting(key) for key in axes}),
-            "seed": run.setting("seed"),
+            "label": label, "method": method_of(run), "setting": setting, "seed": run.setting("seed"),
             "run": run if run.finished else None,
         }
-        for run, label in zip(runs, _labels(runs), strict=True)
-    ]
-
-
-def _labels(runs: list[RunResult]) -> list[str]:
-    """Each run's method, the arguments in which runs of that method differ, and callbacks that not all runs have."""
-    alike: dict[str, list[RunResult]] = defaultdict(list)
-    for run in runs:
-        alike[_method(run)].append(run)
-    begin = "method.init_args."
-    names = {name: [key for key in differing_keys(those) if key.startswith(begin)] for name, those in alike.items()}
-    held = [[name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs]
-    shared = set(held[0]).intersection(*held)
-    found = []
-    for run, callbacks in zip(runs, held, strict=True):
-        arguments = [f"{key.rpartition('.')[2]}={run.setting(key)}" for key in names[_method(run)]]
-        found.append(" ".join([_method(run), *arguments, *(f"+{name}" for name in callbacks if name not in shared)]))
-    return found
-
-
-def _method(run: RunResult) -> str:
-    """The short name of a run's method."""
-    given = run.config.get("method")
-    name = (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
-    return str(name).rpartition(".")[2].lower()
-
-
-def _words(setting: Mapping[str, Any]) -> str:
-    return ", ".join(f"{key}={value}" for key, value in setting.items())
+        for run, label, setting in named
+    ]  # fmt: skip
 
 
 def _cell(entry: dict[str, Any], judge: str | None, metric: str) -> Cell:

@@ -179,3 +179,17 @@ def test_runs_of_a_row_with_different_code_are_refused(
     assert "compare: 'mine' is not allowed; its runs were trained with 2 versions of mine.py" in err
     assert main([*words, "--accept_changed_code"]) == 0
     assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in " ".join(capsys.readouterr().out.split())
+
+
+def test_a_report_on_a_study_of_different_code(
+    make_study: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`report STUDY` is compare's page, and takes its flag."""
+    names = ("fedavg", "mine")
+    study = make_study([(name, {}, seed, [0.5, 0.6], {}) for name in names for seed in (0, 1)])
+    for seed, digest in ((0, "aaaaaaaaaa"), (1, "bbbbbbbbbb")):
+        versioned(study / "runs/all/mine" / f"seed-{seed}", digest)
+    assert main(["report", str(study)]) == 2
+    assert "its runs were trained with 2 versions of mine.py" in capsys.readouterr().err
+    assert main(["report", str(study), "--accept_changed_code"]) == 0
+    assert "seeds 0 with aaaaaaaa; seeds 1 with bbbbbbbb" in (study / "report.html").read_text()
