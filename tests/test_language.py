@@ -19,7 +19,7 @@ PROSE = {
     r"\b(mean|means|meant)\s+harm\b": "is malicious",
     r"(?<!there )\b(is|are) (?-i:none)\b(?! of)": "is not one",
     r"\b(is|are) (?-i:none) of (its|ours|theirs|any)\b": "is not one of",
-    r"\b(stands?|stood|standing)\b(?! (in )?for\b)": "is",
+    r"\b(stands?|stood|standing)\b(?! (in )?for\b|-in\b)": "is",
     r"\b(has|have) (its|their|no) say\b": "decides",
     r"\bwhat (is|was) not said\b": "what is not overridden",
     r"\bc[ao]mes? to nothing\b": "fails",
