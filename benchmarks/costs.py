@@ -14,9 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_flags
+from fl_lightning.cli.settings import read_line
 from fl_lightning.planning.trace import one_process
 from fl_lightning.run import assemble
 
@@ -52,7 +51,7 @@ class Cost:
 def cost(name: str) -> Cost:
     """Of a method, in this process."""
     flags = f"{SETTING} --method {name} {ARGUMENTS.get(name, '')}".split()
-    config = complete(plan(read_flags(flags, keys(fit_parser()))))
+    config = complete(plan(read_line(flags).layers))
     fabric = one_process(config.fabric.precision, "cpu")
     fabric.launch()
     with tempfile.TemporaryDirectory() as folder:

@@ -20,9 +20,8 @@ from pathlib import Path
 from measure import machine
 from workloads import data_root
 
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_flags
+from fl_lightning.cli.settings import read_line
 from fl_lightning.planning.plan import Planner
 from fl_lightning.planning.setting import Hardware, sizes_of
 
@@ -73,7 +72,7 @@ def runs(root: Path) -> dict[str, tuple[str, int]]:
 
 def predicted(words: str, ranks: int = 1) -> float:
     """MiB at the peak, by the plan."""
-    config = complete(plan(read_flags(words.split(), keys(fit_parser()))))
+    config = complete(plan(read_line(words.split()).layers))
     return Planner(config, sizes_of(config, 500)).plan(Hardware("cpu", 1, ranks, 2.0**36)).total / 2**20
 
 

@@ -52,7 +52,7 @@ def group_of(config: Config) -> str:
 
     The last word stands for every setting that decides numbers.
     """
-    settings = {key: value for key, value in config.spoken().items() if key not in _ELSEWHERE}
+    settings = {key: value for key, value in config.by_key().items() if key not in _ELSEWHERE}
     settings["callbacks"] = {k: v for k, v in settings["callbacks"].items() if k not in _SHOWING}
     settings["data"] = {k: v for k, v in settings["data"].items() if k not in _PLACES} | {"source": data_name(config)}
     digest = hashlib.blake2b(json.dumps(settings, sort_keys=True, default=str).encode(), digest_size=3).hexdigest()
@@ -150,7 +150,7 @@ class Gain:
         method = saved.get("method")
         name = method.get("name") if isinstance(method, dict) else method
         check(key, folder, name == "local", f"it must be a run of local; it is one of {name}")
-        mine = run.config.spoken()
+        mine = run.config.by_key()
         differ = [k for k, v in mine["data"].items() if k not in _PLACES and saved["data"].get(k, v) != v]
         same = not differ and saved.get("seed") == run.config.seed and set(self._alone) == set(range(run.clients))
         check(key, folder, same, "it must have the same seed, clients and data settings: other clients, else")

@@ -53,7 +53,7 @@ class TensorBoard(Observer):
             folder = run.folder / "tensorboard"
             again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
             self._writer = SummaryWriter(str(folder), purge_step=again)
-            flat = dict(_leaves(without_secrets(run.config.spoken())))
+            flat = dict(_leaves(without_secrets(run.config.by_key())))
             table = "\n".join(["| key | value |", "| --- | --- |", *(f"| {k} | {v} |" for k, v in flat.items())])
             self._writer.add_text("config", table)
             metric = run.data.metric
@@ -198,7 +198,7 @@ class WandB(Observer):
             id=known,
             resume="allow" if known and mode == "online" else None,
             mode=mode,
-            config=without_secrets(config.spoken()),
+            config=without_secrets(config.by_key()),
             settings=wandb.Settings(
                 silent=True, console="off", init_timeout=30, finish_timeout=60, finish_timeout_raises=True
             ),

@@ -12,8 +12,7 @@ import numpy as np
 
 from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import trained
-from fl_lightning.cli.parser import fit_parser, keys
-from fl_lightning.cli.settings import Layer, config_in, layers_of, read_config, read_flags
+from fl_lightning.cli.settings import Layer, layers_of, read_config, read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.results.result import RunResult as Run
@@ -48,7 +47,7 @@ def fit(config: Config) -> Run:
     try:
         folder = trained(layers, first)
     except KeyboardInterrupt:
-        stop_ranks(told=False, but=others)
+        stop_ranks(notified=False, but=others)
         raise
     if folder is None:
         raise BadInput("print_config", True, "it is for the command line")
@@ -57,21 +56,21 @@ def fit(config: Config) -> Run:
 
 def _layers(config: Config) -> tuple[list[Layer], str | None]:
     """The settings that `config` says, and the config file that names the run."""
-    known = keys(fit_parser())
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
-        return read_config(name, known), name
+        return read_config(name), name
     if isinstance(config, Mapping):
         given = _plain(config)
         files = given.pop("config", None) or []
         files = files if isinstance(files, list) else [files]
-        layers = [layer for file in files for layer in read_config(str(file), known)]
+        layers = [layer for file in files for layer in read_config(str(file))]
         none = {key: None for key in ("callbacks", "loggers") if given.get(key, key) is None}  # a file leaves them out
-        return [*layers, none, *layers_of("fit", given, known, Path())], str(files[0]) if files else None
+        return [*layers, none, *layers_of("fit", given, Path())], str(files[0]) if files else None
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
-    return read_flags(flags, known), config_in(flags)
+    line = read_line(flags)
+    return line.layers, line.first
 
 
 def _plain(value: Any) -> Any:

@@ -35,10 +35,10 @@ def table(kind: str) -> dict[str, Entry]:
 
 def families(kind: str) -> dict[str, list[Entry]]:
     """Entries of one of `KINDS` by the idea that they belong to, the largest group first; what has none: under ""."""
-    found: dict[str, list[Entry]] = {}
+    groups: dict[str, list[Entry]] = {}
     for entry in table(kind).values():
-        found.setdefault(entry.family, []).append(entry)
-    return dict(sorted(found.items(), key=lambda item: -len(item[1])))
+        groups.setdefault(entry.family, []).append(entry)
+    return dict(sorted(groups.items(), key=lambda item: -len(item[1])))
 
 
 def find(kind: str, key: str, name: str) -> Entry:
@@ -113,11 +113,11 @@ def _configs() -> dict[str, Entry]:
 
 def _shipped_studies() -> dict[str, Entry]:
     """The shipped studies by folder and name; the first line of each says what it is."""
-    found = {}
+    studies = {}
     for file in _studies().rglob("*.yaml"):
         name = file.relative_to(_studies()).with_suffix("").as_posix()
-        found[name] = Entry(name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
-    return dict(sorted(found.items()))
+        studies[name] = Entry(name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
+    return dict(sorted(studies.items()))
 
 
 _TABLES: dict[str, Callable[[], dict[str, Entry]]] = {

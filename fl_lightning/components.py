@@ -24,6 +24,15 @@ class Component:
         module, _, name = self.class_path.rpartition(".")
         return getattr(importlib.import_module(module), name)
 
+    def check(self) -> None:
+        """Build the object, so that its class checks the arguments; the next `build` returns it."""
+        vars(self)["built"] = self.load()(**self.init_args)
+
+    def build(self) -> Any:
+        """The object: the one that `check` has built, once, or a new one."""
+        cls, built = self.load(), vars(self).pop("built", None)
+        return built if type(built) is cls else cls(**self.init_args)
+
 
 @dataclass
 class AdaptersConfig:
@@ -44,7 +53,7 @@ class AdaptersConfig:
     dropout: ShareBelow1 = 0.0
     """Of what goes into A, in training. 0: `peft`; the paper's Table 9 names none (GPT-2: 0.1 or 0, Table 11)."""
     head: bool = True
-    """Whether the classifier trains, too, as the paper's does on GLUE: what pretraining has for one is none of ours."""
+    """Whether the classifier trains, too, as the paper's does on GLUE: a pretrained classifier has other classes."""
 
     def validate(self, key: str) -> None:
         """Raise `BadInput` for a value that cannot work; `key`: of the adapters."""

@@ -6,15 +6,25 @@ Every default says where it comes from. KAPC stands for Zhi et al., AAAI 2024 an
 from __future__ import annotations
 
 import dataclasses
+from collections.abc import Iterator
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fl_lightning.components import Component as Component
 from fl_lightning.components import ModelConfig as ModelConfig
 from fl_lightning.datakeys import SourceKeys
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import CLASS_SHARE
-from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, ShareBelow1, check_ranges
+from fl_lightning.ranges import (
+    NonNegativeFloat,
+    NonNegativeInt,
+    PositiveFloat,
+    PositiveInt,
+    PositiveShare,
+    Range,
+    ShareBelow1,
+    check_ranges,
+)
 
 FLOAT32 = 1.7e38
 """Half of what a number of 32 bits can hold, about: the slope of a pull is twice its coefficient."""
@@ -45,25 +55,25 @@ def held_out(share: float, clients: int, smoke: bool = False) -> int:
 
 @dataclass
 class FederationConfig:
-    """Who takes part, for how long."""
+    """Clients, rounds and local training."""
 
-    rounds: int = 50
+    rounds: PositiveInt = 50
     """Communication rounds. 50: KAPC on MNIST."""
-    clients: int = 10
+    clients: PositiveInt = 10
     """Clients in the federation, N. 10: KAPC's setting without client selection."""
-    participation: float = 1.0
+    participation: PositiveShare = 1.0
     """Share of the clients in each round's cohort, of size max(1, round(participation * N))."""
     local_epochs: int | float | None = None
-    """Epochs over its own data a client trains in a round, E, or a part of one (0.5: half of its batches, at least
-    one). null: 5, as KAPC, unless local_steps is set."""
-    local_steps: int | None = None
-    """Steps a client trains in a round, through as many epochs as they take, in place of local_epochs; null: not
-    counted in steps. Papers that count epochs are the default."""
-    batch_size: int = 16
+    """Local epochs in a round, E, or a part of one (0.5: half of the batches, at least one). null: 5, as KAPC, unless
+    local_steps is set."""
+    local_steps: NonNegativeInt | None = None
+    """Local steps in a round, over as many epochs as they take, in place of local_epochs; null: count epochs, as most
+    papers do."""
+    batch_size: PositiveInt = 16
     """Samples in a local step. 16: ours, for clients of some 150 samples; with 64 a first model hardly learns."""
     on_bad_client: Literal["stop", "skip", "retry"] = "stop"
-    """What a failing client does to the run: it ends, or goes on without it (retry: after a second attempt). stop: a
-    failure is to be seen."""
+    """When a client fails: stop the run, skip the client in this round, or retry it once and then skip it. stop: ours,
+    so that a failure is seen."""
 
     def __post_init__(self) -> None:
         """Fill in the length of local training, where none is set."""
@@ -72,50 +82,39 @@ class FederationConfig:
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
-        check("federation.rounds", self.rounds, self.rounds >= 1, "it must be at least 1")
-        check("federation.clients", self.clients, self.clients >= 1, "it must be at least 1")
-        inside = 0 < self.participation <= 1
-        check("federation.participation", self.participation, inside, "it must lie in (0, 1]")
+        check_ranges(self, "federation")
         epochs, steps = self.local_epochs, self.local_steps
         check("federation.local_epochs", epochs, epochs is None or epochs >= 0, "it must be 0 or more")
-        check("federation.local_steps", steps, steps is None or steps >= 0, "it must be 0 or more, or null")
         fine = epochs is None or steps is None
         check("federation.local_steps", steps, fine, f"federation.local_epochs is {epochs}: one of them must be null")
-        check("federation.batch_size", self.batch_size, self.batch_size >= 1, "it must be at least 1")
 
 
 @dataclass
 class OptimizerConfig:
-    """How a client descends. Momentum is cleared at each client's visit unless `keep_state`."""
+    """A client's local optimiser. Its momentum is cleared at each visit unless `keep_state`."""
 
     name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
     """`module`: what the model's own `configure_optimizers` returns (a LightningModule), as it is. sgd: KAPC."""
-    lr: float = 0.05
+    lr: NonNegativeFloat = 0.05
     """Learning rate. 0.05: ours, 0.6 to 1.7 points above KAPC's 0.01 on the digits (configs/digits.yaml)."""
-    momentum: float = 0.0
+    momentum: ShareBelow1 = 0.0
     """SGD's momentum. KAPC states none."""
     nesterov: bool = False
     """Nesterov's form of momentum."""
-    weight_decay: float = 0.0
+    weight_decay: NonNegativeFloat = 0.0
     """L2 term for sgd and adam, decoupled for adamw. KAPC states none."""
-    clip_norm: float | None = None
+    clip_norm: PositiveFloat | None = None
     """Clip the gradient of a step to this norm; None: never."""
-    lr_decay: float = 1.0
+    lr_decay: PositiveFloat = 1.0
     """The learning rate of round t is lr * lr_decay ** ((t - 1) // lr_step)."""
-    lr_step: int = 1
+    lr_step: PositiveInt = 1
     """Rounds between decays of the learning rate."""
     keep_state: bool = False
     """Keep each client's optimiser state between its rounds (it moves and is saved with the client)."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
-        check("optimizer.lr", self.lr, self.lr >= 0, "it must be 0 or more")
-        check("optimizer.momentum", self.momentum, 0 <= self.momentum < 1, "it must lie in [0, 1)")
-        check("optimizer.weight_decay", self.weight_decay, self.weight_decay >= 0, "it must be 0 or more")
-        check("optimizer.lr_decay", self.lr_decay, self.lr_decay > 0, "it must be above 0")
-        check("optimizer.lr_step", self.lr_step, self.lr_step >= 1, "it must be at least 1")
-        clip = self.clip_norm
-        check("optimizer.clip_norm", clip, clip is None or clip > 0, "it must be above 0, or null for no clipping")
+        check_ranges(self, "optimizer")
         fine = self.name == "sgd" or self.momentum == 0
         check("optimizer.momentum", self.momentum, fine, f"{self.name} takes none; it belongs to sgd")
         fine = not self.nesterov or self.momentum > 0
@@ -124,7 +123,7 @@ class OptimizerConfig:
 
 @dataclass
 class DataConfig(SourceKeys):
-    """Which data, and how the clients share them."""
+    """Data, and how they are divided among the clients."""
 
     task: Literal["classification", "regression"] = "classification"
     """Regression: labels are numbers, the local loss is the squared error, and runs are judged by `mae`."""
@@ -146,20 +145,20 @@ class DataConfig(SourceKeys):
     """Dirichlet: free sizes, or as many samples for everyone; None: free. hsu has equal ones."""
     classes_per_client: PositiveInt = 2
     """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
-    samples_per_client: int | None = None
+    samples_per_client: Annotated[int, Range(2)] | None = None
     """Training and validation samples each client keeps at most, with its class mix; None: all that it is dealt."""
     rest_to: int | None = None
     """Rotated and iid partitions: the client that gets what the others leave for `samples_per_client`; None: nobody."""
-    client_test: float | None = None
+    client_test: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
     """Training and test data are pooled, and this share of each client's samples is its test part; None: the set's own
-    test part is shared out. With `global_test` the training data alone are shared out and cut."""
+    test part is divided among the clients. With `global_test` only the training data are divided and cut."""
     global_test: bool = False
     """Score on the set's whole test part, too, as one test set for all (FedHKD's global accuracy): the global model, or
     the judge's where there is none, and whatever else `evaluation.models` names."""
     planted: Literal["none", "labels", "permuted", "rotation"] = "none"
     """Groups whose tasks differ, over any partition (client i in group i modulo `groups`): in group g labels are moved
     on by g classes, or permuted (drawn from the seed), or images turned by 360 g / `groups` degrees, tests too."""
-    groups: int = 4
+    groups: Annotated[int, Range(2)] = 4
     """How many groups are planted, or mixed. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS 2020)."""
     fraction: PositiveShare = 1.0
     """Share of the training and of the test data that is used at all."""
@@ -175,8 +174,8 @@ class DataConfig(SourceKeys):
     min_samples: PositiveInt = 10
     """Training samples every client has at least (and one test sample)."""
     held_out_clients: ShareBelow1 = 0.0
-    """Share of the clients, drawn from the seed, that stay out of training, aggregation and judging. After the last
-    round each is given a model as its method does with a client that it has never seen (`newcomers.csv`). 0: nobody."""
+    """Share of the clients, drawn from the seed, that are held out of training, aggregation and evaluation. After the
+    last round each gets the model that the method gives an unseen client (`newcomers.csv`). 0: nobody."""
     public: str | None = None
     """Public samples without labels, for methods that distil: `held_back` (training data that no client gets), a data
     source, or an `.npz` file with `x_public` or `x_train`."""
@@ -191,7 +190,7 @@ class DataConfig(SourceKeys):
 
     @property
     def pooled(self) -> bool:
-        """Whether the set's own test part is shared out with its training data."""
+        """Whether the set's own test part is divided among the clients with its training data."""
         return self.client_test is not None and not self.global_test
 
     @property
@@ -214,7 +213,6 @@ class DataConfig(SourceKeys):
         fine = self.score_on == "test" or self.validation > 0
         check("data.score_on", self.score_on, fine, "it needs data.validation above 0")
         size, rest = self.samples_per_client, self.rest_to
-        check("data.samples_per_client", size, size is None or size >= 2, "it must be at least 2, or null")
         fine = rest is None or (size is not None and rest >= 0)
         check("data.rest_to", rest, fine, "it must be a client's number from 0, with data.samples_per_client, or null")
         fine = rest is None or self.partition in ("rotated", "iid")
@@ -230,9 +228,7 @@ class DataConfig(SourceKeys):
         )
         fine = (self.planted, self.partition) != ("rotation", "rotated")
         check("data.planted", self.planted, fine, "the rotated partition turns images already: use iid")
-        check("data.groups", self.groups, self.groups >= 2, "it must be at least 2")
         share = self.client_test
-        check("data.client_test", share, share is None or 0 < share < 1, "it must lie in (0, 1), or null")
         fine = share is None or self.test_fraction is None or self.global_test
         allowed = "beside data.test_fraction there is no test part to take a share of, but with data.global_test"
         check("data.client_test", share, fine, allowed)
@@ -243,51 +239,51 @@ class DataConfig(SourceKeys):
 
 @dataclass
 class EvaluationConfig:
-    """When models are judged, and which accuracy is called `mean_accuracy`."""
+    """When models are evaluated, and which accuracy is called `mean_accuracy`."""
 
     every: PositiveInt = 1
-    """Judge the round's participants every so many rounds (and in the last). 1: KAPC on MNIST."""
+    """Evaluate the round's cohort every so many rounds (and in the last). 1: KAPC on MNIST."""
     judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
-    """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others stand beside it."""
+    """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others get columns, too."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
-    """Which models to judge at all; None: all but finetuned, where there is such a model. The judge always is."""
+    """Which models to evaluate; None: all that exist but finetuned. The judge is always evaluated."""
     metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
-    """What else models are scored by, beside accuracy; None: nothing, since they cost as much as they tell
-    (docs/reference.md). `class_share_accuracy` is of `data.global_test`."""
+    """Further scores beside accuracy; None: no others, since each costs time (docs/reference.md).
+    `class_share_accuracy` needs `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
     batch_size: PositiveInt = 500
-    """Samples in one forward pass of evaluation; it bounds memory and changes no number that matters."""
+    """Samples in one forward pass of evaluation: it bounds memory and changes scores by rounding at most."""
     newcomer_samples: list[int] | None = None
-    """Labelled samples of each class (of a regression: in all) that a held-out client is given a model from, at most;
-    None: 0, 1, 5 and 20."""
+    """Labelled samples of each class (regression: in all) from which a held-out client gets a model, at most; None: 0,
+    1, 5 and 20."""
     newcomer_rounds: PositiveInt = 2
-    """Rounds that a new client takes part in, alone, while the federation stands still. 2: ours, in the first it makes
-    itself known, in the second it receives what the server mixes for it."""
+    """Rounds that a new client takes part in, alone; the others do not train. 2: ours, in the first it uploads, in the
+    second it receives what the server mixes for it."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "evaluation")
-        asked = self.newcomer_samples
-        fine = asked is None or (bool(asked) and min(asked) >= 0 and len(set(asked)) == len(asked))
-        check("evaluation.newcomer_samples", asked, fine, "numbers of 0 or more, each once; or null")
+        counts = self.newcomer_samples
+        fine = counts is None or (bool(counts) and min(counts) >= 0 and len(set(counts)) == len(counts))
+        check("evaluation.newcomer_samples", counts, fine, "numbers of 0 or more, each once; or null")
 
 
 @dataclass
 class FabricConfig:
-    """Where it runs: handed to Lightning Fabric."""
+    """Where it runs (settings of Lightning Fabric)."""
 
     accelerator: str = "auto"
     """cpu, cuda (ROCm too), xpu, mps, any that Lightning knows or torch has; gpu: whichever there is; auto: that, else
     the CPU."""
     devices: int | Literal["auto"] = "auto"
     """Processes on each node; auto: every GPU, or one process on CPU."""
-    num_nodes: int = 1
-    """Machines; more than one wants SLURM or torchrun."""
+    num_nodes: PositiveInt = 1
+    """Machines; more than one needs SLURM or torchrun."""
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true"] = "32-true"
     """Lightning's name of the number format; mixing on the server is never done in less than 32 bits."""
-    threads: int | None = None
-    """CPU threads of each process; None: the machine's cores shared out. Equal bits need equal threads."""
+    threads: PositiveInt | None = None
+    """CPU threads of each process; None: the cores divided by the processes. Equal bits need equal threads."""
     executor: Literal["auto", "loop", "vmap", "graph"] = "loop"
     """How the clients of a rank train: one by one; many at once, stacked; one by one as a graph (CUDA, XPU); auto: the
     fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could no
@@ -299,20 +295,16 @@ class FabricConfig:
     """Give models their images with the channels of a pixel side by side (torch's channels_last). false: it is meant
     for GPUs and 16 bits; on our CPU it gains nothing (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
-    """Where clients' models lie between visits: in the memory of the device, in main memory beside a GPU, or in files.
-    memory: faster."""
-    timeout: float = 120.0
-    """Seconds without a sign of life until a process is lost, and the others stop. 120: they give one a second."""
+    """Where clients' models are stored between visits: in the device's memory, in main memory beside a GPU, or in
+    files. memory: the fastest."""
+    timeout: Annotated[float, Range(1)] = 120.0
+    """Seconds without a heartbeat until a process counts as lost and the others stop. 120: one comes each second."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
+        check_ranges(self, "fabric")
         devices_fine = self.devices == "auto" or int(self.devices) >= 1
         check("fabric.devices", self.devices, devices_fine, "it must be at least 1, or auto")
-        check("fabric.num_nodes", self.num_nodes, self.num_nodes >= 1, "it must be at least 1")
-        check(
-            "fabric.threads", self.threads, self.threads is None or self.threads >= 1, "it must be at least 1, or null"
-        )
-        check("fabric.timeout", self.timeout, self.timeout >= 1, "it must be at least 1")
 
 
 @dataclass
@@ -349,25 +341,21 @@ class Config:
             for key, value in vars(group).items():
                 check_finite(f"{name}.{key}", value)
             group.validate()
-        asked = self.evaluation.metrics or []
-        fine = not asked or self.data.task == "classification"
-        check("evaluation.metrics", asked, fine, "a regression (data.task) has no classes: it must be null")
-        fine = CLASS_SHARE.name not in asked or self.data.global_test
-        check("evaluation.metrics", asked, fine, f"{CLASS_SHARE.name} needs data.global_test true")
-        share, held = self.data.held_out_clients, self.held_out
-        allowed = f"of {self.federation.clients} clients that is {held}: there must be some on either side"
-        check("data.held_out_clients", share, not share or 0 < held < self.federation.clients, allowed)
+        metrics = self.evaluation.metrics or []
+        fine = not metrics or self.data.task == "classification"
+        check("evaluation.metrics", metrics, fine, "a regression (data.task) has no classes: it must be null")
+        fine = CLASS_SHARE.name not in metrics or self.data.global_test
+        check("evaluation.metrics", metrics, fine, f"{CLASS_SHARE.name} needs data.global_test true")
+        share, count = self.data.held_out_clients, self.held_out
+        allowed = f"of {self.federation.clients} clients that is {count}: there must be some on either side"
+        check("data.held_out_clients", share, not share or 0 < count < self.federation.clients, allowed)
         counts = [m.count for m in self.models]
         if any(c is not None for c in counts):
             total = sum(c or 0 for c in counts)
             clients = self.federation.clients
             check("model", counts, total == clients, f"the counts must add up to federation.clients = {clients}")
 
-    def to_dict(self) -> dict[str, Any]:
-        """Nested plain data, as `config.yaml` holds it."""
-        return dataclasses.asdict(self)
-
-    def spoken(self) -> dict[str, Any]:
+    def by_key(self) -> dict[str, Any]:
         """Plain data nested by the keys of the command line, with short names: `method.name`, `method.lam`."""
         models = [_spoken(m.component) | m.beside() for m in self.models]
         groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
@@ -377,8 +365,23 @@ class Config:
         return first | groups | hung
 
 
-GROUPS = ("federation", "data", "optimizer", "evaluation", "fabric")
+GROUPS: dict[str, type] = {
+    "federation": FederationConfig,
+    "data": DataConfig,
+    "optimizer": OptimizerConfig,
+    "evaluation": EvaluationConfig,
+    "fabric": FabricConfig,
+}
 """The keys of a configuration that are groups of plain ones."""
+
+
+def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
+    """Dotted keys of nested mappings, and their values."""
+    if not isinstance(values, dict) or not values:
+        yield key, values
+        return
+    for name, value in values.items():
+        yield from flat(value, f"{key}.{name}" if key else str(name))
 
 
 def _spoken(component: Component) -> dict[str, Any]:

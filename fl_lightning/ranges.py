@@ -1,6 +1,6 @@
 """Numbers with bounds as types, `lam: NonNegativeFloat = 1.0`, and the check of an object's fields against them.
 
-To a command line, and to whoever reads annotations as Python does by default, they are plain `int` and `float`.
+To a command line, and to code that reads annotations as Python does by default, they are plain `int` and `float`.
 """
 
 from __future__ import annotations
@@ -80,36 +80,50 @@ class _Choice:
         return f"it must be one of {', '.join(map(str, self.values))}"
 
 
+def limit(hint: Any) -> tuple[Range | _Choice | None, bool]:
+    """What a type allows, as far as it says it, and whether None is allowed, too."""
+    parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
+    values: Range | _Choice | None = None
+    for part in parts:
+        if get_origin(part) is Literal and {type(None), part}.issuperset(parts):
+            values = _Choice(get_args(part))
+        elif get_origin(part) is Annotated:
+            values = next((extra for extra in get_args(part)[1:] if isinstance(extra, Range)), values)
+    return values, type(None) in parts
+
+
+def bare(hint: Any) -> Any:
+    """A type without its bounds: as a command line shows it."""
+    if get_origin(hint) is Annotated:
+        return get_args(hint)[0]
+    inside = [part for part in get_args(hint) if get_origin(part) is Annotated]
+    return get_args(inside[0])[0] | None if inside else hint
+
+
+def check_limit(key: str, value: Any, hint: Any) -> None:
+    """Raise `BadInput` for a value that its type does not allow."""
+    values, optional = limit(hint)
+    if values is not None and not (value in values if value is not None else optional):
+        raise BadInput(key, value, f"{values}, or null" if optional else str(values))
+
+
 @cache
-def allowed(kind: type) -> dict[str, tuple[Range | _Choice, bool]]:
-    """What the fields of a class may hold, by name, as far as their types say it, and whether None is allowed, too."""
-    found: dict[str, tuple[Range | _Choice, bool]] = {}
-    for name, hint in _hints(kind).items():
-        parts = [hint] if get_origin(hint) in (Annotated, Literal) else list(get_args(hint))
-        for part in parts:
-            ranges = [extra for extra in get_args(part)[1:] if isinstance(extra, Range)]
-            if get_origin(part) is Literal:
-                found[name] = _Choice(get_args(part)), type(None) in parts
-            elif get_origin(part) is Annotated and ranges:
-                found[name] = ranges[0], type(None) in parts
-    return found
+def allowed(kind: type) -> dict[str, Any]:
+    """The types of the fields of a class that bound their values, by name.
 
-
-def _hints(kind: type) -> dict[str, Any]:
-    """The types of all fields but those that no name at run time stands for (known to type checkers alone)."""
-    found: dict[str, Any] = {}
+    A field whose type no name at run time stands for (it is known to type checkers alone) is left out.
+    """
+    hints: dict[str, Any] = {}
     for base in reversed(kind.__mro__):
-        for name, said in vars(base).get("__annotations__", {}).items():
-            one = type("One", (), {"__annotations__": {name: said}, "__module__": base.__module__})
+        for name, annotation in vars(base).get("__annotations__", {}).items():
+            one = type("One", (), {"__annotations__": {name: annotation}, "__module__": base.__module__})
             with contextlib.suppress(NameError):
-                found |= get_type_hints(one, include_extras=True)
-    return found
+                hints |= get_type_hints(one, include_extras=True)
+    return {name: hint for name, hint in hints.items() if limit(hint)[0] is not None}
 
 
 def check_ranges(thing: object, key: str) -> None:
     """Raise `BadInput` for the first field of a dataclass, as `key`.NAME, that holds what its type does not allow."""
     kind: Any = type(thing)
-    for name, (values, optional) in allowed(kind).items():
-        value = getattr(thing, name, None)
-        if not (value in values if value is not None else optional):
-            raise BadInput(f"{key}.{name}", value, f"{values}, or null" if optional else str(values))
+    for name, hint in allowed(kind).items():
+        check_limit(f"{key}.{name}", getattr(thing, name, None), hint)

@@ -202,15 +202,13 @@ def assemble(
     for each in config.models:
         torch.manual_seed(key(config.seed, "initial model"))  # no model depends on those before it in the list
         models.append(build(each.component, data.input_shape, data.num_classes, data.text))
-    method = instantiate("method", config.method)
-    return federation(fabric, config, data, models, method, callbacks, folder)
+    return federation(fabric, config, data, models, config.method.build(), callbacks, folder)
 
 
 def instantiate(key_: str, component: Component) -> Any:
     """The object that a resolved component names."""
-    cls = component.load()
     try:
-        return cls(**component.init_args)
+        return component.build()
     except (TypeError, ValueError) as error:
         raise BadInput(key_, component.init_args, str(error)) from error
 

@@ -44,8 +44,8 @@ Space = LogRange | Range | Whole | Choice
 
 def searched(default: T, space: Space, why: str) -> T:
     """A dataclass field with this default, searched in `space`; `why` says where that comes from."""
-    found: T = field(default=default, metadata={"search": space, "why": why})
-    return found
+    made: T = field(default=default, metadata={"search": space, "why": why})
+    return made
 
 
 EDGE = 0.05

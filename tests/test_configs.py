@@ -12,7 +12,6 @@ import yaml
 
 from fl_lightning.catalogue import table
 from fl_lightning.cli import main
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.settings import Settings, read_config
 from fl_lightning.cli.study import resolve
 from fl_lightning.study.grid import Study
@@ -76,7 +75,7 @@ def test_it_runs_without_data_and_without_a_network(
 @pytest.mark.parametrize("name", ["kapc_mnist", "kapc_resnet18", "kapc_bls_mnist", "kapc_bls_resnet18"])
 def test_the_papers_configs_say_the_papers_settings(name: str) -> None:
     """Whatever a default is, or becomes."""
-    arguments = Settings.merged(read_config(name, keys(fit_parser()))).method.init_args
+    arguments = Settings.merged(read_config(name)).method.init_args
     paper = {"lam": 1.0, "beta": 0.01, "eta_r": 0.01, "relation_steps": 1}
     assert arguments == {**paper, "solver": "step", "prior": "uniform", "start": "own"}
 

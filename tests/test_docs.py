@@ -21,8 +21,9 @@ from safetensors.torch import load_file
 
 from fl_lightning import catalogue
 from fl_lightning.cli import BUG, main, parser
-from fl_lightning.cli.parser import GROUPS, fit_parser, keys
+from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import BASES, _import
+from fl_lightning.config import GROUPS
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.methods import Method
 
@@ -157,7 +158,7 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
         else:
             tests = (ROOT / "tests" / ELSEWHERE[command]).read_text()
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
-            known = {*keys(getattr(parser, f"{command.replace('-', '_')}_parser")())} if command != "status" else set()
+            known = {*keys(parser.parser_of(command))} if command != "status" else set()
             flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
             own = command in ("study", "reproduce", "tune", "check-method")  # those of `fit` are theirs, too
             assert flags - known <= ({*keys(fit_parser())} if own else set()), line

@@ -22,6 +22,7 @@ from fl_lightning.ranges import (
     ShareBelow1,
     UnitInterval,
     allowed,
+    limit,
 )
 
 if TYPE_CHECKING:
@@ -93,7 +94,7 @@ def test_every_number_of_every_method_has_bounds_that_hold() -> None:
     for name, (module, _, cls) in METHODS.items():
         kind = getattr(importlib.import_module(module), cls)
         for field in fields(kind):
-            values, _ = allowed(kind).get(field.name, (None, False))
+            values, _ = limit(allowed(kind).get(field.name))
             if not isinstance(values, Range):
                 number = str(field.type).split(" | ")[0] in ("int", "float")
                 without += [(name, field.name)] if number and (name, field.name) not in FREE else []

@@ -7,9 +7,8 @@ from pathlib import Path
 import pytest
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_flags
+from fl_lightning.cli.settings import read_line
 from fl_lightning.engine.federation import Federation
 from fl_lightning.planning.plan import Planner
 from fl_lightning.planning.setting import Hardware, sizes_of
@@ -44,7 +43,7 @@ WATCHING = {"checkpoint", "heatmaps", "progress"}
 
 def ran(words: str, folder: Path) -> tuple[Federation, StoragePolicy]:
     """The federation after two rounds, and the planner's policy for the same words."""
-    config = complete(plan(read_flags(f"{COMMON} {words}".split(), keys(fit_parser()))))
+    config = complete(plan(read_line(f"{COMMON} {words}".split()).layers))
     fabric = one_process("32-true")
     fabric.launch()
     fed = assemble(fabric, config, folder, [instantiate(f"callbacks.{k}", c) for k, c in config.callbacks.items()])

@@ -37,7 +37,7 @@ Personalised federated learning: who learned what from whom.
   reproduce     a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
   tune          search, then judge           fl-train tune study.yaml --out tuned/digits --trials 20
   archive       a study as one file          fl-train archive studies/digits
-  status        where the runs stand         fl-train status runs
+  status        progress of runs             fl-train status runs
   list          what can be chosen by name   fl-train list methods
   check-method  try a method of your own     fl-train check-method my_methods.Mine
 
@@ -52,7 +52,7 @@ COMMANDS = {
     "check-method": ("checking", "check_method"),
     "list": ("commands", "list_names"),
 }
-"""Module of `fl_lightning.cli` and function of each command; its keys are those of NAME_parser in `parser`."""
+"""Module of `fl_lightning.cli` and function of each command; its keys: `cli.schema`."""
 
 MEANT = {
     **dict.fromkeys(("train", "run", "start"), "fit"), **dict.fromkeys(("evaluate", "eval", "score"), "test"),
@@ -80,13 +80,13 @@ def main(argv: Sequence[str] | None = None) -> int:
             return BUG
         print("fl-train: error:", line, file=sys.stderr)
         return BadInput.exit_code
-    except BrokenPipeError:  # whoever read our output has read enough
+    except BrokenPipeError:  # the reader of our output has closed it
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except KeyboardInterrupt:
-        stop_ranks(told=True)  # a terminal sends Ctrl-C to all of them
+        stop_ranks(notified=True)  # a terminal sends Ctrl-C to all of them
         return 130
     except _Terminated:
-        stop_ranks(told=False)
+        stop_ranks(notified=False)
         return 143
     except Exception:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
@@ -102,16 +102,15 @@ def _dispatch(argv: list[str]) -> None:
         print(f"fl-train {__version__}")
         return
     from fl_lightning.catalogue import did_you_mean
-    from fl_lightning.cli import parser
+    from fl_lightning.cli import parser, schema
 
     logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
     name, *rest = argv
     if name not in COMMANDS:
         near = f" (did you mean {MEANT[name]}?)" if name in MEANT else did_you_mean(name, COMMANDS)
         raise BadInput("command", name, f"no such command{near}; commands: {', '.join(COMMANDS)}")
-    keys = getattr(parser, f"{name.replace('-', '_')}_parser", None)  # status and list have none
-    if keys is not None and {"-h", "--help"} & set(rest):
-        keys().print_help()
+    if name in schema.COMMANDS and {"-h", "--help"} & set(rest):
+        parser.parser_of(name).print_help()
         if name == "fit":
             print(importlib.import_module("fl_lightning.cli.commands").fit_help(rest), end="")
         return
@@ -119,12 +118,12 @@ def _dispatch(argv: list[str]) -> None:
     getattr(importlib.import_module(f"fl_lightning.cli.{module}"), function)(rest)
 
 
-def stop_ranks(told: bool, but: Collection[BaseProcess] = ()) -> None:
+def stop_ranks(notified: bool, but: Collection[BaseProcess] = ()) -> None:
     """End the processes that the run has started, `but` those of others; at exit they would be waited for."""
     ranks = [child for child in multiprocessing.active_children() if child not in but]
     deadline = time.monotonic() + PATIENCE
     for rank in ranks:
-        if not told:
+        if not notified:
             rank.terminate()
     for rank in ranks:
         rank.join(max(0.0, deadline - time.monotonic()))

@@ -10,9 +10,8 @@ from typing import Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import archive_parser, keys, typed
 from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import Layer, Settings, apart, read_flags
+from fl_lightning.cli.settings import Layer, read_line
 from fl_lightning.cli.study import train
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
@@ -20,15 +19,12 @@ from fl_lightning.study import archive as archives
 from fl_lightning.study.folder import StudyFolder
 
 SUFFIX = ".zip"
-OWN = {"out", "rerun"}
 
 
 def archive(argv: list[str]) -> None:
     """Pack a study's folder; or say what an archive holds, or run a cell of it again."""
-    parser = archive_parser()
-    words, flags = apart(argv)
-    layers = read_flags(flags, keys(parser))
-    values = typed(parser, Settings.merged(layers).plain)
+    line = read_line(argv, "archive")
+    words, values = line.words, line.values
     if len(words) != 1:
         raise BadInput("archive", " ".join(words) or None, "one study's folder, or one archive: fl-train archive STUDY")
     place = Path(words[0])
@@ -36,7 +32,7 @@ def archive(argv: list[str]) -> None:
         check("rerun", values.rerun, values.rerun is None, "a cell of an archive is run again: pack the study first")
         _pack(StudyFolder(place), Path(values.out or f"{place.resolve()}{SUFFIX}"))
     elif values.rerun is not None:
-        _run_again(place, values.rerun, values.out, [layer for layer in layers if not OWN & layer.keys()])
+        _run_again(place, values.rerun, values.out, line.layers)
     else:
         check("out", values.out, values.out is None, "an archive is read here; give the study's folder to write one")
         _say(archives.read_index(place), place)

@@ -8,10 +8,8 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from fl_lightning.catalogue import did_you_mean
-from fl_lightning.cli.parser import check_method_parser, fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import Layer, apart, read_flags, values_of
-from fl_lightning.cli.submit import split
+from fl_lightning.cli.settings import Layer, read_line
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed
 
@@ -35,23 +33,22 @@ def check_method(argv: list[str]) -> None:
         BadInput: there is no such method, or it cannot work with these settings at all.
         RunFailed: some checks fail.
     """
-    words, flags = apart(argv)
-    mine, others = split(flags, list(keys(check_method_parser())))
-    values = values_of(check_method_parser(), mine)
+    line = read_line(argv, "check-method")
+    words, values = line.words, line.values
     second = words[1] if len(words) > 1 else None
     check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
-    config = _config(words[0], read_flags(others, keys(fit_parser())))
+    config = _config(words[0], line.layers)
     out = Path(values.out) if values.out is not None else None
     check("out", values.out, out is None or not out.exists(), "it exists; the runs want a folder of their own")
     from fl_lightning.checking.checks import NAMES
 
-    asked = [name.strip() for name in (values.only or ",".join(NAMES)).split(",")]
-    for name in asked:
+    names = [name.strip() for name in (values.only or ",".join(NAMES)).split(",")]
+    for name in names:
         check("only", name, name in NAMES, f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}")
     with _folder(out) as folder:
-        failed = _checked(config, folder, asked)
+        failed = _checked(config, folder, names)
     if failed:
-        raise RunFailed(f"{words[0]}: {len(failed)} of {len(asked)} checks fail: {', '.join(failed)}")
+        raise RunFailed(f"{words[0]}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}")
 
 
 def _config(method: str, layers: list[Layer]) -> Config:
@@ -72,25 +69,25 @@ def _folder(out: Path | None) -> Iterator[Path]:
         yield Path(made)
 
 
-def _checked(config: Config, folder: Path, asked: list[str]) -> list[str]:
+def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:
     """Make the checks and print what came of them; gives the names of those that fail."""
     from fl_lightning.checking.bench import Bench, Wrong
     from fl_lightning.checking.checks import CHECKS
 
     bench, failed = Bench(config, folder), []
     for each in CHECKS:
-        if each.name not in asked:
+        if each.name not in names:
             continue
         try:
-            verdict, said = "ok", each.run(bench)
+            verdict, result = "ok", each.run(bench)
         except BadInput as error:
             if not bench.made:
                 raise  # with these settings it cannot work at all
-            verdict, said = "refused", f"in one line: {error}"
+            verdict, result = "refused", f"in one line: {error}"
         except Wrong as error:
-            verdict, said = "FAILS", str(error)
+            verdict, result = "FAILS", str(error)
             failed.append(each.name)
-        print(f"{verdict:8}{each.name:{WIDTH}} {each.says}: {said}", flush=True)
+        print(f"{verdict:8}{each.name:{WIDTH}} {each.says}: {result}", flush=True)
         if each.name == "runs" and failed:
             print("the other checks are not made: they would say the same")
             break

@@ -7,18 +7,8 @@ from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli.parser import (
-    export_parser,
-    fit_parser,
-    join_parser,
-    keys,
-    relative_parser,
-    report_parser,
-    test_parser,
-    typed,
-)
 from fl_lightning.cli.resolve import complete, method_entry, plan, start_of, to_yaml
-from fl_lightning.cli.settings import Layer, Settings, apart, config_in, read_flags, values_of
+from fl_lightning.cli.settings import Layer, Settings, read_line
 from fl_lightning.config import check
 from fl_lightning.configuration.explain import explained
 from fl_lightning.errors import BadInput
@@ -32,7 +22,8 @@ if TYPE_CHECKING:
 
 def fit(argv: list[str]) -> None:
     """Train, in a new run folder or (`--resume`) in the named one."""
-    trained(read_flags(argv, keys(fit_parser())), config_in(argv), argv)
+    line = read_line(argv)
+    trained(line.layers, line.first, argv)
 
 
 def trained(layers: list[Layer], first: str | None, words: list[str] | None = None) -> Path | None:
@@ -68,11 +59,9 @@ def trained(layers: list[Layer], first: str | None, words: list[str] | None = No
 
 def test(argv: list[str]) -> None:
     """Judge the models of a finished run again and print their scores."""
-    parser = test_parser()
-    layers = read_flags(argv, keys(parser))
-    values = typed(parser, Settings.merged(layers).plain)
-    folder = Path(values.run)
-    config = load(folder, [layer for layer in layers if not {"run", "checkpoint"} & layer.keys()])
+    line = read_line(argv, "test")
+    values, folder = line.values, Path(line.values.run)
+    config = load(folder, line.layers)
     from fl_lightning.run import test as engine
 
     scores = engine(config, folder, values.checkpoint)
@@ -85,7 +74,7 @@ def test(argv: list[str]) -> None:
 
 def export(argv: list[str]) -> None:
     """Write one client's model as safetensors, and beside it (and on the screen) the lines that load it."""
-    values = values_of(export_parser(), argv)
+    values = read_line(argv, "export").values
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
@@ -99,8 +88,8 @@ def export(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write one HTML page on the named run folders; prints where it is."""
-    words, flags = apart(argv)
-    values = values_of(report_parser(), flags)
+    line = read_line(argv, "report")
+    words, values = line.words, line.values
     check("run", None, bool(words), "it must be given: fl-train report RUN [RUN ...]")
     for word in words:
         runs.check_path("run", Path(word))
@@ -117,27 +106,26 @@ def report(argv: list[str]) -> None:
     from fl_lightning.files import atomic_write
     from fl_lightning.report import MARKER, load, render, run_folders
 
-    found = load(run_folders([Path(word) for word in words]))
+    loaded = load(run_folders([Path(word) for word in words]))
     out = Path(values.out) if values.out is not None else Path(words[0] if len(words) == 1 else ".") / "report.html"
     _check_page(out, MARKER)
-    page = render(found)
+    page = render(loaded)
     with atomic_write(out) as aside:
         aside.write_text(page, encoding="utf-8")
     print(f"report: {out}")
     if values.figures is not None:
         from fl_lightning.report import vector
 
-        vector.write(found, folder := out.with_name(f"{out.stem}-figures"), values.figures)
+        vector.write(loaded, folder := out.with_name(f"{out.stem}-figures"), values.figures)
         print(f"figures: {folder}")
 
 
 def join(argv: list[str]) -> None:
     """Write a new client's model, and beside it (and on the screen) the lines that load it; the run stays as it is."""
-    values = values_of(join_parser(), argv)
+    values = read_line(argv, "join").values
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
     loader = _free(out, values.out)
-    check("rounds", values.rounds, values.rounds is None or values.rounds >= 0, "it must be 0 or more")
     from fl_lightning.run import join as engine
 
     facts = engine(config, folder, values.data, out, values.rounds, values.architecture)
@@ -155,8 +143,7 @@ def join(argv: list[str]) -> None:
 
 def relative(argv: list[str]) -> None:
     """Print, and write to `relative.json`, how a run's clients fare beside training alone; the reference is kept."""
-    values = values_of(relative_parser(), argv)
-    folder = Path(values.run)
+    folder = Path(read_line(argv, "relative").values.run)
     config = load(folder)
     from fl_lightning.cli.relative import compare
 
@@ -165,7 +152,7 @@ def relative(argv: list[str]) -> None:
 
 
 def _free(out: Path, given: str) -> Path:
-    """The `.py` that will stand beside the safetensors file `out`; `BadInput` unless both can be written."""
+    """The `.py` to be written beside the safetensors file `out`; `BadInput` unless both can be written."""
     loader = out.with_suffix(".py")
     check("out", given, out.parent.is_dir(), f"there is no folder {out.parent}")
     check("out", given, out.suffix == ".safetensors", "it must end with .safetensors")
@@ -179,7 +166,7 @@ def fit_help(argv: list[str]) -> str:
     words = [word for word in argv if word not in ("-h", "--help")]
     if not {word.partition("=")[0] for word in words} & {"--method", "--config"}:
         return "\nArguments of a method: fl-train fit --method NAME --help\n"
-    return "\n" + _of_method(Settings.merged(read_flags(words, keys(fit_parser()))).method.class_path)
+    return "\n" + _of_method(Settings.merged(read_line(words).layers).method.class_path)
 
 
 def _of_method(class_path: str) -> str:
@@ -193,8 +180,8 @@ def list_names(argv: list[str]) -> None:
         print(f"usage: fl-train list [{'|'.join(catalogue.KINDS)}]\n       fl-train list methods NAME [NAME ...]")
         return
     if argv[1:] and argv[0] == "methods" and not set(argv) <= set(catalogue.KINDS):
-        found = [catalogue.find("methods", "list", word).class_path for word in argv[1:]]
-        print("\n".join(map(_of_method, found)), end="")
+        classes = [catalogue.find("methods", "list", word).class_path for word in argv[1:]]
+        print("\n".join(map(_of_method, classes)), end="")
         return
     for word in argv:
         if word not in catalogue.KINDS:

@@ -8,8 +8,7 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
-from fl_lightning.cli.parser import compare_parser
-from fl_lightning.cli.settings import apart, values_of
+from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
@@ -25,12 +24,10 @@ from fl_lightning.study.tables import MARK
 
 def compare(argv: list[str]) -> None:
     """Print, or write to `--out`, the comparison of a study's methods or of run folders."""
-    words, flags = apart(argv)
-    values = values_of(compare_parser(), flags)
+    line = read_line(argv, "compare")
+    words, values = line.words, line.values
     if not words:
         raise BadInput("compare", None, "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
-    target = values.target
-    check("target", target, target is None or 0 < target <= 1, "an accuracy lies in (0, 1]: 0.9 is 90 %")
     for key in ("out", "picture"):
         _check_free(key, getattr(values, key))
     apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
@@ -40,7 +37,7 @@ def compare(argv: list[str]) -> None:
         require("report", "compare", words[0])
     with _folders(words) as folders:
         found, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
-        compared = side_by_side(found, values.baseline, target)
+        compared = side_by_side(found, values.baseline, values.target)
         chosen, warnings = values_chosen(folders[0])
     compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
     compared.notes[:0] = [*notes, *warnings]

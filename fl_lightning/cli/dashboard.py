@@ -9,8 +9,8 @@ from typing import Any
 import yaml
 
 from fl_lightning.cli import studyfile
-from fl_lightning.cli.parser import dashboard_parser
-from fl_lightning.cli.settings import values_of
+from fl_lightning.cli.resolve import to_yaml
+from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import atomic_write
@@ -19,7 +19,7 @@ from fl_lightning.study.grid import Study
 
 def dashboard(argv: list[str]) -> None:
     """Save the workspace at W&B where it has changed, or write it (`--json`) or a sweep (`--sweep`) to a file."""
-    values = values_of(dashboard_parser(), argv)
+    values = read_line(argv, "dashboard").values
     if values.sweep is not None:
         check("json", values.json, values.json is None, "with sweep no view is written")
         _write_sweep(Path(values.sweep), values.project, values.entity)
@@ -76,7 +76,7 @@ def _write_sweep(file: Path, project: str, entity: str | None) -> None:
     settled, _, _ = resolve(study)  # refuses what `fl-train study` would refuse
     base, out = file.with_suffix(".base.yaml"), file.with_suffix(".sweep.yaml")
     made = sweep(study, str(base), project, entity)
-    _write(base, "sweep", settled)
+    _write(base, "sweep", to_yaml(settled))
     _write(out, "sweep", yaml.safe_dump(made, sort_keys=False))
     print(f"sweep: {out}; start it with: wandb sweep {out}")
 

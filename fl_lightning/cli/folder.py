@@ -15,15 +15,12 @@ import time
 from collections.abc import Iterator
 from itertools import count
 from pathlib import Path
-from typing import IO, Any
-
-import yaml
+from typing import IO
 
 from fl_lightning import owncode
-from fl_lightning.cli.parser import fit_parser, keys
-from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
+from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
-from fl_lightning.config import Config, check
+from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, atomic_write, flush, make_folder, take
 from fl_lightning.log import now, say
@@ -101,7 +98,7 @@ def check_first_start(start: Start, configured: bool) -> None:
 def check_no_key(config: Config) -> None:
     """Raise `BadInput` for a value that holds a W&B key: config.yaml would tell everyone."""
     key = os.environ.get("WANDB_API_KEY")
-    for name, value in _flat(yaml.safe_load(to_yaml(config))):
+    for name, value in flat(to_settings(config)):
         at_wandb = name.startswith("loggers.wandb.") and re.search(r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b", str(value))
         if at_wandb or (key and key in str(value)):
             raise BadInput(_spoken(name), "***", "it holds a W&B key, whose place is the environment: WANDB_API_KEY")
@@ -193,7 +190,7 @@ def saved_layer(folder: Path) -> Layer | None:
     file = folder / CONFIG
     if not file.is_file():
         return None
-    saved = read_config(str(file), keys(fit_parser()))[-1]
+    saved = read_config(str(file))[-1]
     if isinstance(data := saved.get("data"), dict):
         data.setdefault("test_seed", 0)
     return saved
@@ -206,7 +203,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
     """
     from fl_lightning.results.folder import RunFolder
 
-    before, after = (dict(_flat(yaml.safe_load(to_yaml(c)))) for c in (complete(plan([saved])), config))
+    before, after = (dict(flat(to_settings(c))) for c in (complete(plan([saved])), config))
     for key in dict.fromkeys([*before, *after]):
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)
@@ -230,7 +227,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     is_new = not file.exists()
     try:
         before = "" if is_new else file.read_text()
-        held = _next(file) if wait else take(file)
+        lock = _next(file) if wait else take(file)
     except Taken as error:
         raise BadInput(
             "name", folder.name, f"a run is going on in {folder} ({error}); wait for it, or end it"
@@ -242,7 +239,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
             return
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written ({error.strerror})") from None
     if not os.access(folder, os.W_OK):
-        held.close()
+        lock.close()
         raise BadInput("out", str(folder.parent), f"{folder} cannot be written")
     refused = False
     try:
@@ -253,21 +250,21 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
             file.unlink(missing_ok=True)
         raise
     finally:
-        with contextlib.suppress(OSError), held:  # who ran here last, and that it has ended
-            held.truncate(0)
-            held.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
+        with contextlib.suppress(OSError), lock:  # who ran here last, and that it has ended
+            lock.truncate(0)
+            lock.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
 
 
 def _next(file: Path) -> IO[str]:
     """`take`, as soon as the process that holds the lock has ended; that it is waited for is said once."""
-    told = False
+    announced = False
     while True:
         try:
             return take(file)
         except Taken as error:
-            if not told:
+            if not announced:
                 say(f"a run is going on in {file.parent} ({error}): waiting for its end")
-            told = True
+            announced = True
             time.sleep(PAUSE)
 
 
@@ -284,14 +281,6 @@ def _first_free(out: Path, stem: str) -> Path:
             continue
         return folder
     raise AssertionError("unreachable: there is always a free number")
-
-
-def _flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    if not isinstance(values, dict) or not values:
-        yield key, values
-        return
-    for name, value in values.items():
-        yield from _flat(value, f"{key}.{name}" if key else name)
 
 
 def _spoken(key: str) -> str:

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import math
 import os
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.cli.parser import fit_parser, keys, plan_parser
 from fl_lightning.cli.resolve import complete
 from fl_lightning.cli.resolve import plan as resolved
-from fl_lightning.cli.settings import read_flags, values_of
-from fl_lightning.cli.submit import split
+from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
@@ -27,12 +24,10 @@ GIB = 2**30
 
 def plan(argv: list[str]) -> None:
     """Print what a run takes: memory of the busiest rank, bytes between ranks, seconds of a rehearsed round."""
-    parser = plan_parser()
-    ours, theirs = split(argv, list(keys(parser)))
-    values = values_of(parser, ours)
-    layers = read_flags(theirs, keys(fit_parser()))
-    config = resolved(layers)
-    _check(values)
+    line = read_line(argv, "plan")
+    values, config = line.values, resolved(line.layers)
+    allowed = "gpus_per_node says how many processes a node has"
+    check("devices", values.devices, not (values.gpus_per_node and values.devices), allowed)
     config = complete(config)
     from fl_lightning.planning.plan import Planner
     from fl_lightning.planning.rehearsal import timed
@@ -40,25 +35,13 @@ def plan(argv: list[str]) -> None:
 
     hardware = _hardware(values, config)
     planner = Planner(config, sizes_of(config, values.samples))
-    found = planner.plan(hardware)
-    ways = [] if found.fits else planner.ways(hardware)
-    timing = timed(planner.setup(hardware), found, not values.no_run)
+    estimate = planner.plan(hardware)
+    ways = [] if estimate.fits else planner.ways(hardware)
+    timing = timed(planner.setup(hardware), estimate, not values.no_run)
     if values.json:
-        print(json.dumps(_plain(planner, hardware, found, timing, ways), indent=1, default=lambda a: a.tolist()))
+        print(json.dumps(_plain(planner, hardware, estimate, timing, ways), indent=1, default=lambda a: a.tolist()))
         return
-    _show(planner, hardware, found, timing, ways)
-
-
-def _check(values: Any) -> None:
-    for key in ("nodes", "samples"):
-        check(key, getattr(values, key), getattr(values, key) >= 1, "it must be at least 1")
-    for key in ("gpus_per_node", "devices"):
-        check(key, getattr(values, key), getattr(values, key) >= 0, "it must be 0 or more")
-    for key in ("gpu_memory", "node_memory"):
-        size = getattr(values, key)
-        check(key, size, size is None or 0 < size < math.inf, "it must be a number of GiB above 0")
-    both = values.gpus_per_node and values.devices
-    check("devices", values.devices, not both, "gpus_per_node says how many processes a node has")
+    _show(planner, hardware, estimate, timing, ways)
 
 
 def _hardware(values: Any, config: Config) -> Hardware:
@@ -81,8 +64,8 @@ def _hardware(values: Any, config: Config) -> Hardware:
         raise BadInput(key, value, f"{ranks} processes: at most one for each of the {clients} clients")
     if on_gpus:
         gib = values.gpu_memory or (device.total_bytes() or 80.0 * GIB) / GIB
-        asked = config.fabric.accelerator
-        kind = (device.here() or "cuda") if asked in ("auto", "cpu", "gpu") else asked
+        accelerator = config.fabric.accelerator
+        kind = (device.here() or "cuda") if accelerator in ("auto", "cpu", "gpu") else accelerator
         return Hardware(kind, nodes, devices, gib * GIB)
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     node = values.node_memory * GIB if values.node_memory else total
@@ -126,8 +109,8 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     table.add_column("what")
     worst = max((i for i in plan.memory if not i.at_once), key=lambda i: i.bytes)
     for item in plan.memory:
-        held = f"{item.bytes / 2**20:,.1f}"
-        table.add_row(item.name, held if item.at_once or item is worst else f"({held})", item.how)
+        mib = f"{item.bytes / 2**20:,.1f}"
+        table.add_row(item.name, mib if item.at_once or item is worst else f"({mib})", item.how)
     verdict = "fits in" if plan.fits else "DOES NOT FIT in"
     table.add_section()
     table.add_row("peak", f"{plan.total / 2**20:,.1f}", f"{verdict} {in_bytes(plan.capacity)} a rank")

@@ -14,12 +14,12 @@ from typing import Literal
 from fl_lightning.files import atomic_write
 from fl_lightning.log import now
 
-Stands = Literal["queued", "starting", "submitted", "gone"]
+State = Literal["queued", "starting", "submitted", "gone"]
 """In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""
 ALIVE = ("queued", "starting")
 """SLURM has the job."""
-_SUBMITTED: tuple[Stands, str] = ("submitted", "")
-_GONE: tuple[Stands, str] = ("gone", "")
+_SUBMITTED: tuple[State, str] = ("submitted", "")
+_GONE: tuple[State, str] = ("gone", "")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 """SLURM's states of a job that is to run, or to run again."""
 
@@ -31,14 +31,14 @@ class Queued:
     folder: Path
     method: str
     rounds: int
-    stands: Stands
+    state: State
     why: str = ""
     """SLURM's reason: `Priority`, `Resources`, ..."""
 
 
-def write(jobs: Path, name: str, said: str, runs: Iterable[tuple[Path, str, int]]) -> None:
-    """Keep in the folder `jobs` that the job which sbatch names (`said`) does these runs: folder, method, rounds."""
-    number = re.search(r"\d+", said)
+def write(jobs: Path, name: str, answer: str, runs: Iterable[tuple[Path, str, int]]) -> None:
+    """Keep in the folder `jobs` that the job which sbatch names (`answer`) does these runs: folder, method, rounds."""
+    number = re.search(r"\d+", answer)
     if number is None:
         return
     content = {"job": number[0], "submitted": now(), "runs": [(str(folder), *rest) for folder, *rest in runs]}
@@ -47,13 +47,13 @@ def write(jobs: Path, name: str, said: str, runs: Iterable[tuple[Path, str, int]
 
 
 def queued(out: Path) -> list[Queued]:
-    """The runs that jobs submitted into `out` are to do, and how they stand.
+    """The runs that jobs submitted into `out` are to do, and the state of each.
 
     Of a run twice submitted: as in the job that SLURM still has, else in the last.
     """
     files = list((out / "jobs").glob("*.json"))
     states = _squeue() if files else None
-    found: dict[Path, tuple[tuple[bool, tuple[str, int]], Queued]] = {}
+    latest: dict[Path, tuple[tuple[bool, tuple[str, int]], Queued]] = {}
     for file in files:
         try:
             content = json.loads(file.read_text())
@@ -62,22 +62,22 @@ def queued(out: Path) -> list[Queued]:
             continue
         for k, (folder, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
-            stands, why = _SUBMITTED if states is None else states.get(number, _GONE)
-            one = Queued(Path(folder), method, rounds, stands, why)
-            rank = stands in ALIVE, when
-            if one.folder not in found or found[one.folder][0] <= rank:
-                found[one.folder] = rank, one
-    return [one for _, one in found.values()]
+            state, why = _SUBMITTED if states is None else states.get(number, _GONE)
+            one = Queued(Path(folder), method, rounds, state, why)
+            rank = state in ALIVE, when
+            if one.folder not in latest or latest[one.folder][0] <= rank:
+                latest[one.folder] = rank, one
+    return [one for _, one in latest.values()]
 
 
-def _squeue() -> dict[str, tuple[Stands, str]] | None:
-    """How the user's jobs stand, by number (`4711`, `4711_3`), and why they wait; None where SLURM does not answer."""
+def _squeue() -> dict[str, tuple[State, str]] | None:
+    """The state of the user's jobs by number (`4711`, `4711_3`), and why they wait; None without an answer."""
     line = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T %r"]
     try:
-        said = subprocess.run(line, capture_output=True, text=True, check=True, timeout=15).stdout
+        answer = subprocess.run(line, capture_output=True, text=True, check=True, timeout=15).stdout
     except (OSError, KeyError, subprocess.SubprocessError):
         return None
-    found: dict[str, tuple[Stands, str]] = {}
-    for number, state, *why in (words.split(maxsplit=2) for words in said.splitlines() if len(words.split()) > 1):
-        found[number] = ("queued", "".join(why)) if state in WAITS else ("starting", "")
-    return found
+    states: dict[str, tuple[State, str]] = {}
+    for number, state, *why in (words.split(maxsplit=2) for words in answer.splitlines() if len(words.split()) > 1):
+        states[number] = ("queued", "".join(why)) if state in WAITS else ("starting", "")
+    return states

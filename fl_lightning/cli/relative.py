@@ -46,7 +46,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         of (accuracy - local) / local), `positive_transfer_ratio` (share of clients at least as accurate as alone), the
         two mean accuracies, and where the reference lies. Clients whose local accuracy is 0 are left out of the mean
         and counted in `without_reference`; those that could not be scored, here or alone, are left out of everything
-        and counted in `without_score`. A figure that no client is left for is None. For regression `mae` stands for
+        and counted in `without_score`. A figure without clients is null. For regression `mae` stands for
         `accuracy`, and `relative_mae` is the mean of (local - mae) / local: positive is better, too.
 
     Raises:
@@ -63,7 +63,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
 
         where.mkdir(parents=True, exist_ok=True)
         with locked(where, wait=True):
-            if not (where / "summary.json").exists():  # whoever was waited for may have trained it
+            if not (where / "summary.json").exists():  # another process may have trained it meanwhile
                 write_config(where, alone)
                 fit(alone, where, resume=True)
     metric = BY_TASK[config.data.task]
@@ -72,7 +72,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     every = list(zip(ours, alones, strict=True))
     pairs = [pair for pair in every if all(map(math.isfinite, pair))]
     gains = [metric.gain(mine, local) for mine, local in pairs if local > 0]
-    found: dict[str, Any] = {
+    figures: dict[str, Any] = {
         "judge": final_words(run.read_summary()),
         "local_judge": final_words(RunFolder(where).read_summary()),
         metric.of("relative"): _mean(gains),
@@ -85,8 +85,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         "reference": str(where.relative_to(folder.resolve().parent)),
     }
     with atomic_write(folder / "relative.json") as aside:
-        aside.write_text(json.dumps(found, indent=2, allow_nan=False) + "\n")
-    return found
+        aside.write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    return figures
 
 
 def _final(run: RunFolder, metric: Metric) -> list[float]:

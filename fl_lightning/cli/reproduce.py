@@ -7,15 +7,12 @@ import sys
 from pathlib import Path
 from typing import Any
 
-import yaml
-
 from fl_lightning.cli import studyfile
-from fl_lightning.cli.parser import reproduce_parser
+from fl_lightning.cli.resolve import to_settings
 from fl_lightning.cli.settings import Layer
-from fl_lightning.cli.study import resolve, start, values_of
-from fl_lightning.config import check
+from fl_lightning.cli.study import resolve, start, study_line
+from fl_lightning.config import check, flat
 from fl_lightning.errors import RunFailed
-from fl_lightning.results.runs import flat
 from fl_lightning.study.folder import PLACE, StudyFolder, default
 from fl_lightning.study.grid import Study
 from fl_lightning.study.papers import cells_of
@@ -24,8 +21,7 @@ from fl_lightning.study.part import part_of
 
 def reproduce(argv: list[str]) -> None:
     """Run what is missing of a study, then print its numbers beside the paper's."""
-    name, values, over = values_of(argv, reproduce_parser())
-    check("workers", values.workers, values.workers is None or values.workers >= 1, "it must be at least 1")
+    name, values, over = study_line(argv, "reproduce")
     whole = Study.of(studyfile.read(name))
     cells = cells_of(whole)
     if values.out is None:
@@ -69,7 +65,7 @@ def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple
 
 def _changed(whole: Study, folder: StudyFolder) -> list[str]:
     """Where the base of what was run is not the study's as it is written."""
-    written = dict(flat(yaml.safe_load(resolve(whole)[0])))
+    written = dict(flat(to_settings(resolve(whole)[0])))
     there = dict(flat(folder.asked().get("base")))
     skip = (*PLACE, "fabric.", "seed")
     return [

@@ -25,15 +25,15 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper  # type: ignore[assignment]
 
 from fl_lightning import catalogue
-from fl_lightning.cli.arguments import check_arguments
-from fl_lightning.cli.parser import COMPONENTS, GROUPS, fit_parser, typed
-from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings
+from fl_lightning.cli.parser import fit_parser, typed
+from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
 from fl_lightning.components import AdaptersConfig, Network
-from fl_lightning.config import Component, Config, ModelConfig, check_finite
+from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
 from fl_lightning.configuration import index
 from fl_lightning.configuration.describe import described
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
+from fl_lightning.ranges import Needs, Range
 
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
@@ -46,27 +46,29 @@ BASES = {
 
 @dataclasses.dataclass
 class Start:
-    """How a run is begun; no part of its config."""
+    """How a run is started; no part of its config."""
 
     out: str
     name: str | None
     resume: bool
-    print_config: bool
+    print_config: bool = False
     accept_changed_code: bool = False
 
 
 def start_of(layers: list[Layer]) -> Start:
-    """How the run is to be begun, whatever its components."""
-    plain = ({key: value for key, value in layer.items() if key not in COMPONENTS} for layer in layers)
-    values = typed(fit_parser(), Settings.merged(plain).plain)
+    """How the run is to be started, whatever its components."""
+    values = values_of("fit", layers)
     if len(os.fsencode(values.name or "")) > 255:
         raise BadInput("name", values.name, "no file system takes a name of more than 255 bytes")
-    return Start(values.out, values.name, values.resume, values.print_config, values.accept_changed_code)
+    return Start(**{field.name: values[field.name] for field in dataclasses.fields(Start)})
 
 
-def plan(layers: list[Layer]) -> Config:
-    """Check plain keys, names, and the arguments of one of our methods. All components' are still as given."""
-    settings = Settings.merged(layers)
+def plan(layers: list[Layer], over: Config | None = None) -> Config:
+    """Check plain keys, names, and the arguments of one of our methods. All components' are still as given.
+
+    `over`: a resolved config that the layers change; None: the defaults.
+    """
+    settings = Settings.merged(layers, over)
     values = typed(fit_parser(), settings.plain)
     config = Config(
         method=settings.method,
@@ -86,6 +88,28 @@ def plan(layers: list[Layer]) -> Config:
     return config
 
 
+def check_arguments(method: Component) -> None:
+    """Raise `BadInput` for an argument of one of our methods that there is not, or for a value that cannot work.
+
+    What is anybody else's is checked when its class has been imported.
+    """
+    entry = index.method(method.class_path)
+    if entry is None:
+        return
+    parser, arguments = ArgumentParser(exit_on_error=False), entry["arguments"]
+    for name, argument in arguments.items():
+        parser.add_argument(f"--{name}", type=index.type_of(argument), default=argument["default"])
+    values = typed(parser, method.init_args, prefix="method.").as_dict()
+    for name, value in values.items():
+        check_finite(f"method.{name}", value)
+        bounds, or_null = arguments[name].get("bounds"), arguments[name].get("null", False)
+        if bounds is not None and value is not None:
+            allowed = Range(**bounds)
+            check(f"method.{name}", value, value in allowed, f"{allowed}{', or null' if or_null else ''}")
+    for rule in entry["needs"]:
+        Needs(**rule).check(values, "method")
+
+
 def complete(config: Config) -> Config:
     """Import every component's class, check its arguments, fill in its defaults."""
     _look_here()
@@ -95,7 +119,7 @@ def complete(config: Config) -> Config:
         for i, model in enumerate(config.models)
     ]
     method = _completed("methods", "method", config.method)
-    _import("methods", "method", method.class_path)(**method.init_args)  # methods check their own values
+    method.check()
     callbacks = {name: _completed("callbacks", f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = {name: _completed("loggers", f"loggers.{name}", c) for name, c in config.loggers.items()}
     return dataclasses.replace(config, method=method, models=models, callbacks=callbacks, loggers=loggers)
@@ -113,18 +137,30 @@ def to_yaml(config: Config) -> str:
 
 
 def to_settings(config: Config) -> dict[str, Any]:
-    """`config` as the mapping that a config file holds, with short names for our own classes."""
+    """`config` as the mapping that a config file holds, of plain values, with short names for our own classes."""
     models = [_named("models", m.component) | m.beside() for m in config.models]
     absent = {name: None for name in DEFAULT_CALLBACKS if name not in config.callbacks}
-    return {
-        "seed": config.seed,
-        "smoke": config.smoke,
-        "method": _named("methods", config.method),
-        "model": models[0] if len(models) == 1 else models,
-        **{group: dataclasses.asdict(getattr(config, group)) for group in GROUPS},
-        "callbacks": {name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()} | absent,
-        "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
-    }
+    settings: dict[str, Any] = _plain(
+        {
+            "seed": config.seed,
+            "smoke": config.smoke,
+            "method": _named("methods", config.method),
+            "model": models[0] if len(models) == 1 else models,
+            **{group: dataclasses.asdict(getattr(config, group)) for group in GROUPS},
+            "callbacks": {name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()} | absent,
+            "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
+        }
+    )
+    return settings
+
+
+def _plain(value: Any) -> Any:
+    """`value` as YAML has it: paths as text, choices by name, tuples as lists."""
+    if isinstance(value, dict):
+        return {key: _plain(inner) for key, inner in value.items()}
+    if isinstance(value, list | tuple):
+        return [_plain(inner) for inner in value]
+    return str(value) if isinstance(value, PurePath) else value.name if isinstance(value, enum.Enum) else value
 
 
 def _look_here() -> None:
@@ -159,16 +195,16 @@ def _network(key: str, component: Component) -> Component:
     """A model with all its values, and those of its adapters."""
     if inspect.isfunction(_import("models", key, component.class_path)):  # of torchvision, timm, or the user's own
         plain = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in component.init_args.items()}
-        found = Component(component.class_path, plain)
+        network = Component(component.class_path, plain)
     else:
-        found = _completed("models", key, component)
+        network = _completed("models", key, component)
     if not isinstance(component, Network):
-        return found
+        return network
     adapters = component.adapters
     if adapters is not None:
         adapters = typed(_parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters.").as_dict()
         AdaptersConfig(**adapters).validate(f"{key}.adapters")
-    return Network(found.class_path, found.init_args, component.weights, adapters)
+    return Network(network.class_path, network.init_args, component.weights, adapters)
 
 
 def _completed(kind: str, key: str, component: Component) -> Component:
@@ -197,7 +233,7 @@ def _import(kind: str, key: str, class_path: str) -> Any:
     another kind."""
     module, _, name = class_path.rpartition(".")
     try:
-        found = getattr(importlib.import_module(module), name)
+        cls = getattr(importlib.import_module(module), name)
     except ModuleNotFoundError as error:
         raise BadInput(key, class_path, needs(error.name) or f"there is no module {error.name}") from None
     except Exception as error:  # a user's module can raise anything while it is imported
@@ -206,15 +242,15 @@ def _import(kind: str, key: str, class_path: str) -> Any:
         names = [n for n, value in vars(sys.modules[module]).items() if isinstance(value, type)]
         near = catalogue.did_you_mean(name, names)
         raise BadInput(key, class_path, f"module {module} has no {name}{near}") from None
-    if kind == "models" and inspect.isfunction(found):
-        return found
+    if kind == "models" and inspect.isfunction(cls):
+        return cls
     bases = [path.rpartition(".") for path in BASES[kind][0]]
     allowed = tuple(getattr(importlib.import_module(module), name) for module, _, name in bases)
-    if not (isinstance(found, type) and issubclass(found, allowed)):
+    if not (isinstance(cls, type) and issubclass(cls, allowed)):
         raise BadInput(key, class_path, f"it must be a subclass of {' or '.join(BASES[kind][0])}")
     if kind == "methods":
-        _check_fields(key, class_path, found)
-    return found
+        _check_fields(key, class_path, cls)
+    return cls
 
 
 def _check_fields(key: str, class_path: str, method: type) -> None:
@@ -243,7 +279,7 @@ def _named(kind: str, component: Component) -> dict[str, Any]:
 
 
 def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
-    """What stands under a callback's name: its arguments, and its class where the name does not say it."""
+    """What a config has under a callback's name: its arguments, and its class where the name does not say it."""
     entry = catalogue.table(kind).get(name)
     if entry and entry.class_path == component.class_path:
         return component.init_args
@@ -251,11 +287,7 @@ def _arguments(kind: str, name: str, component: Component) -> dict[str, Any]:
 
 
 class _Dumper(SafeDumper):
-    """Paths as text, choices by name, and no anchors for arguments that are one object."""
+    """No anchors for values that are one object."""
 
     def ignore_aliases(self, data: Any) -> bool:
         return True
-
-
-_Dumper.add_multi_representer(PurePath, lambda dumper, path: dumper.represent_str(str(path)))
-_Dumper.add_multi_representer(enum.Enum, lambda dumper, choice: dumper.represent_str(choice.name))

@@ -1,4 +1,4 @@
-"""From command line and config files to one set of settings: later ones win, in the order in which they are given.
+"""From a command line and config files to one set of settings: later ones override earlier ones.
 
 A value on the command line stays text until its type is known. Components are merged by rule: another class drops the
 arguments of the one before, the same class keeps them; callbacks and loggers are merged by name, and null removes one.
@@ -7,23 +7,35 @@ arguments of the one before, the same class keeps them; callbacks and loggers ar
 from __future__ import annotations
 
 import copy
-from argparse import Action
+import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
-from itertools import zip_longest
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 import yaml
-from jsonargparse import ArgumentParser, Namespace
+from jsonargparse import Namespace
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import COMPONENTS, GROUPS, hint, keys, leaves, typed, unknown
+from fl_lightning.cli.parser import (
+    COMPONENTS,
+    fit_keys,
+    hint,
+    keys,
+    leaves,
+    parser_of,
+    passed_on,
+    typed,
+    unknown,
+)
+from fl_lightning.cli.schema import COMMANDS
 from fl_lightning.cli.yamltext import parse
 from fl_lightning.components import Network
-from fl_lightning.config import Component, ModelConfig, check
+from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
 from fl_lightning.configuration import index
 from fl_lightning.errors import NO_VALUE, BadInput
+from fl_lightning.ranges import check_limit
 
 Layer = dict[str, Any]
 
@@ -36,7 +48,7 @@ DEFAULTS: Layer = {"method": "selfkapc", "model": "mlp", "callbacks": {name: {} 
 
 @dataclass
 class Settings:
-    """What was asked for: plain keys nested and untyped, components by class path with the arguments given so far."""
+    """Plain keys nested and untyped, components by class path with the arguments given so far."""
 
     plain: Layer = field(default_factory=dict)
     method: Component = field(default_factory=lambda: Component(""))
@@ -45,10 +57,15 @@ class Settings:
     loggers: dict[str, Component | None] = field(default_factory=dict)
 
     @classmethod
-    def merged(cls, layers: Iterable[Layer]) -> Settings:
-        """`layers` over the defaults, each over the ones before."""
-        settings = cls()
-        for layer in (DEFAULTS, *layers):
+    def merged(cls, layers: Iterable[Layer], over: Config | None = None) -> Settings:
+        """`layers` over a resolved config, or over the defaults; each over the ones before."""
+        if over is None:
+            settings, layers = cls(), [DEFAULTS, *layers]
+        else:
+            plain: Layer = {"seed": over.seed, "smoke": over.smoke}
+            plain |= {name: dataclasses.asdict(getattr(over, name)) for name in GROUPS}
+            settings = cls(plain, over.method, list(over.models), dict(over.callbacks), dict(over.loggers))
+        for layer in layers:
             settings._add(layer)
         return settings
 
@@ -66,68 +83,112 @@ class Settings:
                 _update(self.plain, {key: value})
 
 
-def read_flags(argv: list[str], known: dict[str, Action]) -> list[Layer]:
-    """The layers of a command line, in order: one for each flag, and one for each config file.
+# ---------------------------------------------------------------- the command line
+
+
+@dataclass
+class CommandLine:
+    """A command line, read."""
+
+    command: str
+    words: list[str] = field(default_factory=list)
+    """What belongs to no key: studies, runs, a method."""
+    own: list[Layer] = field(default_factory=list)
+    """Of the command's own keys, a layer for each."""
+    layers: list[Layer] = field(default_factory=list)
+    """Of the keys of a run's config: a layer for each flag, and those of each config file."""
+    flags: list[str] = field(default_factory=list)
+    """The words that give `layers`."""
+    first: str | None = None
+    """The first `--config`: it names the run."""
+
+    @cached_property
+    def values(self) -> Namespace:
+        """The values of the command's own keys."""
+        return values_of(self.command, self.own)
+
+
+def read_line(argv: list[str], command: str = "fit") -> CommandLine:
+    """Read the command line of any command; for `fit` all keys are those of the run's config.
 
     Raises:
         BadInput: a key that does not exist, a value that is missing, a config file that cannot be read.
     """
-    layers = []
-    words = list(argv)
-    while words:
-        word = words.pop(0)
-        check("command line", word, word.startswith("--") and word != "--", "expected --key value")
-        key, given, text = word[2:].partition("=")
-        head = key.partition(".")[0]
-        if key not in known and not (head in COMPONENTS and head in known):
-            raise unknown(key, text if given or not words else words[0], list(known))
-        if not given:
-            alone = not words or words[0].startswith("--")
-            if alone and not (key in known and hint(known[key]) is bool):
-                raise BadInput(key, "", NO_VALUE)
-            text = "true" if alone else words.pop(0)  # a switch alone means true
-        layers += read_config(text, known) if key == "config" else [_nested(key, _value(key, text))]
-    return layers
-
-
-def values_of(parser: ArgumentParser, argv: list[str]) -> Namespace:
-    """What a command line says of all keys of a command, every default filled in."""
-    return typed(parser, Settings.merged(read_flags(argv, keys(parser))).plain)
-
-
-def config_in(argv: list[str]) -> str | None:
-    """The first `--config` on a command line (checked by `read_flags`): it names the run."""
-    for word, after in zip_longest(argv, argv[1:], fillvalue=""):
-        if word.partition("=")[0] == "--config":
-            return word.partition("=")[2] or after
-    return None
-
-
-def apart(argv: list[str]) -> tuple[list[str], list[str]]:
-    """The words of a command line that belong to no key, and the flags with their values."""
-    words, flags, rest = [], [], list(argv)
+    line, rest, own = CommandLine(command), list(argv), keys(parser_of(command))
+    known = own | passed_on(command)
     while rest:
         word = rest.pop(0)
-        if word.startswith("--"):
-            flags += [word] if "=" in word or not rest else [word, rest.pop(0)]
-        else:
-            words.append(word)
-    return words, flags
+        if not word.startswith("--") or word == "--":
+            check("command line", word, bool(COMMANDS[command].words) and word != "--", "expected --key value")
+            line.words.append(word)
+            continue
+        key, given, text = word[2:].partition("=")
+        key = key if key in known or (plain := key.replace("-", "_")) not in known else plain
+        head = key.partition(".")[0]
+        if key not in known and not (head in COMPONENTS and head in known):
+            raise unknown(key, text if given or not rest else rest[0], list(known), command)
+        flag = [f"--{key}{given}{text}"]
+        if not given and _takes(key, rest, command, known):
+            flag.append(text := rest.pop(0))
+        elif not given:
+            check(key, "", key in known and hint(known[key]) is bool, NO_VALUE)
+            text = "true"  # a switch alone means true
+        if key == "config":
+            line.first = line.first or text
+        layers = read_config(text) if key == "config" else [_nested(key, _value(key, text))]
+        if command != "fit" and key in own:
+            line.own += layers
+        if command == "fit" or "." in key or key not in own:
+            line.layers += layers
+            line.flags += flag
+    return line
 
 
-def read_config(name: str, known: dict[str, Action]) -> list[Layer]:
+def _takes(key: str, rest: list[str], command: str, known: dict[str, Any]) -> bool:
+    """Whether the next word is the value of `key`: no flag, and behind a switch where there are words, a truth value.
+
+    The value of sbatch may look like a flag that the command does not have.
+    """
+    if not rest:
+        return False
+    after = rest[0]
+    if after.startswith("--"):
+        return key == "sbatch" and after[2:].partition("=")[0].replace("-", "_") not in known
+    switch = key in known and hint(known[key]) is bool
+    return not switch or not COMMANDS[command].words or after.lower() in ("true", "false")
+
+
+def values_of(command: str, layers: Iterable[Layer]) -> Namespace:
+    """The values of a command's own keys in `layers`, every default filled in."""
+    plain: Layer = {}
+    for layer in layers:
+        _update(plain, {key: value for key, value in layer.items() if key not in COMPONENTS})
+    values = typed(parser_of(command), plain)
+    for key, (kind, *_) in COMMANDS[command].keys.items():
+        check_finite(key, values[key])
+        check_limit(key, values[key], kind)
+    return values
+
+
+# ---------------------------------------------------------------- config files
+
+
+def read_config(
+    name: str, key: str = "config", folder: Path | None = Path(), above: tuple[str, ...] = ()
+) -> list[Layer]:
     """The settings in a YAML file, or in the config that ships with the package under this name: first those of the
     config that it names as its `base`, and so on down the chain.
+
+    Args:
+        name: of the file or config.
+        key: what names it.
+        folder: where a file is looked for before the shipped configs; None: nowhere.
+        above: the configs whose base it is.
 
     Raises:
         BadInput: there is no such config, it cannot be read, or it is its own base.
     """
-    return _read("config", name, Path(name), known, ())
-
-
-def _read(key: str, name: str, file: Path, known: dict[str, Action], above: tuple[str, ...]) -> list[Layer]:
-    """As `read_config`; `key`: what names it; `file`: where it lies, else it is a shipped one; `above`: configs whose
-    base it is."""
+    file = folder / name if folder is not None else Path()
     try:
         text = file.read_text(encoding="utf-8") if (is_file := file.is_file()) else catalogue.shipped_config(name)
     except (OSError, UnicodeDecodeError) as error:
@@ -140,41 +201,34 @@ def _read(key: str, name: str, file: Path, known: dict[str, Action], above: tupl
     check(key, name, place not in above, f"a config cannot be its own base: {' -> '.join([*above, place])}")
     content = parse(key, name, text)
     check(key, name, isinstance(content, dict | None), "it must hold keys and values")
-    return layers_of(name, content or {}, known, file.parent if is_file else None, (*above, place))
+    return layers_of(name, content or {}, file.parent if is_file else None, (*above, place))
 
 
 def layers_of(
-    name: str,
-    content: dict[Any, Any],
-    known: dict[str, Action],
-    folder: Path | None = None,
-    above: tuple[str, ...] = (),
+    name: str, content: dict[Any, Any], folder: Path | None = None, above: tuple[str, ...] = ()
 ) -> list[Layer]:
-    """The settings in the content of a config `name`, those of its base before them.
-
-    Args:
-        folder: where a base is looked for before the shipped configs; None: nowhere.
-        above: the config itself, and those whose base it is.
-    """
+    """The settings in the content of a config `name`, those of its base before them; `folder`, `above`: of its base."""
     own = {key: value for key, value in content.items() if key != "base"}
     base = content.get("base")
-    if base is None:
-        return [layer_of(name, own, known)]
-    check("base", base, isinstance(base, str), f"it must be the name or the file of one config (in {name})")
-    file = folder / base if folder is not None else Path()
-    return [*_read("base", base, file, known, above), layer_of(name, own, known)]
+    check("base", base, isinstance(base, str | None), f"it must be the name or the file of one config (in {name})")
+    below = [] if base is None else read_config(base, "base", folder, above)
+    return [*below, layer_of(name, own)]
 
 
-def layer_of(name: str, content: dict[Any, Any], known: dict[str, Action]) -> Layer:
+def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     """The settings in the content of a config file `name`, nested."""
     layer: Layer = {}
     keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
     for key, head, dot, value in sorted(keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])):
-        if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section says nothing
+        if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section sets nothing
             if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
                 layer[head] = _by_name(head, layer[head])
             _update(layer, _nested(str(key), value))
-    _check_keys(name, layer, known)
+    plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
+    try:
+        dict(leaves(plain, {key: action for key, action in fit_keys().items() if key != "config"}))
+    except BadInput as error:
+        raise BadInput(error.key, error.value, f"{error.allowed} (in {name})") from None
     return layer
 
 
@@ -185,14 +239,6 @@ def _by_name(head: str, given: Any) -> Layer:
     if not isinstance(given, str):
         raise BadInput(head, given, f"{head}.ARG belongs to one {head}: give a list's items their own arguments")
     return {"class_path": given}
-
-
-def _check_keys(name: str, layer: Layer, known: dict[str, Action]) -> None:
-    plain = {key: value for key, value in layer.items() if key not in COMPONENTS}
-    try:
-        dict(leaves(plain, {key: action for key, action in known.items() if key != "config"}))
-    except BadInput as error:
-        raise BadInput(error.key, error.value, f"{error.allowed} (in {name})") from None
 
 
 def _value(key: str, text: str) -> Any:

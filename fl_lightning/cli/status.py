@@ -73,8 +73,8 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         state = "finished"
     elif _held(folder, now - wrote, usual):
         state = "running" if rows else "starting"
-    elif job is not None and (job.stands in ALIVE or not rows):
-        state = job.stands
+    elif job is not None and (job.state in ALIVE or not rows):
+        state = job.state
     elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
         state = "failed"
     left = (asked - done) * usual if state == "running" and usual else None
@@ -108,7 +108,7 @@ def standings(out: Path) -> list[Standing]:
 def _to_come(job: Queued) -> Standing:
     """A run that has no folder yet."""
     nan = math.nan
-    return Standing(job.folder.name, job.method, 0, job.rounds, ACCURACY, "", nan, nan, job.stands, None, None, job.why)
+    return Standing(job.folder.name, job.method, 0, job.rounds, ACCURACY, "", nan, nan, job.state, None, None, job.why)
 
 
 def locked(folder: Path) -> bool | None:
@@ -151,7 +151,7 @@ def _of_study(out: Path) -> Table | None:
     if not folder:
         return None
     board, failures = Board(folder, folder.cells()), folder.failures()
-    jobs = {job.folder.resolve(): job.stands for job in queued(out)}
+    jobs = {job.folder.resolve(): job.state for job in queued(out)}
     table = board.table(
         board.look(lambda run: bool(locked(out / run)), failures, lambda run: jobs.get((out / run).resolve()))
     )

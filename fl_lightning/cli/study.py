@@ -15,23 +15,17 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-import yaml
-
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli import studyfile
-from fl_lightning.cli.parser import COMPONENTS, fit_parser, hint, keys, study_parser, typed
-from fl_lightning.cli.resolve import Start, complete, plan, to_yaml
-from fl_lightning.cli.settings import Layer, Settings, layer_of, read_config, read_flags
-from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, joined, script, send, split
-from fl_lightning.config import Config, check
+from fl_lightning.cli import schema, studyfile
+from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
+from fl_lightning.cli.settings import Layer, layer_of, read_config, read_line
+from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, script, send
+from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.results.runs import flat
 from fl_lightning.study.grid import Run, Study
 from fl_lightning.study.part import Part, part_of, with_seeds
 
 if TYPE_CHECKING:
-    from jsonargparse import ArgumentParser
-
     from fl_lightning.study.folder import StudyFolder
 
 QUIET: Layer = {
@@ -40,24 +34,21 @@ QUIET: Layer = {
 """Beneath the base: nobody looks at pictures of hundreds of runs, and a study shows its own progress. One thread: a
 core for each worker, and equal bits wherever the study is run. The method is named: what a study lists has its paper's
 arguments, unless base or list say otherwise."""
-BEGIN = ("config", "print_config", "out", "name", "resume", "accept_changed_code")
+BEGIN = {"config", *schema.FIT} - {"seed", "smoke"}
 """Keys of `fit` that begin one run."""
-HERE = ("out", "workers", "slurm", "accept_changed_code")
-PART = ("methods", "seeds", "settings")
-"""Keys that choose some of a study's runs."""
 WHOLE = Part()
 Job = tuple[Config, Path]
 
 
 def study(argv: list[str]) -> None:
     """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
-    name, values, over = values_of(argv, study_parser())
-    _check_values(values, argv)
-    asked, part = part_of(Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings)
-    start(asked, over, values, ["fl-train", "study", *argv], part)
+    name, values, over = study_line(argv, "study")
+    _check_values(values)
+    wanted, part = part_of(Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings)
+    start(wanted, over, values, ["fl-train", "study", *argv], part)
 
 
-def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE) -> StudyFolder:
+def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE) -> StudyFolder:
     """Run what is missing of a study, or of a part of it, in the folder `values.out`, or hand it to SLURM.
 
     Args:
@@ -75,29 +66,29 @@ def start(asked: Study, over: Sequence[Layer], values: Any, line: list[str], par
 
     folder = StudyFolder(Path(values.out))
     if folder:  # seeds that were asked for earlier stay
-        asked = with_seeds(asked, Study.of(folder.asked()).seeds)
-    base, found, configs = resolve(asked, over=over)
-    folder.check(asked, yaml.safe_load(base), found)
-    chosen = [(run, config) for run, config in zip(found, configs, strict=True) if run in part]
+        wanted = with_seeds(wanted, Study.of(folder.asked()).seeds)
+    base, all_runs, configs = resolve(wanted, over=over)
+    folder.check(wanted, to_settings(base), all_runs)
+    chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, values.accept_changed_code)
     if values.slurm:
-        _hand_over(folder, (asked, base, found), chosen, values)
+        _hand_over(folder, (wanted, base, all_runs), chosen, values)
         return folder
     fetch([config for _, config in todo])
     with folder.locked():
-        folder.check(asked, yaml.safe_load(base), found)  # another process may have been in it meanwhile
-        folder.write(asked, base, found)
+        folder.check(wanted, to_settings(base), all_runs)  # another process may have been in it meanwhile
+        folder.write(wanted, to_yaml(base), all_runs)
         code.accept(folder, todo)
-        _run(folder, chosen, len(found), values.workers, shlex.join(line))
+        _run(folder, chosen, len(all_runs), values.workers, shlex.join(line))
     return folder
 
 
 def resolve(
-    asked: Study, beside: Path = Path(), over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
-) -> tuple[str, list[Run], list[Config]]:
-    """The base of a study as YAML, all its runs, and the config of each.
+    wanted: Study, beside: Path = Path(), over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
+) -> tuple[Config, list[Run], list[Config]]:
+    """The resolved base of a study, all its runs, and the config of each.
 
     Args:
         asked: the study.
@@ -109,25 +100,18 @@ def resolve(
         BadInput: a config cannot work, two methods of the list come to the same, or `over` sets what the grid sets.
     """
     for key, value in (pair for layer in over for pair in flat(layer)):
-        check(key, value, key not in asked.varied(), "the study's grid sets it")
-    layers = [QUIET, *beneath, *_base(asked.base, beside), *over]
+        check(key, value, key not in wanted.varied(), "the study's grid sets it")
+    layers = [QUIET, *beneath, *_base(wanted.base, beside), *over]
     base = complete(plan(layers))
     runs.check_no_key(base)
-    text = to_yaml(base)
-    settled = settled_base(text)
-    found = asked.runs(base.federation.participation)
-    first = [run for run in found if run.seed == asked.seeds[0]]
-    planned = [_spoken(run, plan, layers_of(settled, run)) for run in first]
+    all_runs = wanted.runs(base.federation.participation)
+    first = [run for run in all_runs if run.seed == wanted.seeds[0]]
+    planned = [_spoken(run, plan, layers_of(run), base) for run in first]
     whole = [_spoken(run, complete, config) for run, config in zip(first, planned, strict=True)]
     _check_different(first, whole)
     by_place = {run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)}
-    configs = [dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed) for run in found]
-    return text, found, configs
-
-
-def settled_base(text: str) -> Layer:
-    """The base that `resolve` gives as a layer."""
-    return layer_of("base", yaml.safe_load(text), keys(fit_parser()))
+    configs = [dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed) for run in all_runs]
+    return base, all_runs, configs
 
 
 def train(config: Config, folder: Path, accept: bool = False) -> None:
@@ -138,72 +122,50 @@ def train(config: Config, folder: Path, accept: bool = False) -> None:
     saved = runs.saved_layer(folder)
     if saved is not None:
         runs.check_goes_on(saved, config, folder, accept)
-    with runs.opened(Start(str(folder.parent), folder.name, True, False), folder.name, config) as place:
+    with runs.opened(Start(str(folder.parent), folder.name, resume=True), folder.name, config) as place:
         fit(config, place, resume=True)
 
 
 def run_one(job: Job) -> str | None:
     """Run one job of a worker, its code checked before; None, or one line that says why it failed."""
-    return told(lambda: train(*job, accept=True))
+    return run_safely(lambda: train(*job, accept=True))
 
 
-def told(work: Callable[[], None]) -> str | None:
+def run_safely(work: Callable[[], None]) -> str | None:
     """Do `work`; None, or one line that says why it failed, with a traceback in the log where that may help."""
     try:
         work()
     except (BadInput, RunFailed) as error:
-        print(said := redact(" ".join(str(error).split())), file=sys.stderr)
-        return said
+        print(message := redact(" ".join(str(error).split())), file=sys.stderr)
+        return message
     except Exception as error:
         print(redact(traceback.format_exc()), end="", file=sys.stderr)
-        said = redact(" ".join(f"{type(error).__name__}: {error}".split()))
-        return f"{said} (traceback in the study's logs/)"
+        message = redact(" ".join(f"{type(error).__name__}: {error}".split()))
+        return f"{message} (traceback in the study's logs/)"
     return None
 
 
 # ---------------------------------------------------------------- what was asked for
 
 
-def values_of(argv: list[str], parser: ArgumentParser) -> tuple[str, Any, list[Layer]]:
+def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
     """The study that a command line names, the values of the command's own keys, and what it sets of the base."""
-    known = keys(parser)
-    words: list[str] = []
-    own: list[str] = []
-    fits: list[str] = []
-    rest = joined(argv, [*known, *keys(fit_parser())])
-    while rest:
-        word = rest.pop(0)
-        name = word[2:].partition("=")[0]
-        head, dot, _ = name.partition(".")
-        ours = not dot and head not in COMPONENTS
-        flags = own if ours else fits
-        (flags if word.startswith("--") else words).append(word)
-        action = known.get(name.replace("-", "_"))
-        switch = action is not None and hint(action) is bool  # true when it stands alone
-        takes = rest and (rest[0].lower() in ("true", "false") if switch else not rest[0].startswith("--"))
-        if word.startswith("--") and "=" not in word and takes:
-            flags.append(rest.pop(0))
-    command = str(parser.prog)
-    if len(words) != 1:
-        raise BadInput(command.split()[-1], " ".join(words) or None, f"one file or name: {command} STUDY --out DIR")
-    own = [spoken for part in split(own, list(known)) for spoken in part]  # with hyphens or underscores
-    over = read_flags(fits, keys(fit_parser()))
-    for key in {key for layer in over for key in layer} & {"method"}:
-        raise BadInput(key, words[0], "a study lists its methods; a key of data, federation, ... may be set here")
-    return words[0], typed(parser, Settings.merged(read_flags(own, known)).plain), over
+    line = read_line(argv, command)
+    if len(line.words) != 1:
+        allowed = f"one file or name: fl-train {command} STUDY --out DIR"
+        raise BadInput(command, " ".join(line.words) or None, allowed)
+    if any("method" in layer for layer in line.layers):
+        raise BadInput("method", line.words[0], "a study lists its methods; a key of data, federation, ... may be set")
+    return line.words[0], line.values, line.layers
 
 
-def _check_values(values: Any, argv: list[str]) -> None:
-    check("workers", values.workers, values.workers is None or values.workers >= 1, "it must be at least 1")
+def _check_values(values: Any) -> None:
     if values.slurm:
-        check("time", None, values.time is not None, "a job needs it: --time HH:MM:SS")
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
+        check_job(values)
         return
-    job = {action for action in keys(study_parser()) if action not in (*HERE, *PART)}
-    for word in argv:
-        key = word.removeprefix("--").partition("=")[0].replace("-", "_")
-        if word.startswith("--") and key in job:
-            raise BadInput(key, getattr(values, key), "it is for jobs: it needs slurm")
+    for key, (_, default, _) in schema.JOB.items():
+        check(key, values[key], values[key] == default, "it is for jobs: it needs slurm")
 
 
 def _base(given: Any, beside: Path) -> Iterator[Layer]:
@@ -212,45 +174,42 @@ def _base(given: Any, beside: Path) -> Iterator[Layer]:
     Loggers of a named config are left out: what it wants of one run is not wanted of a hundred. Those that the study
     file itself names stay.
     """
-    known = keys(fit_parser())
     for part in given if isinstance(given, list) else [given]:
         if isinstance(part, str):
-            layers = read_config(str(file) if (file := beside / part).is_file() else part, known)
+            layers = read_config(str(file) if (file := beside / part).is_file() else part)
             for layer in layers:
                 layer.pop("loggers", None)
         elif isinstance(part, dict):
-            layers = [layer_of("base", part, known)]
+            layers = [layer_of("base", part)]
         else:
             raise BadInput("base", part, "it must be a config's name or file, a mapping of keys, or a list of these")
         for layer in layers:
-            for key in layer.keys() & set(BEGIN):
+            for key in layer.keys() & BEGIN:
                 raise BadInput(f"base.{key}", layer[key], "a study sets it for each run")
             layer.pop("seed", None)  # each run has its own
         yield from layers
 
 
-def layers_of(settled: Layer, run: Run) -> list[Layer]:
-    """All that decides a run but its seed. `settled`: the base, with nothing left to be filled in."""
-    known = keys(fit_parser())
+def layers_of(run: Run) -> list[Layer]:
+    """What a run changes of the base, its seed aside."""
     method = {"method": {"name": run.entry.name, "init_args": run.entry.arguments_in(run.setting)}}
-    return [settled, method, layer_of("grid", run.setting, known), layer_of("methods", run.entry.settings, known)]
+    return [method, layer_of("grid", run.setting), layer_of("methods", run.entry.settings)]
 
 
-def _spoken(run: Run, resolved: Any, given: Any) -> Config:
-    """`resolved(given)`; what is wrong with a method or its arguments is said in the study file's words."""
+def _spoken(run: Run, step: Callable[..., Config], *given: Any) -> Config:
+    """`step(*given)`; an error of a method or its arguments names the key as the study file does."""
     try:
-        config: Config = resolved(given)
+        return step(*given)
     except BadInput as error:
         head, dot, rest = error.key.partition(".")
         if head != "method":
             raise
         raise BadInput(f"{run.entry.key}{dot}{rest}", error.value, error.allowed) from None
-    return config
 
 
-def _check_different(found: list[Run], configs: list[Config]) -> None:
+def _check_different(listed: list[Run], configs: list[Config]) -> None:
     """Raise `BadInput` for a listed method that comes to the same as another of its setting."""
-    for _, pairs in itertools.groupby(zip(found, configs, strict=True), key=lambda pair: pair[0].setting):
+    for _, pairs in itertools.groupby(zip(listed, configs, strict=True), key=lambda pair: pair[0].setting):
         before: list[tuple[Run, Config]] = []
         for run, config in pairs:
             same = next((other for other, has in before if has == config and not run.entry.forced), run)
@@ -261,7 +220,7 @@ def _check_different(found: list[Run], configs: list[Config]) -> None:
 # ---------------------------------------------------------------- running
 
 
-def _run(folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, asked: int | None, line: str) -> None:
+def _run(folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, workers: int | None, line: str) -> None:
     """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning import provenance
@@ -272,15 +231,15 @@ def _run(folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, aske
     runner = Runner(folder, [run for run, _ in chosen], run_one, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
     try:
-        runner.run(worker_count(asked, chosen[0][1]))
+        runner.run(worker_count(workers, chosen[0][1]))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             print(f"study: stopped with {runner.standing()}; it goes on with: {line}", file=sys.stderr)
         raise
-    stood = f" ({before} stood before)" if before else ""
-    stood += f", of the {whole} of the whole study" if len(chosen) < whole else ""
+    done = f" ({before} were there)" if before else ""
+    done += f", of the {whole} of the whole study" if len(chosen) < whole else ""
     took = time.monotonic() - start
-    print(f"study: {runner.standing()}{stood}, {took:.1f} s; the table: fl-train compare {folder.path}")
+    print(f"study: {runner.standing()}{done}, {took:.1f} s; the table: fl-train compare {folder.path}")
 
 
 def fetch(configs: list[Config]) -> None:
@@ -320,10 +279,10 @@ def _loaded(config: Config) -> str | None:
     return None
 
 
-def worker_count(asked: int | None, config: Config) -> int:
+def worker_count(wanted: int | None, config: Config) -> int:
     """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
-    if asked is not None:
-        return asked
+    if wanted is not None:
+        return wanted
     from fl_lightning import device
 
     if config.fabric.accelerator != "cpu" and device.count():
@@ -334,7 +293,7 @@ def worker_count(asked: int | None, config: Config) -> int:
 
 
 def _hand_over(
-    folder: StudyFolder, asked: tuple[Study, str, list[Run]], chosen: list[tuple[Run, Config]], values: Any
+    folder: StudyFolder, wanted: tuple[Study, Config, list[Run]], chosen: list[tuple[Run, Config]], values: Any
 ) -> None:
     """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
     those that are in no queue either."""
@@ -362,19 +321,20 @@ def _hand_over(
             print("".join(texts), end="")
             return
         if not values.dry_run:
-            folder.check(asked[0], yaml.safe_load(asked[1]), asked[2])  # as in `start`
-            folder.write(*asked)
+            study, base, all_runs = wanted
+            folder.check(study, to_settings(base), all_runs)  # as in `start`
+            folder.write(study, to_yaml(base), all_runs)
             code.accept(folder, missing.values())
             for place, config in new.items():
                 runs.write_config(place, config)
             code.plan(free)
-        told = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
+        facts = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
-            send(values, text, folder.path, name, told[k * MOST_RUNS : (k + 1) * MOST_RUNS])
+            send(values, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
     taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
-    said = f"{len(places)} of {len(asked[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
+    summary = f"{len(places)} of {len(wanted[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
     done = f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
-    print(f"{said if places else done}; see: fl-train status {folder.path}")
+    print(f"{summary if places else done}; see: fl-train status {folder.path}")
 
 
 def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
@@ -382,11 +342,11 @@ def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
     from fl_lightning.cli.queue import ALIVE, queued
     from fl_lightning.cli.status import locked
 
-    jobs = {job.folder.resolve(): job.stands for job in queued(out)}
+    jobs = {job.folder.resolve(): job.state for job in queued(out)}
     if any(jobs.get(place) == "submitted" for place in places):
         print("squeue does not answer: runs that are queued already may be submitted twice", file=sys.stderr)
-    found = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
-    return found | {place: True for place in places if locked(place)}
+    busy = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
+    return busy | {place: True for place in places if locked(place)}
 
 
 def _changed(place: Path, config: Config) -> bool:

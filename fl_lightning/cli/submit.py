@@ -12,13 +12,13 @@ from collections.abc import Sequence
 from importlib import resources
 from pathlib import Path
 from string import Template
-from typing import Any
+
+from jsonargparse import Namespace
 
 from fl_lightning.cli import folder as folders
 from fl_lightning.cli import queue
-from fl_lightning.cli.parser import fit_parser, keys, submit_parser
 from fl_lightning.cli.resolve import complete, plan, start_of
-from fl_lightning.cli.settings import config_in, read_flags, values_of
+from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.provenance import name_of
@@ -32,14 +32,13 @@ MOST_RUNS = 1000  # SLURM's own default limit on an array
 
 def submit(argv: list[str]) -> None:
     """Write the job script into OUT, and hand it to sbatch; with `--dry_run` only show it."""
-    parser = submit_parser()
-    ours, theirs = split(joined(argv, [*keys(parser), *keys(fit_parser())]), list(keys(parser)))
-    values = values_of(parser, ours)
+    line = read_line(argv, "submit")
+    values = line.values
     check_job(values)
     for key in FIXED:
-        if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in theirs):
+        if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags):
             raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
-    lines = [_named(theirs, point) for point in grid(values.array)]
+    lines = [_named(line.flags, point) for point in grid(values.array)]
     ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
     # Bad input is answered now, not when the job's turn has come.
     runs = [_tried_out(line, ranks, values) for line in lines]
@@ -47,7 +46,7 @@ def submit(argv: list[str]) -> None:
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
     check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
     out = places[0].parent
-    name = runs[0][0].name if len(runs) == 1 else f"{_stem(theirs)}-{len(runs)}-runs"
+    name = runs[0][0].name if len(runs) == 1 else f"{_stem(line.flags)}-{len(runs)}-runs"
     text = script(values, lines, out, name)
     if values.dry_run:
         print(text, end="")
@@ -57,7 +56,7 @@ def submit(argv: list[str]) -> None:
     print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}")
 
 
-def send(values: Any, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
+def send(values: Namespace, text: str, out: Path, name: str, runs: Sequence[tuple[Path, str, int]]) -> None:
     """Write the job script `text` into `out`, hand it to sbatch, print what it says, and keep which runs the job has.
 
     Args:
@@ -76,15 +75,15 @@ def send(values: Any, text: str, out: Path, name: str, runs: Sequence[tuple[Path
     done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
     if done.returncode:
         file.unlink()
-        said = " ".join(done.stderr.split())
-        if any(word in said for word in UNREACHABLE):
-            raise RunFailed(f"sbatch did not reach SLURM: {said}")
-        raise BadInput("submit", _asked(values), f"sbatch refuses it: {said}")
+        answer = " ".join(done.stderr.split())
+        if any(word in answer for word in UNREACHABLE):
+            raise RunFailed(f"sbatch did not reach SLURM: {answer}")
+        raise BadInput("submit", _wishes(values), f"sbatch refuses it: {answer}")
     queue.write(file.parent, name, done.stdout, runs)
     print(f"{done.stdout.strip()}; script: {file}")
 
 
-def script(values: Any, lines: list[list[str]], out: Path, name: str) -> str:
+def script(values: Namespace, lines: list[list[str]], out: Path, name: str) -> str:
     """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
     template = Template(resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8"))
     gpus = values.gpus_per_node
@@ -109,55 +108,27 @@ def grid(text: str | None) -> list[dict[str, str]]:
     """The points of a sweep: `seed=0-4 data.alpha=0.1,0.3` are ten. None: one point that sets nothing.
 
     Raises:
-        BadInput: a word is not KEY=VALUES, a key stands twice, or there are too many points.
+        BadInput: a word is not KEY=VALUES, a key is given twice, or there are too many points.
     """
     axes: dict[str, list[str]] = {}
     for word in (text or "").split():
         key, equals, values = word.partition("=")
-        found: list[str] = []
+        axis: list[str] = []
         for part in values.split(","):
             span = re.fullmatch(r"(\d+)-(\d+)", part)
-            found += [str(k) for k in range(int(span[1]), int(span[2]) + 1)] if span else [part]
-        if not equals or not key or key in axes or not all(found):
+            axis += [str(k) for k in range(int(span[1]), int(span[2]) + 1)] if span else [part]
+        if not equals or not key or key in axes or not all(axis):
             raise BadInput("array", text, "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'")
-        axes[key] = found
+        axes[key] = axis
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     check("array", text, 1 <= len(points) <= MOST_RUNS, f"it must give 1 to {MOST_RUNS} runs")
     return points
 
 
-def split(argv: list[str], ours: list[str]) -> tuple[list[str], list[str]]:
-    """The words for a command of its own `ours` (with hyphens or underscores) and those for `fit`."""
-    mine: list[str] = []
-    others: list[str] = []
-    into = others
-    for word in argv:
-        if word.startswith("--"):
-            key, equals, value = word[2:].partition("=")
-            plain = key.replace("-", "_")
-            into = mine if plain in ours else others
-            word = f"--{plain}{equals}{value}" if plain in ours else word
-        into.append(word)
-    return mine, others
-
-
-def joined(argv: list[str], known: Sequence[str]) -> list[str]:
-    """`--sbatch WORDS` as one word: its value is made of options. One of the keys `known` is not taken for a value."""
-    found, rest = [], list(argv)
-    while rest:
-        word = rest.pop(0)
-        after = rest[0].lstrip("-").partition("=")[0].replace("-", "_") if rest else ""
-        takes = word == "--sbatch" and rest and after not in known
-        found.append(f"{word}={rest.pop(0)}" if takes else word)
-    return found
-
-
-def check_job(values: Any) -> None:
+def check_job(values: Namespace) -> None:
     """Raise `BadInput` for a job that no cluster takes."""
-    for key in ("nodes", "tasks_per_node", "warning"):
-        check(key, getattr(values, key), getattr(values, key) >= 1, "it must be at least 1")
-    check("gpus_per_node", values.gpus_per_node, values.gpus_per_node >= 0, "it must be 0 or more")
-    fine = re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", values.time) is not None
+    check("time", None, values.time is not None, "a job needs it: --time HH:MM:SS")
+    fine = re.fullmatch(r"(\d+-)?\d+(:\d\d){0,2}", values.time or "") is not None
     check("time", values.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
     name = re.fullmatch(r"[\w.-]+", values.partition or "x") is not None
     check("partition", values.partition, name, "it must be a partition's name")
@@ -165,18 +136,18 @@ def check_job(values: Any) -> None:
 
 def _stem(words: list[str]) -> str:
     """What the runs of a command line are called after: `--name`, else the config."""
-    start, first = start_of(read_flags(words, keys(fit_parser()))), config_in(words)
-    return start.name or (Path(first).stem if first else "run")
+    line = read_line(words)
+    return start_of(line.layers).name or (Path(line.first).stem if line.first else "run")
 
 
 def _named(words: list[str], point: dict[str, str]) -> list[str]:
     """The words of one run, with a `--name` of its own: a resumed job must find its folder."""
     swept = [word for key, value in point.items() for word in (f"--{key}", value)]
-    layers = read_flags([*words, *swept], keys(fit_parser()))
+    layers = read_line([*words, *swept]).layers
     start = start_of(layers)
     stem = start.name or name_of(plan(layers), _stem(words))
-    said = () if start.name else ("seed", "method", "data.source", "data.root")
-    parts = [_shown(key, value) for key, value in point.items() if key not in said]
+    unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
+    parts = [_shown(key, value) for key, value in point.items() if key not in unnamed]
     name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
     if start.name is None and not point:
         stem = _stem(words)
@@ -190,22 +161,22 @@ def _shown(key: str, value: str) -> str:
     return f"{key.rpartition('.')[2]}{'' if value[:1].isdigit() else '-'}{value}"
 
 
-def _tried_out(line: list[str], ranks: int, values: Any) -> tuple[Path, str, int]:
+def _tried_out(line: list[str], ranks: int, values: Namespace) -> tuple[Path, str, int]:
     """Folder, method and rounds of the run that a command line makes; `BadInput` if it cannot work."""
-    layers = read_flags(line, keys(fit_parser()))
-    start = start_of(layers)
+    given = read_line(line)
+    start = start_of(given.layers)
     folders.check_name(start)
     allowed = "a job resumes its run, which starts with --config only: name one"
-    check("config", None, config_in(line) is not None, allowed)
-    config = plan(layers)
+    check("config", None, given.first is not None, allowed)
+    config = plan(given.layers)
     key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
     clients = config.clients
     check(key, getattr(values, key), ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
-    method = complete(config).spoken()["method"]["name"]
+    method = complete(config).by_key()["method"]["name"]
     return Path(start.out, str(start.name)), str(method), config.federation.rounds
 
 
-def check_cluster(values: Any) -> None:
+def check_cluster(values: Namespace) -> None:
     """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: it may let such a job wait for ever."""
     if shutil.which("sbatch") is None:
         raise BadInput("submit", "sbatch", "it is not on this machine: --dry_run shows the script")
@@ -214,11 +185,11 @@ def check_cluster(values: Any) -> None:
     partition = [f"--partition={values.partition}"] if values.partition else []
     line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
     try:
-        said = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+        answer = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
     except subprocess.TimeoutExpired:
         return  # sbatch will say what is the matter
-    nodes = dict(words.split(" ", 1) for words in said.stdout.splitlines() if " " in words)
-    if said.returncode or not nodes:
+    nodes = dict(words.split(" ", 1) for words in answer.stdout.splitlines() if " " in words)
+    if answer.returncode or not nodes:
         return
     gpus = [sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", has))) for has in nodes.values()]
     wanted, most = values.gpus_per_node, max(gpus)
@@ -228,8 +199,8 @@ def check_cluster(values: Any) -> None:
     check("nodes", values.nodes, values.nodes <= enough, f"at most the {enough} that there are{whose}")
 
 
-def _asked(values: Any) -> str:
+def _wishes(values: Namespace) -> str:
     """What the job wants of the cluster, in words."""
-    asked = [f"nodes {values.nodes}", *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else [])]
-    asked += [f"partition {values.partition}"] if values.partition else []
-    return ", ".join([*asked, f"time {values.time}"])
+    words = [f"nodes {values.nodes}", *([f"gpus_per_node {values.gpus_per_node}"] if values.gpus_per_node else [])]
+    words += [f"partition {values.partition}"] if values.partition else []
+    return ", ".join([*words, f"time {values.time}"])

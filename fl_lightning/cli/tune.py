@@ -16,9 +16,8 @@ import yaml
 from fl_lightning import owncode
 from fl_lightning.cli import study as studies
 from fl_lightning.cli import studyfile
-from fl_lightning.cli.parser import fit_parser, keys, tune_parser
-from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import Layer, layer_of
+from fl_lightning.cli.resolve import complete, plan, to_settings, to_yaml
+from fl_lightning.cli.settings import Layer
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.extras import require
@@ -52,15 +51,14 @@ class Search:
     """Trials."""
     seed: int
     """Of the trials' runs, and of what they try."""
-    settled: Layer
-    """The base."""
+    base: Config
     settings: list[dict[str, Any]]
     """Points of the grid: a trial is a run in each, and its score their mean."""
 
     @property
     def metric(self) -> Metric:
         """What runs are judged by."""
-        return BY_TASK[self.settled["data"]["task"]]
+        return BY_TASK[self.base.data.task]
 
     def record(self) -> str:
         """What decides its trials, but for what all searches have in common."""
@@ -82,17 +80,13 @@ class Search:
         entry = dataclasses.replace(
             self.entry, arguments=self.entry.arguments | arguments, settings=self.entry.settings | own
         )
-        alone = layer_of("tune", {"data.score_on": "validation"}, keys(fit_parser()))
-        config = complete(plan([*studies.layers_of(self.settled, Run(setting, entry, self.seed)), alone]))
-        return dataclasses.replace(config, seed=self.seed)
+        layers = [*studies.layers_of(Run(setting, entry, self.seed)), {"data": {"score_on": "validation"}}]
+        return dataclasses.replace(complete(plan(layers, self.base)), seed=self.seed)
 
 
 def tune(argv: list[str]) -> None:
     """Search for each method's arguments, write what was found, and run the study of the choices."""
-    name, values, over = studies.values_of(argv, tune_parser())
-    for key, least in (("trials", 1), ("workers", 1), ("seed", 0)):
-        value = getattr(values, key)
-        check(key, value, value is None or value >= least, f"it must be at least {least}")
+    name, values, over = studies.study_line(argv, "tune")
     for extra in ("tune", "study"):
         require(extra, "tune", name)
     asked = Study.of(studyfile.read(name))
@@ -104,7 +98,7 @@ def tune(argv: list[str]) -> None:
     check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
     searches = _searches(asked, base, values, out / "trials")
-    _check_same(out, yaml.safe_load(base), asked, values, searches)
+    _check_same(out, to_settings(base), asked, values, searches)
     line = ["fl-train", "tune", *argv]
     studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
     _warn_of_few(values.trials)
@@ -114,7 +108,7 @@ def tune(argv: list[str]) -> None:
     if left:
         print(f"tune: {left} trials are at work in other processes; the last of them goes on, or: {shlex.join(line)}")
         return
-    _choose(out, base, asked, [_tuned(search, trials) for search, trials in ended], values)
+    _choose(out, to_yaml(base), asked, [_tuned(search, trials) for search, trials in ended], values)
     if values.study:
         _judge(out, values, line)
 
@@ -144,14 +138,14 @@ def _check_labels(asked: Study) -> None:
         check(f"{entry.key}.label", entry.label, other not in labels, f"another method is called {other!r}")
 
 
-def _searches(asked: Study, base: str, values: Any, folder: Path) -> list[Search]:
+def _searches(asked: Study, base: Config, values: Any, folder: Path) -> list[Search]:
     """One for each method, forced rows among them: each has its own judge, and so its own search."""
     from fl_lightning.study.space import space
 
-    settled, settings = studies.settled_base(base), asked.settings()
+    settings = asked.settings()
     found = []
     for entry in asked.entries(everyone=False):
-        search = Search(entry, [], folder, values.trials, values.seed, settled, settings)
+        search = Search(entry, [], folder, values.trials, values.seed, base, settings)
         own = entry.arguments.keys() | {name for some in entry.when.values() for name in some}
         fixed = {f"method.{name}" for name in own} | entry.settings.keys() | asked.varied()
         found.append(dataclasses.replace(search, dimensions=space(search.config({}, settings[0]), fixed)))
@@ -246,7 +240,7 @@ def _line(search: Search, trial: Ended) -> str:
 
 def run_trials(search: Search) -> str | None:
     """A worker's job: trials of one method until none is left; None, or one line that says why it failed."""
-    return studies.told(lambda: _run_trials(search))
+    return studies.run_safely(lambda: _run_trials(search))
 
 
 def _run_trials(search: Search) -> None:

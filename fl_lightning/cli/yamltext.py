@@ -10,14 +10,14 @@ from fl_lightning.errors import BadInput
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML forbids a key that stands twice in a mapping; PyYAML takes the last."""
+    """YAML forbids a key twice in a mapping; PyYAML takes the last."""
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
-                    problem = f"the key {key.value!r} stands there twice"
+                    problem = f"the key {key.value!r} is given twice"
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
@@ -32,7 +32,7 @@ def parse(key: str, name: str, text: str) -> Any:
         text: of it.
 
     Raises:
-        BadInput: it is no YAML, or a key stands twice in a mapping.
+        BadInput: it is no YAML, or a key is given twice in a mapping.
     """
     try:
         return yaml.load(text, _Loader)

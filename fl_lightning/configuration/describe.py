@@ -18,7 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from docstring_parser import parse
 
 from fl_lightning.configuration.index import FILE, TYPES
-from fl_lightning.ranges import Range, allowed
+from fl_lightning.ranges import Range, allowed, limit
 
 Entry = dict[str, Any]
 
@@ -32,7 +32,7 @@ def described(method: type) -> Entry:
     documented, known = parse(method.__doc__ or ""), allowed(method)
     hints, arguments = get_type_hints(method), {}
     for field in fields(method):
-        values, _ = known.get(field.name, (None, False))
+        values, _ = limit(known.get(field.name))
         one: Entry = {"words": words(hints[field.name]), **_type(hints[field.name])}
         if isinstance(values, Range):
             one["bounds"] = _bounds(values)

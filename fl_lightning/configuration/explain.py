@@ -18,7 +18,8 @@ WIDTH = 110
 HEAD = """# Arguments of methods
 
 Generated from the methods' classes (`fl_lightning.configuration.explain`). `fl-train list methods NAME` and
-`fl-train fit --method NAME --help` print the same. The column `tune` says where `fl-train tune` searches.
+`fl-train fit --method NAME --help` print the same. The column `tune` says where `fl-train tune` searches and why (the
+learning rate is searched for every method; what changes how much a client trains, such as epochs, never is).
 """
 
 
@@ -31,7 +32,7 @@ def explained(name: str, entry: dict[str, Any]) -> str:
     lines += textwrap.wrap(entry["more"], WIDTH, initial_indent="  ", subsequent_indent="  ")
     for key, argument in entry["arguments"].items():
         default = f"default: {_text(argument['default'])}" if "default" in argument else "required"
-        searched = f"; fl-train tune looks {_where(argument['search'])}" if "search" in argument else ""
+        searched = f"; fl-train tune searches {_where(argument['search'])}" if "search" in argument else ""
         lines += ["", f"  --method.{key}  {_values(argument)} ({default}{searched})"]
         lines += textwrap.wrap(argument["doc"], WIDTH, initial_indent="      ", subsequent_indent="      ")
     if not entry["arguments"]:
@@ -50,7 +51,7 @@ def _section(name: str, entry: dict[str, Any]) -> str:
         return "\n".join([*lines, "It has no arguments.", ""])
     lines += ["| key | values | default | tune | meaning |", "| --- | --- | --- | --- | --- |"]
     for key, argument in entry["arguments"].items():
-        search = _where(argument["search"]) if "search" in argument else ""
+        search = f"{_where(argument['search'])}: {_markdown(argument['why'])}" if "search" in argument else ""
         default, doc = f"`{_text(argument['default'])}`", _markdown(argument["doc"])
         lines.append(f"| {' | '.join([f'`method.{key}`', _values(argument), default, search, doc])} |")
     return "\n".join([*lines, ""])
@@ -73,8 +74,8 @@ def _values(argument: dict[str, Any]) -> str:
 
 def _where(space: dict[str, Any]) -> str:
     if "values" in space:
-        return "at " + ", ".join(map(_text, space["values"]))
-    return f"from {space['low']:g} to {space['high']:g}"
+        return ", ".join(map(_text, space["values"]))
+    return f"{space['low']:g} to {space['high']:g}{' (log)' if space['kind'] == 'LogRange' else ''}"
 
 
 def _text(value: Any) -> str:

@@ -13,7 +13,6 @@ from fl_lightning.planning.memory import Part, Setup, main_memory, memory, peak
 from fl_lightning.planning.setting import DataSizes, Hardware
 from fl_lightning.planning.trace import ModelProfile, trace
 from fl_lightning.planning.traffic import traffic
-from fl_lightning.run import instantiate
 
 
 @dataclass(frozen=True)
@@ -55,7 +54,7 @@ class Planner:
     def setup(self, hardware: Hardware, config: Config | None = None) -> Setup:
         """Of `config`, or of the planner's own."""
         config = config or self.config
-        method: Method = instantiate("method", config.method)
+        method: Method = config.method.build()
         profiles = []
         for component in (model.component for model in config.models):
             how = config.federation.batch_size, config.evaluation.batch_size, config.fabric, config.method

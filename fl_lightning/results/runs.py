@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from fl_lightning.config import check
+from fl_lightning.config import check, flat
 from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.results.result import RunResult
 
@@ -113,15 +113,6 @@ def differing_keys(runs: list[RunResult]) -> list[str]:
     """The keys, but those of `MACHINE`, that are known to differ: earlier versions did not have all of them."""
     known = [(key, [value for value in values if value is not ABSENT]) for key, values in differing(runs)]
     return [key for key, values in known if any(value != values[0] for value in values) and key not in MACHINE]
-
-
-def flat(value: Any, key: str = "") -> Iterator[tuple[str, Any]]:
-    """Dotted keys of nested mappings, and their values."""
-    if isinstance(value, dict) and value:
-        for name, inner in value.items():
-            yield from flat(inner, f"{key}.{name}" if key else str(name))
-    else:
-        yield key, value
 
 
 def labels(runs: list[RunResult]) -> list[str]:

@@ -23,11 +23,11 @@ from typing import Any
 import numpy as np
 import yaml
 
+from fl_lightning.config import flat
 from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.owncode import ROUNDS
-from fl_lightning.results.runs import flat
 from fl_lightning.storage import manifest
 from fl_lightning.study.code import ACCEPTED
 from fl_lightning.study.folder import PLACE, StudyFolder, default

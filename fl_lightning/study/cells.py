@@ -8,12 +8,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fl_lightning.config import check
+from fl_lightning.config import check, flat
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import ABSENT, QUIET, flat, labels, load, method_of, settings, words
+from fl_lightning.results.runs import ABSENT, QUIET, labels, load, method_of, settings, words
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
 

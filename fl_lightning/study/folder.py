@@ -17,11 +17,10 @@ from typing import Any
 
 import yaml
 
-from fl_lightning.config import Config
+from fl_lightning.config import Config, flat
 from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, atomic_write, make_folder, take
-from fl_lightning.results.runs import flat
 from fl_lightning.study.grid import Entry, Run, Study
 
 VERSION = 1

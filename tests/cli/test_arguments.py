@@ -15,7 +15,7 @@ import pytest
 
 from fl_lightning import catalogue
 from fl_lightning.cli import main
-from fl_lightning.cli.arguments import check_arguments
+from fl_lightning.cli.resolve import check_arguments
 from fl_lightning.config import Component
 from fl_lightning.configuration import describe, index
 from fl_lightning.configuration.explain import explained, page
@@ -118,7 +118,7 @@ def test_every_argument_of_every_method_is_explained() -> None:
 
 def test_help_and_list_show_type_bounds_default_and_meaning(capsys: pytest.CaptureFixture[str]) -> None:
     words = (
-        "--method.mu  a number, 0 or more (default: 0.01; fl-train tune looks from 0.001 to 1)",
+        "--method.mu  a number, 0 or more (default: 0.01; fl-train tune searches 0.001 to 1 (log))",
         "weight of (mu/2) ||w - w_global||^2; 0 is FedAvg. 0.01 lies inside the authors' grid",
     )
     assert main(["fit", "--method", "fedprox", "--help"]) == 0

@@ -9,17 +9,14 @@ import pytest
 import yaml
 
 from fl_lightning.catalogue import table
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan, to_yaml
-from fl_lightning.cli.settings import read_flags
+from fl_lightning.cli.settings import read_line
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
 
-KNOWN = keys(fit_parser())
-
 
 def planned(*argv: str) -> Config:
-    return plan(read_flags(list(argv), KNOWN))
+    return plan(read_line(list(argv)).layers)
 
 
 def resolved(*argv: str) -> Config:

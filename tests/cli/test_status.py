@@ -200,7 +200,7 @@ def test_a_run_of_two_jobs_stands_as_in_the_one_that_is_there(tmp_path: Path, mo
     content = {"submitted": "2026-01-01T00:00:00+00:00", "runs": [[str(tmp_path / "a"), "kapc", 10]]}
     for name, job in (("s", "11"), ("s-12", "12"), ("broken", "x")):  # the first as earlier versions called it
         (tmp_path / "jobs" / f"{name}.json").write_text(json.dumps({**content, "job": job}))
-    assert [(one.stands, one.why) for one in queued(tmp_path)] == [("queued", "Priority")]
+    assert [(one.state, one.why) for one in queued(tmp_path)] == [("queued", "Priority")]
 
 
 def test_a_corrected_place_of_the_data_reaches_the_jobs(

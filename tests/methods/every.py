@@ -5,9 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan
-from fl_lightning.cli.settings import read_flags
+from fl_lightning.cli.settings import read_line
 from fl_lightning.methods import Method
 from fl_lightning.run import instantiate
 
@@ -24,7 +23,6 @@ FEW: dict[str, dict[str, str]] = {
 """What makes a method quick, and what it needs on a network of two layers."""
 BESIDE = {"fedalign": {"block": "body.1"}}
 """What a method needs to run on the plain network."""
-KNOWN = keys(fit_parser())
 
 
 def method_of(name: str, **arguments: str) -> Method:
@@ -34,6 +32,6 @@ def method_of(name: str, **arguments: str) -> Method:
         BadInput: as the command does.
     """
     flags = [f"--method={name}", *(f"--method.{key}={value}" for key, value in (FEW.get(name, {}) | arguments).items())]
-    made: Any = instantiate("method", complete(plan(read_flags(flags, KNOWN))).method)
+    made: Any = instantiate("method", complete(plan(read_line(flags).layers)).method)
     assert isinstance(made, Method)
     return made

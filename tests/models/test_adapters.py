@@ -14,9 +14,8 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.selection import LayerSelection
 from fl_lightning.cli import main as cli
-from fl_lightning.cli.parser import fit_parser, keys
 from fl_lightning.cli.resolve import complete, plan, to_settings
-from fl_lightning.cli.settings import layer_of, read_flags
+from fl_lightning.cli.settings import layer_of, read_line
 from fl_lightning.components import AdaptersConfig, Network
 from fl_lightning.config import Component
 from fl_lightning.engine.build import federation as federate
@@ -201,7 +200,7 @@ def test_stacked_clients_share_the_frozen_part(around: Make) -> None:
 
 
 def resolved(*flags: str) -> Any:
-    return complete(plan(read_flags(list(flags), keys(fit_parser()))))
+    return complete(plan(read_line(list(flags)).layers))
 
 
 def test_flags_and_configs_say_adapters() -> None:
@@ -212,11 +211,11 @@ def test_flags_and_configs_say_adapters() -> None:
     assert config.models[0].component.adapters == vars(AdaptersConfig())
     said = to_settings(config)["model"]
     assert said["weights"] == "w.safetensors" and said["adapters"] == vars(AdaptersConfig())
-    layer = layer_of("again", {"model": said}, keys(fit_parser()))
+    layer = layer_of("again", {"model": said})
     assert complete(plan([layer])).models == config.models
-    off = complete(plan([layer, *read_flags(["--model.adapters=null", "--model.weights=null"], keys(fit_parser()))]))
+    off = complete(plan([layer, *read_line(["--model.adapters=null", "--model.weights=null"]).layers]))
     assert not isinstance(off.models[0].component, Network)
-    assert config.spoken()["model"]["adapters"]["rank"] == 8
+    assert config.by_key()["model"]["adapters"]["rank"] == 8
 
 
 @pytest.mark.parametrize(

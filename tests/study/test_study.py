@@ -110,7 +110,7 @@ def test_a_study_runs_what_is_missing_and_nothing_twice(ask: Callable[..., Any],
     before = stamps(study)
     code, out, err = ask(methods=["kapc", {"name": "fedprox", "mu": 0.5}, "fedavg"])
     assert code == 0
-    assert "3 of 3 runs finished (2 stood before)" in out
+    assert "3 of 3 runs finished (2 were there)" in out
     assert before.items() <= stamps(study).items()
     assert len(stamps(study)) == 3
     assert main(["status", "s"]) == 0
@@ -182,7 +182,7 @@ def test_a_part_is_run_first_and_the_rest_later(ask: Callable[..., Any], tmp_pat
     assert code == 0 and "2 of 2 runs finished, of the 16 of the whole study" in out  # a seed beside the study's own
     assert len(stamps(tmp_path / "s")) == 3
     code, out, err = ask("--workers 1 --seeds 0,3 --methods local --settings data.alpha=0.3", **whole)
-    assert code == 0 and "4 of 4 runs finished (1 stood before), of the 16" in out
+    assert code == 0 and "4 of 4 runs finished (1 were there), of the 16" in out
     assert first.items() <= stamps(tmp_path / "s").items()
 
 

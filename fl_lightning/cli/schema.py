@@ -1,0 +1,150 @@
+"""The keys of each command but `list` and `status`: type with bounds, default and help of each."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any, Literal
+
+from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
+
+REQUIRED: Any = object()
+"""The default of a key that must be given."""
+Keys = dict[str, tuple[Any, Any, str]]
+"""Type, default and help of each key; `DIR: text` says what stands for the value."""
+
+
+@dataclass(frozen=True)
+class Command:
+    """What a command does and accepts."""
+
+    does: str
+    keys: Keys = field(default_factory=dict)
+    words: str = ""
+    """What it takes beside keys."""
+
+
+Form = Literal["table", "csv", "latex", "json", "html"]
+Judge = Literal["before", "distilled", "after", "global", "finetuned"]
+RUN: Keys = {"run": (str, REQUIRED, "DIR: the run folder.")}
+CHECKPOINT: Keys = {
+    "checkpoint": (Literal["last", "best"], "last", "The newest checkpoint, or the one with the best mean accuracy."),
+}
+WORKERS: Keys = {
+    "workers": (PositiveInt | None, None, "Processes, one run at a time each (default: one a core; with GPUs one)."),
+}
+CHANGED: Keys = {
+    "accept_changed_code": (bool, False, "Continue although your own code has changed; both versions are kept."),
+}
+PART: Keys = (
+    WORKERS
+    | CHANGED
+    | {
+        "methods": (str | None, None, "Run only these methods now: labels with commas (forced rows are always run)."),
+        "seeds": (str | None, None, "Run only these seeds now, the study's or further ones: 0, or 0,2, or 0-4."),
+        "settings": (str | None, None, "Run only these settings now: KEY=VALUE,... such as data.alpha=0.3."),
+    }
+)
+JOB: Keys = {
+    "nodes": (PositiveInt, 1, "Machines; sets fabric.num_nodes."),
+    "gpus_per_node": (NonNegativeInt, 0, "GPUs, one process each; sets fabric.devices."),
+    "tasks_per_node": (PositiveInt, 1, "Processes on each node without GPUs."),
+    "time": (str | None, None, "The job's time limit, HH:MM:SS; a job needs it."),
+    "partition": (str | None, None, "SLURM's partition."),
+    "warning": (PositiveInt, 120, "Seconds before the limit at which the run stops itself."),
+    "sbatch": (str | None, None, "Further options for sbatch: '--qos=low --exclusive'."),
+    "dry_run": (bool, False, "Show the script, submit nothing."),
+}
+"""What a SLURM job needs."""
+FIT: Keys = {
+    "seed": (int, 0, "Every random draw is a function of it."),
+    "smoke": (bool, False, "One round, few clients, two batches; made-up data where the data are not here."),
+    "print_config": (bool, False, "Print the resolved config, which --config reads back, and stop."),
+    "out": (str, "runs", "Parent of the run folders."),
+    "name": (str | None, None, "Run folder (default: config or method, data, seed, and a counter)."),
+    "resume": (bool, False, "Continue the run --name; start it if there is none yet and --config is given."),
+} | CHANGED
+
+COMMANDS = {
+    "fit": Command("Train a federation. Later config files and flags win; names: fl-train list.", FIT),
+    "test": Command("Evaluate the models of a finished run again.", RUN | CHECKPOINT),
+    "export": Command("Write a client's model as safetensors, with code that loads it.", RUN | CHECKPOINT | {
+        "client": (int, REQUIRED, "The client's number, from 0."),
+        "out": (str, REQUIRED, "FILE.safetensors: the file to write."),
+    }),
+    "join": Command("Give a new client a personalised model from a finished run, which is not changed.", RUN | {
+        "data": (str, REQUIRED, "FILE.npz: x_train, y_train (omit: no labels) and, to score it, x_test, y_test."),
+        "out": (str, REQUIRED, "FILE.safetensors: the file to write."),
+        "rounds": (NonNegativeInt | None, None, "Rounds of local training, given labels (default: the run's "
+                   "evaluation.newcomer_rounds)."),
+        "architecture": (str | None, None, "Where clients run several: the client's, by name, or by its place from 0."),
+    }),
+    "relative": Command("Compare a finished run, client by client, with local training.", RUN),
+    "report": Command("Write one HTML page on runs (or folders of runs) side by side, or on a study.", {
+        "out": (str | None, None, "FILE.html: the page (default: report.html, in the run folder of a single RUN)."),
+        "figures": (Literal["svg", "pdf", "png"] | None, None, "Also write each chart to a file, in FILE-figures."),
+        "accept_changed_code": (bool, False, "Of a study: as for fl-train compare, which makes its page."),
+    }, "RUN [RUN ...] | STUDY"),
+    "compare": Command("Compare methods over seeds, paired, in one table.", {
+        "baseline": (str | None, None, "Differences are to this method (default: local training, else the first)."),
+        "judge": (Judge | None, None, "Kind of model that all methods are scored by (default: each run's own)."),
+        "metric": (Literal["accuracy", "balanced_accuracy", "f1", "auroc"], "accuracy", "Score: accuracy, or one of "
+                   "evaluation.metrics."),
+        "target": (PositiveShare | None, None, "Accuracy, up to 1, at which bytes and seconds are compared."),
+        "format": (Form, "table", "Format of the table."),
+        "out": (str | None, None, "FILE: written in place of the screen."),
+        "accept_changed_code": (bool, False, "Compare although seeds of a row were trained with different versions of "
+                                "your own code; a note says so."),
+        "picture": (str | None, None, "FILE.png: the critical-difference diagram, if there are enough settings."),
+    }, "STUDY | RUN [RUN ...]"),
+    "dashboard": Command("Save a workspace for the project at W&B or in a file, or write a study as a W&B sweep.", {
+        "entity": (str | None, None, "W&B entity (default: the user's own)."),
+        "project": (str, "fl_lightning", "W&B project."),
+        "name": (str, "fl_lightning", "Name of the view; a view of this name is replaced."),
+        "json": (str | None, None, "FILE: write the view there and send nothing."),
+        "sweep": (str | None, None, "STUDY.yaml: write a W&B sweep of the study beside it."),
+    }),
+    "plan": Command("Estimate memory and traffic of a fit, and rehearse a round to time it. Keys of fit, too.", {
+        "nodes": (PositiveInt, 1, "Machines (1: as fabric.num_nodes)."),
+        "gpus_per_node": (NonNegativeInt, 0, "GPUs on each machine, one process each."),
+        "devices": (NonNegativeInt, 0, "Processes on each machine without GPUs (0: as fabric.devices)."),
+        "gpu_memory": (PositiveFloat | None, None, "GiB of a GPU (default: this machine's, or 80)."),
+        "node_memory": (PositiveFloat | None, None, "GiB of a machine without GPUs (default: this machine's)."),
+        "samples": (PositiveInt, 500, "Training samples of a client, where the data are not here."),
+        "no_run": (bool, False, "Rehearse no round: memory and bytes alone, seconds unknown."),
+        "json": (bool, False, "Print bytes, operations and seconds as JSON."),
+    }),
+    "submit": Command("Submit a fit to SLURM: a job that resumes, or an array of jobs. Keys of fit, too.", {
+        **JOB,
+        "array": (str | None, None, "A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'."),
+    }),
+    "study": Command("Run what is missing of a grid of methods, settings, seeds. Keys with a dot override its base.", {
+        "out": (str, REQUIRED, "DIR: the study's folder, new or with a part of the runs."),
+        **PART,
+        "slurm": (bool, False, "Submit the runs to SLURM as an array of jobs, with the following keys."),
+        **JOB,
+    }, "STUDY"),
+    "reproduce": Command("Run what is missing of a study of a paper's table; print the paper's numbers beside ours.", {
+        "out": (str | None, None, "DIR: the study's folder, new or with a part of the runs (default: studies/NAME)."),
+        **PART,
+        "rounds": (int | None, None, "Another number of rounds; the heading says so."),
+        "format": (Form, "table", "Format of the table."),
+        "no_run": (bool, False, "Run nothing: print the table of the runs that are there."),
+    }, "STUDY"),
+    "tune": Command("Search for methods' arguments on validation data, then run a study of them on fresh seeds.", {
+        "out": (str, REQUIRED, "DIR: the search's folder, new or with a part of the trials."),
+        "trials": (PositiveInt, 20, "Trials of each method. 20: optuna's TPE draws the first 10 at random."),
+        **WORKERS,
+        "seed": (NonNegativeInt, 1000, "Seed of the trials, none of the study's (1000: hardly anybody uses it)."),
+        "untuned": (bool, False, "Also evaluate the settings that the search began from, as further rows."),
+        "study": (bool, True, "Run the study of the choices; false: only write its file, tuned.yaml."),
+        **CHANGED,
+    }, "STUDY"),
+    "archive": Command("Pack a study into one file, or run a cell of such a file again.", {
+        "out": (str | None, None, "FILE.zip: the archive (default: STUDY.zip); with --rerun a new folder for the run."),
+        "rerun": (str | None, None, "CELL: run it again, such as runs/kapc/seed-0, and compare the results."),
+    }, "STUDY | FILE.zip"),
+    "check-method": Command("Test a method of your own (seeds, resume, cohorts, bytes, ranks). Keys of fit, too.", {
+        "only": (str | None, None, "Some checks by name, separated by commas (default: all)."),
+        "out": (str | None, None, "DIR: a new folder that keeps the runs (default: they are deleted)."),
+    }, "METHOD"),
+}  # fmt: skip
