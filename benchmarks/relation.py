@@ -15,7 +15,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 import argparse
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import dataclass, replace
 from pathlib import Path
 from statistics import mean, stdev
 from typing import Any, Literal, get_args
@@ -29,7 +29,7 @@ from sklearn.metrics import adjusted_rand_score
 from torch import Tensor
 from workloads import settings
 
-from fl_lightning.callbacks.cube import LearnedCube
+from fl_lightning.callbacks.cube import CubeSettings, LearnedCube
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.cli.folder import CONFIG, write_config
 from fl_lightning.cli.resolve import to_yaml
@@ -111,7 +111,6 @@ def given(kind: Fixed, data: FederatedData, seed: int, layers: int) -> np.ndarra
     return np.tile(table / table.sum(1, keepdims=True), (layers, 1, 1))
 
 
-@dataclass
 class Shuffled(LearnedCube):
     """The learned rows, given to the wrong clients by one draw for the whole run (all clients take part).
 
@@ -119,7 +118,9 @@ class Shuffled(LearnedCube):
     is shuffled among them: its own weight stays.
     """
 
-    how: Shuffle = "shuffled"
+    def __init__(self, settings: CubeSettings, how: Shuffle) -> None:
+        super().__init__(settings)
+        self.how = how
 
     def on_fit_start(self, run: RunContext) -> None:
         """Draw who receives by whose row, and where each weight of it goes, (N,) and (N, N)."""
@@ -138,12 +139,6 @@ class Shuffled(LearnedCube):
         return super().weights(inputs)[:, torch.from_numpy(self.row)[:, None], torch.from_numpy(self.place)]
 
 
-def shuffled(learned: LearnedCube, how: Shuffle) -> Shuffled:
-    """`learned` with its rows shuffled."""
-    given = {f.name: getattr(learned, f.name) for f in fields(learned) if f.init}
-    return Shuffled(**given, how=how)
-
-
 @dataclass(frozen=True)
 class Compared(KAPC):
     """KAPC with other `rows`; all else as it is."""
@@ -154,8 +149,7 @@ class Compared(KAPC):
         """The relation that `rows` names."""
         if self.rows in get_args(Fixed):
             return Given(self.rows)  # type: ignore[arg-type]
-        learned = super().relation()
-        return shuffled(learned, self.rows) if self.rows in get_args(Shuffle) else learned
+        return Shuffled(self, self.rows) if self.rows in get_args(Shuffle) else super().relation()  # type: ignore[arg-type]
 
 
 def config(data: str, pull: str, rows: Rows, seed: int, rounds: int, rho: float, validation: float = 0.0) -> Config:

@@ -10,7 +10,7 @@ Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.cent
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any, Literal
 
 import numpy as np
@@ -21,7 +21,9 @@ from fl_lightning import log
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Gram, RelationInputs, RunContext
 from fl_lightning.errors import RunFailed
+from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
 from fl_lightning.rng import numpy_rng
+from fl_lightning.search import LogRange, searched
 
 
 def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor) -> Tensor:
@@ -150,42 +152,74 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
     return r / r.sum(-1, keepdim=True)
 
 
-@dataclass
+@dataclass(frozen=True)
+class CubeSettings:
+    """How the rows of a learned relation are found.
+
+    Args:
+        lam: weight of the coaching term. 1: the ablation's middle value (the headline tables do not state it).
+        beta: weight of the prior on the relation. 0.01: the ablation's middle value at alpha = 0.1.
+        eta_r: step size on the relation. 0.01: paper.
+        relation_steps: steps on the relation in a round, E_r. 1: paper.
+        projection: how a stepped row is brought back to sum 1; unstable without (docs/decisions/0004).
+        solver: `step`, the paper's; `exact` solves each row's problem, where only beta / (2 lam) = rho matters.
+        prior: p is 1/N (`uniform`, paper) or each client's share of the training samples (`samples`).
+        rho_units: `absolute` (paper), or rho in units of each layer's `spread`, its mean squared distance from the mean
+            model (exact solver only).
+        partial: how a partial cohort's rows are written back; `literal` is the journal's Alg. 5 (docs/decisions/0004).
+        init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the papers). uniform:
+            ours, since a step of 0.01 hardly leaves where a row began: random ones stay random (docs/decisions/0004).
+        rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own lam may be 0: rows
+            without a proximal term.
+        sources: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that has not uploaded yet
+            counts with the initial model), or those of everyone who has `uploaded` so far, and one's own.
+    """
+
+    lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 3), "the papers' ablation: 0.05 to 3")
+    beta: NonNegativeFloat = searched(0.01, LogRange(0.005, 10), "the papers' ablation: 0.005 to 10")
+    eta_r: NonNegativeFloat = searched(0.01, LogRange(0.01, 1), "the papers', to 100 times, where the relation moves")
+    relation_steps: NonNegativeInt = 1
+    projection: Literal["simplex", "clamp", "divide", "none"] = "simplex"
+    solver: Literal["step", "exact"] = "step"
+    prior: Literal["uniform", "samples"] = "uniform"
+    rho_units: Literal["absolute", "spread"] = "absolute"
+    partial: Literal["preserve", "literal"] = "preserve"
+    init: Literal["uniform", "random"] = "uniform"
+    sources: Literal["cohort", "uploaded"] = "cohort"
+    rho: NonNegativeFloat | None = None
+
+    @property
+    def strength(self) -> float:
+        """The prior's strength in the exact problem: rho, or beta / (2 lam)."""
+        if self.rho is not None:
+            return self.rho
+        return self.beta / (2 * self.lam) if self.lam > 0 else math.inf
+
+
 class LearnedCube(Relation):
     """KAPC's relation: a row per client and layer, stepped or solved each round on the cohort's last-known models.
 
     With a cohort smaller than the federation the cohort's slice of a row is brought to sum 1, updated, and written back
     scaled to the mass it had (`preserve`), or written back and the whole row divided by its sum (`literal`, the
     journal's Alg. 5, which moves weight to oneself without any gradient).
-
-    Args: as in `fl_lightning.methods.kapc.KAPC`.
     """
 
     per_layer = measures = True
 
-    lam: float
-    beta: float
-    eta_r: float
-    relation_steps: int
-    projection: Literal["simplex", "clamp", "divide", "none"]
-    solver: Literal["step", "exact"]
-    prior: Literal["uniform", "samples"]
-    rho_units: Literal["absolute", "spread"]
-    partial: Literal["preserve", "literal"]
-    init: Literal["uniform", "random"] = "uniform"
-    sources: Literal["cohort", "uploaded"] = "cohort"
-    own_rho: float | None = None
-    _terms: dict[int, tuple[float, float]] = field(default_factory=dict, init=False, repr=False)
-    """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
-    _note: str = field(default="", init=False, repr=False)
-    """What is said to the user with the first weights."""
+    def __init__(self, settings: CubeSettings) -> None:
+        self.settings = settings
+        self.sources = settings.sources
+        self._terms: dict[int, tuple[float, float]] = {}
+        """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
+        self._note = ""
+        """A line for the user with the first weights."""
 
     def on_fit_start(self, run: RunContext) -> None:
         """Have rank 0 say what rho comes to, once the first round has begun: nothing may be refused after it."""
-        units = " of each layer's spread" if self.rho_units == "spread" else ""
+        units = " of each layer's spread" if self.settings.rho_units == "spread" else ""
         if run.is_main:
-            which = "rho" if self.own_rho is not None else "rho = beta / (2 lam)"
-            self._note = f"relation: solver {self.solver}, {which} = {self.rho:g}{units}"
+            which = "rho" if self.settings.rho is not None else "rho = beta / (2 lam)"
+            self._note = f"relation: solver {self.settings.solver}, {which} = {self.settings.strength:g}{units}"
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`relation`: the cube (N, layers, N), all 1/N or rows drawn evenly from the simplex.
@@ -193,17 +227,10 @@ class LearnedCube(Relation):
         (From the identity the stepped form would never move.)
         """
         n, layers = run.clients, len(run.layer_names) if self.per_layer else 1
-        if self.init == "random":
+        if self.settings.init == "random":
             drawn = numpy_rng(run.config.seed, "relation rows").dirichlet(np.ones(n), (n, layers))
             return {"relation": torch.from_numpy(drawn)}
         return {"relation": torch.full((n, layers, n), 1.0 / n, dtype=torch.float64)}
-
-    @property
-    def rho(self) -> float:
-        """The prior's strength in the exact problem: as given, or beta / (2 lam)."""
-        if self.own_rho is not None:
-            return self.own_rho
-        return self.beta / (2 * self.lam) if self.lam > 0 else float("inf")
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The updated rows of the cohort, (L, m, n); the cube in the server's memory is updated with them.
@@ -220,29 +247,29 @@ class LearnedCube(Relation):
         mass = part.sum(-1, keepdim=True)
         n = len(sources)
         prior = torch.full((n,), 1.0 / n, dtype=torch.float64)
-        if self.prior == "samples":
+        if self.settings.prior == "samples":
             prior = inputs.samples / inputs.samples.sum()
         R = torch.where(mass > 1e-12, part / mass.clamp_min(1e-12), prior)
         gram = self._gram(inputs)
         if not gram.centred.isfinite().all():
             raise RunFailed("a client's model is no longer finite; lower optimizer.lr")
         beta = self._beta(gram)
-        step = gradient(R, gram, prior, self.lam, beta, inputs.places)
+        step = gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
         squares = step.square().sum((0, 2))
-        if self.solver == "exact":
-            rho = torch.full((inputs.layers,), self.rho, dtype=torch.float64)
-            if self.rho_units == "spread":  # in units of the layer's mean squared distance from the mean model
+        if self.settings.solver == "exact":
+            rho = torch.full((inputs.layers,), self.settings.strength, dtype=torch.float64)
+            if self.settings.rho_units == "spread":  # in units of the layer's mean squared distance from the mean model
                 spread = gram.centred.diagonal(dim1=1, dim2=2).mean(-1)
                 rho = torch.where(spread > 0, rho * spread, torch.full_like(rho, float("inf")))
             R = exact(gram.centred, prior, rho, inputs.places)
         else:
-            for k in range(self.relation_steps):
-                step = step if k == 0 else gradient(R, gram, prior, self.lam, beta, inputs.places)
-                R = normalised(R - self.eta_r * step, self.projection)
+            for k in range(self.settings.relation_steps):
+                step = step if k == 0 else gradient(R, gram, prior, self.settings.lam, beta, inputs.places)
+                R = normalised(R - self.settings.eta_r * step, self.settings.projection)
         if not R.isfinite().all():
             raise RunFailed(
-                f"the relation left the finite numbers: a step of eta_r = {self.eta_r} with projection = "
-                f"{self.projection!r} is unstable; use projection simplex, or a smaller eta_r"
+                f"the relation left the finite numbers: a step of eta_r = {self.settings.eta_r} with projection = "
+                f"{self.settings.projection!r} is unstable; use projection simplex, or a smaller eta_r"
             )
         self._write_back(cube, R, mass, receivers, sources)
         terms = (beta / 2 * (R - prior).square()).sum((0, 2))
@@ -254,9 +281,9 @@ class LearnedCube(Relation):
 
     def _beta(self, gram: Gram) -> float | Tensor:
         """The prior's weight; with the exact solver's units of `spread` that of each layer, (L, 1, 1)."""
-        if self.solver == "step" or self.rho_units == "absolute":
-            return self.beta
-        return self.beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
+        if self.settings.solver == "step" or self.settings.rho_units == "absolute":
+            return self.settings.beta
+        return self.settings.beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """KAPC's objective (AAAI, Eq. 10) over the round's clients, and how steep it is.
@@ -281,13 +308,13 @@ class LearnedCube(Relation):
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Of the steps, or of the exact closed form (n^3 solves; rows that go on to pivoting cost more, uncounted)."""
         m, n = receivers, sources
-        if self.solver == "exact":
+        if self.settings.solver == "exact":
             return layers * (8 * n**3 // 3 + 3 * n * n)
-        return self.relation_steps * layers * (2 * m * n * n + 10 * m * n)
+        return self.settings.relation_steps * layers * (2 * m * n * n + 10 * m * n)
 
     def _write_back(self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor) -> None:
         rows = cube[receivers]
-        if self.partial == "literal":
+        if self.settings.partial == "literal":
             rows[:, :, sources] = R.transpose(0, 1)
             rows /= rows.sum(-1, keepdim=True)
         else:
@@ -297,7 +324,6 @@ class LearnedCube(Relation):
         cube[receivers] = rows
 
 
-@dataclass
 class LearnedMatrix(LearnedCube):
     """The same for whole models: one row per client, where layers are not told apart.
 

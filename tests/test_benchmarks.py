@@ -180,8 +180,8 @@ def test_rows_that_are_not_learned(script: Load) -> None:
 @pytest.mark.parametrize("how", ["shuffled", "others-shuffled"])
 def test_shuffled_rows_are_the_learned_ones_in_the_wrong_place(script: Load, how: str) -> None:
     relation = script("relation")
-    learned = relation.KAPC(solver="exact", rho_units="spread", beta=0.6).relation()
-    wrong = relation.shuffled(learned, how)
+    settings = relation.CubeSettings(solver="exact", rho_units="spread", beta=0.6)
+    learned, wrong = relation.LearnedCube(settings), relation.Shuffled(settings, how)
     wrong.on_fit_start(SimpleNamespace(clients=6, config=SimpleNamespace(seed=0)))
     models = torch.randn(6, 40, generator=torch.Generator().manual_seed(0), dtype=torch.float64)
     centred = models - models.mean(0)

@@ -7,7 +7,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.callbacks.cube import LearnedMatrix
+from fl_lightning.callbacks.cube import CubeSettings, LearnedMatrix
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.methods.base import Method
@@ -40,10 +40,10 @@ class KTPFLModels(Method):
 
     def relation(self) -> Relation:
         """The learned matrix."""
+        units: Literal["spread", "absolute"] = "spread" if self.solver == "exact" else "absolute"
         return LearnedMatrix(
-            lam=1.0, beta=2 * self.rho, eta_r=self.eta, relation_steps=1, projection="simplex", solver=self.solver,
-            prior="uniform", rho_units="spread" if self.solver == "exact" else "absolute", partial="preserve",
-        )  # fmt: skip
+            CubeSettings(lam=1.0, beta=2 * self.rho, eta_r=self.eta, solver=self.solver, rho_units=units)
+        )
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """Pulled by lam on every parameter."""

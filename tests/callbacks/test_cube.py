@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import itertools
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -12,7 +11,7 @@ import pytest
 import torch
 from scipy.optimize import minimize
 
-from fl_lightning.callbacks.cube import LearnedCube, exact, gradient, normalised, to_simplex
+from fl_lightning.callbacks.cube import CubeSettings, LearnedCube, exact, gradient, normalised, to_simplex
 from fl_lightning.core.mixing import Gram
 from fl_lightning.core.relation import RelationInputs
 from fl_lightning.errors import BadInput, RunFailed
@@ -33,8 +32,8 @@ def models(L: int = 3, n: int = 6, d: int = 40, drift: float = 0.3, seed: int = 
     return common + drift * torch.randn(L, n, d, generator=g, dtype=torch.float64)
 
 
-def cube(**changes: object) -> LearnedCube:
-    return replace(KAPC().relation(), **changes)  # type: ignore[type-var,call-overload,no-any-return]
+def cube(**changes: Any) -> LearnedCube:
+    return LearnedCube(CubeSettings(**changes))
 
 
 def inputs(W: torch.Tensor, cube_: torch.Tensor, receivers: list[int], sources: list[int]) -> RelationInputs:
@@ -214,7 +213,7 @@ def test_random_rows_are_drawn_evenly_from_the_simplex_by_the_seed_alone(make_ru
     drawn = cubes[0]
     assert drawn.shape[::2] == (6, 6) and drawn.dtype == torch.float64 and (drawn >= 0).all()
     torch.testing.assert_close(drawn.sum(-1), torch.ones(drawn.shape[:2], dtype=torch.float64))
-    many = LearnedCube(1, 0, 0, 0, "simplex", "step", "uniform", "absolute", "preserve", "random")
+    many = LearnedCube(CubeSettings(init="random"))
     wide = many.init_server(SimpleNamespace(clients=40, layer_names=["a"] * 20, config=SimpleNamespace(seed=0)))  # type: ignore[arg-type]
     r = wide["relation"].flatten(0, 1)
     np.testing.assert_allclose(r.mean(0), 1 / 40, rtol=0.15)

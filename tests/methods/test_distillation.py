@@ -533,5 +533,5 @@ def test_the_matrix_of_models_keeps_what_is_not_of_the_cohort(federation: Make, 
 
 
 def test_rho_is_in_units_of_the_spread_where_it_is_solved_exactly() -> None:
-    assert KTPFLModels().relation().rho_units == "spread"  # type: ignore[attr-defined]
-    assert KTPFLModels(solver="step").relation().rho_units == "absolute"  # type: ignore[attr-defined]
+    assert KTPFLModels().relation().settings.rho_units == "spread"  # type: ignore[attr-defined]
+    assert KTPFLModels(solver="step").relation().settings.rho_units == "absolute"  # type: ignore[attr-defined]
