@@ -7,11 +7,12 @@ server: those move between ranks, are saved and are resumed.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from typing import TYPE_CHECKING, Any, ClassVar
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
 
+from fl_lightning import renames
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
@@ -21,6 +22,17 @@ if TYPE_CHECKING:
     from fl_lightning.core.protocols import Method
 
 
+STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
+"""When the hooks of callbacks run: all of one stage, then those of the next."""
+
+
+def in_order(callbacks: Iterable[Callback], loggers: Iterable[Callback] = ()) -> list[Callback]:
+    """Callbacks in the order in which their hooks run; of one stage, as given. `loggers` log at the earliest."""
+    placed = [(STAGES.index(callback.stage), callback) for callback in callbacks]
+    placed += [(max(STAGES.index(logger.stage), STAGES.index("log")), logger) for logger in loggers]
+    return [callback for _, callback in sorted(placed, key=lambda one: one[0])]
+
+
 class Callback:
     """What all kinds have in common.
 
@@ -28,8 +40,14 @@ class Callback:
         TypeError: a subclass has a hook that its kind has not: nobody would call it.
     """
 
+    stage: ClassVar[Literal["observe", "draw", "show", "write", "log", "save", "send"]] = "observe"
+    """When its hooks run: it observes and adds metrics; draws; shows progress; writes tables; logs; saves the run;
+    sends what is saved (after a crash it catches up from the run folder)."""
+
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
+        if cls.stage not in STAGES:
+            raise TypeError(f"{cls.__name__}.stage is {cls.stage!r}, which is not one of {', '.join(STAGES)}")
         kind = Callback in cls.__bases__  # it may have hooks of its own to give tensors
         names = [name for name in vars(cls) if cls.__module__ != __name__]
         hooks = [n for n in names if n.startswith("on_") or (n in ("init_client", "init_server") and not kind)]
@@ -100,8 +118,11 @@ class Observer(Callback):
     """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank (rank 0 is
     `run.is_main`), but for `on_client_end`."""
 
-    after_saving: ClassVar[bool] = False
-    """Its `on_round_end` runs when the round is saved, if it is; after a crash it catches up from the run folder."""
+    def __init_subclass__(cls, **kwargs: Any) -> None:
+        super().__init_subclass__(**kwargs)
+        if vars(cls).get("after_saving"):
+            renames.warn(f"{cls.__name__}.after_saving", 'stage = "send"')
+            cls.stage = "send"
 
     def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         """The cohort is drawn; nothing has been sent."""

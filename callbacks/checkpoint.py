@@ -49,6 +49,8 @@ class Checkpoint(Observer):
             that `every` names.
     """
 
+    stage = "save"
+
     every: int = 1
     keep: int = 2
     best: bool = True

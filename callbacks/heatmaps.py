@@ -28,6 +28,8 @@ class Heatmaps(Observer):
     A round's pictures take some 30 ms. If they cannot be written, a run says so once and goes on.
     """
 
+    stage = "draw"
+
     def __init__(self, every: int | None = None, clients: list[int] | None = None, png: bool = True) -> None:
         """`every`: rounds between pictures (the last round always has them); None: six rounds spread over the run, so
         that drawing costs a run nothing that shows, however many rounds it has. `clients`: whose rows to draw; None: 0,

@@ -36,6 +36,8 @@ MOST_PICTURES = 600
 class TensorBoard(Observer):
     """Scalars and pictures for TensorBoard, in `tensorboard/` of the run folder; the step is the round."""
 
+    stage = "log"
+
     def __init__(self) -> None:
         require("tensorboard", "loggers.tensorboard", "tensorboard", "to log without it: --loggers.tensorboard null")
         self._writer: SummaryWriter | None = None
@@ -86,7 +88,7 @@ class WandB(Observer):
     run folder.
     """
 
-    after_saving = True
+    stage = "send"
 
     def __init__(
         self,

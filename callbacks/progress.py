@@ -23,6 +23,8 @@ from fl_lightning.results.folder import RunFolder, best, final_words
 class Progress(Observer):
     """A progress bar (one line a round where there is no terminal), and a table at the end."""
 
+    stage = "show"
+
     def __init__(self) -> None:
         self._rows: list[Row] = []
         self._judged: list[Row] = []  # the best judged round and the last: a line must not cost more the more there are

@@ -24,7 +24,7 @@ from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-d
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
 from fl_lightning import device, log
-from fl_lightning.callbacks.base import Callback
+from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
@@ -92,23 +92,21 @@ def fit_on_rank(fabric: Fabric, config: Config, folder: Path, resume: bool) -> d
 
 def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
-    saver = [callbacks.pop("checkpoint")] if "checkpoint" in callbacks else []  # when all else is written
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
-    loggers = [*(c for c in loggers if not c.after_saving), *saver, *(c for c in loggers if c.after_saving)]
-    keeper = RunFolderWriter(RunFolder(folder))
+    writer = RunFolderWriter(RunFolder(folder))
     lock = join_lock(folder / "lock") if _note is not None and (folder / "lock").exists() else None
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
             raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
-    fed = assemble(fabric, config, folder, [*callbacks.values(), keeper, *loggers])
+    fed = assemble(fabric, config, folder, in_order([*callbacks.values(), writer], loggers))
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
-    elif resume and (rows := keeper.folder.read("metrics")):
-        if not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in saver):
+    elif resume and (rows := writer.folder.read("metrics")):
+        if not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in callbacks.values()):
             raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
         if fed.run.is_main and len(rows) > 1:
             print("resume: the run was broken off before its first checkpoint; it begins again", file=sys.stderr)
-    keeper.folder.check_whole(fed.run.resumed_from)
+    writer.folder.check_whole(fed.run.resumed_from)
     with fed.run.processes.watched(config.fabric.timeout, _tell, end_lost=_note is not None):
         summary = fed.fit()
     tables = ("final_accuracies", "final_models", "final_further", "newcomers")  # in files of their own
@@ -116,7 +114,7 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     if fed.run.is_main:  # last of all: it says that the run has ended
         # The two names that scripts rely on; loggers, where a column has its last value, get `total_...` alone.
         summary |= {name: summary[f"total_{name}"] for name in ("upload_bytes", "download_bytes")}
-        keeper.folder.write_summary(summary)
+        writer.folder.write_summary(summary)
     if lock is not None:
         lock.close()
     return summary

@@ -74,7 +74,7 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
         method=settings.method,
         models=settings.models,
         seed=values.seed,
-        callbacks=_in_order({name: c for name, c in settings.callbacks.items() if c is not None}),
+        callbacks={name: c for name, c in settings.callbacks.items() if c is not None},
         loggers={name: c for name, c in settings.loggers.items() if c is not None},
         smoke=values.smoke,
         **{name: group(**values[name].as_dict()) for name, group in GROUPS.items()},
@@ -168,12 +168,6 @@ def _look_here() -> None:
     here = os.getcwd()
     if here not in sys.path:
         sys.path.append(here)
-
-
-def _in_order(callbacks: dict[str, Component]) -> dict[str, Component]:
-    """The default callbacks after all others: they draw, show and save what those have done."""
-    last = {name: callbacks[name] for name in DEFAULT_CALLBACKS if name in callbacks}
-    return {name: c for name, c in callbacks.items() if name not in last} | last
 
 
 def _shrink(config: Config) -> None:

@@ -39,7 +39,7 @@ from fl_lightning.ranges import check_limit
 
 Layer = dict[str, Any]
 
-# Callbacks that every run has unless they are set to null, in the order in which they run, after all others.
+# Callbacks that every run has unless they are set to null.
 DEFAULT_CALLBACKS = ("heatmaps", "progress", "checkpoint")
 # What `fl-train fit` alone trains: the method that we recommend (docs/results/measured.md) with its own defaults, on
 # the digits that ship with the package.

@@ -17,6 +17,8 @@ from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 class RunFolderWriter(Observer):
     """Writes the run folder's tables (rank 0), after observers and before loggers and the checkpoint."""
 
+    stage = "write"
+
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
         self._told = False

@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 
 from fl_lightning.callbacks import Aggregator, Callback, Observer, Relation, Transform
+from fl_lightning.callbacks.base import in_order
+from fl_lightning.callbacks.checkpoint import Checkpoint
+from fl_lightning.callbacks.heatmaps import Heatmaps
+from fl_lightning.callbacks.progress import Progress
 
 
 @pytest.mark.parametrize(
@@ -27,3 +33,20 @@ def test_a_class_may_be_of_two_kinds() -> None:
         def on_round_end(self, run: object, record: object) -> None: ...
 
     assert issubclass(Both, Callback)
+
+
+def test_stages_decide_the_order_whatever_the_configuration_names_first(capsys: Any) -> None:
+    class Mine(Observer):
+        pass
+
+    class Late(Observer):
+        after_saving = True
+
+    own, sends = Mine(), Late()
+    assert "Late.after_saving is called stage" in capsys.readouterr().err
+    hung, logger = [Checkpoint(), Progress(), sends, Heatmaps(), own], Mine()
+    order = in_order(hung, [logger])
+    assert [type(c) for c in order] == [Mine, Heatmaps, Progress, Mine, Checkpoint, Late]
+    assert order[0] is own and order[3] is logger
+    with pytest.raises(TypeError, match=r"Odd\.stage is 'later', which is not one of observe, draw"):
+        type("Odd", (Observer,), {"stage": "later"})

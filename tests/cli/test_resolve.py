@@ -57,7 +57,7 @@ def test_what_was_removed_stays_removed_when_read_back(tmp_path: Path) -> None:
     config = planned(*flags, "--model", "[{name: mlp, count: 4}, {name: cnn, count: 6}]")
     (tmp_path / "again.yaml").write_text(to_yaml(config))
     again = planned("--config", str(tmp_path / "again.yaml"))
-    assert list(again.callbacks) == ["watch", "progress", "checkpoint"]
+    assert again.callbacks.keys() == {"watch", "progress", "checkpoint"}
     assert again.data.root == "2024"
     assert again == config
 
