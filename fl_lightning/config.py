@@ -104,7 +104,7 @@ class OptimizerConfig:
     weight_decay: NonNegativeFloat = 0.0
     """L2 term for sgd and adam, decoupled for adamw. KAPC states none."""
     clip_norm: PositiveFloat | None = None
-    """Clip the gradient of a step to this norm; None: never."""
+    """Clip the gradient of a step to this norm; null: never."""
     lr_decay: PositiveFloat = 1.0
     """The learning rate of round t is lr * lr_decay ** ((t - 1) // lr_step)."""
     lr_step: PositiveInt = 1
@@ -140,39 +140,40 @@ class DataConfig(SourceKeys):
     alpha: PositiveFloat = 0.1
     """Dirichlet concentration: smaller is less alike. 0.1: KAPC's harder setting."""
     by: Literal["class", "client"] | None = None
-    """Dirichlet: shares of each class over clients, or of each client over classes; None: class. hsu is by client."""
+    """Dirichlet: shares of each class over clients, or of each client over classes; null: class. hsu is by client."""
     sizes: Literal["free", "equal"] | None = None
-    """Dirichlet: free sizes, or as many samples for everyone; None: free. hsu has equal ones."""
+    """Dirichlet: sizes as they are drawn (free), or as many samples for each client (equal); null: free. hsu: equal."""
     classes_per_client: PositiveInt = 2
     """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
     samples_per_client: Annotated[int, Range(2)] | None = None
-    """Training and validation samples each client keeps at most, with its class mix; None: all that it is dealt."""
+    """Training and validation samples each client keeps at most, with its class mix; null: all of them."""
     rest_to: int | None = None
-    """Rotated and iid partitions: the client that gets what the others leave for `samples_per_client`; None: nobody."""
+    """Rotated and iid partitions: the client that gets what the others leave for `samples_per_client`; null: nobody."""
     client_test: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
-    """Training and test data are pooled, and this share of each client's samples is its test part; None: the set's own
+    """Training and test data are pooled, and this share of each client's samples is its test part; null: the set's own
     test part is divided among the clients. With `global_test` only the training data are divided and cut."""
     global_test: bool = False
     """Score on the set's whole test part, too, as one test set for all (FedHKD's global accuracy): the global model, or
     the judge's where there is none, and whatever else `evaluation.models` names."""
     planted: Literal["none", "labels", "permuted", "rotation"] = "none"
-    """Groups whose tasks differ, over any partition (client i in group i modulo `groups`): in group g labels are moved
-    on by g classes, or permuted (drawn from the seed), or images turned by 360 g / `groups` degrees, tests too."""
+    """Groups with different tasks, over any partition (client i in group i modulo `groups`): in group g labels are
+    shifted by g classes, or permuted (drawn from the seed), or images turned by 360 g / `groups` degrees; test data,
+    too."""
     groups: Annotated[int, Range(2)] = 4
-    """How many groups are planted, or mixed. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS 2020)."""
+    """Number of planted or mixed groups. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS 2020)."""
     fraction: PositiveShare = 1.0
-    """Share of the training and of the test data that is used at all."""
+    """Share of the training and of the test data that is used."""
     test_fraction: PositiveShare | None = None
-    """Share of the test data that is used; None: as `fraction`."""
+    """Share of the test data that is used; null: as `fraction`."""
     test_seed: NonNegativeInt | None = None
-    """Seed that draws the test part of data that come without one, before clients share the data; None: the run's own
+    """Seed that draws the test part of data that come without one, before clients share the data; null: the run's own
     `seed`, so that a mean over seeds is one over test parts, too. A number: the same test part for every seed."""
     validation: ShareBelow1 = 0.0
     """Share of each client's training data held back for validation."""
     score_on: Literal["test", "validation"] = "test"
-    """Which of their data clients' models are scored on; validation: test data are not even read (fl-train tune)."""
+    """Part of each client's data that models are scored on; validation: test data are not read (fl-train tune)."""
     min_samples: PositiveInt = 10
-    """Training samples every client has at least (and one test sample)."""
+    """Least training samples of a client (and one test sample)."""
     held_out_clients: ShareBelow1 = 0.0
     """Share of the clients, drawn from the seed, that are held out of training, aggregation and evaluation. After the
     last round each gets the model that the method gives an unseen client (`newcomers.csv`). 0: nobody."""
@@ -180,9 +181,9 @@ class DataConfig(SourceKeys):
     """Public samples without labels, for methods that distil: `held_back` (training data that no client gets), a data
     source, or an `.npz` file with `x_public` or `x_train`."""
     public_root: str | None = None
-    """Folder of the public data source; None: `root`, or the folder that it lies in."""
+    """Folder of the public data source; null: `root`, or the folder that it lies in."""
     public_samples: PositiveInt | None = None
-    """Public samples at most, drawn from the seed; None: all, or a tenth of the training data for `held_back`."""
+    """Public samples at most, drawn from the seed; null: all, or a tenth of the training data for `held_back`."""
     augment: Literal["none", "flip", "crop_flip"] = "none"
     """Batched augmentation of training images. none: KAPC states none."""
     resident: Literal["auto", "always", "never"] = "auto"
@@ -242,20 +243,20 @@ class EvaluationConfig:
     """When models are evaluated, and which accuracy is called `mean_accuracy`."""
 
     every: PositiveInt = 1
-    """Evaluate the round's cohort every so many rounds (and in the last). 1: KAPC on MNIST."""
+    """Rounds between evaluations of the cohort; the last round is always evaluated. 1: KAPC on MNIST."""
     judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
     """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others get columns, too."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
-    """Which models to evaluate; None: all that exist but finetuned. The judge is always evaluated."""
+    """Which models to evaluate; null: all that exist but finetuned. The judge is always evaluated."""
     metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
-    """Further scores beside accuracy; None: no others, since each costs time (docs/reference.md).
+    """Further scores beside accuracy; null: no others, since each costs time (docs/reference.md).
     `class_share_accuracy` needs `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
     batch_size: PositiveInt = 500
     """Samples in one forward pass of evaluation: it bounds memory and changes scores by rounding at most."""
     newcomer_samples: list[int] | None = None
-    """Labelled samples of each class (regression: in all) from which a held-out client gets a model, at most; None: 0,
+    """Labelled samples of each class (regression: in all) from which a held-out client gets a model, at most; null: 0,
     1, 5 and 20."""
     newcomer_rounds: PositiveInt = 2
     """Rounds that a new client takes part in, alone; the others do not train. 2: ours, in the first it uploads, in the
@@ -281,19 +282,19 @@ class FabricConfig:
     num_nodes: PositiveInt = 1
     """Machines; more than one needs SLURM or torchrun."""
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true"] = "32-true"
-    """Lightning's name of the number format; mixing on the server is never done in less than 32 bits."""
+    """Number format, by Lightning's name; the server always mixes in 32 bits or more."""
     threads: PositiveInt | None = None
-    """CPU threads of each process; None: the cores divided by the processes. Equal bits need equal threads."""
+    """CPU threads of each process; null: the cores divided by the processes. Equal bits need equal threads."""
     executor: Literal["auto", "loop", "vmap", "graph"] = "loop"
-    """How the clients of a rank train: one by one; many at once, stacked; one by one as a graph (CUDA, XPU); auto: the
-    fastest, measured when the run begins. loop: each rounds in its own way, and runs on different machines could no
-    longer be compared bit for bit."""
+    """How a rank trains its clients: one by one (loop); many at once (vmap); one by one as a graph (CUDA, XPU); auto:
+    the fastest, measured at the start. loop: executors round differently, and auto may choose another one on
+    another machine."""
     deterministic: bool = False
-    """Have torch take only kernels that repeat their own bits; what has none is refused. false: on a CPU with a given
-    number of threads all do; on a GPU some are faster (sums by index, cuDNN's backward), and a few are missing."""
+    """Use only deterministic kernels of torch, and refuse operations that have none. false: on a CPU all are, given the
+    number of threads; on a GPU some are slower (sums by index, cuDNN's backward) and a few are missing."""
     channels_last: bool = False
-    """Give models their images with the channels of a pixel side by side (torch's channels_last). false: it is meant
-    for GPUs and 16 bits; on our CPU it gains nothing (docs/performance.md)."""
+    """Store images with the channels of a pixel side by side (torch's channels_last). false: it is meant for GPUs and
+    16 bits; on our CPU it gains nothing (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
     """Where clients' models are stored between visits: in the device's memory, in main memory beside a GPU, or in
     files. memory: the fastest."""

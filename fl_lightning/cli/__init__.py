@@ -1,4 +1,4 @@
-"""The command line `fl-train`. Nothing here or below imports torch before the input is known to be good."""
+"""The command line `fl-train`. Nothing here or below imports torch before the input has been checked."""
 
 from __future__ import annotations
 
@@ -24,22 +24,22 @@ HELP = """usage: fl-train COMMAND [--key value ...]
 Personalised federated learning: who learned what from whom.
 
   fit           train a federation           fl-train fit --config kapc_digits.yaml
-  test          judge a finished run again   fl-train test --run runs/kapc_digits-001
+  test          evaluate a finished run      fl-train test --run runs/kapc_digits-001
   export        write one client's model     fl-train export --run runs/kapc_digits-001 --client 3 --out m.safetensors
   report        one HTML page on runs        fl-train report runs/kapc_digits-001
   join          a model for a new client     fl-train join --run runs/fedora --data new.npz --out model.safetensors
   relative      compare with training alone  fl-train relative --run runs/fedora
   compare       methods over seeds, tested   fl-train compare studies/digits --baseline local
   dashboard     the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
-  plan          what a fit would take        fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
-  submit        hand a fit to SLURM          fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 4:00:00
+  plan          memory and time of a fit     fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
+  submit        submit a fit to SLURM        fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 4:00:00
   study         methods, settings and seeds  fl-train study study.yaml --out studies/digits --workers 2
   reproduce     a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
-  tune          search, then judge           fl-train tune study.yaml --out tuned/digits --trials 20
+  tune          tune methods, then compare   fl-train tune study.yaml --out tuned/digits --trials 20
   archive       a study as one file          fl-train archive studies/digits
   status        progress of runs             fl-train status runs
-  list          what can be chosen by name   fl-train list methods
-  check-method  try a method of your own     fl-train check-method my_methods.Mine
+  list          names to choose from         fl-train list methods
+  check-method  test your own method         fl-train check-method my_methods.Mine
 
 All keys of a command: fl-train COMMAND --help
 """
@@ -59,7 +59,7 @@ MEANT = {
     **dict.fromkeys(("sweep", "grid", "experiment"), "study"), **dict.fromkeys(("search", "optimize"), "tune"),
     "resume": "fit --resume", "sbatch": "submit", "methods": "list methods", "ls": "list",
 }  # fmt: skip
-"""What others call our commands."""
+"""Other tools' names of our commands."""
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
 PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
@@ -67,7 +67,7 @@ PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
-    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # of a rank that is lost we tell ourselves, in one line
+    os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost rank ourselves, in one line
     try:
         with answered(_terminated, signal.SIGTERM):
             _dispatch(list(sys.argv[1:] if argv is None else argv))
@@ -104,7 +104,7 @@ def _dispatch(argv: list[str]) -> None:
     from fl_lightning.catalogue import did_you_mean
     from fl_lightning.cli import parser, schema
 
-    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # where its fonts are cached concerns nobody
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # no message on its font cache
     name, *rest = argv
     if name not in COMMANDS:
         near = f" (did you mean {MEANT[name]}?)" if name in MEANT else did_you_mean(name, COMMANDS)

@@ -56,7 +56,7 @@ JOB: Keys = {
 }
 """What a SLURM job needs."""
 FIT: Keys = {
-    "seed": (int, 0, "Every random draw is a function of it."),
+    "seed": (int, 0, "Seed of all random draws."),
     "smoke": (bool, False, "One round, few clients, two batches; made-up data where the data are not here."),
     "print_config": (bool, False, "Print the resolved config, which --config reads back, and stop."),
     "out": (str, "runs", "Parent of the run folders."),

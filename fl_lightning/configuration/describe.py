@@ -1,6 +1,7 @@
 """Our methods, models, callbacks and loggers as `index.json` has them: read off their classes.
 
-`python -m fl_lightning.configuration.describe` writes the index anew; a test holds that it is fresh.
+`python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the page of arguments anew; a test
+compares both with the classes.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse
 
+from fl_lightning.configuration.explain import page
 from fl_lightning.configuration.index import FILE, TYPES
 from fl_lightning.ranges import Range, allowed, limit
 
@@ -134,5 +136,12 @@ def _meaning(method: type, name: str) -> str:
     return ""
 
 
-if __name__ == "__main__":
+def write() -> None:
+    """Write the index, and the page of arguments where there are docs."""
     FILE.write_text(text(), encoding="utf-8")
+    if (docs := FILE.parents[2] / "docs").is_dir():
+        (docs / "method-arguments.md").write_text(page(index()["methods"]), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

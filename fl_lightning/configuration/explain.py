@@ -1,23 +1,17 @@
-"""A method and its arguments in words: for the terminal, and as a page, from the entries of `index.json`.
-
-`python -m fl_lightning.configuration.explain FILE` writes the page.
-"""
+"""A method and its arguments in words: for the terminal, and as a page, from the entries of `index.json`."""
 
 from __future__ import annotations
 
 import re
-import sys
 import textwrap
-from pathlib import Path
 from typing import Any
 
-from fl_lightning.configuration import index
 from fl_lightning.ranges import Range
 
 WIDTH = 110
 HEAD = """# Arguments of methods
 
-Generated from the methods' classes (`fl_lightning.configuration.explain`). `fl-train list methods NAME` and
+Generated from the methods' classes (`fl_lightning.configuration.describe`). `fl-train list methods NAME` and
 `fl-train fit --method NAME --help` print the same. The column `tune` says where `fl-train tune` searches and why (the
 learning rate is searched for every method; what changes how much a client trains, such as epochs, never is).
 """
@@ -40,9 +34,9 @@ def explained(name: str, entry: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def page() -> str:
-    """All our methods by name, with a table of the arguments of each, in Markdown."""
-    return HEAD + "".join(_section(name, entry) for name, entry in index.read()["methods"].items())
+def page(methods: dict[str, dict[str, Any]]) -> str:
+    """The entries of all our methods by name, with a table of the arguments of each, in Markdown."""
+    return HEAD + "".join(_section(name, entry) for name, entry in methods.items())
 
 
 def _section(name: str, entry: dict[str, Any]) -> str:
@@ -80,7 +74,3 @@ def _where(space: dict[str, Any]) -> str:
 
 def _text(value: Any) -> str:
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)
-
-
-if __name__ == "__main__":
-    Path(sys.argv[1]).write_text(page(), encoding="utf-8")

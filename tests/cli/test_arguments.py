@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import importlib
-import subprocess
+import json
 import sys
 from abc import ABC
 from collections.abc import Callable
@@ -12,7 +12,9 @@ from types import SimpleNamespace
 from typing import get_type_hints
 
 import pytest
+import yaml
 
+import fl_lightning.methods
 from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import check_arguments
@@ -23,14 +25,59 @@ from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
 
 
-def test_the_index_and_the_page_are_fresh(tmp_path: Path) -> None:
-    """They have all our classes as they are; else: the commands of CONTRIBUTING.md."""
+def test_the_index_and_the_page_are_fresh() -> None:
+    """They have all our classes as they are; else: the command of CONTRIBUTING.md."""
     assert index.FILE.read_text(encoding="utf-8") == describe.text()
     file = Path(__file__).resolve().parents[2] / "docs" / "method-arguments.md"
-    assert file.read_text(encoding="utf-8") == page()
-    line = [sys.executable, "-m", "fl_lightning.configuration.explain", str(tmp_path / "page.md")]
-    subprocess.run(line, check=True)
-    assert (tmp_path / "page.md").read_text(encoding="utf-8") == page()
+    assert file.read_text(encoding="utf-8") == page(index.read()["methods"])
+
+
+TOY = """
+from dataclasses import dataclass
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import NonNegativeFloat
+from fl_lightning.search import LogRange, searched
+
+@dataclass(frozen=True)
+class Toy(Method):
+    \"\"\"FedAvg under another name.
+
+    Args:
+        push: what it has. 1: ours.
+    \"\"\"
+
+    push: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around it")
+"""
+ROW = "| `method.push` | a number, 0 or more | `1.0` | 0.1 to 10 (log): a decade around it | what it has. 1: ours. |"
+
+
+def test_a_new_method_is_one_file_and_a_few_lines_of_yaml(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Nothing else is written: index, page, names and checks of arguments follow from the class."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "own" / "room").mkdir(parents=True)
+    (tmp_path / "toy.py").write_text(TOY)
+    (tmp_path / "toy.yaml").write_text("base: digits\nmethod: toy\nmethod.push: 2\n")
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr("fl_lightning.methods.__path__", [*fl_lightning.methods.__path__, str(tmp_path)])
+    monkeypatch.setattr(describe, "FILE", tmp_path / "own" / "room" / "index.json")
+    describe.write()
+    assert ROW in (tmp_path / "docs" / "method-arguments.md").read_text()
+    monkeypatch.setattr(index, "read", lambda: json.loads(describe.FILE.read_text()))
+    monkeypatch.setitem(catalogue._TABLES, "methods", lambda: catalogue._classes("methods"))
+    assert main(["fit", "--config", "toy.yaml", "--print_config"]) == 0
+    assert yaml.safe_load(capsys.readouterr().out)["method"] == {"name": "toy", "init_args": {"push": 2.0}}
+    assert main(["fit", "--method", "toy", "--method.push", "-1"]) == 2
+    assert "method.push: -1.0 is not allowed; it must be 0 or more" in capsys.readouterr().err
+    sys.modules.pop("fl_lightning.methods.toy")
+
+
+def test_configs_of_methods_are_short() -> None:
+    """At most 8 lines over their base, but for several architectures and for a schedule of another kind."""
+    files = (Path(__file__).resolve().parents[2] / "configs").glob("*_digits.yaml")
+    long = {file.stem for file in files if len(file.read_text().splitlines()) > 8 + 1}
+    assert long <= {"ktpfl_digits", "pfedhn_digits"}
 
 
 def test_types_of_the_index_are_those_of_the_classes() -> None:
