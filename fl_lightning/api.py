@@ -32,7 +32,7 @@ def fit(config: Config) -> Run:
     Args:
         config: keys and values as a config file has them, nested or with dots (``{"federation.rounds": 20}``), over the
             file or files that ``config`` names; or the path of a config file, or the name of one that is shipped; or
-            flags as on the command line (``["--config=kapc_digits", "--seed=1"]``). In a mapping a class may stand
+            flags as on the command line (``["--config=kapc_digits", "--seed=1"]``). In a mapping a class may be
             where a file has its import path, and None is null: ``{"loggers": None}`` goes without any.
 
     Returns:
@@ -86,6 +86,6 @@ def _plain(value: Any) -> Any:
     if callable(value):
         path = f"{value.__module__}.{getattr(value, '__qualname__', '<none>')}"
         inside = "<" in path or "." in getattr(value, "__qualname__", ".")
-        check("config", path, not inside, "it must stand at the top of a module, where every process can import it")
+        check("config", path, not inside, "it must be at the top of a module, where every process can import it")
         return path
     return value

@@ -91,9 +91,9 @@ class Accuracy(Metric):
     def total(self, output: Tensor, y: Tensor, num_classes: int) -> Tensor:
         """Number of right answers, or the sum of samples' shares."""
         if output.ndim > 2:
-            held = y != NO_TARGET
-            right = (output.argmax(-1) == y) & held
-            return (right.sum(1) / held.sum(1).clamp(min=1)).sum()
+            has_target = y != NO_TARGET
+            right = (output.argmax(-1) == y) & has_target
+            return (right.sum(1) / has_target.sum(1).clamp(min=1)).sum()
         from torchmetrics.functional.classification import multiclass_stat_scores
 
         counts: Tensor = multiclass_stat_scores(
@@ -152,12 +152,12 @@ def recalls(scores: Tensor, y: Tensor) -> Tensor:
 def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
     """Accuracy, shape (), where class k is as frequent as `counts` (classes,) say, and `recalls` of it are right; NaN
     where a class that counts has no recall."""
-    held = counts > 0
-    return (recall[held] * counts[held]).sum() / counts[held].sum()
+    counted = counts > 0
+    return (recall[counted] * counts[counted]).sum() / counts[counted].sum()
 
 
 def _one_class(scores: Tensor, y: Tensor) -> Tensor | None:
-    """NaN where all samples are of one class: whoever always predicts it would be perfect. None: they are not."""
+    """NaN where all samples are of one class: a model that always predicts it would be perfect. None: they are not."""
     return scores.new_full((), float("nan")) if bool((y == y[0]).all()) else None
 
 
@@ -184,9 +184,9 @@ def _auroc(scores: Tensor, y: Tensor) -> Tensor:
     from torchmetrics.functional.classification import multilabel_auroc
 
     truth = one_hot(y, scores.shape[1])
-    held = truth.any(0) & ~truth.all(0)
-    chances, count = scores.softmax(1)[:, held], int(held.sum())  # never 1: the rest are of some class, too
-    return multilabel_auroc(chances, truth[:, held], count, average="macro", validate_args=False)
+    both = truth.any(0) & ~truth.all(0)
+    chances, count = scores.softmax(1)[:, both], int(both.sum())  # never 1: the rest are of some class, too
+    return multilabel_auroc(chances, truth[:, both], count, average="macro", validate_args=False)
 
 
 def _calibration(scores: Tensor, y: Tensor) -> Tensor:

@@ -70,14 +70,14 @@ def export(config: Config, folder: Path, client: int, out: Path, which: Literal[
     return launch(single, _export, folder, client, out, which)
 
 
-def join(config: Config, folder: Path, *asked: Any) -> dict[str, Any]:
+def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
     """Write a model for a client that was not in the run of `folder`; nothing in the folder is written to.
 
     `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what `export` returns,
     whether the data are `labelled`, and the accuracy on test data where there are any: as received, and after training.
     """
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return launch(single, _join, folder, *asked)
+    return launch(single, _join, folder, *newcomer)
 
 
 # ---------------------------------------------------------------- on every rank
@@ -136,8 +136,8 @@ def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
     score, at = best(rows, name)
     ours = next((row[name] for row in rows if row["round"] == t and name in row), math.nan)
     if which == "best" and fed.run.is_main and metric.merit(score) > metric.merit(ours):
-        said = f"checkpoint best: round {t} ({name} {ours:.4f}), the best that was saved"
-        print(f"{said}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds", file=sys.stderr)
+        line = f"checkpoint best: round {t} ({name} {ours:.4f}), the best that was saved"
+        print(f"{line}; round {at} ({score:.4f}) was not: callbacks.checkpoint.seconds", file=sys.stderr)
 
 
 def _export(
@@ -161,7 +161,7 @@ def _join(
     rule = rule_of(fed.run, group)
     kind = "after" if labelled and rounds else "before"
     trained = rounds if (labelled or rule.unlabelled) and rule.trains != "nothing" else 0
-    written = _written(fed, group.members[0], vector, buffers, out)  # whoever runs the same architecture
+    written = _written(fed, group.members[0], vector, buffers, out)  # any client with the same architecture
     return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **written}
 
 
@@ -286,8 +286,8 @@ def _guarded(
         try:
             answer = task(fabric, config, *args)
         except torch.OutOfMemoryError as error:  # beside the visits, which are tried again in smaller parts
-            said = str(error).partition("\n")[0]
-            raise RunFailed(f"out of memory: {said}; fl-train plan says what a run takes") from error
+            first_line = str(error).partition("\n")[0]
+            raise RunFailed(f"out of memory: {first_line}; fl-train plan says what a run takes") from error
     except (BadInput, RunFailed) as error:
         if note is not None:
             _tell(error)

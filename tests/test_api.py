@@ -104,7 +104,7 @@ def test_a_class_stands_for_its_import_path(here: None) -> None:
     class Inside(Method):
         """Nobody can import it."""
 
-    with pytest.raises(BadInput, match=r"<locals>.*it must stand at the top of a module"):
+    with pytest.raises(BadInput, match=r"<locals>.*it must be at the top of a module"):
         fit({**QUIET, "method": Inside})
 
 

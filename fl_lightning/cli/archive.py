@@ -40,8 +40,8 @@ def archive(argv: list[str]) -> None:
 
 def _pack(folder: StudyFolder, out: Path) -> None:
     inner = folder.path / "study"
-    found = archives.is_search(folder.path) and bool(StudyFolder(inner))
-    near = f"; the study of this search is {inner}" if found else ""
+    searched = archives.is_search(folder.path) and bool(StudyFolder(inner))
+    near = f"; the study of this search is {inner}" if searched else ""
     check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
     check("out", str(out), out.suffix == SUFFIX, f"it must end with {SUFFIX}")
     check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
@@ -52,19 +52,19 @@ def _pack(folder: StudyFolder, out: Path) -> None:
 
 
 def _say(index: dict[str, Any], file: Path) -> None:
-    held = index["weights"]
-    without = sum(digest is None for digest in held.values())
+    weights = index["weights"]
+    without = sum(digest is None for digest in weights.values())
     bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
-    print(f"archive: {len(held)} runs{bare}, {len(index['files'])} files, {_origin(index, held)}")
-    print(f"the table: fl-train compare {file}; a cell again: fl-train archive {file} --rerun {next(iter(held))}")
+    print(f"archive: {len(weights)} runs{bare}, {len(index['files'])} files, {_origin(index, weights)}")
+    print(f"the table: fl-train compare {file}; a cell again: fl-train archive {file} --rerun {next(iter(weights))}")
 
 
 def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
     """Where these runs of an archive were trained; where they do not say it, where the archive was made."""
     starts = [start for cell in cells for start in index.get("runs", {}).get(cell, [])]
-    told = list(dict.fromkeys(_where(start) for start in starts))
-    more = f" and {len(told) - 3} more" if len(told) > 3 else ""
-    return f"trained {', '.join(told[:3])}{more}" if told else f"archived {_where(index)}"
+    places = list(dict.fromkeys(_where(start) for start in starts))
+    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
+    return f"trained {', '.join(places[:3])}{more}" if places else f"archived {_where(index)}"
 
 
 def _where(start: dict[str, Any]) -> str:

@@ -13,11 +13,12 @@ from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
-from fl_lightning.study import cells, sheet, tables
+from fl_lightning.study import cells, tables
 from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.compare import MIN_METHODS, Compared
 from fl_lightning.study.compare import compare as side_by_side
-from fl_lightning.study.sheet import Sheet
+from fl_lightning.study.sheet import FORMATS, Sheet
+from fl_lightning.study.sheet import table as as_table
 from fl_lightning.study.statistics import MIN_PAIRS
 from fl_lightning.study.tables import MARK
 
@@ -36,8 +37,8 @@ def compare(argv: list[str]) -> None:
     if values.picture is not None or values.format == "html":
         require("report", "compare", words[0])
     with _folders(words) as folders:
-        found, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
-        compared = side_by_side(found, values.baseline, values.target)
+        scored, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
+        compared = side_by_side(scored, values.baseline, values.target)
         chosen, warnings = values_chosen(folders[0])
     compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
     compared.notes[:0] = [*notes, *warnings]
@@ -81,17 +82,17 @@ def _draw(compared: Compared, given: str) -> None:
     picture.save(compared.ranks, Path(given))
 
 
-def write(found: Sheet, form: str, given: str | None = None) -> None:
-    """A table in the file `given` or on the screen, and beside a CSV, which has no place for it, what is said below."""
+def write(sheet: Sheet, form: str, given: str | None = None) -> None:
+    """Write a table to the file `given` or to the screen; of a CSV, the lines below the table go to stderr."""
     from rich.console import Console
 
     screen = Console()
     fits = form == "table" and given is None and screen.is_terminal
-    text = sheet.table(found, screen.width) if fits else sheet.FORMATS[form](found)
+    text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)
     if given is None:
         print(text, end="")
     else:
         with atomic_write(Path(given)) as aside:
             aside.write_text(text, encoding="utf-8")
     if form == "csv":
-        print("\n".join(found.lines), file=sys.stderr)
+        print("\n".join(sheet.lines), file=sys.stderr)

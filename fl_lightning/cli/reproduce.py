@@ -39,10 +39,10 @@ def reproduce(argv: list[str]) -> None:
     from fl_lightning.study.reproduce import beside, sheet_of
 
     changed = _changed(whole, folder)
-    said = [*changed, *_other_seeds(whole, folder)]
+    notes = [*changed, *_other_seeds(whole, folder)]
     title = str((whole.paper or {}).get("title") or name)
-    if said:
-        title += f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(said)}"
+    if notes:
+        title += f"; NOT AS THE STUDY IS WRITTEN, and the verdicts are of this alone: {', '.join(notes)}"
     write(sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format)
     if failed is not None:
         raise failed
@@ -55,10 +55,10 @@ def _rounds(given: int | None) -> list[Layer]:
 def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:
     """The study's folder once it has run; and what failed, for the table of all else comes first."""
     values.slurm = False
-    asked, part = part_of(whole, values.methods, values.seeds, values.settings)
+    study, part = part_of(whole, values.methods, values.seeds, values.settings)
     with contextlib.redirect_stdout(sys.stderr):  # stdout is the table's
         try:
-            return start(asked, over, values, line, part), None
+            return start(study, over, values, line, part), None
         except RunFailed as error:
             return StudyFolder(Path(values.out)), error
 
@@ -66,7 +66,7 @@ def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple
 def _changed(whole: Study, folder: StudyFolder) -> list[str]:
     """Where the base of what was run is not the study's as it is written."""
     written = dict(flat(to_settings(resolve(whole)[0])))
-    there = dict(flat(folder.asked().get("base")))
+    there = dict(flat(folder.definition().get("base")))
     skip = (*PLACE, "fabric.", "seed")
     return [
         f"{key} {there.get(key, default(key))} (the study: {written.get(key)})"
@@ -88,5 +88,5 @@ def _missing(folder: StudyFolder) -> list[str]:
     return [f"unfinished: {missing} of {len(runs)} runs"] if missing else []
 
 
-def _listed(found: list[int]) -> str:
-    return ", ".join(map(str, found))
+def _listed(numbers: list[int]) -> str:
+    return ", ".join(map(str, numbers))

@@ -1,4 +1,4 @@
-"""`fl-train status OUT`: where all runs of a folder, or of a study, stand."""
+"""`fl-train status OUT`: the state of all runs of a folder, or of a study."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ class Standing:
     name: str
     method: str
     done: int
-    asked: int
+    rounds: int
     metric: Metric
     judge: str
     """The kind of model that `last` and `best` speak of; empty while that is not known."""
@@ -54,11 +54,11 @@ class Standing:
 
 
 def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
-    """How the run in `folder` stands at time `now` (seconds since the epoch); `job` is what SLURM says of it."""
+    """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM says of it."""
     name = folder.name
     try:
         config: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        asked, method = int(config["federation"]["rounds"]), config["method"]
+        rounds, method = int(config["federation"]["rounds"]), config["method"]
         method = str(method if isinstance(method, str) else method.get("name", method.get("class_path", "")))
         rows = RunFolder(folder).read("metrics")
     except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):  # `Damaged` is a ValueError
@@ -69,7 +69,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
     state: State = "stopped" if rows else "waiting"
-    if done >= asked and _finished(folder, asked):
+    if done >= rounds and _finished(folder, rounds):
         state = "finished"
     elif _held(folder, now - wrote, usual):
         state = "running" if rows else "starting"
@@ -77,11 +77,11 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         state = job.state
     elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
         state = "failed"
-    left = (asked - done) * usual if state == "running" and usual else None
+    left = (rounds - done) * usual if state == "running" and usual else None
     last = judged[-1] if judged else math.nan
     judge = judge_of(config.get("evaluation") or {}, rows) or ""
     why = job.why if job is not None and state == "queued" else ""
-    return Standing(name, method, done, asked, metric, judge, last, best(rows)[0], state, left, now - wrote, why)
+    return Standing(name, method, done, rounds, metric, judge, last, best(rows)[0], state, left, now - wrote, why)
 
 
 def standings(out: Path) -> list[Standing]:
@@ -141,7 +141,7 @@ def status(argv: list[str]) -> None:
 
 
 def _of_study(out: Path) -> Table | None:
-    """Where a study's runs stand, by method and setting; None if the folder holds none."""
+    """The state of a study's runs, by method and setting; None if the folder holds none."""
     from rich.markup import escape
 
     from fl_lightning.study.board import Board
@@ -171,7 +171,7 @@ def _of_runs(out: Path) -> Table:
         table.add_column(column, justify="right", no_wrap=True)
     for s in standings(out):
         cells = (
-            f"{s.done}/{s.asked}",
+            f"{s.done}/{s.rounds}",
             _shown(s.metric, s.last),
             _shown(s.metric, s.best),
             f"{s.state} ({s.why})" if s.why else s.state,
@@ -182,17 +182,17 @@ def _of_runs(out: Path) -> Table:
     return table
 
 
-def _finished(folder: Path, asked: int) -> bool:
+def _finished(folder: Path, rounds: int) -> bool:
     try:
-        return int(json.loads((folder / "summary.json").read_text())["rounds"]) >= asked
+        return int(json.loads((folder / "summary.json").read_text())["rounds"]) >= rounds
     except (OSError, ValueError, KeyError, TypeError):
         return False
 
 
 def _held(folder: Path, silent: float, usual: float) -> bool:
     """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its silence."""
-    held = locked(folder)
-    return silent < max(60.0, STALE * usual) if held is None else held
+    lock = locked(folder)
+    return silent < max(60.0, STALE * usual) if lock is None else lock
 
 
 def _shown(metric: Metric, value: float) -> str:

@@ -66,7 +66,7 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
 
     folder = StudyFolder(Path(values.out))
     if folder:  # seeds that were asked for earlier stay
-        wanted = with_seeds(wanted, Study.of(folder.asked()).seeds)
+        wanted = with_seeds(wanted, Study.of(folder.definition()).seeds)
     base, all_runs, configs = resolve(wanted, over=over)
     folder.check(wanted, to_settings(base), all_runs)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]

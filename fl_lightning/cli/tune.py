@@ -89,16 +89,16 @@ def tune(argv: list[str]) -> None:
     name, values, over = studies.study_line(argv, "tune")
     for extra in ("tune", "study"):
         require(extra, "tune", name)
-    asked = Study.of(studyfile.read(name))
-    check("seed", values.seed, values.seed not in asked.seeds, "the study has it, and is to judge on seeds unseen")
+    study = Study.of(studyfile.read(name))
+    check("seed", values.seed, values.seed not in study.seeds, "the study has it, and is to judge on seeds unseen")
     if values.untuned:
-        _check_labels(asked)
-    base, _, configs = studies.resolve(asked, over=over, beneath=[BENEATH])
+        _check_labels(study)
+    base, _, configs = studies.resolve(study, over=over, beneath=[BENEATH])
     share = configs[0].data.validation
     check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
-    searches = _searches(asked, base, values, out / "trials")
-    _check_same(out, to_settings(base), asked, values, searches)
+    searches = _searches(study, base, values, out / "trials")
+    _check_same(out, to_settings(base), study, values, searches)
     line = ["fl-train", "tune", *argv]
     studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
     _warn_of_few(values.trials)
@@ -108,7 +108,7 @@ def tune(argv: list[str]) -> None:
     if left:
         print(f"tune: {left} trials are at work in other processes; the last of them goes on, or: {shlex.join(line)}")
         return
-    _choose(out, to_yaml(base), asked, [_tuned(search, trials) for search, trials in ended], values)
+    _choose(out, to_yaml(base), study, [_tuned(search, trials) for search, trials in ended], values)
     if values.study:
         _judge(out, values, line)
 
@@ -124,11 +124,11 @@ def _warn_of_few(trials: int) -> None:
         print(f"tune: {line}", file=sys.stderr)
 
 
-def _check_labels(asked: Study) -> None:
+def _check_labels(study: Study) -> None:
     """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned settings."""
     from fl_lightning.study.chosen import UNTUNED
 
-    entries = asked.entries(everyone=False)
+    entries = study.entries(everyone=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
         other = f"{entry.label} {UNTUNED}"
@@ -138,26 +138,26 @@ def _check_labels(asked: Study) -> None:
         check(f"{entry.key}.label", entry.label, other not in labels, f"another method is called {other!r}")
 
 
-def _searches(asked: Study, base: Config, values: Any, folder: Path) -> list[Search]:
+def _searches(study: Study, base: Config, values: Any, folder: Path) -> list[Search]:
     """One for each method, forced rows among them: each has its own judge, and so its own search."""
     from fl_lightning.study.space import space
 
-    settings = asked.settings()
-    found = []
-    for entry in asked.entries(everyone=False):
+    settings = study.settings()
+    searches = []
+    for entry in study.entries(everyone=False):
         search = Search(entry, [], folder, values.trials, values.seed, base, settings)
         own = entry.arguments.keys() | {name for some in entry.when.values() for name in some}
-        fixed = {f"method.{name}" for name in own} | entry.settings.keys() | asked.varied()
-        found.append(dataclasses.replace(search, dimensions=space(search.config({}, settings[0]), fixed)))
-    return found
+        fixed = {f"method.{name}" for name in own} | entry.settings.keys() | study.varied()
+        searches.append(dataclasses.replace(search, dimensions=space(search.config({}, settings[0]), fixed)))
+    return searches
 
 
-def _check_same(out: Path, base: dict[str, Any], asked: Study, values: Any, searches: list[Search]) -> None:
+def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, searches: list[Search]) -> None:
     """Raise `BadInput` unless the folder is new, or holds this very search: it may gain methods and (fresh) seeds."""
     for group, _, name in (key.partition(".") for key in PLACE):
         base[group].pop(name)
     methods = {s.entry.label: s.record() for s in searches}
-    now = {"trials": values.trials, "seed": values.seed, "base": base, "grid": asked.grid, "methods": methods}
+    now = {"trials": values.trials, "seed": values.seed, "base": base, "grid": study.grid, "methods": methods}
     now["code"] = {k: v for s in searches for k, v in owncode.now(s.config({}, s.settings[0])).items()}
     file = out / "tune.yaml"
     if not file.is_file():
@@ -173,9 +173,9 @@ def _check_same(out: Path, base: dict[str, Any], asked: Study, values: Any, sear
             same = methods.setdefault(label, was) == was
             check("methods", label, same, f"the search in {out} has it otherwise: give this one a `label` of its own")
         changed = owncode.changed(code := before.get("code", {}), now["code"])
-        said = f"the trials in {out} began with another version: change it back, give this search another --out"
+        allowed = f"the trials in {out} began with another version: change it back, give this search another --out"
         fine = values.accept_changed_code or not changed
-        check("code", ", ".join(changed), fine, f"{said}, or go on with --accept_changed_code")
+        check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
     with atomic_write(file) as aside:
         aside.write_text(yaml.safe_dump(now, sort_keys=False, allow_unicode=True), encoding="utf-8")
@@ -206,9 +206,9 @@ def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
             print(f"tune: stopped; it goes on with: {line}", file=sys.stderr)
         raise
     if failures:
-        label, said = next(iter(failures.items()))
+        label, error_line = next(iter(failures.items()))
         more = f" ({len(failures)} methods failed)" if len(failures) > 1 else ""
-        raise RunFailed(f"{label}: {said}{more}; the same command tries it again")
+        raise RunFailed(f"{label}: {error_line}{more}; the same command tries it again")
 
 
 class _Teller:
@@ -233,9 +233,9 @@ class _Teller:
 
 def _line(search: Search, trial: Ended) -> str:
     metric = search.metric
-    said = f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
+    score = f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
     values = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in trial.values.items())
-    return f"{search.entry.label}, trial {trial.number} ({values}): {said}"
+    return f"{search.entry.label}, trial {trial.number} ({values}): {score}"
 
 
 def run_trials(search: Search) -> str | None:
@@ -285,23 +285,23 @@ def _tuned(search: Search, ended: list[Ended]) -> Tuned:
     return Tuned(search.entry, ended, search.metric, search.dimensions)
 
 
-def _choose(out: Path, base: str, asked: Study, found: list[Tuned], values: Any) -> None:
+def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
     """Write and print what was found."""
     from rich.console import Console
 
     from fl_lightning.study import tuned
 
     texts = {
-        "tuned.csv": tuned.as_csv([one.row() for one in found]),
-        "trials.csv": tuned.as_csv(tuned.trial_rows(found)),
-        "tuned.yaml": tuned.study_file(base, found, asked.seeds, asked.grid, values.untuned),
+        "tuned.csv": tuned.as_csv([one.row() for one in tuned_methods]),
+        "trials.csv": tuned.as_csv(tuned.trial_rows(tuned_methods)),
+        "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, values.untuned),
     }
     for name, text in texts.items():
         with atomic_write(out / name) as aside:
             aside.write_text(text, encoding="utf-8")
     screen = Console(highlight=False)
-    Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(tuned.table(found))
-    for one in found:
+    Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(tuned.table(tuned_methods))
+    for one in tuned_methods:
         print("".join(f"{one.entry.label}: {warning}\n" for warning in one.warnings()), end="")
 
 

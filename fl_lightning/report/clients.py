@@ -20,7 +20,7 @@ MOST_CELLS = 20_000
 def splits(runs: list[RunResult]) -> list[dict[str, Any]]:
     """Each different split once: the numbers of its `runs`, its `classes` and `clients`, training samples by these
     (`counts`), and the most of one client and class."""
-    found: dict[bytes, dict[str, Any]] = {}
+    different: dict[bytes, dict[str, Any]] = {}
     for number, run in enumerate(runs):
         classes = list(dict.fromkeys(name for row in run.rows("split") for name in row if name.startswith("class_")))
         if not classes:
@@ -31,19 +31,19 @@ def splits(runs: list[RunResult]) -> list[dict[str, Any]]:
             "clients": [int(row["client"]) for row in run.rows("split")[:MOST_CLIENTS]], "counts": counts,
             "most": max(map(max, counts)),
         }  # fmt: skip
-        found.setdefault(repr(run.rows("split")).encode(), made)["runs"].append(number)
-    return list(found.values())
+        different.setdefault(repr(run.rows("split")).encode(), made)["runs"].append(number)
+    return list(different.values())
 
 
 def split_words(split: dict[str, Any], runs: list[RunResult]) -> str:
     """Whose split it is, and how uneven: for the caption of its picture."""
-    held = [sum(value > 0 for name, value in row.items() if name.startswith("class_")) for row in _rows(split, runs)]
+    classes = [sum(value > 0 for name, value in row.items() if name.startswith("class_")) for row in _rows(split, runs)]
     sizes = [int(row["train_samples"]) for row in _rows(split, runs)]
     whose = "" if len(split["runs"]) == len(runs) else ", ".join(runs[number].name for number in split["runs"]) + ": "
     shown = f" (the first {MOST_CLIENTS} are shown)" if len(sizes) > MOST_CLIENTS else ""
     return (
         f"{whose}{len(sizes)} clients{shown} with {min(sizes)} to {max(sizes)} training samples "
-        f"of {min(held)} to {max(held)} classes{unlike_words(runs[split['runs'][0]])}"
+        f"of {min(classes)} to {max(classes)} classes{unlike_words(runs[split['runs'][0]])}"
     )
 
 
@@ -58,19 +58,19 @@ MEASURES = {
 
 def unlike_words(run: RunResult) -> str:
     """How far its clients are apart, means over pairs; empty where it is not known."""
-    found = _over_pairs(run)
-    words = [said.format(found[name]) for name, said in MEASURES.items() if name in found]
+    means = _over_pairs(run)
+    words = [template.format(means[name]) for name, template in MEASURES.items() if name in means]
     return "; in the mean over pairs " + ", ".join(words) if words else ""
 
 
 def _over_pairs(run: RunResult) -> dict[str, float]:
     """The means in summary.json, or (as the run has not ended) of heterogeneity.npz; pairs that have none left out."""
-    found = {name: run.facts.get(f"heterogeneity_{name}") for name in MEASURES}
-    if known := {name: value for name, value in found.items() if isinstance(value, int | float)}:
+    means = {name: run.facts.get(f"heterogeneity_{name}") for name in MEASURES}
+    if known := {name: value for name, value in means.items() if isinstance(value, int | float)}:
         return known
     try:
-        with np.load(run.folder / "heterogeneity.npz") as held:
-            tables = {name: held[name].astype(np.float64) for name in MEASURES if name in held}
+        with np.load(run.folder / "heterogeneity.npz") as file:
+            tables = {name: file[name].astype(np.float64) for name in MEASURES if name in file}
         pairs = {name: table[np.triu_indices_from(table, k=1)] for name, table in tables.items()}
     except UNREADABLE:
         return {}
@@ -109,7 +109,7 @@ def table(runs: list[RunResult]) -> Table:
     shared = splits(runs)
     rows = _rows(shared[0], runs) if len(shared) == 1 and len(shared[0]["runs"]) == len(runs) else []
     facts = {int(row["client"]): row for row in rows}
-    everyone = sorted({client for found in scores for client in found} | facts.keys())[:MOST_CLIENTS]
+    everyone = sorted({client for of_run in scores for client in of_run} | facts.keys())[:MOST_CLIENTS]
     head = ["client", *(["training samples", "test samples", "classes"] if facts else []), *(run.name for run in runs)]
 
     def cells(client: int) -> list[str]:
@@ -117,7 +117,7 @@ def table(runs: list[RunResult]) -> Table:
         classes = sum(value > 0 for name, value in row.items() if name.startswith("class_"))
         known = [f"{row['train_samples']:.0f}", f"{row['test_samples']:.0f}", str(classes)] if facts else []
         shown = runs[0].metric.shown
-        return [str(client), *known, *(shown(found[client]) if client in found else NONE for found in scores)]
+        return [str(client), *known, *(shown(of_run[client]) if client in of_run else NONE for of_run in scores)]
 
     return Table(head, [cells(client) for client in everyone], of_runs=False)
 

@@ -104,15 +104,15 @@ def _band(runs: list[RunResult], members: list[int]) -> dict[str, Any]:
     """
     lengths = [len(runs[k].rows("metrics")) for k in members]
     done = min(lengths)
-    found: dict[str, Any] = {
+    band: dict[str, Any] = {
         "runs": members, "round": _short(runs[members[0]].column("round")[:done]), "y": {},
         "cut": None if done == max(lengths) else members[lengths.index(done)],
     }  # fmt: skip
     for kind in kinds(runs[members[0]].metric):
         if all(runs[k].has(kind) for k in members):
             values = _over_seeds([runs[k].column(kind) for k in members])
-            found["y"][kind] = {key: _short(each) for key, each in zip(_BAND, values, strict=True)}
-    return found
+            band["y"][kind] = {key: _short(each) for key, each in zip(_BAND, values, strict=True)}
+    return band
 
 
 _BAND = ("mean", "low", "high")
@@ -132,13 +132,13 @@ def seeds_label(label: str, count: int) -> str:
 
 
 def training(runs: list[RunResult]) -> dict[str, Figure]:
-    """Losses of local training by round, the pull alone where there is one; a band over seeds."""
+    """Losses of local training by round, the proximal term alone where there is one; a band over seeds."""
     lines: list[dict[str, Any]] = []
     labels, colour, bands = run_labels(runs), colours(runs), together(runs, ("train_loss",))
     apart = [[k] for k in range(len(runs)) if not any(k in members for members in bands)]
     for members in sorted(bands + apart):
         first = members[0]
-        for column, words, dash in (("train_loss", "loss", "solid"), ("coaching_loss", "pull alone", "dot")):
+        for column, words, dash in (("train_loss", "loss", "solid"), ("coaching_loss", "proximal term alone", "dot")):
             columns = [runs[k].column(column) for k in members]
             if not any(value > 0 for values in columns for value in values):
                 continue
@@ -163,12 +163,12 @@ def fairness(runs: list[RunResult]) -> dict[str, Figure]:
     colour = colours(runs)
     ordered, boxes = [], []
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
-        found = sorted(run.scores(kind)[0].items(), key=lambda item: metric.merit(item[1]))
-        if not found:
+        ranked = sorted(run.scores(kind)[0].items(), key=lambda item: metric.merit(item[1]))
+        if not ranked:
             continue
-        count = len(found)
-        values = _short([score for _, score in found])
-        names = [f"client {client}" for client, _ in found]
+        count = len(ranked)
+        values = _short([score for _, score in ranked])
+        names = [f"client {client}" for client, _ in ranked]
         shared = {"name": label, "text": names}
         line = {"color": colour[number], "width": 2}
         ordered.append(

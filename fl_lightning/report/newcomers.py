@@ -17,11 +17,11 @@ def means(run: RunResult, metric: str | None = None) -> dict[int, list[float]]:
 
     `metric`: another than the run's.
     """
-    found: dict[int, list[float]] = {}
+    by_count: dict[int, list[float]] = {}
     for row in sorted(run.rows("newcomers"), key=lambda row: row["samples_per_class"]):
         if (name := metric or run.metric.name) in row:
-            found.setdefault(int(row["samples_per_class"]), []).append(row[name])
-    return found
+            by_count.setdefault(int(row["samples_per_class"]), []).append(row[name])
+    return by_count
 
 
 def curve(runs: list[RunResult]) -> dict[str, Figure]:
@@ -32,13 +32,13 @@ def curve(runs: list[RunResult]) -> dict[str, Figure]:
     samples = "labelled samples" + (" of each class" if metric.rises else "")  # of a regression: in all
     tick, hover = ("~%", ".2%") if metric.rises else ("~g", ".4~g")
     for number, (run, label) in enumerate(zip(runs, run_labels(runs), strict=True)):
-        found = means(run)
-        if found:
-            spread = [round(float(np.std(scores)), 5) for scores in found.values()]
+        by_count = means(run)
+        if by_count:
+            spread = [round(float(np.std(scores)), 5) for scores in by_count.values()]
             lines.append(
                 {
-                    "type": "scatter", "mode": "lines+markers", "name": label, "x": [str(count) for count in found],
-                    "y": [round(float(np.mean(scores)), 5) for scores in found.values()],
+                    "type": "scatter", "mode": "lines+markers", "name": label, "x": [str(count) for count in by_count],
+                    "y": [round(float(np.mean(scores)), 5) for scores in by_count.values()],
                     "error_y": {"type": "data", "array": spread, "thickness": 1},
                     "line": {"color": colour[number], "width": 2},
                     "hovertemplate": f"%{{x}} {samples}: %{{y:{hover}}}",
@@ -53,12 +53,12 @@ def curve(runs: list[RunResult]) -> dict[str, Figure]:
 
 def table(runs: list[RunResult]) -> Table:
     """The same as text, and how each run's method comes to such a model."""
-    found = [means(run) for run in runs]
+    by_run = [means(run) for run in runs]
     rows = [["held out", *(", ".join(map(str, run.facts.get("held_out_clients", []))) or NONE for run in runs)]]
     rows.append(["a newcomer gets", *(str(run.facts.get("newcomer_rule", NONE)) for run in runs)])
     shown = runs[0].metric.shown
-    for count in sorted({count for scores in found for count in scores}):
-        cells = [shown(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
+    for count in sorted({count for scores in by_run for count in scores}):
+        cells = [shown(float(np.mean(scores[count]))) if count in scores else NONE for scores in by_run]
         rows.append([f"{count} labelled samples{' a class' if runs[0].metric.rises else ''}", *cells])
     return Table(["", *(run.name for run in runs)], rows)
 
@@ -67,8 +67,8 @@ def further(runs: list[RunResult]) -> Table:
     """The same by further metrics; without rows where none was asked for."""
     rows = []
     for name, metric in FURTHER.items():
-        found = [means(run, name) for run in runs]
-        for count in sorted({count for scores in found for count in scores}):
-            cells = [percent(float(np.mean(scores[count]))) if count in scores else NONE for scores in found]
+        by_run = [means(run, name) for run in runs]
+        for count in sorted({count for scores in by_run for count in scores}):
+            cells = [percent(float(np.mean(scores[count]))) if count in scores else NONE for scores in by_run]
             rows.append([f"{metric.words}, {count} labelled samples a class", *cells])
     return Table(["", *(run.name for run in runs)], rows)

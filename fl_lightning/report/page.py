@@ -11,7 +11,7 @@ from fl_lightning.report import clients, figures, newcomers, pictures, tables
 from fl_lightning.results.result import TABLES, RunResult
 
 MARKER = '<meta name="generator" content="fl-train report'
-"""Stands near the top of every page: a file that has it may be written over."""
+"""Near the top of every page: a file that has it may be overwritten."""
 
 
 def render(runs: list[RunResult]) -> str:
@@ -25,7 +25,7 @@ def render(runs: list[RunResult]) -> str:
             run.rows(table)
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
     drawn |= newcomers.curve(runs)
-    relation, found = pictures.relations(runs), clients.splits(runs)
+    relation, splits = pictures.relations(runs), clients.splits(runs)
     for run in relation["runs"]:
         run["layers"] = figures.labels(run["layers"])
     data = {
@@ -35,7 +35,7 @@ def render(runs: list[RunResult]) -> str:
         "figures": drawn,
         "relation": relation,
         "shares": figures.shares(runs),
-        "splits": found,
+        "splits": splits,
     }
     source = files("fl_lightning.report")
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
@@ -56,7 +56,7 @@ def render(runs: list[RunResult]) -> str:
         relation=relation,
         clients=_clients(relation),
         shares=data["shares"],
-        splits=[(clients.split_words(split, runs), clients.split_table(split)) for split in found],
+        splits=[(clients.split_words(split, runs), clients.split_table(split)) for split in splits],
         by_client=clients.table(runs),
         own_worth=clients.own_worth(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
@@ -64,7 +64,7 @@ def render(runs: list[RunResult]) -> str:
 
 
 def _json(data: dict[str, Any]) -> str:
-    """JSON that may stand inside a script element."""
+    """JSON that is safe inside a script element."""
     text = json.dumps(data, separators=(",", ":"), allow_nan=False)
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 

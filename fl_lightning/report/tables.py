@@ -64,15 +64,15 @@ def overview(runs: list[RunResult]) -> Table:
 
 def remarks(runs: list[RunResult]) -> list[str]:
     """What must be known before any number is believed."""
-    said = []
+    lines = []
     for run in runs:
         if not run.finished:
-            said.append(f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds are done.")
+            lines.append(f"{run.name} is unfinished: {run.rounds_done} of {text(run.rounds_asked)} rounds are done.")
         if run.facts.get("made_up_data"):
-            said.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
+            lines.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
-            said.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
-    return said + judges(runs)
+            lines.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
+    return lines + judges(runs)
 
 
 def judges(runs: list[RunResult]) -> list[str]:
@@ -81,13 +81,13 @@ def judges(runs: list[RunResult]) -> list[str]:
     if not by.differ:
         return []
     own = "; ".join(f"{run.name}: {model_words(run.judge)}" for run in runs if run.has(run.metric.of("mean")))
-    said = f"Each run has a judge of its own ({own})."
+    line = f"Each run has a judge of its own ({own})."
     if by.kind is None:
         return [
-            f"{said} No kind of model was scored in all: each number is by its run's own judge. Do not compare them."
+            f"{line} No kind of model was scored in all: each number is by its run's own judge. Do not compare them."
         ]
     shared = model_words(by.kind)
-    return [f"{said} All are compared by what all were scored by: {shared}. Own judges' numbers stand beside."]
+    return [f"{line} All are compared by what all were scored by: {shared}. Each run's own judge is shown as well."]
 
 
 def incomparable(runs: list[RunResult]) -> list[str]:
@@ -158,12 +158,12 @@ def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, l
     for target in targets(runs):
         lines = []
         for number, run in enumerate(runs):
-            found = reached(run, target, by.column)
+            costs = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
-            if found is not None:
-                of = {name: NONE if value is None else seconds(value) for name, value in found.items()}
-                sent = found["mib"]
-                cells = [f"{found['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
+            if costs is not None:
+                of = {name: NONE if value is None else seconds(value) for name, value in costs.items()}
+                sent = costs["mib"]
+                cells = [f"{costs['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
             lines.append((number, cells))
         table.append((f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}", lines))
     return table
@@ -273,10 +273,10 @@ def fairness(runs: list[RunResult]) -> Table:
     kind = Comparison.of(runs).kind
 
     def spread(run: RunResult) -> list[str]:
-        found, which = run.scores(kind)
-        if not found:
+        scores, which = run.scores(kind)
+        if not scores:
             return [NONE] * 8
-        values = np.array(sorted(found.values(), key=run.metric.merit))
+        values = np.array(sorted(scores.values(), key=run.metric.merit))
         tenth = worst_tenth(values, run.metric)
         numbers = (values.mean(), values.std(), values[0], tenth, np.median(values), values[-1])
         return [which, str(len(values)), *(run.metric.shown(float(number)) for number in numbers)]
@@ -311,7 +311,7 @@ FLOPS = {
     "flops_forward": "forward",
     "flops_backward": "backward",
     "flops_extra": "further passes",
-    "flops_penalty": "pull",
+    "flops_penalty": "proximal term",
     "flops_server": "server",
 }
 """Columns of metrics.csv that count operations, in words."""

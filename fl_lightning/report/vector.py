@@ -95,22 +95,22 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
 
 def _accuracy(axes: Axes, runs: list[RunResult]) -> None:
     """Accuracy by round, a band over seeds where runs differ in nothing else."""
-    held = figures.curves(runs)
-    kind, labels, colour = held["first"], figures.run_labels(runs), figures.colours(runs)
+    curves = figures.curves(runs)
+    kind, labels, colour = curves["first"], figures.run_labels(runs), figures.colours(runs)
     banded: set[int] = set()
     named: list[tuple[Any, str]] = []
-    for band in (band for band in held["bands"] if kind in band["y"]):
+    for band in (band for band in curves["bands"] if kind in band["y"]):
         first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
         banded |= set(band["runs"])
         axes.fill_between(band["round"], low, high, color=colour[first], alpha=0.2, linewidth=0)
         label = _plain(figures.seeds_label(labels[first], len(band["runs"])))
         named.append((axes.plot(band["round"], mean, color=colour[first])[0], label))
-    for number, curve in enumerate(held["runs"]):
+    for number, curve in enumerate(curves["runs"]):
         if number not in banded and kind in curve["y"]:
             x, y = _gaps(curve["x"]["round"]), _gaps(curve["y"][kind])
             [line] = axes.plot(x[~np.isnan(y)], y[~np.isnan(y)], color=colour[number])
             named.append((line, _plain(labels[number])))
-    _finish(axes, named, "round", f"{held['metric']} ({held['kinds'].get(kind, kind)})")
+    _finish(axes, named, "round", f"{curves['metric']} ({curves['kinds'].get(kind, kind)})")
 
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:

@@ -10,7 +10,7 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import ABSENT
 
 NONE = "–"
-"""Stands where nothing is known."""
+"""The text where a value is not known."""
 
 
 def component(value: Any) -> str:
@@ -58,9 +58,9 @@ def data(run: RunResult) -> str:
 
 def clients(run: RunResult) -> str:
     """How many there are, and how many of them were held out."""
-    held = run.facts.get("held_out_clients")
+    held_out = run.facts.get("held_out_clients")
     number = text(run.setting("federation.clients"))
-    return f"{number}, {len(held)} of them held out" if isinstance(held, list) and held else number
+    return f"{number}, {len(held_out)} of them held out" if isinstance(held_out, list) and held_out else number
 
 
 def participation(run: RunResult) -> str:
@@ -102,12 +102,16 @@ def local_training(run: RunResult) -> str:
 
 def optimizer(run: RunResult) -> str:
     """Its name, learning rate and whatever else is not 0."""
-    held = run.setting("optimizer")
-    if not isinstance(held, dict):
+    settings = run.setting("optimizer")
+    if not isinstance(settings, dict):
         return NONE
-    more = [f"{key} {text(held[key])}" for key in ("momentum", "weight_decay", "clip_norm") if held.get(key)]
-    decay = [f"times {held['lr_decay']} every {held.get('lr_step', 1)} rounds"] if held.get("lr_decay", 1) != 1 else []
-    return ", ".join([f"{text(held.get('name'))}, lr {text(held.get('lr'))}", *decay, *more])
+    more = [f"{key} {text(settings[key])}" for key in ("momentum", "weight_decay", "clip_norm") if settings.get(key)]
+    decay = (
+        [f"times {settings['lr_decay']} every {settings.get('lr_step', 1)} rounds"]
+        if settings.get("lr_decay", 1) != 1
+        else []
+    )
+    return ", ".join([f"{text(settings.get('name'))}, lr {text(settings.get('lr'))}", *decay, *more])
 
 
 def samples(run: RunResult) -> str:

@@ -43,7 +43,7 @@ def _curves(**titles: str) -> tuple[Panel, ...]:
 
 
 SECTIONS: dict[str, tuple[Panel, ...]] = {
-    "Who hears whom": (
+    "Who receives from whom": (
         Panel("Who receives from whom, by round and run", ("relation/overview",), "pictures"),
         Panel(
             "What single clients receive, layer by layer", ("relation/client-000", "relation/client-001"), "pictures"
@@ -116,21 +116,21 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
 
     api = wandb.Api()
     workspace.entity = entity or api.default_entity or ""
-    found = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get("project")
-    if found is None:
+    answer = execute_graphql(api, _VIEWS, {"entity": workspace.entity, "project": project}).get("project")
+    if answer is None:
         raise BadInput("project", f"{workspace.entity}/{project}", "W&B has no such project yet: log a run to it first")
-    nodes = [edge["node"] for edge in found["allViews"]["edges"]]
+    nodes = [edge["node"] for edge in answer["allViews"]["edges"]]
     there = next((node for node in nodes if node["displayName"] == name), None)
     if there is not None:
         workspace._internal_id, workspace._internal_name = there["id"], there["name"]
         wanted = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True, mode="json")
         if json.loads(there["spec"]) == wanted:
             return workspace.url, False
-    wandb.termlog, said = (lambda *_, **__: None), wandb.termlog
+    wandb.termlog, termlog = (lambda *_, **__: None), wandb.termlog
     try:
         workspace.save()
     finally:
-        wandb.termlog = said
+        wandb.termlog = termlog
     return workspace.url, True
 
 
@@ -156,8 +156,8 @@ def _workspace(entity: str, project: str, name: str) -> Workspace:
         return made
 
     sections = [
-        workspaces.Section(name=title, panels=[drawn(panel) for panel in held], is_open=True)
-        for title, held in SECTIONS.items()
+        workspaces.Section(name=title, panels=[drawn(panel) for panel in contents], is_open=True)
+        for title, contents in SECTIONS.items()
     ]
     columns = [
         "run:displayName",

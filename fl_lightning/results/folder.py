@@ -153,9 +153,9 @@ class RunFolder:
 
     def read_relation(self, round: int) -> RelationView:
         """What `write_relation` kept for `round`; FileNotFoundError if there is nothing."""
-        with self.relation_file(round).open("rb") as file, np.load(file) as held:
-            receivers, layers, sources = (held[name].tolist() for name in ("receivers", "layers", "sources"))
-            return RelationView(held["rows"], receivers, layers, sources)
+        with self.relation_file(round).open("rb") as file, np.load(file) as arrays:
+            receivers, layers, sources = (arrays[name].tolist() for name in ("receivers", "layers", "sources"))
+            return RelationView(arrays["rows"], receivers, layers, sources)
 
     def write_traffic(self, record: RoundRecord) -> None:
         """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`, `kinds`."""
@@ -174,12 +174,12 @@ class RunFolder:
 
     def read_traffic(self, round: int) -> Traffic:
         """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
-        with self.traffic_file(round).open("rb") as file, np.load(file) as held:
-            sizes, clients = held["bytes"], held["clients"].tolist()
-            layers = held["layers"].tolist() if "layers" in held else None
+        with self.traffic_file(round).open("rb") as file, np.load(file) as arrays:
+            sizes, clients = arrays["bytes"], arrays["clients"].tolist()
+            layers = arrays["layers"].tolist() if "layers" in arrays else None
             # Earlier versions did not write `kinds` and `sent`.
-            kinds = held["kinds"].tolist() if "kinds" in held else ["parameters", "buffers", "other"]
-            sent = held["sent"] if "sent" in held else sizes[:, :, :-1, 0] > 0
+            kinds = arrays["kinds"].tolist() if "kinds" in arrays else ["parameters", "buffers", "other"]
+            sent = arrays["sent"] if "sent" in arrays else sizes[:, :, :-1, 0] > 0
         return Traffic(sizes, sent, clients, layers, kinds)
 
     def relation_rounds(self) -> list[int]:
@@ -264,12 +264,12 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
     another round. It is the greater one (KAPC's journal article has it for local and FedAvg in its Tables 1 and 2).
     """
     merit = COLUMNS[column].merit
-    found: dict[int, float] = {}
+    bests: dict[int, float] = {}
     for row in rows:
         if not math.isnan(value := row.get(column, math.nan)):
             client = int(row["client"])
-            found[client] = max(found.get(client, value), value, key=merit)
-    return (math.fsum(found.values()) / len(found), len(found)) if found else (math.nan, 0)
+            bests[client] = max(bests.get(client, value), value, key=merit)
+    return (math.fsum(bests.values()) / len(bests), len(bests)) if bests else (math.nan, 0)
 
 
 def judge_of(summary: Mapping[str, Any], rows: Iterable[Row]) -> str | None:
@@ -321,6 +321,6 @@ def _rounds(folder: Path) -> list[int]:
 
 
 def _save_arrays(path: Path, **arrays: Any) -> None:
-    held = io.BytesIO()
-    np.savez_compressed(held, **arrays)
-    write_whole(path, held.getvalue(), durable=False)
+    buffer = io.BytesIO()
+    np.savez_compressed(buffer, **arrays)
+    write_whole(path, buffer.getvalue(), durable=False)

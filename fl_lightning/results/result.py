@@ -71,8 +71,8 @@ class RunResult:
         """What cannot be read, by section of the report."""
         self._kept: dict[str, list[Row]] = {}
         summary = self._read("runs", "summary.json", self.files.read_summary) or {}
-        asked = self.rounds_asked or 0
-        self.finished = summary.get("rounds") == asked and self.rounds_done >= asked
+        wanted = self.rounds_asked or 0
+        self.finished = summary.get("rounds") == wanted and self.rounds_done >= wanted
         """Whether the run has ended and was not extended since."""
         self.summary = Summary.of(summary if self.finished else {})
         """The content of `summary.json`; empty unless the run is finished."""

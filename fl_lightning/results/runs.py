@@ -37,7 +37,7 @@ class Comparison:
     """By which kind of model runs are compared."""
 
     kind: str | None
-    """One that all judged runs were scored by; None: there is none, and each stands by its own judge."""
+    """One that all judged runs were scored by; None: there is none, and each run keeps its own judge."""
     differ: bool
     """Whether the runs have different judges."""
     metric: Metric = ACCURACY
@@ -90,14 +90,14 @@ def _seeds(runs: list[RunResult], members: list[int]) -> list[str]:
 
 def run_folders(paths: list[Path]) -> list[Path]:
     """`paths`, in which a folder of runs (or of folders of runs, as a study is) stands for all runs in it."""
-    return [found for path in paths for found in (_runs_in(path) or [path])]
+    return [folder for path in paths for folder in (_runs_in(path) or [path])]
 
 
 def _runs_in(path: Path) -> list[Path]:
     if (path / "config.yaml").is_file():
         return [path]
     inside = sorted(path.iterdir()) if path.is_dir() else []
-    return [found for sub in inside if sub.is_dir() and sub.name != "references" for found in _runs_in(sub)]
+    return [folder for sub in inside if sub.is_dir() and sub.name != "references" for folder in _runs_in(sub)]
 
 
 def differing(runs: list[RunResult]) -> Iterator[tuple[str, list[Any]]]:
@@ -122,10 +122,10 @@ def labels(runs: list[RunResult]) -> list[str]:
         alike[method_of(run)].append(run)
     begin = "method.init_args."
     names = {name: [key for key in differing_keys(those) if key.startswith(begin)] for name, those in alike.items()}
-    held = [[name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs]
-    shared = set.intersection(*map(set, held)) if held else set()
+    callbacks_of = [[name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs]
+    shared = set.intersection(*map(set, callbacks_of)) if callbacks_of else set()
     labelled = []
-    for run, callbacks in zip(runs, held, strict=True):
+    for run, callbacks in zip(runs, callbacks_of, strict=True):
         arguments = [f"{key.rpartition('.')[2]}={run.setting(key)}" for key in names[method_of(run)]]
         labelled.append(
             " ".join([method_of(run), *arguments, *(f"+{name}" for name in callbacks if name not in shared)])

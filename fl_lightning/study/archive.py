@@ -64,9 +64,9 @@ _UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, LookupError,
 def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     """Write the finished runs of a study to `out`; returns what `archive.json` holds."""
     runs = sorted({cell["folder"] for cell in folder.cells() if folder.finished(cell["folder"])})
-    found = [folder.path / name for name in STUDY]
-    found += [path for run in runs for kept in KEPT for path in (folder.path / run).glob(kept)]
-    files = {path.relative_to(folder.path).as_posix(): path for path in found if path.is_file()}
+    paths = [folder.path / name for name in STUDY]
+    paths += [path for run in runs for kept in KEPT for path in (folder.path / run).glob(kept)]
+    files = {path.relative_to(folder.path).as_posix(): path for path in paths if path.is_file()}
     search = folder.path.resolve().parent
     if is_search(search):
         files = {name: search / name for name in SEARCH if (search / name).is_file()} | files
@@ -79,12 +79,12 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
-    with atomic_write(out) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as held:
-        held.comment = _digest(text).encode()
+    with atomic_write(out) as aside, zipfile.ZipFile(aside, "w", zipfile.ZIP_DEFLATED, compresslevel=9) as archive:
+        archive.comment = _digest(text).encode()
         for name in (INDEX, *names):
             entry = zipfile.ZipInfo(name, STAMP)
             entry.compress_type, entry.external_attr, entry.create_system = zipfile.ZIP_DEFLATED, 0o644 << 16, 3
-            held.writestr(entry, text if name == INDEX else files[name].read_bytes())
+            archive.writestr(entry, text if name == INDEX else files[name].read_bytes())
     return index
 
 
@@ -100,19 +100,19 @@ def read_index(file: Path) -> dict[str, Any]:
         BadInput: it is no archive, is of another version, or has been changed since it was made.
     """
     try:
-        with zipfile.ZipFile(file) as held:
-            names = held.namelist()
+        with zipfile.ZipFile(file) as archive:
+            names = archive.namelist()
             if INDEX not in names:
                 raise BadInput("archive", str(file), f"it is no archive of a study: it has no {INDEX}")
-            text = held.read(INDEX)
+            text = archive.read(INDEX)
             index: dict[str, Any] = json.loads(text)
             if index["version"] != VERSION:
                 raise BadInput("archive", str(file), f"it is of version {index['version']}, not {VERSION}")
-            changed = [INDEX] if held.comment.decode() != _digest(text) else []
+            changed = [INDEX] if archive.comment.decode() != _digest(text) else []
             changed += sorted({INDEX, *index["files"]} ^ set(names))
             changed += [] if len(names) == len(set(names)) else ["a file that is there twice"]
             changed += [name for name in names if not _inside(name)]
-            changed = changed or [n for n, digest in index["files"].items() if _digest(held.read(n)) != digest]
+            changed = changed or [n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest]
     except _UNREADABLE as error:
         raise BadInput("archive", str(file), f"it cannot be read as an archive ({error})") from None
     if changed:
@@ -128,8 +128,8 @@ def same_study(file: Path, folder: StudyFolder) -> bool:
     try:
         archived = read_index(file)["weights"]
         runs = [run for run in {cell["folder"] for cell in folder.cells()} if run in archived and folder.finished(run)]
-        with zipfile.ZipFile(file) as held:
-            pairs = [((folder.path / run / CONFIG).read_bytes(), held.read(f"{run}/{CONFIG}")) for run in runs]
+        with zipfile.ZipFile(file) as archive:
+            pairs = [((folder.path / run / CONFIG).read_bytes(), archive.read(f"{run}/{CONFIG}")) for run in runs]
         return bool(pairs) and all(ours == theirs or _settings(ours) == _settings(theirs) for ours, theirs in pairs)
     except (BadInput, yaml.YAMLError, *_UNREADABLE):
         return False
@@ -140,8 +140,8 @@ def unpacked(file: Path) -> Iterator[Path]:
     """The study folder in an archive, as long as the block lasts; `BadInput` as `read_index`."""
     read_index(file)
     with tempfile.TemporaryDirectory() as folder:
-        with zipfile.ZipFile(file) as held:
-            held.extractall(folder)
+        with zipfile.ZipFile(file) as archive:
+            archive.extractall(folder)
         yield Path(folder)
 
 
@@ -151,23 +151,23 @@ def weights(run: Path) -> str | None:
     newest = next((m for m in (manifest.intact(folder, t) for t in manifest.rounds(folder)) if m is not None), None)
     if newest is None:
         return None
-    found = hashlib.sha256()
+    digest = hashlib.sha256()
     for name in sorted(manifest.tensor_files(newest)):
-        found.update(f"{name}\n".encode())
-        found.update((folder / name).read_bytes())
-    return found.hexdigest()
+        digest.update(f"{name}\n".encode())
+        digest.update((folder / name).read_bytes())
+    return digest.hexdigest()
 
 
 def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
     """In what a run differs from the archived one: `weights`, or names of files; seconds, memory, `VARYING` apart."""
-    found = ["weights"] if digest is not None and weights(ours) != digest else []
-    found += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
+    differing = ["weights"] if digest is not None and weights(ours) != digest else []
+    differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
     names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
     other = [n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)]
-    found += [f"relation ({_some(other)})"] if other else []
+    differing += [f"relation ({_some(other)})"] if other else []
     now, was = (_told(run / "summary.json") for run in (ours, archived))
     keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
-    return found + ([f"summary.json ({_some(keys)})"] if keys else [])
+    return differing + ([f"summary.json ({_some(keys)})"] if keys else [])
 
 
 def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
@@ -177,19 +177,19 @@ def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
     """
     try:
         starts = json.loads((run / "provenance.json").read_text(encoding="utf-8"))
-        found = [
+        records = [
             {"versions": dict(start["versions"]), "machine": {k: v for k, v in start["machine"].items() if k in KIND}}
             for start in starts
         ]
-        told = [start for k, start in enumerate(found) if start not in found[:k]]
-        last = told.index(found[-1])
+        distinct = [start for k, start in enumerate(records) if start not in records[:k]]
+        last = distinct.index(records[-1])
     except (*_UNREADABLE, AttributeError):
         return []
     with contextlib.suppress(OSError, ValueError):
         lines = (run / "environment.txt").read_text(encoding="utf-8").splitlines()
         installed = dict(line.split("==", 1) for line in lines)
-        told[last]["versions"] |= {name: installed[name] for name in PACKAGES if name in installed}
-    return told
+        distinct[last]["versions"] |= {name: installed[name] for name in PACKAGES if name in installed}
+    return distinct
 
 
 def here() -> dict[str, dict[str, str]]:
@@ -223,15 +223,15 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 def _settings(config: bytes) -> dict[str, Any]:
     """Dotted keys of a config.yaml and their values, but for those in `PLACE` and defaults."""
-    found = dict(flat(index.current(yaml.safe_load(config))))
-    return {key: value for key, value in found.items() if key not in PLACE and value != default(key)}
+    settings = dict(flat(index.current(yaml.safe_load(config))))
+    return {key: value for key, value in settings.items() if key not in PLACE and value != default(key)}
 
 
 def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
     """Type, shape and bytes of each array by name; None where there is no such file, or none that can be read."""
     try:
-        with np.load(file) as held:
-            return {name: (held[name].dtype.str, held[name].shape, held[name].tobytes()) for name in held.files}
+        with np.load(file) as arrays:
+            return {name: (arrays[name].dtype.str, arrays[name].shape, arrays[name].tobytes()) for name in arrays.files}
     except _UNREADABLE:
         return None
 

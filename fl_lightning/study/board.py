@@ -1,4 +1,4 @@
-"""How a study stands, as a table: read off its folder, so that it is true whoever runs the study."""
+"""The state of a study as a table, read from its folder: the same whichever process runs the study."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ class Board:
         failures: Mapping[str, str],
         job: Callable[[str], str | None] = lambda run: None,
     ) -> list[Seen]:
-        """How each cell stands. `running` says whether a run folder (relative) is at work, `job` what SLURM does."""
+        """The state of each cell. `running` says whether a run folder (relative) is at work, `job` what SLURM does."""
         return [self._look(cell, running, failures, job) for cell in self.cells]
 
     def _look(
@@ -84,8 +84,8 @@ class Board:
         state: State = "stopped" if run.path.is_dir() else "waiting"
         if running(cell["folder"]):
             state = "running" if rows else "starting"
-        elif (asked := job(cell["folder"])) in ("queued", "starting"):
-            state = "queued" if asked == "queued" else "starting"
+        elif (queue_state := job(cell["folder"])) in ("queued", "starting"):
+            state = "queued" if queue_state == "queued" else "starting"
         elif cell["folder"] in failures:
             state = "failed"
         return Seen(state, done, score, metric, judge)
@@ -108,34 +108,34 @@ class Board:
         for line in shown:
             first, ended = self.cells[line[0]], [seen[k] for k in line if seen[k].state == "finished"]
             judged = ", ".join(sorted({seen[k].judge for k in line} - {""}))
-            said = (judged, f"{len(ended)}/{len(line)}", _spread(ended), self._now(line, seen))
-            table.add_row(*([escape(named(first["setting"]))] if settings else []), first["label"], *said)
+            texts = (judged, f"{len(ended)}/{len(line)}", _spread(ended), self._now(line, seen))
+            table.add_row(*([escape(named(first["setting"]))] if settings else []), first["label"], *texts)
         return table
 
     def _now(self, line: list[int], seen: list[Seen]) -> str:
-        found = []
+        parts = []
         for k in line:
             if seen[k].state == "starting":
-                found.append(f"seed {self.cells[k]['seed']} starting")
+                parts.append(f"seed {self.cells[k]['seed']} starting")
             elif seen[k].state in ("running", "stopped"):
                 shown = "" if math.isnan(seen[k].score) else f", {seen[k].metric.shown(seen[k].score)}"
-                found.append(f"seed {self.cells[k]['seed']} {seen[k].state}: round {seen[k].round}{shown}")
+                parts.append(f"seed {self.cells[k]['seed']} {seen[k].state}: round {seen[k].round}{shown}")
             elif seen[k].state in ("failed", "unreadable"):
-                found.append(f"seed {self.cells[k]['seed']} {seen[k].state}")
-        return "; ".join(found)
+                parts.append(f"seed {self.cells[k]['seed']} {seen[k].state}")
+        return "; ".join(parts)
 
 
 def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
-    """How many runs stand how, and how long it will take."""
+    """The number of runs in each state, and how long the rest will take."""
     by_run = {cell["folder"]: state for cell, state in zip(cells, seen, strict=True)}
     states = Counter(state.state for state in by_run.values())
-    said = [f"{states['finished']} of {len(by_run)} runs finished"]
-    said += [f"{states[state]} {state}" for state in _TOLD if states[state]]
+    parts = [f"{states['finished']} of {len(by_run)} runs finished"]
+    parts += [f"{states[state]} {state}" for state in _TOLD if states[state]]
     took = [s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)]
     left = len(by_run) - states["finished"] - states["failed"]
     if took and left and (busy := states["running"] + states["starting"]):
-        said.append(f"about {_span(median(took) * left / busy)} left")
-    return ", ".join(said)
+        parts.append(f"about {_span(median(took) * left / busy)} left")
+    return ", ".join(parts)
 
 
 def named(setting: Mapping[str, Any]) -> str:

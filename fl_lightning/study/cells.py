@@ -68,10 +68,10 @@ def read(
     entries = _of_study(paths[0]) if _is_study(paths) else _of_runs(paths)
     others = {entry["label"] for entry in entries if judge is not None and entry.get("judge", judge) != judge}
     entries = [entry for entry in entries if entry["label"] not in others]
-    spoken = str(paths[0]) if len(paths) == 1 else f"{len(paths)} runs"
-    check("compare", spoken, bool(entries), "it has no runs to compare")
+    what = str(paths[0]) if len(paths) == 1 else f"{len(paths)} runs"
+    check("compare", what, bool(entries), "it has no runs to compare")
     ended = [entry for entry in entries if entry["run"] is not None]
-    check("compare", spoken, bool(ended), f"none of its {len(entries)} runs has ended yet")
+    check("compare", what, bool(ended), f"none of its {len(entries)} runs has ended yet")
     notes = [f"left out, since they are judged otherwise: {', '.join(sorted(others))}"] if others else []
     if missing := len(entries) - len(ended):
         notes.append(f"unfinished: {missing} of {len(entries)} runs have not ended and are left out")
@@ -98,9 +98,9 @@ def _is_study(paths: Sequence[Path]) -> bool:
 
 def _of_study(folder: Path) -> list[dict[str, Any]]:
     """The cells of `study.json`; `run` is None where a run has not ended. `judge`: what a row itself names."""
-    found = StudyFolder(folder).cells()
+    listed = StudyFolder(folder).cells()
     try:
-        entries = [dict(cell) for cell in found]
+        entries = [dict(cell) for cell in listed]
         for entry in entries:
             entry["place"] = folder / entry["folder"]
             entry["setting"] = words(entry["setting"])
@@ -123,7 +123,7 @@ def _of_study(folder: Path) -> list[dict[str, Any]]:
 def _judge_of_base(folder: Path) -> str | None:
     """What a study's base says of the judge; None: no `study.yaml` tells it."""
     try:
-        return str(dict(flat(StudyFolder(folder).asked().get("base"))).get(_JUDGE, default(_JUDGE)))
+        return str(dict(flat(StudyFolder(folder).definition().get("base"))).get(_JUDGE, default(_JUDGE)))
     except BadInput:
         return None
 
@@ -163,10 +163,10 @@ def _check_pairs(cells: list[Cell]) -> None:
         units[cell.unit].append(cell)
         before = judges.setdefault(cell.label, cell.judge)
         if before != cell.judge:
-            said = (
+            allowed = (
                 f"runs of {cell.label!r} are judged differently ({MODELS[before]}; {MODELS[cell.judge]}): --judge KIND"
             )
-            raise BadInput("judge", cell.judge, said)
+            raise BadInput("judge", cell.judge, allowed)
     for (setting, seed), those in units.items():
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
         seen: dict[str, Cell] = {}
@@ -174,8 +174,8 @@ def _check_pairs(cells: list[Cell]) -> None:
             other = seen.setdefault(cell.label, cell)
             if other is not cell:
                 both = f"{other.run.folder} and {cell.run.folder}"
-                said = f"{both} are {cell.label!r} alike, and cannot be told apart"
-                raise BadInput("compare", where, said)
+                allowed = f"{both} are {cell.label!r} alike, and cannot be told apart"
+                raise BadInput("compare", where, allowed)
         keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith(METHODS_OWN)]
         if keys:
             raise BadInput("compare", where, f"its runs cannot be paired: they differ in {', '.join(keys)}")
@@ -196,15 +196,15 @@ def _check_methods(cells: list[Cell]) -> None:
             values = [(keys.get(key, _unsaid(key)), cell.run.folder) for keys, cell in zip(own, those, strict=True)]
             (first, path), *others = [(value, path) for value, path in values if value is not ABSENT]
             for value, other in others:
-                said = f"its runs are of different methods: {key} is {first!r} in {path}, {value!r} in {other}"
-                check("compare", label, value == first, said)
+                allowed = f"its runs are of different methods: {key} is {first!r} in {path}, {value!r} in {other}"
+                check("compare", label, value == first, allowed)
 
 
 def _own(run: RunResult) -> dict[str, Any]:
     """What a run's method is made of, by dotted key; of callbacks, which these are and what they were given."""
     loud = sorted(name for name in run.config.get("callbacks") or {} if name not in QUIET)
-    held = [*_OWN, *(f"callbacks.{name}." for name in loud)]
-    return {"callbacks": loud} | {key: value for key, value in flat(run.config) if key.startswith(tuple(held))}
+    beginnings = [*_OWN, *(f"callbacks.{name}." for name in loud)]
+    return {"callbacks": loud} | {key: value for key, value in flat(run.config) if key.startswith(tuple(beginnings))}
 
 
 def _unsaid(key: str) -> Any:

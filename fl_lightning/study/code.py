@@ -39,7 +39,7 @@ def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[s
     cells = {str(cell["folder"]) for cell in folder.cells()} if folder else set()
     begun = [name for name in sorted(cells) if (folder.path / name / "metrics.csv").is_file()]
     before = {(_row(name), tuple(owncode.recorded(folder.path / name).items())) for name in begun}
-    known, found = accepted(folder.path), dict[str, str]()
+    known, changed = accepted(folder.path), dict[str, str]()
     own, shared = (
         {(_row(run.folder), owncode.paths(config, parts)) for run, config in todo}
         for parts in (owncode.COMPUTES, owncode.SHARED)
@@ -48,8 +48,8 @@ def changes(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> dict[s
         now = owncode.digests(owncode.read(named))
         for other, code in before:
             names = owncode.changed(dict(code), now) if other == row or not whole else []
-            found |= {name: now[name] for name in names if now[name] not in known.get(name, [])}
-    return found
+            changed |= {name: now[name] for name in names if now[name] not in known.get(name, [])}
+    return changed
 
 
 def check_same(folder: StudyFolder, todo: Collection[tuple[Run, Config]], accept: bool) -> None:
@@ -113,14 +113,14 @@ def check_rows(rows: Mapping[str, Sequence[tuple[int, Path]]], known: Versions, 
                     everywhere[name].add(digest)
         for name, by in seeds.items():
             strange = [digest for digest in by if (name, digest) not in fine]
-            said = f"its runs were trained with {len(by)} versions of {name} (their folders' source/ has them)"
+            versions = f"its runs were trained with {len(by)} versions of {name} (their folders' source/ has them)"
             check(
                 "compare",
                 label,
                 accept or len(strange) < 2,
-                f"{said}; --accept_changed_code compares them all the same",
+                f"{versions}; --accept_changed_code compares them all the same",
             )
-            notes += [f"{label}: {said}: {_listed(by)}"] if len(by) > 1 else []
+            notes += [f"{label}: {versions}: {_listed(by)}"] if len(by) > 1 else []
     apart = sorted(name for name, digests in everywhere.items() if len(digests) > 1)
     return notes + ([f"rows were trained with different versions of {', '.join(apart)}"] if apart and not notes else [])
 

@@ -150,18 +150,18 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     if not any(row.pairs for row in rows if baseline in (None, row.baseline)):
         raise _no_pairs(groups, baseline)
     rows = _corrected(rows)
-    ranks, said = _ranks(groups)
+    ranks, rank_notes = _ranks(groups)
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
-    return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + said + harm_notes(cells), target)
+    return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells), target)
 
 
 def _grouped(cells: Iterable[Cell]) -> list[_Group]:
-    found: dict[str, _Group] = {}
+    groups: dict[str, _Group] = {}
     for cell in cells:
-        group = found.setdefault(cell.judge, _Group(cell.judge))
+        group = groups.setdefault(cell.judge, _Group(cell.judge))
         group.cells.setdefault(cell.label, {})[cell.unit] = cell
-    return [found[judge] for judge in MODELS if judge in found]
+    return [groups[judge] for judge in MODELS if judge in groups]
 
 
 def _align(group: _Group) -> list[str]:
@@ -232,12 +232,12 @@ def _no_pairs(groups: list[_Group], baseline: str | None) -> BadInput:
     compared = [g for g in groups if baseline in (None, g.baseline) and len(g.cells) > 1]
     if compared:
         settings = "; ".join(list(dict.fromkeys(s for group in compared for s in group.settings if s))[:4])
-        said = "there are no pairs: no other method has run in its setting with its seed"
-        return BadInput("baseline", compared[0].baseline, f"{said}{f' (settings: {settings})' if settings else ''}")
+        allowed = "there are no pairs: no other method has run in its setting with its seed"
+        return BadInput("baseline", compared[0].baseline, f"{allowed}{f' (settings: {settings})' if settings else ''}")
     if len(groups) > 1:
         judged = "; ".join(f"{', '.join(group.cells)}: {MODELS[group.judge]}" for group in groups)
-        said = f"judges are not mixed ({judged}); --judge KIND compares all by one, where all runs were scored so"
-        return BadInput("baseline", baseline, said) if baseline else BadInput("judge", "mixed", said)
+        allowed = f"judges are not mixed ({judged}); --judge KIND compares all by one, where all runs were scored so"
+        return BadInput("baseline", baseline, allowed) if baseline else BadInput("judge", "mixed", allowed)
     (group,) = groups
     return BadInput("compare", ", ".join(group.cells), "there is one method alone, and nothing to compare it with")
 
@@ -289,28 +289,28 @@ def _against(group: _Group, settings: list[str], label: str) -> dict[str, Any]:
     ours, theirs = group.scores[label], group.scores[str(group.baseline)]
     paired = {unit: ours[unit] - theirs[unit] for unit in ours if unit in theirs and unit[0] in settings}
     means = [float(values.mean()) for values in paired.values()]
-    found: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
+    fields: dict[str, Any] = {"baseline": group.baseline, "pairs": len(paired)}
     if not paired:
-        return found
-    found |= dict(zip(("wins", "ties", "losses"), statistics.tally(means), strict=True))
+        return fields
+    fields |= dict(zip(("wins", "ties", "losses"), statistics.tally(means), strict=True))
     seeds = _complete(settings, paired)
     if seeds:
         differences = [[paired[setting, seed] for setting in settings] for seed in seeds]
-        found["difference"] = float(statistics.seed_means(differences).mean())
+        fields["difference"] = float(statistics.seed_means(differences).mean())
         # Seeds that differ alike have no spread to go by: an interval would claim to be certain.
         if len(seeds) > 1 and not statistics.alike(differences):
-            found["low"], found["high"], found["interval"] = statistics.interval(differences)
+            fields["low"], fields["high"], fields["interval"] = statistics.interval(differences)
     if settings == group.settings and len(paired) >= statistics.MIN_PAIRS and len(seeds) > 1:
-        found["p"] = statistics.wilcoxon(means)
+        fields["p"] = statistics.wilcoxon(means)
         if len(settings) > 1:  # pairs of one seed in several settings may have in common what the seed brings
-            found["p"] = max(found["p"], statistics.over_seeds(differences))
-    return found
+            fields["p"] = max(fields["p"], statistics.over_seeds(differences))
+    return fields
 
 
 def _complete(settings: list[str], units: Iterable[Unit]) -> list[int]:
     """The seeds that have run in every one of `settings`."""
-    found = set(units)
-    return [s for s in sorted({seed for _, seed in found}) if all((setting, s) in found for setting in settings)]
+    there = set(units)
+    return [s for s in sorted({seed for _, seed in there}) if all((setting, s) in there for setting in settings)]
 
 
 def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
@@ -344,7 +344,7 @@ def _corrected(rows: list[Row]) -> list[Row]:
 
 def _ranks(groups: list[_Group]) -> tuple[list[Ranks], list[str]]:
     """Friedman's test for each judge with enough settings and methods; where there are several but too few, a note."""
-    found, notes = [], []
+    ranked, notes = [], []
     for group in groups:
         labels, table = list(group.scores), []
         for setting in group.settings:
@@ -357,11 +357,11 @@ def _ranks(groups: list[_Group]) -> tuple[list[Ranks], list[str]]:
             pairwise = statistics.pairwise(np.array(table))
             cliques = [[labels[k] for k in clique] for clique in statistics.cliques(ranks, pairwise)]
             lists = [float(rank) for rank in ranks], pairwise.tolist(), cliques
-            found.append(Ranks(group.judge, labels, len(table), chi_square, p, *lists))
+            ranked.append(Ranks(group.judge, labels, len(table), chi_square, p, *lists))
         elif len(group.settings) > 1 and len(labels) > 1:
             wanted = f"it wants {statistics.MIN_PAIRS} settings that all methods have run in, and {MIN_METHODS} methods"
             notes.append(f"{MODELS[group.judge]}: no Friedman test: {wanted}; here {len(table)} and {len(labels)}")
-    return found, notes
+    return ranked, notes
 
 
 def _time(cells: Iterable[Cell]) -> list[str]:

@@ -1,7 +1,7 @@
 """A study's folder: what it was asked for, its table of cells, and who is at work in it.
 
-`study.yaml` and `study.json` stand before the first run begins; every run has an ordinary run folder. What a run has
-left there says how it stands, so that nothing is lost with the process that runs the study.
+`study.yaml` and `study.json` are written before the first run begins; every run has an ordinary run folder. The
+state of a run is read from its folder, so that nothing is lost with the process that runs the study.
 """
 
 from __future__ import annotations
@@ -56,15 +56,15 @@ class StudyFolder:
                 raise BadInput(
                     "study", str(self.path), f"its study.json is of version {content['version']}, not {VERSION}"
                 )
-            found = list(content["cells"])
+            listed = list(content["cells"])
             kinds = {"folder": str, "label": str, "method": str, "seed": int, "setting": dict}
-            if not all(isinstance(cell[key], kind) for cell in found for key, kind in kinds.items()):
+            if not all(isinstance(cell[key], kind) for cell in listed for key, kind in kinds.items()):
                 raise TypeError("a cell has no folder, label, method, seed or setting")
-            return found
+            return listed
         except (OSError, ValueError, LookupError, TypeError) as error:
             raise BadInput("study", str(self.path), f"its study.json cannot be read ({error})") from None
 
-    def asked(self) -> dict[str, Any]:
+    def definition(self) -> dict[str, Any]:
         """What `study.yaml` holds; `BadInput` if it cannot be read."""
         try:
             content = yaml.safe_load(self._study.read_text(encoding="utf-8"))
@@ -110,7 +110,7 @@ class StudyFolder:
             if names - {"lock", *(p.name for file in (self._study, self._cells) for p in (file, aside_of(file)))}:
                 raise BadInput("out", str(self.path), "it is a folder of something else: it holds no study.json")
             return
-        before = self.asked()
+        before = self.definition()
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
             if old.get(key, default(key)) != new.get(key) and key not in PLACE:
@@ -131,7 +131,7 @@ class StudyFolder:
         file = self.path / "lock"
         try:
             make_folder(self.path)
-            held = take(file)
+            lock = take(file)
         except Taken as error:
             allowed = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), allowed) from None
@@ -144,7 +144,7 @@ class StudyFolder:
         try:
             yield
         finally:
-            held.close()
+            lock.close()
 
 
 def _check_labels(before: list[Entry], now: list[Entry]) -> None:
@@ -152,9 +152,9 @@ def _check_labels(before: list[Entry], now: list[Entry]) -> None:
     known = {entry.label: entry for entry in before}
     for entry in now:
         old = known.get(entry.label, entry)
-        asked, meant = _meaning(entry), _meaning(old)
-        if asked != meant:
-            raise BadInput(entry.key, asked, f"in this study {entry.label!r} is {meant}: give it another `label`")
+        wanted, meant = _meaning(entry), _meaning(old)
+        if wanted != meant:
+            raise BadInput(entry.key, wanted, f"in this study {entry.label!r} is {meant}: give it another `label`")
 
 
 def _meaning(entry: Entry) -> dict[str, Any]:
@@ -166,5 +166,5 @@ def default(key: str) -> Any:
     """What a run has that does not say: a study of an earlier version lacks the keys that have come since."""
     group, _, name = key.partition(".")
     made = Config.__dataclass_fields__[group].default_factory if group in Config.__dataclass_fields__ else MISSING
-    found = None if made is MISSING else getattr(made(), name, None)
-    return list(found) if isinstance(found, tuple) else found
+    value = None if made is MISSING else getattr(made(), name, None)
+    return list(value) if isinstance(value, tuple) else value

@@ -51,10 +51,10 @@ class Entry:
 
     def arguments_in(self, setting: Setting) -> dict[str, Any]:
         """Its arguments in a setting."""
-        found = dict(self.arguments)
+        arguments = dict(self.arguments)
         for word in words(setting):
-            found |= self.when.get(word, {})
-        return found
+            arguments |= self.when.get(word, {})
+        return arguments
 
 
 @dataclass(frozen=True)
@@ -115,9 +115,9 @@ class Study:
         paper = content.get("paper")
         check("paper", paper, isinstance(paper, dict | None), "it must be a mapping (docs/studies.md)")
         axes = _grid(grid) if "grid" in content else {}
-        found = cls(content["base"], methods, read_seeds(content["seeds"]), axes, forced, paper)
-        found.check()
-        return found
+        study = cls(content["base"], methods, read_seeds(content["seeds"]), axes, forced, paper)
+        study.check()
+        return study
 
     def check(self) -> None:
         """Raise `BadInput` for methods that cannot be told apart, a key that is set twice, or too many runs."""
@@ -156,15 +156,15 @@ class Study:
         return listed + [entry for entry in _forced(everyone) if self.forced and entry.label not in plain]
 
     def runs(self, participation: float) -> list[Run]:
-        """All runs, seed by seed: what stands after a part of them is a comparison already.
+        """All runs, seed by seed: after a part of them there is a comparison already.
 
         `participation`: the base's, for settings that do not say.
         """
-        found = []
+        runs = []
         for seed, setting in itertools.product(self.seeds, self.settings()):
             share = setting.get("federation.participation", participation)
-            found += [Run(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
-        return found
+            runs += [Run(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
+        return runs
 
 
 def words(setting: Setting) -> list[str]:
@@ -198,36 +198,36 @@ def _entry(key: str, given: Any) -> Entry:
     fine = isinstance(when, dict) and all(isinstance(value, dict) for value in when.values())
     check(f"{key}.when", when, fine, "it must map settings to arguments: {data.alpha=0.3: {beta: 1.0}}")
     check(key, given, isinstance(name, str), "it must say which method: {name: fedprox, mu: 0.1}")
-    found = catalogue.find("methods", key, name)
-    short = found.name.rpartition(".")[2].lower()
+    entry_of = catalogue.find("methods", key, name)
+    short = entry_of.name.rpartition(".")[2].lower()
     settings = {word: rest.pop(word) for word in list(rest) if "." in word}
     for word, value in settings.items():
         _check_axis(f"{key}.{word}", word, value, OWN)
     inside = rest.pop("init_args", None) or {}
     check(f"{key}.init_args", inside, isinstance(inside, dict), "it must be a mapping of arguments")
     arguments = inside | rest
-    said = " ".join([short, *(f"{word}={_text(value)}" for word, value in (arguments | settings).items())])
-    label = safe(said) if called is None else called
+    given_name = " ".join([short, *(f"{word}={_text(value)}" for word, value in (arguments | settings).items())])
+    label = safe(given_name) if called is None else called
     fine = isinstance(label, str) and label.strip() == label != "" and safe(label) == label
     check(f"{key}.label", label, fine, f"it names a folder: at most {LONGEST} letters, digits, spaces and .,=+@-")
-    return Entry(key, found.class_path if "." in found.name else found.name, label, arguments, settings, when)
+    return Entry(key, entry_of.class_path if "." in entry_of.name else entry_of.name, label, arguments, settings, when)
 
 
 def _forced(everyone: bool) -> list[Entry]:
     """Rows without which no table of personalised methods can be judged: training alone, and FedAvg personalised."""
     rows = {"fedavg after": "after", "fedavg finetuned": "finetuned"}
-    found = [Entry("forced", "local", "local", forced=True)]
+    entries = [Entry("forced", "local", "local", forced=True)]
     if everyone:
         both = {"evaluation.judge": "after", "evaluation.models": ["before", "after", "global", "finetuned"]}
-        return [*found, Entry("forced", "fedavg", "fedavg personalised", settings=both, judges=rows, forced=True)]
+        return [*entries, Entry("forced", "fedavg", "fedavg personalised", settings=both, judges=rows, forced=True)]
     for label, judge in rows.items():
         own = {"evaluation.judge": judge, "evaluation.models": None}
-        found.append(Entry("forced", "fedavg", label, settings=own, forced=True))
-    return found
+        entries.append(Entry("forced", "fedavg", label, settings=own, forced=True))
+    return entries
 
 
 def read_seeds(given: Any) -> list[int]:
-    """The seeds of a list, or of a span such as `0-4`; `BadInput` if these are none."""
+    """The seeds of a list, or of a span such as `0-4`; `BadInput` for anything else."""
     allowed = "it must be a span such as 0-4, or a list of whole numbers from 0, each once"
     span = re.fullmatch(r"(\d{1,18})-(\d{1,18})", given.strip()) if isinstance(given, str) else None
     if span:
@@ -243,7 +243,7 @@ def read_seeds(given: Any) -> list[int]:
 def _grid(given: Any) -> dict[str, list[Any]]:
     fine = isinstance(given, dict) and len(given) > 0
     check("grid", given, fine, "it must map keys to lists of values; without a grid, leave it out")
-    found: list[str] = []
+    points: list[str] = []
     for key, values in given.items():
         fine = isinstance(values, list) and len(values) > 0
         linked = fine and _linked(key) and all(isinstance(value, dict) and value for value in values)
@@ -256,9 +256,9 @@ def _grid(given: Any) -> dict[str, list[Any]]:
             for name in inside:
                 _check_axis(f"grid.{key}.{name}", name, value[name], AXES)
         texts = [json.dumps(value, default=str) for value in values]
-        check(f"grid.{key}", values, len(set(texts)) == len(texts), "a value stands there twice")
-        found += inside
-    both = sorted({key for key in found if found.count(key) > 1})
+        check(f"grid.{key}", values, len(set(texts)) == len(texts), "it has a value twice")
+        points += inside
+    both = sorted({key for key in points if points.count(key) > 1})
     check("grid", ", ".join(both), not both, "it is set twice")
     return dict(given)
 
@@ -268,9 +268,9 @@ def _linked(key: Any) -> bool:
     return isinstance(key, str) and key != "model" and "." not in key and key not in AXES
 
 
-def _check_axis(spoken: str, key: Any, value: Any, groups: tuple[str, ...]) -> None:
+def _check_axis(where: str, key: Any, value: Any, groups: tuple[str, ...]) -> None:
     fine = isinstance(key, str) and (key.partition(".")[0] in groups) and (key == "model" or "." in key)
-    check(spoken, value, fine, f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME")
+    check(where, value, fine, f"it may be a key of {', '.join(groups)}, such as {groups[0]}.NAME")
 
 
 def _text(value: Any) -> str:

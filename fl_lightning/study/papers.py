@@ -40,12 +40,12 @@ UNITS = {"1": 1.0, "percent": 100.0, "MiB": 2.0**-20, "GFLOP": 1e-9}
 """What our number is multiplied with, by the paper's unit; percent where a metric's name ends so."""
 KEYS = ("title", "tables", "where", "settings", "figures", "rows", "runs", "alone")
 HERE = "the study does not list it"
-"""Why a row of the paper stands alone, where nothing else is said."""
+"""Why a row of the paper has no counterpart, where no other reason is given."""
 
 
 @dataclass(frozen=True)
 class Ours:
-    """Which of our numbers stands beside a cell."""
+    """Which of our numbers a cell is compared with."""
 
     label: str
     setting: Setting
@@ -83,7 +83,7 @@ class Cell:
     """As printed: of this metric in this table."""
     ours: Ours | None
     absent: str = ""
-    """Why there is none of ours."""
+    """Why we have no such number."""
 
 
 def cells_of(study: Study) -> list[Cell]:
@@ -111,10 +111,10 @@ def cells_of(study: Study) -> list[Cell]:
         _check_label(f"paper.settings.{words}", keys.get("label"), study)
     printed = list(_printed(paper))
     for key, column in (("settings", "setting"), ("figures", "metric"), ("rows", "method")):
-        found = dict.fromkeys(row[column] for row in printed)
+        columns = dict.fromkeys(row[column] for row in printed)
         for name in paper[key]:
-            near = did_you_mean(str(name), found)
-            check(f"paper.{key}", name, name in found, f"no such {column} in its tables{near}: {'; '.join(found)}")
+            near = did_you_mean(str(name), columns)
+            check(f"paper.{key}", name, name in columns, f"no such {column} in its tables{near}: {'; '.join(columns)}")
     chosen = [row for row in printed if row["setting"] in paper["settings"] and row["metric"] in paper["figures"]]
     check("paper", paper.get("where"), bool(chosen), "no cell of its tables has such a setting and metric together")
     order = [*paper["settings"]], [*paper["figures"]]
@@ -141,11 +141,11 @@ def reason(cell: Cell) -> tuple[str, str]:
 
 def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
     for kind, given in (("figures", paper["figures"]), ("rows", paper["rows"])):
-        for name, said in given.items():
-            key, spec = f"paper.{kind}.{name}", _spec(said, "figure" if kind == "figures" else "label")
+        for name, row in given.items():
+            key, spec = f"paper.{kind}.{name}", _spec(row, "figure" if kind == "figures" else "label")
             allowed = "keys: figure, kind, column, unit" + ", label, absent" * (kind == "rows")
             known = {"figure", "kind", "column", "unit", *(("label", "absent") if kind == "rows" else ())}
-            check(key, said, set(spec) <= known, allowed)
+            check(key, row, set(spec) <= known, allowed)
             figure, model, label = spec.get("figure"), spec.get("kind"), spec.get("label")
             column = spec.get("column")
             check(f"{key}.column", column, isinstance(column, str | None), "it must be a column of metrics.csv")
@@ -155,7 +155,7 @@ def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
             check(key, figure, figure in some, f"figures: {', '.join(FIGURES)}")
             check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
             if kind == "rows" and "absent" not in spec:
-                check(key, said, isinstance(label, str), "it must name a method of ours by its label, or say `absent`")
+                check(key, row, isinstance(label, str), "it must name a method of ours by its label, or say `absent`")
                 _check_label(key, label, study)
 
 

@@ -60,9 +60,9 @@ def part_of(study: Study, methods: str | None, seeds: str | None, settings: str 
 
 def with_seeds(study: Study, seeds: Iterable[int]) -> Study:
     """The study with these seeds beside its own. `BadInput` if those are too many runs."""
-    found = dataclasses.replace(study, seeds=list(dict.fromkeys([*study.seeds, *seeds])))
-    found.check()
-    return found
+    wider = dataclasses.replace(study, seeds=list(dict.fromkeys([*study.seeds, *seeds])))
+    wider.check()
+    return wider
 
 
 def _listed(text: str | None) -> list[str]:

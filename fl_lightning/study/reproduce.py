@@ -41,7 +41,7 @@ class Verdict:
 
 @dataclass(frozen=True)
 class Line:
-    """A cell of the paper, and what stands beside it, in the paper's unit."""
+    """A cell of the paper, and our number for it, in the paper's unit."""
 
     cell: Cell
     seeds: int
@@ -99,19 +99,19 @@ def beside(cells: Sequence[Cell], folder: StudyFolder, reasons: bool = True) -> 
 
 def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, RunResult], folder: Path, reasons: bool) -> Line:
     values: list[float] = []
-    found: list[float] = []
+    figures: list[float] = []
     ours = cell.ours
     if ours is not None:
         named = next((row.get("judge") for row in table if row["label"] == ours.label), None)
         ours = dataclasses.replace(ours, kind=ours.kind or named)
         by_seed = _by_seed(ours.label, ours, table, runs, folder)
         alone = _by_seed(ours.alone, ours, table, runs, folder)
-        found = [figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
-        values = [ours.unit * value for value in found if not math.isnan(value)]
+        figures = [figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
+        values = [ours.unit * value for value in figures if not math.isnan(value)]
     verdict = judge(values, cell.value, cell.std, cell.runs, cell.decimals)
     why = reason(cell) if reasons and verdict.words == DIFFERS else ("", "")
     if verdict.words == NOT_RUN:
-        why = cell.absent or ("its runs have no such number" if found else ""), ""
+        why = cell.absent or ("its runs have no such number" if figures else ""), ""
     return Line(cell, len(values), verdict, *why)
 
 
@@ -178,48 +178,48 @@ def sheet_of(lines: Sequence[Line], title: str, notes: Sequence[str]) -> Sheet:
     counts = {
         words: sum(line.verdict.words == words for line in lines) for words in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN)
     }
-    said = ", ".join(f"{number} {words}" for words, number in counts.items() if number)
-    below = [*notes, f"{len(lines)} cells: {said}", *_whys(lines)]
+    summary = ", ".join(f"{number} {words}" for words, number in counts.items() if number)
+    below = [*notes, f"{len(lines)} cells: {summary}", *_whys(lines)]
     return Sheet(MARK, HEAD, blocks, below, [_record(line) for line in lines], {"title": title, "notes": below}, title)
 
 
 def _whys(lines: Sequence[Line]) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    found: dict[tuple[str, str, str], list[str]] = {}
+    methods_by_reason: dict[tuple[str, str, str], list[str]] = {}
     for line in lines:
         if line.why:
-            found.setdefault((line.verdict.words, line.why, line.written), []).append(line.cell.method)
+            methods_by_reason.setdefault((line.verdict.words, line.why, line.written), []).append(line.cell.method)
     return [
         f"{', '.join(dict.fromkeys(methods))} ({verdict}): {why}{f' ({written})' * bool(written)}"
-        for (verdict, why, written), methods in found.items()
+        for (verdict, why, written), methods in methods_by_reason.items()
     ]
 
 
 def _cells(line: Line) -> list[str]:
     """In the order of `HEAD`."""
-    cell, found = line.cell, line.verdict
+    cell, verdict = line.cell, line.verdict
     digits = cell.decimals
-    mean, std = found.mean, found.std
+    mean, std = verdict.mean, verdict.std
     shown = NONE if mean is None else f"{mean:.{digits}f}" + ("" if std is None else f" ± {std:.{digits}f}")
-    span = NONE if found.low is None else f"[{found.low:+.{digits}f}, {found.high:+.{digits}f}]"
+    span = NONE if verdict.low is None else f"[{verdict.low:+.{digits}f}, {verdict.high:+.{digits}f}]"
     return [
         cell.method, f"{cell.value:.{digits}f}" + ("" if cell.std is None else f" ± {cell.std:.{digits}f}"),
-        shown, str(line.seeds), NONE if mean is None else f"{mean - cell.value:+.{digits}f}", span, found.words,
+        shown, str(line.seeds), NONE if mean is None else f"{mean - cell.value:+.{digits}f}", span, verdict.words,
         cell.ours.words() if cell.ours else NONE,
     ]  # fmt: skip
 
 
 def _span(line: Line) -> tuple[float, float, float] | None:
-    found = line.verdict
-    if found.low is None or found.high is None or found.mean is None:
+    verdict = line.verdict
+    if verdict.low is None or verdict.high is None or verdict.mean is None:
         return None
-    return found.low, found.mean - line.cell.value, found.high
+    return verdict.low, verdict.mean - line.cell.value, verdict.high
 
 
 def _record(line: Line) -> dict[str, Any]:
-    cell, found = line.cell, line.verdict
+    cell, verdict = line.cell, line.verdict
     own = {name: getattr(cell.ours, name, None) for name in ("label", "figure", "kind", "column")}
     printed = {name: value for name, value in vars(cell).items() if name not in ("ours", "absent", "decimals")}
-    rest = {"verdict": found.words, "why": line.why, "written": line.written}
-    numbers = {name: value for name, value in dataclasses.asdict(found).items() if name != "words"}
+    rest = {"verdict": verdict.words, "why": line.why, "written": line.written}
+    numbers = {name: value for name, value in dataclasses.asdict(verdict).items() if name != "words"}
     return {**printed, **own, "seeds": line.seeds, **numbers, **rest}

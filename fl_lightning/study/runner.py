@@ -78,7 +78,7 @@ class Runner:
             )
 
     def standing(self) -> str:
-        """How many runs stand how."""
+        """The number of runs in each state."""
         return words(self.board.cells, self.board.look(lambda folder: False, self.failures))
 
     def _show(self, running: list[int], last: bool = False) -> None:

@@ -50,11 +50,11 @@ def table(sheet: Sheet, width: int | None = WIDTH) -> str:
     from rich.markup import escape
     from rich.table import Table
 
-    held = io.StringIO()
-    console = Console(highlight=False, width=width, file=held)
-    print(sheet.mark, file=held)
+    screen = io.StringIO()
+    console = Console(highlight=False, width=width, file=screen)
+    print(sheet.mark, file=screen)
     if sheet.title:
-        print(sheet.title, file=held)
+        print(sheet.title, file=screen)
     for block in sheet.blocks:
         shown = Table(title=escape(block.title), title_justify="left", box=SIMPLE)
         for number, name in enumerate(sheet.head):
@@ -63,18 +63,18 @@ def table(sheet: Sheet, width: int | None = WIDTH) -> str:
             shown.add_row(*map(escape, row))
         console.print(shown)
     for line in sheet.lines:
-        print(line, file=held)
-    return held.getvalue()
+        print(line, file=screen)
+    return screen.getvalue()
 
 
 def as_csv(sheet: Sheet) -> str:
     """A line for each row, every digit; an unknown value is an empty cell."""
-    held = io.StringIO()
+    buffer = io.StringIO()
     records = [{"made_by": sheet.mark, **record} for record in sheet.records]
-    writer = csv.DictWriter(held, list(records[0]), lineterminator="\n")
+    writer = csv.DictWriter(buffer, list(records[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(records)
-    return held.getvalue()
+    return buffer.getvalue()
 
 
 def as_json(sheet: Sheet) -> str:
@@ -84,13 +84,15 @@ def as_json(sheet: Sheet) -> str:
 
 
 def as_latex(sheet: Sheet) -> str:
-    r"""A tabular for \usepackage{booktabs}; what is said below the table stands in comments above it."""
-    said = "".join(f"% {' '.join(line.split())}\n" for line in filter(None, [sheet.mark, sheet.title, *sheet.lines]))
+    r"""A tabular for \usepackage{booktabs}; the lines below the table are comments above it."""
+    comments = "".join(
+        f"% {' '.join(line.split())}\n" for line in filter(None, [sheet.mark, sheet.title, *sheet.lines])
+    )
     text = [f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule", _line(sheet.head)]
     for block in sheet.blocks:
         text += [r"\midrule", f"\\multicolumn{{{len(sheet.head)}}}{{l}}{{\\emph{{{_tex(block.title)}}}}} \\\\"]
         text += map(_line, block.rows)
-    return said + "\n".join([*text, r"\bottomrule", r"\end{tabular}", ""])
+    return comments + "\n".join([*text, r"\bottomrule", r"\end{tabular}", ""])
 
 
 def as_html(sheet: Sheet) -> str:

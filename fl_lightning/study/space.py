@@ -38,13 +38,13 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
     """
     module, _, name = config.method.class_path.rpartition(".")
     own = dataclasses.fields(getattr(importlib.import_module(module), name))
-    asked = [
+    searched = [
         (f"method.{f.name}", f.metadata["search"], config.method.init_args.get(f.name, f.default), f.metadata["why"])
         for f in own
         if "search" in f.metadata
     ]
     if config.optimizer.name in RATES:
         where, why = RATES[config.optimizer.name]
-        asked.append(("optimizer.lr", where, config.optimizer.lr, why))
-    found = [(key, widened(where, start), start, why) for key, where, start, why in asked if key not in fixed]
-    return [Dimension(key, where, start, why) for key, where, start, why in found if where is not None]
+        searched.append(("optimizer.lr", where, config.optimizer.lr, why))
+    wide = [(key, widened(where, start), start, why) for key, where, start, why in searched if key not in fixed]
+    return [Dimension(key, where, start, why) for key, where, start, why in wide if where is not None]

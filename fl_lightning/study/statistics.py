@@ -28,8 +28,8 @@ may be one of many studies, which share the draws of a bootstrap)."""
 
 def seed_means(differences: Differences) -> np.ndarray:
     """Of each seed: the mean over settings of the means over clients, (..., seeds)."""
-    found = [np.mean([clients.mean(axis=-1) for clients in settings], axis=0) for settings in differences]
-    return np.stack(found, axis=-1)
+    means = [np.mean([clients.mean(axis=-1) for clients in settings], axis=0) for settings in differences]
+    return np.stack(means, axis=-1)
 
 
 def alike(differences: Differences) -> bool:
@@ -85,12 +85,12 @@ def bootstrap(differences: Differences, level: float = LEVEL, resamples: int = R
 def resampled(differences: Differences, resamples: int, rng: np.random.Generator) -> np.ndarray:
     """Means of drawn seeds over drawn clients, (..., resamples, seeds); of a seed drawn twice clients are, too."""
     seeds = rng.integers(len(differences), size=(resamples, len(differences)))
-    found = np.empty((*differences[0][0].shape[:-1], *seeds.shape))
+    means = np.empty((*differences[0][0].shape[:-1], *seeds.shape))
     for seed, settings in enumerate(differences):
         places = seeds == seed
         drawn = [_drawn_means(clients, int(places.sum()), rng) for clients in settings]
-        found[..., places] = np.mean(drawn, axis=0)
-    return found
+        means[..., places] = np.mean(drawn, axis=0)
+    return means
 
 
 def _drawn_means(clients: np.ndarray, times: int, rng: np.random.Generator) -> np.ndarray:
@@ -113,24 +113,24 @@ def levelled(values: Any) -> np.ndarray:
 
     Rounding would part two that lie on either side of a step, however near they are.
     """
-    found = np.array(values, dtype=float)
-    order = np.argsort(found, kind="stable")
-    begins = np.diff(found[order], prepend=-np.inf) > EQUAL
-    found[order] = found[order][begins][np.cumsum(begins) - 1]
-    return found
+    levels = np.array(values, dtype=float)
+    order = np.argsort(levels, kind="stable")
+    begins = np.diff(levels[order], prepend=-np.inf) > EQUAL
+    levels[order] = levels[order][begins][np.cumsum(begins) - 1]
+    return levels
 
 
 def _signed(differences: Sequence[float]) -> np.ndarray:
     """Differences with sizes levelled, 0 among them."""
-    found = np.asarray(differences, dtype=float)
-    return np.asarray(np.sign(found) * levelled([0.0, *np.abs(found)])[1:])
+    signed = np.asarray(differences, dtype=float)
+    return np.asarray(np.sign(signed) * levelled([0.0, *np.abs(signed)])[1:])
 
 
 def wilcoxon(differences: Sequence[float]) -> float:
     """Two-sided p of Wilcoxon's signed ranks, without the pairs that are equal; exact where scipy has it exact."""
-    found = _signed(differences)
-    found = found[found != 0]
-    return float(stats.wilcoxon(found).pvalue) if len(found) else 1.0
+    signed = _signed(differences)
+    signed = signed[signed != 0]
+    return float(stats.wilcoxon(signed).pvalue) if len(signed) else 1.0
 
 
 def over_seeds(differences: Differences) -> float:
@@ -148,9 +148,9 @@ def holm(p: Sequence[float]) -> list[float]:
     """p values corrected for being so many (Holm, 1979): none is below another whose own is smaller."""
     order = np.argsort(p, kind="stable")
     steps = np.asarray(p)[order] * np.arange(len(p), 0, -1)
-    found = np.empty(len(p))
-    found[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(p) else steps
-    return [float(value) for value in found]
+    corrected = np.empty(len(p))
+    corrected[order] = np.minimum(1.0, np.maximum.accumulate(steps)) if len(p) else steps
+    return [float(value) for value in corrected]
 
 
 def pairs_needed(comparisons: int, level: float = LEVEL) -> int:
@@ -163,8 +163,8 @@ def pairs_needed(comparisons: int, level: float = LEVEL) -> int:
 
 def tally(differences: Sequence[float]) -> tuple[int, int, int]:
     """How many differences are above, at and below 0: wins, ties, losses."""
-    found = _signed(differences)
-    return int((found > 0).sum()), int((found == 0).sum()), int((found < 0).sum())
+    signed = _signed(differences)
+    return int((signed > 0).sum()), int((signed == 0).sum()), int((signed < 0).sum())
 
 
 def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
@@ -177,8 +177,8 @@ def friedman(scores: np.ndarray) -> tuple[float, float, np.ndarray]:
     ranks = stats.rankdata(-scores, axis=1).mean(axis=0)
     if np.ptp(scores, axis=1).max() == 0:  # nothing differs anywhere, and the statistic is 0 / 0
         return 0.0, 1.0, ranks
-    found = stats.friedmanchisquare(*scores.T)
-    return float(found.statistic), float(found.pvalue), ranks
+    test = stats.friedmanchisquare(*scores.T)
+    return float(test.statistic), float(test.pvalue), ranks
 
 
 def pairwise(scores: np.ndarray) -> np.ndarray:
@@ -187,21 +187,21 @@ def pairwise(scores: np.ndarray) -> np.ndarray:
     In place of ranks' differences, which depend on the other methods (Benavoli, Corani, Mangili, JMLR 2016).
     """
     rows, columns = np.triu_indices(scores.shape[1], k=1)
-    found = np.eye(scores.shape[1])
-    found[rows, columns] = holm([wilcoxon(scores[:, i] - scores[:, j]) for i, j in zip(rows, columns, strict=True)])
-    return np.maximum(found, found.T)
+    table = np.eye(scores.shape[1])
+    table[rows, columns] = holm([wilcoxon(scores[:, i] - scores[:, j]) for i, j in zip(rows, columns, strict=True)])
+    return np.maximum(table, table.T)
 
 
 def cliques(ranks: np.ndarray, p: np.ndarray, level: float = LEVEL) -> list[list[int]]:
     """The largest groups of methods next to each other in rank, best first, of which no two differ at `level`."""
     order = [int(k) for k in np.argsort(ranks, kind="stable")]
-    found: list[list[int]] = []
+    groups: list[list[int]] = []
     reached = 0
     for first in range(len(order)):
         last = first + 1
         while last < len(order) and all(p[order[last], other] > level for other in order[first:last]):
             last += 1
         if last - first > 1 and last > reached:
-            found.append(order[first:last])
+            groups.append(order[first:last])
         reached = max(reached, last)
-    return found
+    return groups

@@ -16,33 +16,33 @@ MARK = "fl-train compare"
 """In all that is written: a file that has it may be written over."""
 
 
-def sheet_of(found: Compared) -> Sheet:
+def sheet_of(compared: Compared) -> Sheet:
     """A block for each judge and setting; JSON has the ranks over settings, too."""
     blocks = [
-        Block(_title(judge, setting, rows), [_cells(row, found) for row in rows], [_span(row) for row in rows])
-        for (judge, setting), rows in _blocks(found)
+        Block(_title(judge, setting, rows), [_cells(row, compared) for row in rows], [_span(row) for row in rows])
+        for (judge, setting), rows in _blocks(compared)
     ]
-    records = [_record(row, found) for row in found.rows]
-    more = {"ranks": [dataclasses.asdict(rank) for rank in found.ranks], "notes": found.notes}
-    return Sheet(MARK, _head(found), blocks, lines(found), records, more)
+    records = [_record(row, compared) for row in compared.rows]
+    more = {"ranks": [dataclasses.asdict(rank) for rank in compared.ranks], "notes": compared.notes}
+    return Sheet(MARK, _head(compared), blocks, lines(compared), records, more)
 
 
-def lines(found: Compared) -> list[str]:
+def lines(compared: Compared) -> list[str]:
     """What is said below the table."""
-    return [line for rank in found.ranks for line in _ranked(rank)] + found.notes
+    return [line for rank in compared.ranks for line in _ranked(rank)] + compared.notes
 
 
 def _ranked(rank: Ranks) -> list[str]:
     order = sorted(range(len(rank.methods)), key=lambda k: rank.ranks[k])
     places = ", ".join(f"{rank.methods[k]} {rank.ranks[k]:.2f}" for k in order)
     alike = "; ".join(" = ".join(clique) for clique in rank.cliques) or "none"
-    found = f"Friedman over {rank.settings} settings: chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"
+    friedman = f"Friedman over {rank.settings} settings: chi-square {rank.chi_square:.2f}, p {rank.p:.2g}"
     means = f"mean ranks: {places}; alike by pairwise Wilcoxon-Holm: {alike}"
-    return [f"{MODELS[rank.judge]}: {found}", f"{MODELS[rank.judge]}: {means}"]
+    return [f"{MODELS[rank.judge]}: {friedman}", f"{MODELS[rank.judge]}: {means}"]
 
 
-def _blocks(found: Compared) -> list[tuple[tuple[str, str], list[Row]]]:
-    groups = itertools.groupby(found.rows, key=lambda row: (row.judge, row.setting))
+def _blocks(compared: Compared) -> list[tuple[tuple[str, str], list[Row]]]:
+    groups = itertools.groupby(compared.rows, key=lambda row: (row.judge, row.setting))
     return [(key, list(rows)) for key, rows in groups]
 
 
@@ -51,21 +51,21 @@ def _title(judge: str, setting: str, rows: list[Row]) -> str:
     return "; ".join(filter(None, [f"judge: {MODELS[judge]}", setting, against]))
 
 
-def _head(found: Compared) -> list[str]:
-    to = "" if found.target is None else f" to {percent(found.target)}"
-    channel = [f"channel{to}"] if any(row.channel_seconds is not None for row in found.rows) else []
+def _head(compared: Compared) -> list[str]:
+    to = "" if compared.target is None else f" to {percent(compared.target)}"
+    channel = [f"channel{to}"] if any(row.channel_seconds is not None for row in compared.rows) else []
     return [
         "method", "seeds", "mean ± std", "worst 10 %", "harmed", "difference", "95 % interval", "p (Holm)",
-        "win/tie/loss", f"MiB{to}", f"time{to}", *channel, *(["chosen"] if _tuned(found) else []),
+        "win/tie/loss", f"MiB{to}", f"time{to}", *channel, *(["chosen"] if _tuned(compared) else []),
     ]  # fmt: skip
 
 
-def _cells(row: Row, found: Compared) -> list[str]:
+def _cells(row: Row, compared: Compared) -> list[str]:
     """In the order of `_head`."""
     spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
     met = row.reached is None or row.reached == row.runs
     costs = [_known(row.mib, lambda mib: f"{mib:,.1f}"), _known(row.seconds, seconds)]
-    if any(other.channel_seconds is not None for other in found.rows):
+    if any(other.channel_seconds is not None for other in compared.rows):
         costs.append(_known(row.channel_seconds, seconds))
     span = NONE if row.low is None or row.high is None else f"[{100 * row.low:+.2f}, {100 * row.high:+.2f}]"
     return [
@@ -75,13 +75,13 @@ def _cells(row: Row, found: Compared) -> list[str]:
         _known(row.p_holm, lambda p: f"{p:.3g}"),
         NONE if row.wins is None else f"{row.wins}/{row.ties}/{row.losses}",
         *(costs if met else [f"{row.reached} of {row.runs} reached", *[NONE] * (len(costs) - 1)]),
-        *([row.chosen or NONE] if _tuned(found) else []),
+        *([row.chosen or NONE] if _tuned(compared) else []),
     ]  # fmt: skip
 
 
-def _tuned(found: Compared) -> bool:
+def _tuned(compared: Compared) -> bool:
     """Whether a search has chosen values for any row."""
-    return any(row.chosen for row in found.rows)
+    return any(row.chosen for row in compared.rows)
 
 
 def _span(row: Row) -> Span | None:
@@ -95,5 +95,5 @@ def _known(value: float | None, write: Callable[[float], str]) -> str:
     return NONE if value is None else write(value)
 
 
-def _record(row: Row, found: Compared) -> dict[str, Any]:
-    return {**dataclasses.asdict(row), "star": row.star, "target": found.target}
+def _record(row: Row, compared: Compared) -> dict[str, Any]:
+    return {**dataclasses.asdict(row), "star": row.star, "target": compared.target}

@@ -1,7 +1,7 @@
 """The trials of one method: optuna asks for them, a journal keeps them, which processes and machines may share.
 
-Every process asks and tells on its own; there is no server. A trial belongs to whoever holds its lock. One whose holder
-is gone, however it went, is taken up again where its runs stand, and none that has ended is run again.
+Every process asks and tells on its own; there is no server. A trial belongs to the process that holds its lock. One
+whose process is gone is continued from its runs, and none that has ended is run again.
 """
 
 from __future__ import annotations
@@ -49,13 +49,13 @@ class Ended:
 class Claim:
     """A trial that is this process's own until it is told or let go."""
 
-    def __init__(self, trials: Trials, trial: Trial, held: IO[str]) -> None:
-        self._study, self._trial, self._held = trials.study, trial, held
+    def __init__(self, trials: Trials, trial: Trial, lock: IO[str]) -> None:
+        self._study, self._trial, self._held = trials.study, trial, lock
         self.number: int = trial.number
         try:
             self.values = {d.key: _spoken(d, trials.suggested(trial, d)) for d in trials.dimensions}
         except BaseException:  # Ctrl-C
-            held.close()
+            lock.close()
             raise
         self.folder = trials.folder_of(trial.number)
 
@@ -113,17 +113,17 @@ class Trials:
             trials = self.study.get_trials(deepcopy=False)
             begun = [t for t in trials if t.state != TrialState.WAITING]
             for trial in begun:
-                held = self._held(trial.number) if trial.state == TrialState.RUNNING else None
-                if held is not None:
-                    return Claim(self, Trial(self.study, trial._trial_id), held)
+                lock = self._held(trial.number) if trial.state == TrialState.RUNNING else None
+                if lock is not None:
+                    return Claim(self, Trial(self.study, trial._trial_id), lock)
             if len(begun) >= self.number:
                 return None
             if not trials:
                 self.study.enqueue_trial({d.key: d.start for d in self.dimensions})
-            asked = self.study.ask()
-            held = self._held(asked.number)
-            assert held is not None, "nobody has known of it before"
-            return Claim(self, asked, held)
+            new = self.study.ask()
+            lock = self._held(new.number)
+            assert lock is not None, "nobody has known of it before"
+            return Claim(self, new, lock)
 
     def ended(self) -> list[Ended]:
         """The trials that have ended, in order."""

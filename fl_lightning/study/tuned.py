@@ -35,10 +35,10 @@ class Tuned:
     @property
     def best(self) -> Ended:
         """The choice."""
-        found = best(self.ended)
-        if found is None:
+        chosen = best(self.ended)
+        if chosen is None:
             raise RunFailed(f"{self.entry.label}: none of its {len(self.ended)} trials ended well: {self.ended[0].why}")
-        return found
+        return chosen
 
     def row(self) -> dict[str, Any]:
         """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the first."""
@@ -67,12 +67,12 @@ class Tuned:
         if not self.dimensions:
             return []
         values, number = self.best.values, len(self.ended)
-        found = [line] if (line := few(number)) else []
-        found += ["the best trial is the start: nothing was gained"] if self.best.number == self.ended[0].number else []
+        lines = [line] if (line := few(number)) else []
+        lines += ["the best trial is the start: nothing was gained"] if self.best.number == self.ended[0].number else []
         for one in self.dimensions:
             end = edge(one.space, values[one.key])
-            found += [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"] if end is not None else []
-        return found
+            lines += [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"] if end is not None else []
+        return lines
 
     def method(self) -> dict[str, Any]:
         """The choice as a study file lists it."""
@@ -96,20 +96,20 @@ def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
 
 def _listed(entry: Entry, values: dict[str, Any], label: str) -> dict[str, Any]:
     arguments, settings = split_values(values)
-    found: dict[str, Any] = {"name": entry.name, "label": label, **entry.settings, **settings}
-    found |= {"when": dict(entry.when)} if entry.when else {}
-    return found | {"init_args": {**entry.arguments, **arguments}}
+    listed: dict[str, Any] = {"name": entry.name, "label": label, **entry.settings, **settings}
+    listed |= {"when": dict(entry.when)} if entry.when else {}
+    return listed | {"init_args": {**entry.arguments, **arguments}}
 
 
-def study_file(base: str, found: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool) -> str:
+def study_file(base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool) -> str:
     """The study of the choices, as YAML: fresh seeds, no forced rows beside those that were tuned.
 
     Args:
         base: the resolved base, as YAML.
         untuned: list each method with the settings of its first trial, too, where the choice is another.
     """
-    methods = [one.method() for one in found]
-    methods += [one.untuned() for one in found if untuned and one.best.values != one.ended[0].values]
+    methods = [one.method() for one in tuned_methods]
+    methods += [one.untuned() for one in tuned_methods if untuned and one.best.values != one.ended[0].values]
     rest = {"methods": methods, "seeds": seeds, "forced": False, **({"grid": grid} if grid else {})}
     inner = "".join(f"  {line}\n" for line in base.splitlines())
     return f"base:\n{inner}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
@@ -117,14 +117,14 @@ def study_file(base: str, found: Sequence[Tuned], seeds: list[int], grid: dict[s
 
 def as_csv(rows: Sequence[dict[str, Any]]) -> str:
     """A line for each row, every digit."""
-    held = io.StringIO()
-    writer = csv.DictWriter(held, list(rows[0]), lineterminator="\n")
+    buffer = io.StringIO()
+    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
     writer.writeheader()
     writer.writerows(rows)
-    return held.getvalue()
+    return buffer.getvalue()
 
 
-def trial_rows(found: Sequence[Tuned]) -> list[dict[str, Any]]:
+def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
     """A row of `trials.csv` for each trial; an empty score: refused, and why."""
     return [
         {
@@ -134,18 +134,18 @@ def trial_rows(found: Sequence[Tuned]) -> list[dict[str, Any]]:
             "why": trial.why,
             "values": json.dumps(trial.values),
         }
-        for one in found
+        for one in tuned_methods
         for trial in one.ended
     ]
 
 
-def table(found: Sequence[Tuned]) -> Table:
+def table(tuned_methods: Sequence[Tuned]) -> Table:
     """For the terminal."""
     shown = Table(title="chosen on validation data", title_justify="left")
     for name in ("method", "trials", "start", "min", "median", "max", "gain"):
         shown.add_column(name, justify="left" if name == "method" else "right", no_wrap=True)
     shown.add_column("choice")
-    for one in found:
+    for one in tuned_methods:
         row, say = one.row(), one.metric.shown
         trials = f"{row['trials']}" + (f" ({row['refused']} refused)" if row["refused"] else "")
         choice = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in one.best.values.items())

@@ -69,7 +69,7 @@ class Worker:
 
 
 def run_all(
-    work: Callable[[Any], str | None], jobs: Sequence[Any], count: int, logs: Path, told: Callable[[list[int]], None]
+    work: Callable[[Any], str | None], jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None]
 ) -> Generator[Ended, None, None]:
     """Run `work(job)` for all jobs in `count` processes, and say of each how it has ended, as it ends.
 
@@ -92,7 +92,7 @@ def run_all(
             busy = {worker.pipe: worker for worker in workers if worker.job is not None}
             if not busy:
                 return
-            told([worker.job for worker in busy.values() if worker.job is not None])
+            on_look([worker.job for worker in busy.values() if worker.job is not None])
             for pipe in wait(list(busy), TICK):
                 yield busy[pipe].answer()  # type: ignore[index]
     finally:

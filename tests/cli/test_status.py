@@ -35,7 +35,7 @@ def run(out: Path, name: str, rounds: int, finished: bool = False, failed: bool 
 def test_states_and_time_left(tmp_path: Path) -> None:
     now = os.path.getmtime(run(tmp_path, "a", 4) / "metrics.csv")
     a = standing(tmp_path / "a", now + 5)
-    assert (a.state, a.done, a.asked, a.left) == ("running", 4, 10, 120.0)
+    assert (a.state, a.done, a.rounds, a.left) == ("running", 4, 10, 120.0)
     assert (a.last, a.best) == (pytest.approx(0.54), pytest.approx(0.54))
     assert standing(tmp_path / "a", now + 600).state == "stopped"
     assert standing(tmp_path / "a", now + 600).left is None
@@ -120,7 +120,7 @@ def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.Mo
     assert main(line.split()) == 0
 
     def seen() -> dict[str, tuple[str, str, int]]:
-        return {s.name.removeprefix("kapc_digits-"): (s.state, s.why, s.asked) for s in standings(Path("runs"))}
+        return {s.name.removeprefix("kapc_digits-"): (s.state, s.why, s.rounds) for s in standings(Path("runs"))}
 
     names = ("seed0", "seed1", "seed2")
     assert seen() == dict.fromkeys(names, ("submitted", "", 10))  # nobody here knows more

@@ -132,7 +132,10 @@ def test_losses_are_drawn_and_the_pull_where_there_is_one(make_run: MakeRun) -> 
     (loss,) = figures.training(load([path]))["losses"]["data"]
     assert (loss["name"], loss["x"], loss["y"]) == ("a · loss", [1, 2], [2.5, 1.5])
     path.joinpath("metrics.csv").write_text("round,train_loss,coaching_loss\n1,2.5,0.5\n")
-    assert [line["name"] for line in figures.training(load([path]))["losses"]["data"]] == ["a · loss", "a · pull alone"]
+    assert [line["name"] for line in figures.training(load([path]))["losses"]["data"]] == [
+        "a · loss",
+        "a · proximal term alone",
+    ]
     assert figures.training(load([make_run("b")])) == {}
 
 
