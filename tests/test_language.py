@@ -32,14 +32,8 @@ NOT_YET: tuple[str, ...] = (
     "docs/",
     "fl_lightning/__init__.py",
     "fl_lightning/parallel.py",
-    "fl_lightning/checking/",
     "fl_lightning/configuration/",
     "fl_lightning/cli/study.py",
-    "fl_lightning/core/",
-    "fl_lightning/engine/",
-    "fl_lightning/methods/",
-    "fl_lightning/models/",
-    "fl_lightning/training/",
 )
 """Beginnings of the paths of files that are not yet clean. Only to be shortened."""
 

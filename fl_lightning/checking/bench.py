@@ -118,9 +118,9 @@ def forget(class_path: str) -> None:
 @contextlib.contextmanager
 def quiet() -> Iterator[io.StringIO]:
     """Keep what is printed within from the screen."""
-    said = io.StringIO()
-    with contextlib.redirect_stdout(said), contextlib.redirect_stderr(said):
-        yield said
+    output = io.StringIO()
+    with contextlib.redirect_stdout(output), contextlib.redirect_stderr(output):
+        yield output
 
 
 def difference(one: Path, other: Path) -> str | None:
@@ -152,8 +152,8 @@ def _said(error: Exception) -> str:
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, ProcessRaisedException):
         return lines[-1]
-    said = lines[0].partition(" (traceback in")[0]
-    return said if isinstance(error, RunFailed) else f"{type(error).__name__}: {said}"
+    reason = lines[0].partition(" (traceback in")[0]
+    return reason if isinstance(error, RunFailed) else f"{type(error).__name__}: {reason}"
 
 
 def _line_of(error: BaseException, class_path: str) -> str:

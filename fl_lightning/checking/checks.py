@@ -49,8 +49,8 @@ def _partial(bench: Bench) -> Config:
 
 
 def _same(one: Path, other: Path, what: str, why: str) -> None:
-    if found := difference(one, other):
-        raise Wrong(f"{what}: {found}; {why}")
+    if differs := difference(one, other):
+        raise Wrong(f"{what}: {differs}; {why}")
 
 
 def _finite(folder: Path, config: Config) -> str:
@@ -64,8 +64,8 @@ def _finite(folder: Path, config: Config) -> str:
 
 def _runs(bench: Bench) -> str:
     federation = bench.config.federation
-    said = _finite(_whole(bench), bench.config)
-    return f"{federation.rounds} rounds of {bench.config.clients} clients; {said} at the end"
+    problem = _finite(_whole(bench), bench.config)
+    return f"{federation.rounds} rounds of {bench.config.clients} clients; {problem} at the end"
 
 
 def _seed(bench: Bench) -> str:
@@ -84,17 +84,17 @@ def _resume(bench: Bench) -> str:
 def _cohort(bench: Bench) -> str:
     config = _partial(bench)
     folder = bench.made["partial"] = bench.fit("partial", config)
-    said = _finite(folder, config)
+    problem = _finite(folder, config)
     drawn = sum(row["round"] == 1 for row in RunFolder(folder).read("clients"))
     parts = bench.in_two_parts("partial-parts", config)
     _same(folder, parts, "with a partial cohort, stopped and continued, it is another run", KEEPS)
-    return f"{drawn} of {config.clients} clients in a round; {said}; stopped and continued: the same bits"
+    return f"{drawn} of {config.clients} clients in a round; {problem}; stopped and continued: the same bits"
 
 
 def _skip(bench: Bench) -> str:
     config = bench.failing("skip", at=2)
     folder = bench.fit("skipped", config)
-    said = _finite(folder, config)
+    problem = _finite(folder, config)
     with (folder / "failures.csv").open(newline="", encoding="utf-8") as file:
         lost = [(row["client"], row["round"]) for row in csv.DictReader(file)]
     if lost != [("1", "2")]:
@@ -102,15 +102,15 @@ def _skip(bench: Bench) -> str:
     clean = bench.fit("never", bench.failing("retry", at=0))
     tried = bench.fit("retried", bench.failing("retry", at=2, times=1))
     _same(clean, tried, "a client whose upload failed once and that was tried again leaves a trace", KEEPS)
-    return f"without client 1 in round 2: {said}; tried again it leaves no trace"
+    return f"without client 1 in round 2: {problem}; tried again it leaves no trace"
 
 
 def _normed(bench: Bench) -> str:
     config = bench.changed({"models": [ModelConfig(Component("fl_lightning.checking.parts.Normed"))]})
     folder = bench.fit("normed", config)
-    said = _finite(folder, config)
+    problem = _finite(folder, config)
     _same(folder, bench.in_two_parts("normed-parts", config), "stopped and continued, it is another run", KEEPS)
-    return f"{said}; stopped and continued: the same bits"
+    return f"{problem}; stopped and continued: the same bits"
 
 
 def _on(bench: Bench, partition: str) -> str:
@@ -141,16 +141,16 @@ def _bytes(bench: Bench) -> str:
 
 def _apart(bench: Bench, way: str) -> None:
     """Where no byte goes one way, nobody's data may matter to others: `Wrong` if those of client 0 do."""
-    found = []
+    errors = []
     for turned in (False, True):
         folder = bench.path / f"turned-{turned}"
         folder.mkdir()
         forget(bench.config.method.class_path)
         with quiet(), bench.explained(bench.config):
-            found.append(engine.launch(bench.config, _others, folder, turned))
-    if not all(torch.equal(found[0][name], found[1][name]) for name in found[0]):
-        told = "something travels that is not in a Payload"
-        raise Wrong(f"no byte goes {way}, yet what client 0 holds changes the models of others: {told}")
+            errors.append(engine.launch(bench.config, _others, folder, turned))
+    if not all(torch.equal(errors[0][name], errors[1][name]) for name in errors[0]):
+        reason = "something travels that is not in a Payload"
+        raise Wrong(f"no byte goes {way}, yet what client 0 holds changes the models of others: {reason}")
 
 
 def _others(fabric: Fabric, config: Config, folder: Path, turned: bool) -> dict[str, Any]:
@@ -172,15 +172,15 @@ def _operations(bench: Bench) -> str:
     folder.mkdir()
     forget(config.method.class_path)
     with quiet(), bench.explained(config):
-        found = engine.launch(config, _counted, folder)
+        result = engine.launch(config, _counted, folder)
     names = (*CLIENT_FLOPS, "flops_server")
-    unknown = [name for name in names if not isfinite(found["counted"].get(name, float("nan")))]
+    unknown = [name for name in names if not isfinite(result["counted"].get(name, float("nan")))]
     if unknown:
         steps = "a hook changes the model, and no pass through it shows how"
         raise Wrong(f"{', '.join(unknown)} could not be counted: {steps}")
-    counted = sum(found["counted"][name] for name in names if name != "flops_penalty")
-    seen = f"{found['seen'] / 1e6:,.2f} million"
-    if found["seen"] > UNSEEN * counted:
+    counted = sum(result["counted"][name] for name in names if name != "flops_penalty")
+    seen = f"{result['seen'] / 1e6:,.2f} million"
+    if result["seen"] > UNSEEN * counted:
         more = f"torch sees {seen} operations in a round, and {counted / 1e6:,.2f} million are counted"
         adds = "what a hook computes beside passes of the client's model it adds to client.flops or server.flops"
         raise Wrong(f"{more}; {adds}")

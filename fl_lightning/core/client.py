@@ -93,10 +93,10 @@ class Client:
 
     def columns(self, holds: Callable[[Block], bool]) -> Tensor:
         """Bool (D,): the numbers of the blocks for which `holds`."""
-        found = torch.zeros(self.layout.size, dtype=torch.bool, device=self.run.device)
+        mask = torch.zeros(self.layout.size, dtype=torch.bool, device=self.run.device)
         for s in self.layout.segments(self.mask(holds)):
-            found[s.start : s.stop] = True
-        return found
+            mask[s.start : s.stop] = True
+        return mask
 
     def overwrite(self, payload: Payload, slot: str = MODEL) -> None:
         """Copy the blocks that have been received into an own vector."""

@@ -160,10 +160,10 @@ class Layout:
 
     def squared_norms(self, vector: Tensor) -> Tensor:
         """Squared norm of the parameters of each layer in `vector` (D,): float64 (L,), on the CPU."""
-        found = torch.zeros(len(self.layers), dtype=torch.float64)
+        norms = torch.zeros(len(self.layers), dtype=torch.float64)
         for s in self.segments(self.is_parameter, by_layer=True):
-            found[s.layer] += vector[s.start : s.stop].float().square().sum().cpu()
-        return found
+            norms[s.layer] += vector[s.start : s.stop].float().square().sum().cpu()
+        return norms
 
     def bytes_by_layer(self, sent: np.ndarray, block_bytes: np.ndarray, kinds: int) -> np.ndarray:
         """`block_bytes` of the blocks in `sent` (bool [B]) by layer and kind, int64 (L + 1, kinds), the last row 0."""
@@ -179,9 +179,9 @@ class Layout:
         """The layers of which own parameters are in `sent` (bool [B]), bool [L]; not to be written to."""
         known = (sent.tobytes(), b"", 0)
         if known not in self._tables:
-            found = np.zeros(len(self.layers), dtype=bool)
-            found[self.layer_of[sent & self.is_own]] = True
-            self._keep(known, found)
+            in_layer = np.zeros(len(self.layers), dtype=bool)
+            in_layer[self.layer_of[sent & self.is_own]] = True
+            self._keep(known, in_layer)
         return self._tables[known]
 
     def _keep(self, name: tuple[bytes, bytes, int], table: np.ndarray) -> None:
@@ -228,7 +228,7 @@ class Binding:
         """The other buffers that are bound, in the order of `own_names`."""
 
     def bind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """From now on the model *is* `vector` (D,) and `buffers`: what training writes stands in them."""
+        """From now on the model *is* `vector` (D,) and `buffers`: training writes into them."""
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):
             tensor.data = block.view(shape)

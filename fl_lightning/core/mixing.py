@@ -131,14 +131,14 @@ class Mixer:
         tiles = _tiles(segments)
         self.flops += (2 * n * n + 4 * n + 2) * _columns(segments)
         self._holds(n if self.group.size == 1 else 5 * n, tiles)
-        found = []
+        pieces = []
         for _, collected in self._collected(tiles):
             for _, W in collected:
                 mean = W.mean(0)
                 D = W.sub_(mean)
-                found.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]))
+                pieces.append(torch.cat([(D @ D.T).flatten(), D @ mean, mean.dot(mean)[None]]))
         width = n * n + n + 1
-        here = torch.stack(found) if found else torch.zeros(0, width, dtype=self.work, device=self.group.device)
+        here = torch.stack(pieces) if pieces else torch.zeros(0, width, dtype=self.work, device=self.group.device)
         here = (here.cpu() if self.group.size == 1 else here).double()  # MPS has no 64 bits, and is alone
         total = self._by_layer(tiles, here, layers).cpu()
         return Gram(total[:, : n * n].view(layers, n, n), total[:, n * n : -1], total[:, -1])
@@ -248,12 +248,12 @@ class Mixer:
         outs: list[Tensor] = []
         done: list[list[Segment]] = []
         for stripe, collected in self._collected(tiles):
-            found = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]
+            combined = [combine(W, p[t.layer]).to(self.dtype) for t, W in collected]
             if self.group.size == 1:
-                for (t, _), out in zip(collected, found, strict=True):
+                for (t, _), out in zip(collected, combined, strict=True):
                     into[t.start : t.stop] = out
                 continue
-            outs, done = outs + found, [*done, stripe]
+            outs, done = outs + combined, [*done, stripe]
             if sum(map(_columns, done)) >= EXCHANGE or stripe[-1] is tiles[-1]:
                 self._spread(done, outs, into)
                 outs, done = [], []
@@ -297,9 +297,9 @@ class Mixer:
         n, local = len(self.sources), [self.vectors[c] for c in self.by_rank[rank]]
         if size == 1:
             # One tile's memory serves them all: allocating anew fragments the heap at 30 clients and more.
-            held = self._room(n, self.dtype)
+            tile = self._room(n, self.dtype)
             for t in tiles:
-                W = held[:, : t.stop - t.start]
+                W = tile[:, : t.stop - t.start]
                 torch._foreach_copy_(list(W.unbind(0)), [row[t.start : t.stop] for row in local], non_blocking=True)
                 yield [t], [(t, W.to(self.work))]
             return
@@ -318,7 +318,7 @@ class Mixer:
                 [len(local) * width * (r != rank) for r, width in enumerate(widths)],
                 counts,
             )
-            found, at = [], 0
+            collected, at = [], 0
             for t, room in zip(shares[rank], rooms, strict=False):
                 width = t.stop - t.start
                 W = room[:, :width]
@@ -329,9 +329,9 @@ class Mixer:
                     else:
                         rows += [part[(at * len(clients) + k * width) :][:width] for k in range(len(clients))]
                 torch._foreach_copy_([W[k] for k in order], rows)
-                found.append((t, W.to(self.work)))
+                collected.append((t, W.to(self.work)))
                 at += width
-            yield stripe, found
+            yield stripe, collected
 
 
 def tiles_at_once(sources: int, tiles: int, ranks: int) -> int:

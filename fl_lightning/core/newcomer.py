@@ -8,7 +8,7 @@ from typing import Literal
 
 @dataclass(frozen=True)
 class Rule:
-    """How a newcomer comes to its model. It takes part in a few rounds, alone, while the federation stands still.
+    """How a newcomer comes to its model. It takes part in a few rounds, alone, while the federation pauses.
 
     Args:
         says: in words, as tables name it.

@@ -51,7 +51,7 @@ class Objective:
         """Columns of the proximal term, neighbours of one coefficient joined, with twice their coefficient."""
         if self.proximal_weight is None:
             return []
-        found = []
+        terms = []
         for c in np.unique(self.proximal_weight[self.proximal_weight != 0]).tolist():
-            found += [(s.start, s.stop, 2 * c) for s in layout.segments(self.proximal_weight == c)]
-        return found
+            terms += [(s.start, s.stop, 2 * c) for s in layout.segments(self.proximal_weight == c)]
+        return terms

@@ -40,7 +40,7 @@ class Payload:
         self.block_bytes = self.layout.numbers * self.vector.element_size()
 
     def again(self) -> Payload:
-        """The same once more, as it was before anything wrote to it: for a second attempt."""
+        """A pristine copy, for retrying a visit."""
         vectors, statistics, extra = dict(self.vectors), dict(self.statistics), dict(self.extra)
         further = {k: payload.again() for k, payload in self.further.items()}
         return replace(
@@ -63,10 +63,10 @@ class Payload:
     @property
     def layers_sent(self) -> np.ndarray:
         """Bool [L]: layers whose own parameters travel, whatever becomes of the normalisation behind them."""
-        found = self.layout.layers_in(self.sent)
+        layers = self.layout.layers_in(self.sent)
         for payload in self.further.values():
-            found = found | payload.layers_sent
-        return found
+            layers = layers | payload.layers_sent
+        return layers
 
 
 def _bytes(tensors: dict[str, Tensor]) -> int:

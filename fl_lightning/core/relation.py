@@ -37,7 +37,7 @@ class RelationInputs:
 
     @property
     def places(self) -> Tensor:
-        """Where each receiver stands among the sources, int64 (m,)."""
+        """Index of each receiver among the sources, int64 (m,)."""
         where = {c: k for k, c in enumerate(self.sources)}
         return torch.tensor([where[c] for c in self.receivers])
 
@@ -86,13 +86,13 @@ def agreement(view: RelationView, groups: Sequence[int]) -> float | None:
     from scipy.spatial.distance import squareform
     from sklearn.metrics import adjusted_rand_score
 
-    at, places = ([held.index(c) for c in receivers] for held in (view.receivers, view.sources))
+    at, places = ([clients.index(c) for c in receivers] for clients in (view.receivers, view.sources))
     rows = view.rows.mean(axis=1, dtype=np.float64)[np.ix_(at, places)]
     likeness = rows + rows.T
     apart = likeness.max() - likeness
     np.fill_diagonal(apart, 0)
-    found = fcluster(linkage(squareform(apart, checks=False), "average"), count, "maxclust")
-    return float(adjusted_rand_score(true, found))
+    clusters = fcluster(linkage(squareform(apart, checks=False), "average"), count, "maxclust")
+    return float(adjusted_rand_score(true, clusters))
 
 
 MOST_CLUSTERED = 2000

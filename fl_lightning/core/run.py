@@ -57,7 +57,7 @@ class ModelGroup:
     vectors: dict[str, Tensor] = field(default_factory=dict)
     """What the server keeps, by name; `model` is the global model, if there is one, and else the initial model."""
     axis: slice = field(default_factory=lambda: slice(0, 0))
-    """Where its layers stand among those of all groups."""
+    """Where its layers are among those of all groups."""
     buffers: dict[int, Tensor] = field(default_factory=dict)
     """Vectors that mixes are written into, used again every round."""
     held_out: list[int] = field(default_factory=list)
@@ -67,7 +67,7 @@ class ModelGroup:
 
     @property
     def frozen(self) -> dict[str, Tensor]:
-        """What does not train, by name: parameters and statistics that lie once on this rank, whoever's turn it is."""
+        """What does not train, by name: parameters and statistics, stored once per rank and shared by its clients."""
         if not self.layout.frozen:
             return {}
         tensors = {**dict(self.module.model.named_parameters()), **dict(self.module.model.named_buffers())}
@@ -85,6 +85,7 @@ class ModelGroup:
         return self.head.in_features
 
 
+@renames.keyword("said", "warned")
 @dataclass(eq=False)
 class RunContext:
     """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone writes to it."""
@@ -119,8 +120,6 @@ class RunContext:
     """Batches of an epoch, and steps of a phase, at most: with `--smoke`, and where the planner measures."""
     warned: set[str] = field(default_factory=set)
     """Warnings that the user has had once, by name."""
-
-    said = renames.forwarded("RunContext.said", "warned")
 
     @property
     def rank(self) -> int:
@@ -171,9 +170,9 @@ class RunContext:
         """
         widths = [g.feature_width for g in self.groups]
         if len(set(widths)) > 1:
-            said = ", ".join(f"{g.name} {width}" for g, width in zip(self.groups, widths, strict=True))
+            listed = ", ".join(f"{g.name} {width}" for g, width in zip(self.groups, widths, strict=True))
             allowed = f"{self.method_name} exchanges features: all architectures must give equally many"
-            raise BadInput("model", said, allowed)
+            raise BadInput("model", listed, allowed)
         return widths[0]
 
     def check_validation(self, why: str) -> None:

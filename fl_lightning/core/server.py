@@ -321,9 +321,9 @@ class GroupServer:
         segments = self._segments(by_layer, slot)
         if blocks is not None:
             segments = self.layout.segments(blocks, by_layer=by_layer)
-        found = mixer.gram(segments, len(self.layout.layers) if by_layer else 1)
+        products = mixer.gram(segments, len(self.layout.layers) if by_layer else 1)
         self._count(mixer)
-        return found
+        return products
 
     def vector(self, client: int, slot: str = MODEL, since: Since = "zero") -> Tensor:
         """What the server last received of one client (D,), on every rank: for methods that learn from each upload."""
@@ -369,7 +369,7 @@ def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int
     groups = [([c for c in inputs.receivers if c in uploaded], known)]
     groups += [([c], sorted([*known, c])) for c in inputs.receivers if c not in uploaded]
     columns, rows = ({c: k for k, c in enumerate(clients)} for clients in (inputs.sources, inputs.receivers))
-    found: Tensor | None = None
+    rows_of_all: Tensor | None = None
     for receivers, sources in groups:
         if not receivers:
             continue
@@ -379,8 +379,8 @@ def among_uploaded(relation: Relation, inputs: RelationInputs, uploaded: set[int
             gram=partial(lambda index, *since: inputs.gram(*since).among(index), index),
         )  # fmt: skip
         part = relation.weights(within)
-        if found is None:
-            found = part.new_zeros(len(part), len(inputs.receivers), len(inputs.sources))
-        found[:, places[:, None], index] = part
-    assert found is not None
-    return found
+        if rows_of_all is None:
+            rows_of_all = part.new_zeros(len(part), len(inputs.receivers), len(inputs.sources))
+        rows_of_all[:, places[:, None], index] = part
+    assert rows_of_all is not None
+    return rows_of_all

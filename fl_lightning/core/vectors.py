@@ -29,13 +29,13 @@ def fetched(group: GroupServer, wanted: Mapping[int, Sequence[int]]) -> dict[int
         wanted: sources by receiver, the same on every rank. A rank holds what its own receivers want.
     """
     here = group.server.run.at_home(wanted)
-    found: dict[int, dict[int, Tensor]] = {c: {} for c in here}
+    models_of: dict[int, dict[int, Tensor]] = {c: {} for c in here}
     for source in sorted({j for sources in wanted.values() for j in sources}):
         vector = group.vector(source)
         for c in here:
             if source in wanted[c]:
-                found[c][source] = vector
-    return {c: {j: models[j] for j in wanted[c]} for c, models in found.items()}
+                models_of[c][source] = vector
+    return {c: {j: models[j] for j in wanted[c]} for c, models in models_of.items()}
 
 
 def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tensor], blocks: np.ndarray) -> Tensor:
@@ -51,9 +51,9 @@ def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tenso
         return sum(float(part.to(wide(part.device)).square().sum()) for part in parts)
 
     mine = {c: [between(v, point) for point in points] for c, v in last_received(group, clients).items()}
-    found = {c: row for part in run.processes.gather_objects(mine) for c, row in part.items()}
+    rows = {c: row for part in run.processes.gather_objects(mine) for c, row in part.items()}
     group.server.flops += 3 * len(clients) * len(points) * int(group.layout.numbers[blocks].sum())
-    return torch.tensor([found[c] for c in clients], dtype=torch.float64)
+    return torch.tensor([rows[c] for c in clients], dtype=torch.float64)
 
 
 def products(
@@ -77,7 +77,7 @@ def products(
     names = [*clients, *(run.clients + c for c in sources)]
     mixer = Mixer(run.processes, [*run.home, *run.home], changes | models, names, run.dtype)
     layers = len(group.layout.layers)
-    found = mixer.gram(group.layout.segments(group.group.down_mask, by_layer=True), layers).full
+    inner = mixer.gram(group.layout.segments(group.group.down_mask, by_layer=True), layers).full
     server.flops += mixer.flops
     server.working_bytes = max(server.working_bytes, mixer.working_bytes)
-    return found[:, : len(clients), len(clients) :]
+    return inner[:, : len(clients), len(clients) :]

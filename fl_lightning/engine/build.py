@@ -110,8 +110,8 @@ def _check_same_start(run: RunContext) -> None:
         digest = xxhash.xxh3_128()
         for tensor in (group.initial, *group.frozen.values()):
             digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        found = run.processes.gather_objects(digest.hexdigest())
-        odd = [rank for rank, one in enumerate(found) if one != found[0]]
+        digests = run.processes.gather_objects(digest.hexdigest())
+        odd = [rank for rank, one in enumerate(digests) if one != digests[0]]
         allowed = f"rank {odd[0] if odd else 0} has other weights than rank 0: all must read the same file"
         check("model", group.name, not odd, allowed)
 

@@ -80,7 +80,7 @@ def _total(out: Tensor | tuple[Tensor, ...]) -> Tensor:
 
 
 class Meter:
-    """Counts the samples that go through a client's bound model, and back, whoever sends them.
+    """Counts the samples that go through a client's bound model, and back, whichever code sends them.
 
     It looks at the classifier, which every pass meets, also where a user's step calls the model's parts by itself, and
     for the way back at the features before it, where they train: a loss of features alone never reaches scores.

@@ -57,8 +57,8 @@ class Evaluator:
 
     def wants(self, kind: str) -> bool:
         """Whether models of this kind are scored in a scored round."""
-        asked = self.run.config.evaluation.models
-        return kind == self.run.judge or (kind != "finetuned" if asked is None else kind in asked)
+        chosen = self.run.config.evaluation.models
+        return kind == self.run.judge or (kind != "finetuned" if chosen is None else kind in chosen)
 
     def scores(self, kind: str, client: Client, vector: Tensor) -> dict[str, Tensor]:
         """`accuracy_KIND` of `vector` as a model of `client`; of the judge's kind also its accuracy on validation data,
@@ -98,7 +98,7 @@ class Evaluator:
         return Client(self.run, group, id, self.run.server.round, state)
 
     def at_rest(self, id: int, buffers: list[Tensor] | None = None) -> Client:
-        """A client as it stands between rounds (with other `buffers`, where some are given), on copies of whatever may
+        """A client as it is between rounds (with other `buffers`, where some are given), on copies of whatever may
         be written to; its vectors on the device."""
         run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
         if state is None:
@@ -178,9 +178,9 @@ class Evaluator:
         judge, state = run.judge, run.states.get(id)
         if judge == "finetuned":
             return judge, *self.finetune(run.server.round, id)
-        asked = judge == "after" or self.keeps_start
+        needs_last = judge == "after" or self.keeps_start
         there = state is not None and (judge == "after" or f"{_START}0" in state.memory)
-        if asked and id in run.server.uploaded and not there:
+        if needs_last and id in run.server.uploaded and not there:
             allowed = f"of client {id} no such model is kept: only a run that is itself judged so keeps them"
             raise BadInput("evaluation.judge", judge, allowed)
         if judge == "after" and state is not None:
@@ -209,8 +209,8 @@ class Evaluator:
                     raise
                 log.say(f"{failure}; its final model is not judged")
                 mine[id] = {"kind": "", "score": math.nan, "further": {}}
-        numbers([row for found in mine.values() for row in (found, found["further"])])
-        gathered = {c: found for part in run.processes.gather_objects(mine) for c, found in part.items()}
+        numbers([row for final in mine.values() for row in (final, final["further"])])
+        gathered = {c: final for part in run.processes.gather_objects(mine) for c, final in part.items()}
         everyone = [gathered[c] for c in range(run.clients)]
         scores, models = [c["score"] for c in everyone], [c["kind"] for c in everyone]
         scored = [score for score in scores if not math.isnan(score)]
@@ -247,14 +247,14 @@ class Evaluator:
         values |= self._on_global_test(kind, client, vector, digest)
         columns = scoring.columns(self.run.config.evaluation.metrics, kind)
         further = {name: values.pop(column) for name, column in columns.items() if column in values}
-        found = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
-        asked = self.run.config.data.global_test and self.has_global and self.wants("global")
-        model = self.global_model(id) if asked else None
+        scores = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
+        on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
+        model = self.global_model(id) if on_global else None
         if kind != "global" and model is not None:
             client.state.buffers = client.group.initial_buffers
             digest = self._ready("global", client, model)
-            found |= self._on_global_test("global", client, model, digest)
-        return found
+            scores |= self._on_global_test("global", client, model, digest)
+        return scores
 
     def after_aggregation(self, t: int, results: Results) -> None:
         """Scores of models that exist only now: the global one, and fine-tuned copies.

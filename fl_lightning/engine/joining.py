@@ -71,7 +71,7 @@ def join(worker: Worker, new: ClientData, labelled: bool, rounds: int, group: Mo
 
 
 def architecture(run: RunContext, model: str | None) -> ModelGroup:
-    """The clients whose architecture is called so, or stands at that place; None: the only one.
+    """The clients whose architecture is called so, or is at that place; None: the only one.
 
     Raises:
         BadInput: `architecture`: there is none, or are several.
@@ -89,17 +89,17 @@ def architecture(run: RunContext, model: str | None) -> ModelGroup:
 def newcomers(worker: Worker) -> dict[str, Any]:
     """How the clients that were held out fare: for the summary their mean scores, and all rows under `newcomers`."""
     run = worker.run
-    asked = run.config.evaluation.newcomer_samples or SAMPLES
-    mine = [_row(worker, group, place, count) for group in run.groups for place in group.held_out for count in asked]
+    counts = run.config.evaluation.newcomer_samples or SAMPLES
+    mine = [_row(worker, group, place, count) for group in run.groups for place in group.held_out for count in counts]
     if not mine:
         return {}
     rows = run.processes.gather_objects(sorted(mine, key=lambda row: row["client"]))[0]
-    found: dict[str, Any] = {"held_out_clients": [who.number for who in run.data.held_out], "newcomers": rows}
-    found["newcomer_rule"] = "; ".join(dict.fromkeys(row["rule"] for row in rows))
-    for metric, count in itertools.product([run.data.metric, *scoring.asked(run)], asked):
+    summary: dict[str, Any] = {"held_out_clients": [who.number for who in run.data.held_out], "newcomers": rows}
+    summary["newcomer_rule"] = "; ".join(dict.fromkeys(row["rule"] for row in rows))
+    for metric, count in itertools.product([run.data.metric, *scoring.further_metrics(run)], counts):
         scores = [row[metric.name] for row in rows if row["samples_per_class"] == count and metric.name in row]
-        found |= {f"newcomer_{metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
-    return found
+        summary |= {f"newcomer_{metric.of('mean')}_{count}": float(np.mean(scores))} if scores else {}
+    return summary
 
 
 def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str, Any]:
@@ -112,7 +112,7 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     scores: dict[str, float] = {}
     if comes_to_a_model(rule, labelled):
         scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
-    own, *further = [run.data.metric, *scoring.asked(run)]
+    own, *further = [run.data.metric, *scoring.further_metrics(run)]
     kept = {m.name: scores[m.by("received")] for m in (own, *further) if m.by("received") in scores}
     scores = kept | scores  # who trains nothing keeps what it had
     columns = [own.by("received"), own.name, "loss", *(c for m in further for c in (m.by("received"), m.name))]
@@ -172,7 +172,7 @@ class NewcomerVisit(Visit):
 
 
 class _Newcomer:
-    """One client more, in a copy of the federation that otherwise stands still. Its home is rank 0.
+    """One client more, in a copy of the federation that otherwise does not change. Its home is rank 0.
 
     Args: as `join`.
     """
@@ -257,16 +257,16 @@ class _Newcomer:
         groups = [replace(g, vectors=dict(g.vectors), buffers={}, spare=[]) for g in run.groups]
         groups[group.index].members = [*group.members, self.id]
         memory = {name: tensor.clone() for name, tensor in run.server.memory.items()}
-        found = replace(
+        grown = replace(
             run, data=run.data.with_newcomer(new), relation=relation, groups=groups, home=[*run.home, 0],
             server=ServerState(run.server.round, set(run.server.uploaded), memory), states=dict(run.states),
             store=VectorStore("memory", run.folder, run.device), warned={"initial"},
         )  # fmt: skip
         if grows:
-            for name, tensor in (relation.init_server(found) | run.method.init_server(found)).items():
+            for name, tensor in (relation.init_server(grown) | run.method.init_server(grown)).items():
                 if name not in memory or grew(tensor, memory[name]):
                     memory[name] = with_old(tensor.clone(), memory.get(name))
-        return found
+        return grown
 
     # ---------------------------------------------------------------- a round
 
@@ -311,9 +311,9 @@ class _Newcomer:
         if not len(test):
             return {}
         values = scoring.measured(kind, client, test)
-        found = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
-        found["loss"] = self._loss(kind)
-        return {name: value for name, value in found.items() if math.isfinite(value)}
+        scores = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
+        scores["loss"] = self._loss(kind)
+        return {name: value for name, value in scores.items() if math.isfinite(value)}
 
     @torch.no_grad()
     def _loss(self, kind: str) -> float:

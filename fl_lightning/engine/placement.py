@@ -23,9 +23,9 @@ def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float],
     place = {c: home[c] for c in cohort}
     for c in cohort:
         load[place[c]] += work[c]
-    found: list[tuple[int, int]] = []
+    moved: list[tuple[int, int]] = []
     rounds = [max(load)]
-    while len(found) < len(cohort):
+    while len(moved) < len(cohort):
         most = max(range(ranks), key=lambda r: (load[r], -r))
         least = min(range(ranks), key=lambda r: (load[r], r))
         candidates = [(max(load[most] - work[c], load[least] + work[c]), c) for c in cohort if place[c] == most]
@@ -35,11 +35,11 @@ def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float],
         load[most] -= work[client]
         load[least] += work[client]
         place[client] = least
-        found.append((client, least))
+        moved.append((client, least))
         rounds.append(max(load))
     if min(rounds) > (1 - WORTH) * rounds[0]:
         return []
-    place = dict(found[: rounds.index(min(rounds))])  # of a client that moves twice, the last counts
+    place = dict(moved[: rounds.index(min(rounds))])  # of a client that moves twice, the last counts
     return [(c, place[c]) for c in cohort if place.get(c, home[c]) != home[c]]
 
 

@@ -87,8 +87,8 @@ class Pool:
         lost = {f.client: f for part, _ in parts for f in part}
         if len(lost) == len(cohort):
             raise RunFailed(f"every client of round {lost[cohort[0]].round} failed; the first: {lost[cohort[0]]}")
-        told = {c: s for _, part in parts for c, s in part.items()}
-        return [c for c in cohort if c not in lost], dict(sorted(told.items()))
+        statistics = {c: s for _, part in parts for c, s in part.items()}
+        return [c for c in cohort if c not in lost], dict(sorted(statistics.items()))
 
     def forget(self) -> None:
         """After aggregation: where one global model is all that is kept, the clients' states go."""

@@ -58,11 +58,11 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     memory = {"memory_server_mib": server_bytes(run, server) / 2**20, **_peak_memory_mib(run.device)}
     here = (list(results.clients.values()), timer.seconds(), memory, results.failures)
     parts = run.processes.gather_objects(here)
-    found: list[ClientResult] = sorted((r for part, *_ in parts for r in part), key=lambda r: r.client)
+    by_client: list[ClientResult] = sorted((r for part, *_ in parts for r in part), key=lambda r: r.client)
     failures = sorted((f for *_, part in parts for f in part), key=lambda f: f[0].client)
-    traffic, sent = _on_one_axis(run, found)
+    traffic, sent = _on_one_axis(run, by_client)
     further = further_columns(run)
-    parted = [set_apart({"client": r.client, **r.values}, further) for r in found]
+    parted = [set_apart({"client": r.client, **r.values}, further) for r in by_client]
     clients = [own for own, _ in parted]
     by_kind = traffic.sum(axis=2)
     counted = (by_kind.sum(axis=2).tolist(), by_kind[:, :, 0].tolist(), sent.sum(axis=2).tolist())
@@ -72,7 +72,7 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
             client[f"{direction}_parameter_bytes"] = parameters[way]
             client[f"layers_{direction}ed"] = layers[way]
     if run.is_main:
-        _say(run, failures, found)
+        _say(run, failures, by_client)
     for client, (_, apart) in zip(clients, parted, strict=True):
         client |= apart  # the last columns
     metrics = _metrics(run, server, clients, [part[1:3] for part in parts])
@@ -85,10 +85,10 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     return RoundRecord(server.round, server.cohort, metrics, clients, view, layers, traffic, sent, failures=rows)
 
 
-def _say(run: RunContext, failures: Sequence[tuple[BadClient, str]], found: Sequence[ClientResult]) -> None:
+def _say(run: RunContext, failures: Sequence[tuple[BadClient, str]], results: Sequence[ClientResult]) -> None:
     for failure, outcome in failures:
         log.say(f"{failure}; {outcome}")
-    for reason in sorted({r.uncounted for r in found if r.uncounted} - run.warned):
+    for reason in sorted({r.uncounted for r in results if r.uncounted} - run.warned):
         run.warned.add(reason)
         log.say(f"operations: {reason}; cells of flops_... that need it stay empty")
 
@@ -130,8 +130,8 @@ def further_columns(run: RunContext) -> list[str]:
 
 def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, float]:
     """Of each name, the mean over the clients that have it, whatever their order; a name that none has is absent."""
-    found = {name: np.sort([c[name] for c in clients if name in c]) for name in names}
-    return {name: float(np.mean(values)) for name, values in found.items() if len(values)}
+    columns = {name: np.sort([c[name] for c in clients if name in c]) for name in names}
+    return {name: float(np.mean(values)) for name, values in columns.items() if len(values)}
 
 
 def _on_one_axis(run: RunContext, results: Sequence[ClientResult]) -> tuple[np.ndarray, np.ndarray]:
@@ -177,13 +177,15 @@ def server_bytes(run: RunContext, server: Server) -> int:
     not); where models are kept for the judge alone, those of the round's cohort do. Replicated tensors count on rank 0.
     """
     counted = set(server.cohort) if run.policy.for_judge else set(run.states)
-    held = [vector for client, state in run.states.items() if client in counted for vector in state.received.values()]
-    held += [vector for group in run.groups for vector in (*group.spare, *group.buffers.values())]
+    vectors = [
+        vector for client, state in run.states.items() if client in counted for vector in state.received.values()
+    ]
+    vectors += [vector for group in run.groups for vector in (*group.spare, *group.buffers.values())]
     if run.is_main:
-        held += list(run.server.memory.values())
+        vectors += list(run.server.memory.values())
         for group in run.groups:
-            held += [group.initial, *(v for v in group.vectors.values() if v is not group.initial)]
-    return sum(t.numel() * t.element_size() for t in held) + server.working_bytes
+            vectors += [group.initial, *(v for v in group.vectors.values() if v is not group.initial)]
+    return sum(t.numel() * t.element_size() for t in vectors) + server.working_bytes
 
 
 def _peak_memory_mib(device: torch.device) -> dict[str, float]:

@@ -24,7 +24,7 @@ Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
 
-def asked(run: RunContext) -> list[Further]:
+def further_metrics(run: RunContext) -> list[Further]:
     """The further metrics of each client's own test data."""
     named = run.config.evaluation.metrics or ()
     return [FURTHER[name] for name in named if name != CLASS_SHARE.name]
@@ -51,7 +51,7 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
 
 def measured(kind: str, client: Client, part: Part) -> dict[Metric, Tensor]:
     """What is bound on the client's test data, by metric: NaN where a further metric is not defined."""
-    named = asked(client.run)
+    named = further_metrics(client.run)
     seen: Seen | None = [] if named else None
     values: dict[Metric, Tensor] = {client.run.data.metric: score(kind, client, part, seen)}
     if seen:
@@ -121,8 +121,8 @@ def on_common(kind: str, client: Client, part: Part) -> tuple[Tensor, Tensor | N
     """What is bound on the test set of all: its score, shape (), and where it is asked for, its recalls (classes,)."""
     wants = CLASS_SHARE.name in (client.run.config.evaluation.metrics or ())
     seen: Seen | None = [] if wants else None
-    found = score(kind, client, part, seen)
-    return found, recalls(*_whole(seen)) if seen else None
+    value = score(kind, client, part, seen)
+    return value, recalls(*_whole(seen)) if seen else None
 
 
 def on_shares(kind: str, client: Client, recall: Tensor | None) -> dict[str, Tensor]:
@@ -141,12 +141,12 @@ def columns(names: Sequence[str] | None, kind: str) -> dict[str, str]:
 
 def averaged(rows: Sequence[Mapping[str, float]], columns: Mapping[Any, str]) -> dict[str, float]:
     """Of each metric with its column, `mean_NAME` over the clients that have it, and `clients_NAME`, their number."""
-    found: dict[str, float] = {}
+    means: dict[str, float] = {}
     for name, column in columns.items():
         values = np.sort([row[column] for row in rows if column in row])
-        found |= {f"mean_{name}": float(values.mean())} if len(values) else {}
-        found[f"clients_{name}"] = len(values)
-    return found
+        means |= {f"mean_{name}": float(values.mean())} if len(values) else {}
+        means[f"clients_{name}"] = len(values)
+    return means
 
 
 def tell_left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str]) -> None:
@@ -169,5 +169,5 @@ def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str
 
 def _whole(seen: Seen) -> tuple[Tensor, Tensor]:
     scores, labels = (torch.cat(parts) for parts in zip(*seen, strict=True))
-    held = labels != NO_TARGET if labels.ndim > 1 else slice(None)  # of texts: positions that have a target
-    return scores[held].double(), labels[held]
+    has_target = labels != NO_TARGET if labels.ndim > 1 else slice(None)  # of texts: positions that have a target
+    return scores[has_target].double(), labels[has_target]

@@ -84,13 +84,13 @@ class Trainer:
             steps[c] = length.steps_of(per_epoch)
 
         def jobs() -> list[LocalJob]:
-            found = []
+            measured = []
             for c, most in steps.items():
                 schedule = schedule_of(run, group, c, 0, "measurement", Length(steps=min(MEASURED_STEPS, most)))
                 part = run.data.client(c, run.device, run.dtype).train
                 buffers = [b.clone() for b in group.initial_buffers]
-                found.append(LocalJob(group.initial.clone(), buffers, part, schedule, run.learning_rate(1)))
-            return found
+                measured.append(LocalJob(group.initial.clone(), buffers, part, schedule, run.learning_rate(1)))
+            return measured
 
         return Contest(group.name, fit, jobs, list(steps.values()))
 
@@ -99,8 +99,8 @@ class Trainer:
         if trains is None or self.cost is None:
             return self.cost
         if trains.tobytes() not in self._masked:
-            found = self.count(trains)
-            self._masked[trains.tobytes()] = found if isinstance(found, SampleCost) else None
+            cost = self.count(trains)
+            self._masked[trains.tobytes()] = cost if isinstance(cost, SampleCost) else None
         return self._masked[trains.tobytes()]
 
     def count(self, trains: np.ndarray | None = None) -> SampleCost | str:
@@ -135,9 +135,9 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
     Raises:
         BadInput: this machine cannot do it.
     """
-    asked = run.config.fabric.executor
-    names: Sequence[Name] = [asked] * len(trainers) if asked != "auto" else []
-    if asked == "auto":
+    executor = run.config.fabric.executor
+    names: Sequence[Name] = [executor] * len(trainers) if executor != "auto" else []
+    if executor == "auto":
         contests = [trainer.contest() for trainer in trainers]
         names = fastest(run.processes, run.folder / "executor.json", contests, bool(run.resumed_from))
     for trainer, name in zip(trainers, names, strict=True):
@@ -149,9 +149,9 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
 def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
     """Find out what training on one sample costs in each architecture."""
     for trainer in trainers:
-        found = run.processes.gather_objects(trainer.count())
-        trainer.cost = trainer.group.cost = next((c for c in found if isinstance(c, SampleCost)), None)
-        trainer.uncounted = next((c for c in found if isinstance(c, str)), "")
+        counted = run.processes.gather_objects(trainer.count())
+        trainer.cost = trainer.group.cost = next((c for c in counted if isinstance(c, SampleCost)), None)
+        trainer.uncounted = next((c for c in counted if isinstance(c, str)), "")
 
 
 def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

@@ -193,9 +193,9 @@ class Visit:
             ValueError: the upload is no vector of this model.
         """
         own = self.client[MODEL]
-        wanted, found = ((tuple(v.shape), v.dtype) for v in (own, upload.vector))
-        if wanted != found or upload.sent.shape != self.group.up_mask.shape:
-            raise ValueError(f"its upload is {found[1]} of shape {found[0]}, not {wanted[1]} of shape {wanted[0]}")
+        wanted, given = ((tuple(v.shape), v.dtype) for v in (own, upload.vector))
+        if wanted != given or upload.sent.shape != self.group.up_mask.shape:
+            raise ValueError(f"its upload is {given[1]} of shape {given[0]}, not {wanted[1]} of shape {wanted[0]}")
         norms = {"model_norm": torch.linalg.vector_norm(own)}
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         memory = self.client.memory.items()

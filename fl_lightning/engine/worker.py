@@ -140,14 +140,14 @@ class Worker:
                 executor = visits[next(iter(jobs))].trainer.loop
             except Exception:  # whose fault it is shows when each trains alone
                 pass
-        found: dict[int, Fit] = {}
+        fits: dict[int, Fit] = {}
         for c, job in jobs.items():
             visit = visits[c]
             with self.guard.catch(visit):
                 kind = executor if executor.takes(job) else visit.trainer.loop
                 with visit.metered() if job.alone else contextlib.nullcontext():
-                    [found[c]] = kind.train([job])
-        return found
+                    [fits[c]] = kind.train([job])
+        return fits
 
     def _vectors(self, clients: Iterable[int], downloads: dict[int, Payload]) -> Iterator[Tensor]:
         """What visits to `clients` will ask the store for."""

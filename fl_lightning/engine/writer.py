@@ -45,7 +45,7 @@ class RunFolderWriter(Observer):
         log.begun()
         if run.is_main:
             first, self._told = not self._told, True
-            if first:  # a start that came to nothing is none
+            if first:  # record nothing if the run failed before its first round
                 provenance.keep(run.folder, self._code, record.round)
             self.folder.append(record)
             self.folder.write_columns(run.judge)

@@ -30,7 +30,7 @@ _REMOVED = dict.fromkeys(("knowledge", "strength", "pull"), "phases give it with
     "starts_from": "starts and receive say it", "epochs_in_all": "Phase(budget=...) says it",
     "study": "receive, phases and upload do it", "predict": "it is outputs now",
 }  # fmt: skip
-"""Hooks of earlier versions, and what stands in their place."""
+"""Hooks of earlier versions, and what replaces them."""
 
 MOST = 1000.0
 """Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into memory."""
@@ -161,14 +161,14 @@ class Method:
         return {}
 
     def receive(self, client: Client, payload: Payload) -> Iterable[Phase] | None:
-        """`payload` has arrived. The client's model as it then stands is scored as `before`; a method that must train
+        """`payload` has arrived. The client's model is then scored as `before`; a method that must train
         for it yields phases."""
         if self.starts == "server":
             client.overwrite(payload)
         return None
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """Local training. Where this is a generator, what stands after a `yield` runs when that phase is done
+        """Local training. Where this is a generator, what follows a `yield` runs when that phase is done
         (`client.fits[-1]` is what it came to)."""
         return [Phase()]
 
@@ -200,7 +200,7 @@ class Method:
 
     def prepare(self, client: Client, vector: Tensor, kind: str) -> dict[str, Tensor]:
         """What `outputs` needs beside the model `vector` (D,), which is about to be scored as `kind`: made once, it
-        stands in `client.prepared`."""
+        is kept in `client.prepared`."""
         return {}
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
@@ -215,7 +215,7 @@ class Method:
 
 @dataclass(frozen=True)
 class WithoutModels(Method):
-    """Base: no model travels; what clients tell each other, if anything, stands beside it."""
+    """Base: no model travels; what clients tell each other, if anything, travels beside it."""
 
     def relation(self) -> Relation:
         """Nobody receives a model."""

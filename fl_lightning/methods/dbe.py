@@ -85,5 +85,5 @@ class DBE(Method):
         """Also u, after the first round (in which nobody has uploaded a model: the mean is still the initial one)."""
         super().aggregate(server)
         if server.round == 1:
-            told = torch.stack([server.statistics[c]["mean"] for c in server.answered])
-            server.memory["mean"] = server.shares(server.answered).float() @ told
+            means = torch.stack([server.statistics[c]["mean"] for c in server.answered])
+            server.memory["mean"] = server.shares(server.answered).float() @ means

@@ -61,15 +61,15 @@ class FedCAC(Method):
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """FedAvg's mean, and the mean of those alike where a number is critical."""
-        group, memory, heard = server.only, server.memory, sorted(server.run.server.uploaded)
-        told, receivers = memory["told"].tolist(), [c for c in server.cohort if c in server.run.server.uploaded]
-        mean = group.mean(server.shares(told), told) if told else group.initial
+        group, memory, uploaders = server.only, server.memory, sorted(server.run.server.uploaded)
+        told_masks, receivers = memory["told"].tolist(), [c for c in server.cohort if c in server.run.server.uploaded]
+        mean = group.mean(server.shares(told_masks), told_masks) if told_masks else group.initial
         vectors = dict.fromkeys(group.here, mean)
         if receivers:
-            places = [heard.index(c) for c in receivers]
-            weights = alike(overlaps(memory["critical"][heard]), (server.round - 1) / self.beta)[None, places]
-            group.weighed = Weights(group.group, weights, receivers, heard)
-            for c, shared in group.mix(weights, receivers, heard).items():
+            places = [uploaders.index(c) for c in receivers]
+            weights = alike(overlaps(memory["critical"][uploaders]), (server.round - 1) / self.beta)[None, places]
+            group.weighed = Weights(group.group, weights, receivers, uploaders)
+            for c, shared in group.mix(weights, receivers, uploaders).items():
                 mask = unpacked(memory["critical"][c], group.layout.size).to(shared.device)
                 vectors[c] = shared.copy_(torch.where(mask, shared, mean.to(shared.device)))
         return group.send(vectors)
@@ -82,6 +82,6 @@ class FedCAC(Method):
 
     def aggregate(self, server: Server) -> None:
         """Who has answered, and their masks."""
-        masks, told = server.memory["critical"].clone(), torch.tensor(server.answered)
-        masks[told] = torch.stack([server.statistics[c]["critical"] for c in server.answered])
-        server.memory |= {"critical": masks, "told": told}
+        masks, answered = server.memory["critical"].clone(), torch.tensor(server.answered)
+        masks[answered] = torch.stack([server.statistics[c]["critical"] for c in server.answered])
+        server.memory |= {"critical": masks, "told": answered}

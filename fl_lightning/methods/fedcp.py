@@ -24,7 +24,7 @@ class FedCP(Method):
 
     (r, s) = softmax over the two of gate(z v / ||v||), v the sum of the rows of the own classifier h as the round
     begins; loss CE(h(r z) + g(s z)) + lam MMD(z, z_g), where z_g are the features under the received body. Body, gate
-    and (h + g) / 2 go up and are averaged by samples; h stays. Scored with v of h as it stands, before training.
+    and (h + g) / 2 go up and are averaged by samples; h stays. Scored with v of the present h, before training.
 
     Args:
         lam: weight of the MMD. 5: the authors' run script (their program's own default: 0).

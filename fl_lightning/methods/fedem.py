@@ -21,7 +21,7 @@ class FedEM(Method):
     """K models for all, and for each client weights pi of them: expectation-maximisation, whose M-step is FedAvg.
 
     With what it has received a client finds q_k(x, y) ~ pi_k p_k(y|x) for its training samples, sets pi to their mean
-    and trains all models on sum_k q_k CE_k, q standing still. Scored: sum_k pi_k p_k; as `global`: plain weights.
+    and trains all models on sum_k q_k CE_k, q fixed. Scored: sum_k pi_k p_k; as `global`: plain weights.
     Each model's mean is FedAvg's over the cohort (the authors' code: over all clients, those that took no part with
     the last round's).
 

@@ -82,10 +82,10 @@ class FedMD(WithoutModels):
 
     def aggregate(self, server: Server) -> None:
         """Keep what was told, and weigh it."""
-        P, told = public.uploaded(server)
-        rows = self.weigh(server, P.double(), told) if told else torch.empty(server.clients, 0)
-        server.memory |= public.weighed(P, told, rows, distributions=self.loss == "kl")
+        P, uploaders = public.uploaded(server)
+        rows = self.weigh(server, P.double(), uploaders) if uploaders else torch.empty(server.clients, 0)
+        server.memory |= public.weighed(P, uploaders, rows, distributions=self.loss == "kl")
 
-    def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:
+    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C) of `told`."""
-        return public.uniform(server.clients, told)
+        return public.uniform(server.clients, uploaders)

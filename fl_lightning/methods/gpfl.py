@@ -56,7 +56,7 @@ class GPFL(Method):
         return "personal" if is_personal(block) else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
-        """All losses at once, under the conditions that stand as the round begins."""
+        """All losses at once, under the conditions of the round's beginning."""
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
         g, q = e.mean(0), self._shares(client) @ e
 
@@ -75,7 +75,7 @@ class GPFL(Method):
         return [Phase(objective=Objective(torch.zeros_like(client["model"]), decay, loss=loss))]
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
-        """Under q_i of the embeddings as they stand."""
+        """Under q_i of the present embeddings."""
         head = client.module.head
         with head.using(self._shares(client) @ head.embedding.weight.detach()[: client.module.num_classes]):
             return super().outputs(client, x, kind)

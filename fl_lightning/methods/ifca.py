@@ -62,6 +62,6 @@ class IFCA(KClusters):
     def aggregate(self, server: Server) -> None:
         """The mean of each cluster."""
         cluster = server.memory["cluster"].clone()
-        for c, told in server.statistics.items():
-            cluster[c] = told["cluster"]
+        for c, statistics in server.statistics.items():
+            cluster[c] = statistics["cluster"]
         average(server, cluster, server.run.relation, server.answered)

@@ -60,8 +60,8 @@ class KNNPer(Method):
         if kind == "global" or self.lam == 0 or not len(client.data.train):
             return {}
         seen = [(wide(z), y) for z, _, y in client.passes(client.data.train, vector)]
-        found = {"features": torch.cat([z for z, _ in seen]), "labels": torch.cat([y for _, y in seen])}
-        return found | {"lam": self._best(client, vector, found) if self.lam is None else torch.tensor(self.lam)}
+        memory = {"features": torch.cat([z for z, _ in seen]), "labels": torch.cat([y for _, y in seen])}
+        return memory | {"lam": self._best(client, vector, memory) if self.lam is None else torch.tensor(self.lam)}
 
     def _best(self, client: Client, vector: Tensor, store: dict[str, Tensor]) -> Tensor:
         """The lam of the grid, shape (), by which most validation samples are right; the least of several."""

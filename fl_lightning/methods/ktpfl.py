@@ -47,10 +47,10 @@ class KTPFL(FedMD):
         uniform = torch.full((run.clients, run.clients), 1.0 / run.clients, dtype=torch.float64)
         return super().init_server(run) | {"coefficients": uniform}
 
-    def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:
+    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Step rows and columns of those who told; their part of a row keeps the mass it had."""
-        c, here, shares = server.memory["coefficients"].clone(), torch.tensor(told), server.shares(told)
-        server.flops += 4 * len(told) * P.numel()
+        c, here, shares = server.memory["coefficients"].clone(), torch.tensor(uploaders), server.shares(uploaders)
+        server.flops += 4 * len(uploaders) * P.numel()
         if self.update == "paper" and self.projection == "none":  # as printed: rows may have any sum
             part = c[here][:, here]
             c[here[:, None], here] = paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(c))
@@ -58,7 +58,7 @@ class KTPFL(FedMD):
             return c[:, here]
         part, mass = sum_to_one(c[here][:, here])
         if self.update == "paper":
-            part = to_simplex(paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(told)))
+            part = to_simplex(paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(uploaders)))
         else:
             part = code_step(part, P, self.rho, self.step)
         server.memory["coefficients"] = c = put_back(c, here, part, mass)

@@ -23,7 +23,7 @@ class PFedFDA(Method):
     """A shared body, and Gaussians of its features (class means mu, one covariance S) in place of a shared classifier.
 
     The classifier is their linear discriminant, W = mu S^-1 and b = -diag(W mu^T) / 2 + log pi with the client's class
-    shares pi; it stands still while the body trains. Then the client estimates its own mu and S, tells them mixed with
+    shares pi; it is fixed while the body trains. Then the client estimates its own mu and S, tells them mixed with
     the received by beta in [0, 1]^2 (of mu and of S), chosen by the cross entropy of two folds, and the server takes
     means by samples. Scored: the classifier of Gaussians mixed so anew for the body that is scored, where a class of
     one or two samples keeps the server's mean (the authors' code).
@@ -61,8 +61,8 @@ class PFedFDA(Method):
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """With it the Gaussians; the first ones follow from the seed, and are not sent."""
-        sent, told = super().broadcast(server), server.run.server.uploaded
-        for payload in sent.values() if told else ():
+        sent, uploaded = super().broadcast(server), server.run.server.uploaded
+        for payload in sent.values() if uploaded else ():
             payload.extra |= {name: server.memory[f"gaussian.{name}"] for name in NAMES}
         return sent
 
@@ -73,16 +73,16 @@ class PFedFDA(Method):
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The body, and the mixed Gaussians of its features."""
-        sent, found = super().upload(client, payload), adapted(client, client["model"], self.ridge, self.beta)
-        sent.extra |= {name: getattr(found, name).float() for name in NAMES}
+        sent, estimated = super().upload(client, payload), adapted(client, client["model"], self.ridge, self.beta)
+        sent.extra |= {name: getattr(estimated, name).float() for name in NAMES}
         return sent
 
     def aggregate(self, server: Server) -> None:
         """Means by samples of both."""
         super().aggregate(server)
         for name in NAMES:
-            told = torch.stack([server.statistics[c][name] for c in server.answered]).double()
-            server.memory[f"gaussian.{name}"] = torch.tensordot(server.shares(server.answered), told, 1).float()
+            uploaded = torch.stack([server.statistics[c][name] for c in server.answered]).double()
+            server.memory[f"gaussian.{name}"] = torch.tensordot(server.shares(server.answered), uploaded, 1).float()
 
     def personal(self, client: Client) -> Tensor:
         """A copy with the classifier of Gaussians that are mixed for its body."""

@@ -35,7 +35,7 @@ class PFedGraph(Method):
         lam: weight of the cosine. 0.01: the authors' code, which adds it, where the paper subtracts it: below 0 here.
         near: cosines above it count as 1. 1: none (paper); 0.9: the authors' code.
         sources: whose models are mixed: of all that have `uploaded` so far, `known` (who has not counts with the
-            initial model), or of the `cohort` alone (the authors' code, there once more: the last cohort's).
+            initial model), or of the `cohort` alone (the authors' code, there again: the last cohort's).
     """
 
     family = "mixing"

@@ -52,7 +52,7 @@ class PFedHN(Method):
     clip: PositiveFloat = 50.0
 
     def relation(self) -> Relation:
-        """Nobody's model is mixed: the hypernetwork stands in place of a relation."""
+        """Nobody's model is mixed: a hypernetwork replaces the relation."""
         return Alone()
 
     def scope(self, block: Block) -> Scope:

@@ -26,9 +26,9 @@ class SimPFD(FedMD):
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
 
-    def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:
+    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Who did not tell has the mean of all as its teacher. Equal predictions give equal weights."""
-        rows = super().weigh(server, P, told)
-        rows[told] = shifted(cosines(P))
-        server.flops += 2 * len(told) * P.numel()
+        rows = super().weigh(server, P, uploaders)
+        rows[uploaders] = shifted(cosines(P))
+        server.flops += 2 * len(uploaders) * P.numel()
         return rows

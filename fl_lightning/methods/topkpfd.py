@@ -31,9 +31,9 @@ class TopKPFD(FedMD):
     loss: Literal["mae", "mse", "kl"] = "kl"
     k: PositiveInt = searched(5, Whole(2, 10), "around the paper's 5; its code: half of all clients, of 20")
 
-    def weigh(self, server: Server, P: Tensor, told: list[int]) -> Tensor:
+    def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Who did not tell has the mean of all as its teacher; equally alike clients go by number."""
-        rows = super().weigh(server, P, told)
-        rows[told] = nearest(cosines(P), self.k)
-        server.flops += 2 * len(told) * P.numel()
+        rows = super().weigh(server, P, uploaders)
+        rows[uploaders] = nearest(cosines(P), self.k)
+        server.flops += 2 * len(uploaders) * P.numel()
         return rows

@@ -63,7 +63,7 @@ def frozen_when_built(net: nn.Module) -> list[nn.Parameter]:
 
 
 def another(model: nn.Module) -> nn.Module:
-    """A network like `model` (on the CPU) with first weights of its own, drawn from torch's generator as it stands.
+    """A network like `model` (on the CPU) with first weights of its own, drawn from torch's generator.
 
     It is built again, as `build` has built `model`. What was made elsewhere is copied, and all its modules are reset.
 
@@ -100,8 +100,8 @@ def arguments_of(
     offered: dict[str, Any] = {"input_shape": tuple(input_shape), "num_classes": num_classes}
     offered |= {} if text is None else {"vocabulary": text.vocabulary, "per_position": text.per_position}
     passes = inspect.isfunction(makes) and any(p.kind is p.VAR_KEYWORD for p in taken.values())
-    found = {key: value for key, value in offered.items() if key in taken or (passes and key == "num_classes")}
-    return found | component.init_args
+    arguments = {key: value for key, value in offered.items() if key in taken or (passes and key == "num_classes")}
+    return arguments | component.init_args
 
 
 def head_of(model: nn.Module) -> str:
@@ -110,7 +110,7 @@ def head_of(model: nn.Module) -> str:
     named = getattr(model, "head", None)
     modules = dict(model.named_modules())
     if isinstance(named, str):
-        check("model", name, named in modules, f"its `head` names {named!r}, which is none of its modules")
+        check("model", name, named in modules, f"its `head` names {named!r}, which is not one of its modules")
         return named
     linear = [p for p, module in modules.items() if isinstance(module, nn.Linear) and not is_inside(p, modules)]
     if not linear:

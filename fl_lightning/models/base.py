@@ -23,8 +23,8 @@ def inputs(n: int, shape: Sequence[int], text: Text | None, draws: torch.Generat
 def targets(n: int, shape: Sequence[int], classes: int, text: Text | None, *, floats: bool = False) -> Tensor:
     """Class numbers that are made up, [n], or [n, T] where each position has one; `floats`: numbers of a regression."""
     each = tuple(shape) if text is not None and text.per_position else ()
-    found = torch.arange(n).reshape(n, *[1] * len(each)).expand(n, *each) % classes
-    return found.float() if floats else found.contiguous()
+    samples = torch.arange(n).reshape(n, *[1] * len(each)).expand(n, *each) % classes
+    return samples.float() if floats else samples.contiguous()
 
 
 def check_heads(heads: int, width: int) -> None:
@@ -36,8 +36,8 @@ def check_heads(heads: int, width: int) -> None:
 class SelfAttention(nn.Module):
     """Multi-head attention of a sequence to itself, with a linear layer each for queries, keys, values and output.
 
-    torch's own keeps the first three in one matrix, which leaves no place for an adapter of each. It can stand in the
-    place of it in torchvision's encoders. Weights begin as in torch's.
+    torch's own keeps the first three in one matrix, which leaves no place for an adapter of each. It can replace it
+    in torchvision's encoders. Weights begin as in torch's.
 
     Args:
         width: d of the sequence; a multiple of `heads`.

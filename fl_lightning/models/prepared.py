@@ -31,24 +31,24 @@ def read_weights(model: nn.Module, file: str, head: str) -> None:
     path = Path(file).expanduser()
     check("model.weights", file, path.is_file(), "there is no such file")
     try:
-        found = load_file(path)
+        tensors = load_file(path)
     except (OSError, SafetensorError, ValueError) as error:
         why = str(error).partition("\n")[0]
         raise BadInput("model.weights", file, f"it is no file of tensors ({why})") from None
     own = model.state_dict()
-    loose = {name for name in {*own, *found} if name == head or name.startswith(f"{head}.")}
+    loose = {name for name in {*own, *tensors} if name == head or name.startswith(f"{head}.")}
     loose |= {name for name in own if name.endswith("num_batches_tracked")}  # some libraries do not write it
 
     def alike(name: str) -> bool:
-        return name in own and name in found and own[name].shape == found[name].shape
+        return name in own and name in tensors and own[name].shape == tensors[name].shape
 
-    unknown, absent = sorted({*found} - {*own} - loose), sorted({*own} - {*found} - loose)
-    odd = sorted(name for name in {*own} & {*found} - loose if not alike(name))
+    unknown, absent = sorted({*tensors} - {*own} - loose), sorted({*own} - {*tensors} - loose)
+    odd = sorted(name for name in {*own} & {*tensors} - loose if not alike(name))
     check("model.weights", file, not absent, f"it lacks {_some(absent)}, which the model has")
     check("model.weights", file, not unknown, f"it holds {_some(unknown)}, which the model has not")
-    shapes = [f"{n} of shape {tuple(found[n].shape)}, not {tuple(own[n].shape)}" for n in odd]
+    shapes = [f"{n} of shape {tuple(tensors[n].shape)}, not {tuple(own[n].shape)}" for n in odd]
     check("model.weights", file, not odd, f"it holds {_some(shapes)}")
-    model.load_state_dict({name: tensor for name, tensor in found.items() if alike(name)}, strict=False)
+    model.load_state_dict({name: tensor for name, tensor in tensors.items() if alike(name)}, strict=False)
 
 
 def _some(names: list[str]) -> str:
@@ -67,14 +67,14 @@ def adapt(model: nn.Module, values: Mapping[str, Any], head: str) -> None:
 
     config = AdaptersConfig(**values)
     targets = targets_of(model, config.targets, head)
-    said = config.targets if config.targets is not None else "null"
-    check("model.adapters.targets", said, bool(targets), "the model has no such module beside its classifier")
+    named = config.targets if config.targets is not None else "null"
+    check("model.adapters.targets", named, bool(targets), "the model has no such module beside its classifier")
     alpha = cast(int, config.alpha)  # a scale, whatever its type says
     lora = LoraConfig(r=config.rank, lora_alpha=alpha, lora_dropout=config.dropout, target_modules=targets)
     try:
         inject_adapter_in_model(lora, model)
     except ValueError as error:  # of a module of a kind that it does not know
-        raise BadInput("model.adapters.targets", said, str(error).partition("\n")[0]) from None
+        raise BadInput("model.adapters.targets", named, str(error).partition("\n")[0]) from None
     if config.head:
         model.get_submodule(head).requires_grad_(True)
 
@@ -87,7 +87,7 @@ def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str
     """
     ends = named if named is not None else getattr(model, "adapter_targets", None)
     closed = [name for name, module in model.named_modules() if isinstance(module, _CLOSED)]
-    found = []
+    names = []
     for name, module in model.named_modules():
         if not name or name == head or name.startswith(f"{head}."):
             continue
@@ -97,8 +97,8 @@ def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str
             kind = type(model.get_submodule(within)).__name__
             raise BadInput("model.adapters.targets", name, f"torch's {kind} uses weights past their modules")
         if wanted and within is None:
-            found.append(name)
-    return found
+            names.append(name)
+    return names
 
 
 _CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)

@@ -17,7 +17,7 @@ class ResNet18(ResNet):
 
     `stem: 3x3` (stride 1, no max-pooling) is the usual one for CIFAR, and KT-pFL's. With 10 classes and
     colour images the 7x7 stem has 11,181,642 parameters, the 3x3 stem 11,173,962. With `representation` a linear layer
-    of that width stands before the classifier: 64 is FedHKD's, 11,209,994 parameters.
+    of that width comes before the classifier: 64 is FedHKD's, 11,209,994 parameters.
     """
 
     head = "fc"

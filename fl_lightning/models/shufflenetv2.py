@@ -13,7 +13,7 @@ from fl_lightning.errors import BadInput
 
 
 class ShuffleNetV2(Torchvision):
-    """ShuffleNetV2 x1.0; with `representation` a linear layer of that width stands before the classifier.
+    """ShuffleNetV2 x1.0; with `representation` a linear layer of that width comes before the classifier.
 
     FedHKD on SVHN has `representation: 32`: 1,286,734 parameters with 10 classes. `stem: stride2` with max-pooling is
     ImageNet's; `stride1` without it keeps the resolution of small images, as KT-pFL's code does. Both have the same

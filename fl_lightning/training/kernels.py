@@ -55,7 +55,7 @@ class Terms:
             if isinstance(twice, Tensor) or twice:
                 part.mul_(twice if factor is None else twice * factor)
             else:
-                part.zero_()  # what stands there need not be finite
+                part.zero_()  # what it held need not be finite
         if self.linear is not None:
             self.room.add_(self.linear if factor is None else self.linear * factor)
         return self.room

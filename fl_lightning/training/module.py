@@ -256,11 +256,11 @@ class ClientModule(LightningModule):
         trained = [p for p in self.binding.parameters if p.requires_grad]
         with torch.enable_grad(), self.cast():
             loss = self.task_loss(batch)
-        found = iter(torch.autograd.grad(loss, trained, allow_unused=True))
+        gradients = iter(torch.autograd.grad(loss, trained, allow_unused=True))
         gradient = torch.zeros_like(vector)
         blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
         for block, parameter in zip(blocks, self.binding.parameters, strict=True):
-            if parameter.requires_grad and (g := next(found)) is not None:
+            if parameter.requires_grad and (g := next(gradients)) is not None:
                 gradient[block.start : block.stop] = g.reshape(-1)
         return loss.detach(), gradient
 

@@ -47,20 +47,20 @@ class FastSGD:
         if more is not None:
             gradients = _added([more[k] for k in used], gradients)
         parameters = self._targets
-        found = [g for g in gradients if g is not None]
-        if len(found) < len(gradients):
+        reached_gradients = [g for g in gradients if g is not None]
+        if len(reached_gradients) < len(gradients):
             reached = [k for k, g in enumerate(gradients) if g is not None]
             used, parameters = [used[k] for k in reached], [parameters[k] for k in reached]
         with torch.no_grad():
             if self._plain:
-                torch._foreach_add_(parameters, found, alpha=-self.lr)
+                torch._foreach_add_(parameters, reached_gradients, alpha=-self.lr)
                 return
             if config.clip_norm is not None:
-                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(found)))
-                found = list(torch._foreach_mul(found, clip_factor(norm, config.clip_norm)))
+                norm = torch.linalg.vector_norm(torch.stack(torch._foreach_norm(reached_gradients)))
+                reached_gradients = list(torch._foreach_mul(reached_gradients, clip_factor(norm, config.clip_norm)))
             momenta = [self._momentum(k) for k in used] if config.momentum else []
             decay = config.weight_decay
-            step = direction(parameters, found, momenta, decay, config.momentum, config.nesterov)
+            step = direction(parameters, reached_gradients, momenta, decay, config.momentum, config.nesterov)
             torch._foreach_add_(parameters, step, alpha=-self.lr)
 
     def _momentum(self, k: int) -> Tensor:
@@ -133,18 +133,18 @@ class AnyOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """`NAME.K` by parameter, and `scaler` (16-mixed)."""
-        found = {
+        tensors = {
             f"{name}.{k}": value
             for k, p in enumerate(self._parameters())
             for name, value in self.optimizer.state.get(p, {}).items()
         }
-        odd = [name for name, value in found.items() if not isinstance(value, Tensor)]
+        odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         if odd:
             raise BadInput("optimizer.keep_state", True, f"this optimiser keeps {odd[0]}, which is no tensor")
         if self._scaler is not None:
             now = self._scaler.state_dict()
-            found["scaler"] = torch.tensor([now[key] for key in _SCALER], dtype=torch.float64)
-        return found
+            tensors["scaler"] = torch.tensor([now[key] for key in _SCALER], dtype=torch.float64)
+        return tensors
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Copies, since the steps write in place."""

@@ -54,10 +54,10 @@ def make(
         x, y, gradients, reason = _probed(name, fabric, module, spec)
         if reason is None:
             kinds: dict[Name, type[Vmap] | type[Graph]] = {"vmap": Vmap, "graph": Graph}
-            found = kinds[name](fabric, module, optimizer, spec)
-            reason = found.unlike(x, y, gradients) if isinstance(found, Vmap) else found.unlike(x, y)
+            executor = kinds[name](fabric, module, optimizer, spec)
+            reason = executor.unlike(x, y, gradients) if isinstance(executor, Vmap) else executor.unlike(x, y)
             if reason is None:
-                return found, None
+                return executor, None
     return Loop(fabric, module, optimizer), reason
 
 
@@ -116,12 +116,12 @@ def _probed(
 
 def _counted(model: nn.Module) -> dict[str, str]:
     """Numbers, words, and lists of them that the modules of `model` have as attributes, by dotted name."""
-    found = {}
+    rates = {}
     for path, module in model.named_modules():
         for name, value in vars(module).items():
             if all(isinstance(leaf, int | float | str | None) for leaf in tree_leaves(value)):
-                found[f"{path}.{name}".lstrip(".")] = repr(value)
-    return found
+                rates[f"{path}.{name}".lstrip(".")] = repr(value)
+    return rates
 
 
 # ---------------------------------------------------------------- the fastest
@@ -215,18 +215,18 @@ def seconds_by_client(
     Executors take turns; the least of `repeats` counts, after one run that does not. One that fails (but the loop) is
     left out, which stderr says.
     """
-    found: dict[Name, list[float]] = {name: [] for name in executors}
+    seconds: dict[Name, list[float]] = {name: [] for name in executors}
     for _ in range(1 + repeats):
-        for name in list(found):
+        for name in list(seconds):
             try:
-                found[name].append(_seconds(executors[name], jobs()))
+                seconds[name].append(_seconds(executors[name], jobs()))
             except Exception as error:
                 if name == "loop":
                     raise
                 why = redact(f"{type(error).__name__}: {error}".splitlines()[0])
                 log.say(f"fabric.executor auto: {name} fails and is left out ({why})")
-                del found[name]
-    return {name: min(times[1:]) for name, times in found.items()}
+                del seconds[name]
+    return {name: min(times[1:]) for name, times in seconds.items()}
 
 
 def _seconds(executor: Executor, todo: list[LocalJob]) -> float:

@@ -63,17 +63,17 @@ class Graph(Stacked):
         assert bound.vector is not None
         nothing: Any = None
         job = LocalJob(bound.vector.clone(), [b.clone() for b in bound.buffers], nothing, nothing, self.spec.config.lr)
-        found = []
+        tensors = []
         try:
             for recorded in (False, True):
                 self._bind(job)
                 step = self._step(x, y)[2] if recorded else self._stepper(x, y)
                 for _ in range(TRIALS):
                     step()
-                found.append(stack.rows[0].clone())
+                tensors.append(stack.rows[0].clone())
         except Exception as error:  # whatever a user's forward pass does that cannot be recorded
             return f"its steps cannot be recorded ({type(error).__name__}: {error}".splitlines()[0] + ")"
-        eager, replayed = (row - job.vector for row in found)
+        eager, replayed = (row - job.vector for row in tensors)
         if (eager - replayed).norm() > TOLERANCE[job.vector.dtype] * (1 + eager.norm()):
             return "replayed steps are not those that the model takes: it goes by what Python counts or draws"
         return None
@@ -115,7 +115,7 @@ class Graph(Stacked):
         return self._steps[key]
 
     def _stepper(self, x: Tensor, y: Tensor) -> Callable[[], None]:
-        """Takes a step on what stands in (x, y)."""
+        """Takes a step on the batch in (x, y)."""
         module, stack = self.module, self.stack
         parameters = [p for p in module.binding.parameters if p.requires_grad]
 

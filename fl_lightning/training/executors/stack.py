@@ -149,7 +149,7 @@ class Stack:
     @torch.no_grad()
     def store(self, jobs: Sequence[LocalJob], counts: Sequence[tuple[int, int]]) -> list[Fit]:
         """Write back what `load` has laid out; `counts`: steps and samples of each job."""
-        found = []
+        fits = []
         for job, (steps, samples) in zip(jobs, counts, strict=True):
             slot = job.place
             job.vector.copy_(self.rows[slot])
@@ -164,8 +164,8 @@ class Stack:
                 }
             each = max(steps, 1)
             sizes = step_sizes(self.config, job.lr, steps)
-            found.append(Fit(self.losses[slot] / each, self.pulls[slot] / each, steps, samples, sizes))
-        return found
+            fits.append(Fit(self.losses[slot] / each, self.pulls[slot] / each, steps, samples, sizes))
+        return fits
 
     @torch.no_grad()
     def descend(self, losses: Tensor, active: Tensor | None = None) -> None:

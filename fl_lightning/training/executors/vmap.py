@@ -55,10 +55,10 @@ class Vmap(Stacked):
         try:
             with self._cast():  # to see that it runs; the numbers are compared in full precision
                 self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
-            found, _ = self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
+            measured, _ = self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
             return f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0] + ")"
-        for ours, theirs in zip(found, gradients, strict=True):
+        for ours, theirs in zip(measured, gradients, strict=True):
             if (ours[0] - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
                 return "the model does not treat the samples of a batch one by one"
         return None
@@ -82,19 +82,19 @@ class Vmap(Stacked):
         rest = [stream(job.part, job.schedule) for job in jobs]
         while any(ahead := [list(islice(it, AHEAD)) for it in rest]):
             slots: list[list[Batch]] = [[] for _ in range(stack.width)]
-            for job, found in zip(jobs, ahead, strict=True):
-                slots[job.place] = found
+            for job, batches in zip(jobs, ahead, strict=True):
+                slots[job.place] = batches
             self._steps(slots)
-            for k, found in enumerate(ahead):
-                steps[k] += len(found)
-                samples[k] += sum(len(y) for _, y in found)
+            for k, batches in enumerate(ahead):
+                steps[k] += len(batches)
+                samples[k] += sum(len(y) for _, y in batches)
         return stack.store(jobs, list(zip(steps, samples, strict=True)))
 
     def _steps(self, slots: Sequence[Sequence[Batch]]) -> None:
         """As many steps as the client with the most batches has in `slots`."""
         stack = self.stack
         x, y, weight, active = laid_out(slots, self.spec.largest_batch, self.spec.dtype)
-        everyone = min(len(found) for found in slots)
+        everyone = min(len(some) for some in slots)
         for k in range(active.shape[0]):
             with self._cast():
                 gradients, losses = self._gradients(stack.views, stack.fixed, x[:, k], y[:, k], weight[:, k])
@@ -117,32 +117,32 @@ def laid_out(
     client's first sample, which is finite if the others are, and has weight 0.
     """
     width = len(slots)
-    first = next(found for found in slots if found)
-    count = max(len(found) for found in slots)
+    first = next(batches for batches in slots if batches)
+    count = max(len(batches) for batches in slots)
     like, label = first[0]
     x = like.new_empty(width, count * size, *like.shape[1:])
     y = label.new_empty(width, count * size, *label.shape[1:])
     weight = torch.zeros(width, count, size, dtype=torch.promote_types(dtype, torch.float32))
     active = torch.zeros(count, width, dtype=torch.bool)
-    for slot, found in enumerate(slots):
-        x[slot] = found[0][0][0] if found else like[0]
-        y[slot] = found[0][1][0] if found else label[0]
-        active[: len(found), slot] = True
-        for place, run in _runs(found, size):
+    for slot, batches in enumerate(slots):
+        x[slot] = batches[0][0][0] if batches else like[0]
+        y[slot] = batches[0][1][0] if batches else label[0]
+        active[: len(batches), slot] = True
+        for place, run in _runs(batches, size):
             start, stop = place * size, place * size + sum(len(labels) for _, labels in run)
             torch.cat([images for images, _ in run], out=x[slot, start:stop])
             torch.cat([labels for _, labels in run], out=y[slot, start:stop])
-        for k, (_, labels) in enumerate(found):
+        for k, (_, labels) in enumerate(batches):
             weight[slot, k, : len(labels)] = 1 / len(labels)
     device = like.device
     shaped = x.unflatten(1, (count, size)), y.unflatten(1, (count, size))
     return *shaped, sent(weight, device), sent(active, device)
 
 
-def _runs(found: Sequence[Batch], size: int) -> Iterator[tuple[int, Sequence[Batch]]]:
+def _runs(batches: Sequence[Batch], size: int) -> Iterator[tuple[int, Sequence[Batch]]]:
     """`found` in stretches that lie side by side, each with its place: only the last batch of each is not of `size`."""
     first = 0
-    for k, (_, labels) in enumerate(found):
-        if len(labels) < size or k == len(found) - 1:
-            yield first, found[first : k + 1]
+    for k, (_, labels) in enumerate(batches):
+        if len(labels) < size or k == len(batches) - 1:
+            yield first, batches[first : k + 1]
             first = k + 1
