@@ -16,7 +16,7 @@ def cell(label: str, scores: list[float], tested: int = 25, **run: Any) -> Cell:
     rows = [{"client": c, "test_samples": tested} for c in range(len(scores))]
     settings = {"split": rows, "final": rows, "summary": {}, "setting": lambda key: None} | run
     metric = run.pop("metric", "accuracy")
-    held = SimpleNamespace(**settings)
+    held = SimpleNamespace(**settings, rows=lambda table: settings[table])
     return Cell(label, label, "", 0, "after", held, dict(enumerate(scores)), "", metric)  # type: ignore[arg-type]
 
 
