@@ -6,7 +6,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, Literal, Protocol
+from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
 if TYPE_CHECKING:
     import numpy as np
@@ -73,14 +73,11 @@ class Configured(Protocol):
 class Relation(Configured, Protocol):
     """Who receives whose model (`callbacks.relations.Relation`)."""
 
-    @property
-    def is_global(self) -> bool: ...
-    @property
-    def several(self) -> bool: ...
-    @property
-    def per_layer(self) -> bool: ...
-    @property
-    def measures(self) -> bool: ...
+    is_global: ClassVar[bool]
+    several: ClassVar[bool]
+    per_layer: ClassVar[bool]
+    measures: ClassVar[bool]
+
     @property
     def sources(self) -> Sources: ...
     def init_server(self, run: RunContext) -> dict[str, Tensor]: ...
@@ -101,30 +98,19 @@ class Reducer(Configured, Protocol):
 class Method(Protocol):
     """A method's declarations and hooks (`methods.base.Method`)."""
 
-    @property
-    def judge(self) -> str: ...
-    @property
-    def starts(self) -> Literal["own", "server", "both"]: ...
-    @property
-    def features(self) -> bool: ...
-    @property
-    def adapts(self) -> bool: ...
-    @property
-    def statistics(self) -> bool: ...
-    @property
-    def several(self) -> bool: ...
-    @property
-    def changes_download(self) -> bool: ...
-    @property
-    def changes_upload(self) -> bool: ...
-    @property
-    def client_memory(self) -> bool: ...
-    @property
-    def server_models(self) -> int | None: ...
-    @property
-    def everyone_first(self) -> bool: ...
-    @property
-    def newcomers(self) -> Rule | None: ...
+    judge: ClassVar[Literal["before", "after", "global", "finetuned"]]
+    starts: ClassVar[Literal["own", "server", "both"]]
+    features: ClassVar[bool]
+    adapts: ClassVar[bool]
+    statistics: ClassVar[bool]
+    several: ClassVar[bool]
+    changes_download: ClassVar[bool]
+    changes_upload: ClassVar[bool]
+    client_memory: ClassVar[bool]
+    server_models: ClassVar[int | None]
+    everyone_first: ClassVar[bool]
+    newcomers: ClassVar[Rule | None]
+
     def check(self, run: RunContext) -> None: ...
     def build(self, model: nn.Module, num_classes: int) -> nn.Module: ...
     def slots(self) -> dict[str, Slot]: ...

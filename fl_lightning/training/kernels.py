@@ -126,23 +126,18 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     The numbers are torch's. Torch also looks for the places of the maxima, and takes ten times as long.
     """
     if torch.is_grad_enabled() or x.ndim != 4 or not (x.is_contiguous() and x.device.type == "cpu"):
-        return _pooled(pool, x)
+        return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
     (rows, columns), (down, right) = (_pair(size) for size in (pool.kernel_size, pool.stride))
     plain = _pair(pool.padding) == (0, 0) and _pair(pool.dilation) == (1, 1)
     fits = x.shape[2] >= rows and x.shape[3] >= columns
     if pool.return_indices or pool.ceil_mode or not (plain and fits):
-        return _pooled(pool, x)
+        return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
     heights, widths = (
         [slice(k, size - window + k + 1, step) for k in range(window)]
         for size, window, step in ((x.shape[2], rows, down), (x.shape[3], columns, right))
     )
     first, *others = (x[:, :, height, width] for height in heights for width in widths)
     return reduce(torch.maximum, others, first).contiguous()
-
-
-def _pooled(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    pooled: Tensor = nn.MaxPool2d.forward(pool, x)
-    return pooled
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.payload import Payload
+from fl_lightning.core.protocols import Relation
 from fl_lightning.core.relation import Weights
 from fl_lightning.core.server import GroupServer, Server
 
@@ -36,7 +36,7 @@ def own_cluster(server: Server) -> dict[int, Payload]:
     return group.send({c: model_of(group, c) for c in group.here})
 
 
-def average(server: Server, cluster: Tensor, relation: Any, who: Sequence[int]) -> None:
+def average(server: Server, cluster: Tensor, relation: Relation, who: Sequence[int]) -> None:
     """From now on clients are in the clusters `cluster` (N,), and a cluster's model is the mean of its clients.
 
     The model of a cluster without any stays what it is.

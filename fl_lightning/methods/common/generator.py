@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -220,7 +219,7 @@ def tell(server: Server, sent: Mapping[int, Payload]) -> None:
 
 def lesson(
     G: Generator, client: Client, payload: Payload, ratio: float, alpha: float, beta: float
-) -> Callable[[Any, Batch], Tensor]:
+) -> Callable[[Module, Batch], Tensor]:
     """The client's local loss: the task's, and what the generator in `payload` adds.
 
     Args:

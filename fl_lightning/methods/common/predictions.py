@@ -9,7 +9,7 @@ with the line between two rounds drawn where the server has just received everyb
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from typing import Any, Literal
+from typing import Literal
 from weakref import WeakKeyDictionary
 
 import numpy as np
@@ -88,7 +88,12 @@ def gap(scores: Tensor, teacher: Tensor, loss: Literal["mae", "mse", "kl"], temp
 
 
 def distilling(
-    client: Client, payload: Payload, samples: int, loss: Callable[[Any, Batch], Tensor], epochs: float, batch_size: int
+    client: Client,
+    payload: Payload,
+    samples: int,
+    loss: Callable[[Module, Batch], Tensor],
+    epochs: float,
+    batch_size: int,
 ) -> Phase:
     """A phase down `loss` between the last round's public inputs and what the teacher in `payload` says of them."""
     x = public_subset(client.run, client.round - 1, drawn(client.run, samples))
