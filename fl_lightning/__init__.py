@@ -17,14 +17,14 @@ __version__ = "0.1.0"
 __all__ = ["BadInput", "Run", "RunFailed", "__version__", "fit"]
 
 _WHERE = {"BadInput": "errors", "RunFailed": "errors", "Run": "api", "fit": "api"}
-"""Modules of the names above. They are imported when they are asked for: the command line begins here, too."""
+"""Modules of the names above. They are imported on first use, since the command line begins here, too."""
 
 
 def __getattr__(name: str) -> Any:
     if name not in _WHERE:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    found = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
-    return found
+    value = globals()[name] = getattr(import_module(f"{__name__}.{_WHERE[name]}"), name)
+    return value
 
 
 def __dir__() -> list[str]:

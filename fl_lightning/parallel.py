@@ -1,4 +1,4 @@
-"""Clients, not batches, are shared out over processes: the Fabric strategy for that, and the exchange between ranks."""
+"""Clients, not batches, are distributed over processes: the Fabric strategy, and the exchange between ranks."""
 
 from __future__ import annotations
 
@@ -249,10 +249,10 @@ class Group:
         if self._shared is not None:
             return self._shared.gather_parts(parts, sizes)
         padded = torch.cat([*parts, parts[0].new_zeros(max(sizes) - sizes[self.rank])])
-        found = [torch.empty_like(padded) for _ in range(self.size)]
+        gathered = [torch.empty_like(padded) for _ in range(self.size)]
         with self._together():
-            dist.all_gather(found, padded)
-        return [part[:size] for part, size in zip(found, sizes, strict=True)]
+            dist.all_gather(gathered, padded)
+        return [part[:size] for part, size in zip(gathered, sizes, strict=True)]
 
     def all_reduce(self, tensor: Tensor) -> Tensor:
         """The sum of the ranks' `tensor`s, on every rank; exact where all ranks but one have a number as 0."""
@@ -277,9 +277,9 @@ class Group:
 
     def send_object(self, item: Any, to: int) -> None:
         """Send anything to rank `to`, which has to `receive_object`; of what it holds, one tensor stays one."""
-        held = io.BytesIO()
-        torch.save(item, held)
-        content = torch.frombuffer(held.getbuffer(), dtype=torch.uint8)
+        buffer = io.BytesIO()
+        torch.save(item, buffer)
+        content = torch.frombuffer(buffer.getbuffer(), dtype=torch.uint8)
         self.send(torch.tensor([len(content)]), to)
         self.send(content, to)
 
@@ -304,7 +304,7 @@ class Heartbeat:
     """Finds out which process has died or hangs, and does not let the others wait for it for ever.
 
     Each process gives a sign of life every second, whatever its main thread is busy with: a count in the group's store,
-    which rank 0 (or torchrun) serves. Who sees a count stand still for `timeout` seconds says so and ends, since its
+    which rank 0 (or torchrun) serves. One that sees no change of it for `timeout` seconds names it and ends: its
     main thread may be waiting in an exchange that nothing interrupts. To be suspended together is no death.
 
     Args:
@@ -354,9 +354,9 @@ class Heartbeat:
                 sign = "left" if end else f"{k} {self.group.exchanges} {os.getpid()}"
                 store.set(f"fl_lightning/{self.group.rank}", sign)
                 for rank, key in enumerate(f"fl_lightning/{r}" for r in range(size)):
-                    said = store.get(key) if store.check([key]) else b""
-                    if said != self._signs[rank]:
-                        self._signs[rank], self._moved[rank] = said, time.monotonic()
+                    seen = store.get(key) if store.check([key]) else b""
+                    if seen != self._signs[rank]:
+                        self._signs[rank], self._moved[rank] = seen, time.monotonic()
                 self._answered = time.monotonic()
                 if end:
                     return
