@@ -2,8 +2,8 @@
 
     python benchmarks/costs.py [METHOD ...]     prints the table in docs/methods.md
 
-The setting is kapc_digits for all (ten clients, an MLP of 6,570 numbers, five epochs), with a fifth of the data for
-validation and 144 public images. It is the second round that counts: in the first much is not known yet.
+The setting is kapc_exact_digits for all (ten clients, an MLP of 6,570 numbers, five epochs), with a fifth of the data
+for validation and 144 public images. It is the second round that counts: in the first much is not known yet.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from fl_lightning.planning.trace import one_process
 from fl_lightning.run import assemble
 
 SETTING = (
-    "--config kapc_digits --loggers null --callbacks null --data.validation 0.2 --data.public held_back "
+    "--config kapc_exact_digits --loggers null --callbacks null --data.validation 0.2 --data.public held_back "
     "--fabric.accelerator cpu --fabric.executor loop"
 )
 DISTIL = "--method.samples 128 --method.batch_size 32"

@@ -27,7 +27,7 @@ from fl_lightning.planning.setting import Hardware, sizes_of
 
 ROUNDS = 2
 COMMON = "--loggers null --fabric.accelerator cpu --fabric.threads 1"
-SMALLEST = "--config kapc_digits --data.fraction 0.4 --model.hidden [8] --method fedavg"
+SMALLEST = "--config kapc_exact_digits --data.fraction 0.4 --model.hidden [8] --method fedavg"
 
 
 WATCHED = """
@@ -51,7 +51,7 @@ def runs(root: Path) -> dict[str, tuple[str, int]]:
         "10 ResNet-18, FedAvg, batches of 32": f"--config kapc_resnet18 {cifar} --method fedavg"
         " --federation.batch_size 32",
         "10 MNIST CNNs, KAPC, batches of 64": mnist,
-        "100 tiny MLPs, 10 a round, FedAvg": "--config kapc_digits --method fedavg --federation.clients 100"
+        "100 tiny MLPs, 10 a round, FedAvg": "--config kapc_exact_digits --method fedavg --federation.clients 100"
         " --federation.participation 0.1 --data.partition iid --data.min_samples 5",
         # No constant of the plan was set by what follows.
         "20 AlexNets, FedPer, kept Adam": f"--config kapc_resnet18 {cifar} --method fedper --model alexnet"

@@ -269,7 +269,7 @@ def start_up(pairs: int) -> list[Row]:
     command = str(Path(sys.executable).with_name("fl-train"))
     helps = [_children([command, "--help"]) for _ in range(pairs)]
     rows = [Row("start", "fl-train --help", median(helps))]
-    settings = {"digits": ["--config", "kapc_digits"]}
+    settings = {"digits": ["--config", "kapc_exact_digits"]}
     mnist = ["--config", "kapc_mnist", "--data.root", str(data_root()), "--data.download", "false"]
     if (data_root() / "MNIST").exists():
         settings["MNIST"] = mnist

@@ -36,7 +36,7 @@ def study(runs: int, rounds: int, workers: int) -> Took:
     """Run a study of `runs` runs in a folder of its own."""
     each = -(-runs // len(METHODS))
     content = {
-        "base": ["kapc_digits", {"federation.rounds": rounds}],
+        "base": ["kapc_exact_digits", {"federation.rounds": rounds}],
         "methods": METHODS,
         "seeds": list(range(each)),
         "forced": False,

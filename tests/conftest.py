@@ -198,7 +198,7 @@ def fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., Path]:
     monkeypatch.chdir(tmp_path)
 
     def run(name: str, *flags: str) -> Path:
-        words = f"--config kapc_digits --loggers null --callbacks null {SMALL} {' '.join(flags)}".split()
+        words = f"--config kapc_exact_digits --loggers null --callbacks null {SMALL} {' '.join(flags)}".split()
         assert main(["fit", "--name", name, *words]) == 0
         return tmp_path / "runs" / name
 

@@ -54,7 +54,7 @@ def test_what_this_machine_has_not_is_refused_in_one_line(
 ) -> None:
     has(monkeypatch, "cuda" if asked == "mps" else None)
     monkeypatch.chdir(tmp_path)
-    assert main(f"fit --config kapc_digits --loggers null --fabric.accelerator {asked}".split()) == 2
+    assert main(f"fit --config kapc_exact_digits --loggers null --fabric.accelerator {asked}".split()) == 2
     err = capsys.readouterr().err
     assert err.startswith("fl-train: error: fabric.accelerator") and said in err and err.count("\n") == 1
 

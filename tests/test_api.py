@@ -29,7 +29,7 @@ QUIET: dict[str, Any] = {
     "federation": {"clients": 4, "local_epochs": 1, "rounds": 3, "participation": 0.5},
 }  # fmt: skip
 FLAGS = """
---config=kapc_digits --loggers=null --callbacks.heatmaps=null --callbacks.progress=null
+--config=kapc_exact_digits --loggers=null --callbacks.heatmaps=null --callbacks.progress=null
 --fabric.accelerator=cpu --fabric.threads=1 --data.fraction=0.4 --model.hidden=[16] --federation.clients=4
 --federation.local_epochs=1 --federation.rounds=3 --federation.participation=0.5
 """
@@ -81,16 +81,16 @@ def untimed(run: Run) -> dict[str, list[float]]:
 def test_a_mapping_a_file_and_flags_are_one_run(workplace: Path) -> None:
     """Called again and again in one process, whose signal handlers stay what they were."""
     before = [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)]
-    one = fit({"config": "kapc_digits", **QUIET})
+    one = fit({"config": "kapc_exact_digits", **QUIET})
     Path("own.yaml").write_text(yaml.safe_dump({**yaml.safe_load((one.folder / "config.yaml").read_text())}))
     other, third = fit(Path("own.yaml")), fit(FLAGS.split())
     assert [run.folder.as_posix() for run in (one, other, third)] == [
-        "runs/kapc_digits-001", "runs/own-001", "runs/kapc_digits-002",
+        "runs/kapc_exact_digits-001", "runs/own-001", "runs/kapc_exact_digits-002",
     ]  # fmt: skip
     assert one.config == other.config == third.config
     assert str(untimed(one)) == str(untimed(other)) == str(untimed(third))
     assert [signal.getsignal(number) for number in (signal.SIGTERM, signal.SIGINT)] == before
-    told = {**QUIET, "config": ["kapc_digits"], "name": one.folder.name, "resume": True}
+    told = {**QUIET, "config": ["kapc_exact_digits"], "name": one.folder.name, "resume": True}
     longer = fit({**told, "federation.rounds": np.int64(4), "out": Path("runs")})
     assert longer.rounds["round"].tolist() == [1, 2, 3, 4]
     assert main(["export", "--run", str(longer.folder), "--client", "0", "--out", "a.safetensors"]) == 0
@@ -140,7 +140,7 @@ def test_an_extended_run_has_no_results_until_it_ends(here: None, monkeypatch: p
     """Stopped before its first new round it has lost nothing; after it, what the shorter run's end left is gone."""
     of_the_end = ("final.csv", "newcomers.csv", "relative.json", "summary.json")
     callbacks = {**QUIET["callbacks"], "stops": {"class_path": Stops}}
-    told = {**QUIET, "config": "kapc_digits", "name": "cut", "resume": True, "callbacks": callbacks}
+    told = {**QUIET, "config": "kapc_exact_digits", "name": "cut", "resume": True, "callbacks": callbacks}
     told |= {"data.held_out_clients": 0.25, "evaluation.newcomer_samples": [0]}
     short = fit({**told, "federation": {**QUIET["federation"], "rounds": 1}})
     (short.folder / "relative.json").write_text("{}")
@@ -176,7 +176,7 @@ def test_several_processes_from_a_notebook(workplace: Path) -> None:
 
 
 def test_tables_are_those_of_the_folder(capsys: pytest.CaptureFixture[str]) -> None:
-    run = fit({"config": "kapc_digits", **QUIET})
+    run = fit({"config": "kapc_exact_digits", **QUIET})
     for name, table in (("metrics", run.rounds), ("clients", run.clients), ("split", run.split), ("final", run.final)):
         held = rows(run.folder / f"{name}.csv")
         assert set(table) == {k for k in held[0] if any(row[k] for row in held)} and isinstance(table, pd.DataFrame)
@@ -204,7 +204,7 @@ def test_tables_are_those_of_the_folder(capsys: pytest.CaptureFixture[str]) -> N
 
 
 def test_the_cube_is_the_cohorts_part_of_the_relation() -> None:
-    run = fit({"config": "kapc_digits", **QUIET})
+    run = fit({"config": "kapc_exact_digits", **QUIET})
     assert run.relation_rounds == [1, 2, 3]
     view = run.relation(2)
     cube = run.cube(2)
@@ -269,7 +269,7 @@ def test_a_method_whose_fields_are_no_arguments_is_refused(here: None, monkeypat
 
 
 def test_a_name_and_arguments_with_dots_in_one_mapping(workplace: Path) -> None:
-    run = fit({**QUIET, "config": "kapc_digits", "method": "fedprox", "method.mu": 0.2, "federation.rounds": 1})
+    run = fit({**QUIET, "config": "kapc_exact_digits", "method": "fedprox", "method.mu": 0.2, "federation.rounds": 1})
     assert run.config["method"] == {"name": "fedprox", "init_args": {"mu": 0.2}}
 
 

@@ -50,7 +50,7 @@ def test_what_it_resolves_to_can_be_fed_back(
     assert [path.name for path in tmp_path.iterdir()] == ["again.yaml"]
 
 
-@pytest.mark.sampled("kapc_digits", "ktpfl_digits")
+@pytest.mark.sampled("kapc_exact_digits", "ktpfl_digits")
 @pytest.mark.parametrize("path", FILES, ids=lambda path: path.stem)
 def test_it_runs_without_data_and_without_a_network(
     path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]

@@ -13,7 +13,7 @@ from fl_lightning import extras
 from fl_lightning.cli import BUG, main
 from fl_lightning.extras import command, needs, require
 
-FIT = "fit --config kapc_digits --federation.rounds 1 --fabric.accelerator cpu --loggers null"
+FIT = "fit --config kapc_exact_digits --federation.rounds 1 --fabric.accelerator cpu --loggers null"
 
 
 @pytest.fixture(autouse=True)
@@ -64,7 +64,7 @@ def test_without_any_extra_the_digits_are_trained(monkeypatch: pytest.MonkeyPatc
     for name in names:
         monkeypatch.setitem(sys.modules, name, None)
     assert main([*FIT.split(), "--federation.local_epochs", "1", "--callbacks.progress", "null"]) == 0
-    assert (folder / "runs" / "kapc_digits-001" / "summary.json").is_file()
+    assert (folder / "runs" / "kapc_exact_digits-001" / "summary.json").is_file()
 
 
 def test_a_module_of_no_extra_is_a_bug(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

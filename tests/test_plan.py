@@ -364,7 +364,7 @@ def run(words: str, capsys: pytest.CaptureFixture[str]) -> str:
 
 def test_the_table_and_the_numbers_for_scripts(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    line = "--config kapc_digits --loggers null --nodes 2 --gpus-per-node 2"
+    line = "--config kapc_exact_digits --loggers null --nodes 2 --gpus-per-node 2"
     text = run(line, capsys)
     for word in ("clients' vectors", "a client's visit", "peak", "2 x 2 GPUs", "fits in 80.0 GiB", "seconds: unknown"):
         assert word in text
@@ -374,13 +374,13 @@ def test_the_table_and_the_numbers_for_scripts(tmp_path: Path, monkeypatch: pyte
     assert told["round_seconds"] is None and told["seconds"] == {} and "no such accelerator" in told["basis"]
     assert not told["assumed_data"]
     assert list(tmp_path.iterdir()) == []  # a plan leaves nothing behind
-    text = run("--config kapc_digits --loggers null --node-memory 0.5 --no-run", capsys)
+    text = run("--config kapc_exact_digits --loggers null --node-memory 0.5 --no-run", capsys)
     assert "DOES NOT FIT" in text and "seconds: unknown: nothing was run" in text
 
 
 def test_seconds_are_of_a_round_that_was_run_and_say_so(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    line = "--config kapc_digits --loggers null --fabric.accelerator cpu --data.fraction 0.4"
+    line = "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --data.fraction 0.4"
     told = json.loads(run(f"{line} --federation.local_epochs 1 --json", capsys))
     assert told["round_seconds"] == pytest.approx(sum(told["seconds"].values()))
     assert all(told["seconds"][name] > 0 for name in ("clients", "evaluation", "server"))
@@ -477,7 +477,7 @@ def test_what_is_too_large_to_try_is_not_tried() -> None:
 )
 def test_bad_input_is_one_line(words: str, said: str, tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
     monkeypatch.chdir(tmp_path)
-    config_words = "" if "--config" in words else "--config kapc_digits --loggers null "
+    config_words = "" if "--config" in words else "--config kapc_exact_digits --loggers null "
     assert main(["plan", *shlex.split(config_words + words)]) == 2
     out, err = capsys.readouterr()
     assert out == ""

@@ -50,7 +50,7 @@ def test_every_start_is_kept_with_code_command_and_versions(
     flags = "--model fl_own_provenance.Net --callbacks.checkpoint.every 1 --federation.rounds 1"
     monkeypatch.chdir(tmp_path)
     folder = tmp_path / "runs" / "a"
-    words = "--config kapc_digits --loggers null --callbacks null --fabric.accelerator cpu --data.fraction 0.4"
+    words = "--config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --data.fraction 0.4"
     words += f" --federation.clients 4 --federation.local_epochs 1 --name a {flags}"
     assert main(["fit", *words.split()]) == 0
     (start,) = json.loads((folder / "provenance.json").read_text())
@@ -142,9 +142,9 @@ def test_a_start_that_is_refused_leaves_no_log_and_one_that_fails_does(tmp_path:
 @pytest.mark.parametrize(
     ("stem", "data", "name"),
     [
-        ("kapc_digits", {}, "kapc_digits-seed7"),
+        ("kapc_exact_digits", {}, "kapc_exact_digits-seed7"),
         ("kapc_resnet18", {"source": "cifar10"}, "kapc_resnet18-cifar10-seed7"),
-        ("kapc_digits", {"source": "mnist"}, "kapc-mnist-seed7"),  # the config speaks of other data
+        ("kapc_exact_digits", {"source": "mnist"}, "kapc-mnist-seed7"),  # the config speaks of other data
         ("fedavg_digits", {}, "kapc-digits-seed7"),  # and of another method
         ("", {"source": "images", "root": "data/leaves"}, "kapc-leaves-seed7"),
     ],

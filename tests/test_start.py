@@ -36,7 +36,7 @@ assert main(sys.argv[1:]) == 130
 def test_until_its_first_round_a_fit_on_digits_imports_only_what_it_uses(tmp_path: Path) -> None:
     (tmp_path / "first.py").write_text(FIRST)
     callbacks = json.dumps({"first": {"class_path": "first.First"}})
-    flags = "--config kapc_digits --loggers null --fabric.accelerator cpu --callbacks"
+    flags = "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --callbacks"
     line = [sys.executable, "-c", FIT, "fit", *flags.split(), callbacks]
     done = subprocess.run(line, cwd=tmp_path, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr

@@ -17,7 +17,7 @@ from fl_lightning.run import assemble, instantiate
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import MODEL
 
-COMMON = "--config kapc_digits --loggers null --fabric.accelerator cpu --callbacks null --federation.clients 6"
+COMMON = "--config kapc_exact_digits --loggers null --fabric.accelerator cpu --callbacks null --federation.clients 6"
 COMMON += " --federation.rounds 2 --federation.local_epochs 1 --data.min_samples 5 --data.fraction 0.3"
 COMMON += " --data.validation 0.2 --data.partition iid --data.public held_back"
 ARGUMENTS = {

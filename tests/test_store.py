@@ -343,7 +343,7 @@ def round(self, t):
     return record
 
 Federation.round = round
-flags = "--config kapc_digits --loggers null --callbacks null --method local --federation.rounds 1"
+flags = "--config kapc_exact_digits --loggers null --callbacks null --method local --federation.rounds 1"
 flags += " --federation.clients 60 --federation.local_epochs 0 --evaluation.models [] --data.alpha 100"
 flags += " --data.min_samples 1 --model.hidden [2000,500]"
 assert main(["fit", *flags.split(), "--fabric.bank", sys.argv[1], "--out", sys.argv[2]]) == 0

@@ -239,7 +239,7 @@ def test_a_model_that_is_too_large_for_the_device_ends_in_one_line(
     fit: Fit, device: str, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """10^6 by 10^6 numbers are more than any device has."""
-    line = f"--config kapc_digits --name big --loggers null --callbacks null --fabric.accelerator {device}"
+    line = f"--config kapc_exact_digits --name big --loggers null --callbacks null --fabric.accelerator {device}"
     line += " --model.hidden [100000] --federation.clients 4 --federation.batch_size 100000 --federation.rounds 1"
     if device == "pretended":
         from streams import STATE

@@ -166,7 +166,7 @@ def test_a_device_that_is_lost_ends_the_run_and_no_client_is_blamed(
 ) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(Body, "touch", lose)
-    line = f"fit --config kapc_digits --name lost --loggers null --callbacks null --fabric.accelerator {device}"
+    line = f"fit --config kapc_exact_digits --name lost --loggers null --callbacks null --fabric.accelerator {device}"
     line += f" --model touchy.Body --federation.on_bad_client {policy} --data.fraction 0.1"
     assert main(line.split()) == 1
     said = capsys.readouterr().err.strip().splitlines()[-1]

@@ -276,7 +276,7 @@ def test_all_bytes_count_and_nothing_sent_takes_no_time(fit: Callable[..., Path]
 @pytest.mark.parametrize("channel", ["fitted", "table4"])
 def test_resumed_as_if_never_broken_off(channel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_digits --loggers null --callbacks.heatmaps null"
+    flags = "--config kapc_exact_digits --loggers null --callbacks.heatmaps null"
     flags += " --callbacks.progress null --callbacks wireless --callbacks.wireless.fading true --data.fraction 0.4"
     flags += f" --callbacks.wireless.channel {channel}"
     flags += " --fabric.accelerator cpu --federation.clients 5 --federation.local_epochs 1"

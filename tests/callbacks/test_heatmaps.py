@@ -126,7 +126,7 @@ def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_pat
 def test_the_former_ledger_is_a_name_that_warns(tmp_path, monkeypatch, capsys) -> None:
     """Configurations of earlier versions name it, or remove it."""
     monkeypatch.chdir(tmp_path)
-    flags = "fit --config kapc_digits --loggers null --callbacks.progress null --data.fraction 0.4 --smoke --name"
+    flags = "fit --config kapc_exact_digits --loggers null --callbacks.progress null --data.fraction 0.4 --smoke --name"
     assert main([*flags.split(), "a", "--callbacks.ledger.every", "1"]) == 0
     assert "use: fl-train report runs/a --figures png" in capsys.readouterr().err
     assert main([*flags.split(), "b", "--callbacks.ledger", "null"]) == 0

@@ -14,7 +14,7 @@ from fl_lightning.config import EvaluationConfig
 
 
 def test_print_config_prints_and_does_nothing_else(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--print_config", "--method.lam", "3"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--print_config", "--method.lam", "3"]) == 0
     assert yaml.safe_load(capsys.readouterr().out)["method"]["init_args"]["lam"] == 3
     assert not engine.calls
     assert not Path("runs").exists()
@@ -47,7 +47,7 @@ def test_list_of_something_else(refused: Callable[..., str]) -> None:
 
 
 def test_test_judges_a_run_again(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert main(["test", "--run", "runs/a", "--evaluation.batch_size", "7"]) == 0
     config, folder, which = engine.calls[-1]
     assert (config.evaluation.batch_size, config.federation.rounds, folder, which) == (7, 20, Path("runs/a"), "last")
@@ -63,12 +63,12 @@ def test_test_and_export_of_what_is_no_run(refused: Callable[..., str]) -> None:
 
 
 def test_test_cannot_change_the_run(engine: Any, refused: Callable[..., str]) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert refused("test", "--run", "runs/a", "--data.alpha", "1").startswith("data.alpha: '1'")
 
 
 def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "m.safetensors"]) == 0
     assert engine.calls[-1][1:] == (Path("runs/a"), 3, Path("m.safetensors"), "last")
     text = Path("m.py").read_text()
@@ -83,7 +83,7 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
     [("--client x", "client: 'x'"), ("--client 0 --out no/m.safetensors", "out: "), ("", "client: it must be given")],
 )
 def test_bad_exports(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert refused("export", "--run", "runs/a", "--out", "m.safetensors", *flags.split()).startswith(told)
 
 

@@ -26,20 +26,20 @@ def rows(folder: str, done: int) -> None:
 
 def test_a_run_is_named_after_its_config_else_method_data_and_seed_and_counted(engine: Any) -> None:
     for _ in range(2):
-        assert main(["fit", "--config", "kapc_digits.yaml"]) == 0
-    assert main(["fit", "--config", "kapc_digits.yaml", "--method", "fedavg", "--seed", "3"]) == 0
+        assert main(["fit", "--config", "kapc_exact_digits.yaml"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits.yaml", "--method", "fedavg", "--seed", "3"]) == 0
     assert main(["fit", "--method", "fedavg", "--out", "other", "--data.root", "fields.csv"]) == 0
     assert [str(folder) for _, folder, _ in engine.calls] == [
-        "runs/kapc_digits-001", "runs/kapc_digits-002", "runs/kapc_digits-003",
+        "runs/kapc_exact_digits-001", "runs/kapc_exact_digits-002", "runs/kapc_exact_digits-003",
         "other/fedavg-fields-seed0-001",
     ]  # fmt: skip
-    assert saved("runs/kapc_digits-001")["federation"]["clients"] == 10
+    assert saved("runs/kapc_exact_digits-001")["federation"]["clients"] == 10
 
 
 @pytest.mark.parametrize(
     ("flags", "said"),
     [
-        ("--config kapc_digits", "fl-train fit --name kapc_digits-001 --resume"),
+        ("--config kapc_exact_digits", "fl-train fit --name kapc_exact_digits-001 --resume"),
         ("--method fedavg --out there --name 'a b'", "fl-train fit --out there --name 'a b' --resume"),
     ],
 )
@@ -66,7 +66,8 @@ def test_ctrl_c_promises_nothing_without_a_checkpoint(engine: Any, capsys: pytes
 
 
 def test_config_yaml_gives_the_same_run_again(engine: Any) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--seed", "3", "--name", "a", "--callbacks.progress", "null"]) == 0
+    line = "fit --config kapc_exact_digits --seed 3 --name a --callbacks.progress null"
+    assert main(line.split()) == 0
     assert main(["fit", "--config", "runs/a/config.yaml", "--name", "b"]) == 0
     assert saved("runs/a") == saved("runs/b")
     assert not {"out", "name", "resume"} & saved("runs/a").keys()
@@ -95,7 +96,7 @@ def test_resume_wants_a_name(refused: Callable[..., str]) -> None:
 
 
 def test_resume_on_a_first_start_just_starts(engine: Any) -> None:
-    line = ["fit", "--config", "kapc_digits", "--name", "a", "--resume"]
+    line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
     assert main(line) == 0
     assert main(line) == 0
     assert [(str(folder), resume) for _, folder, resume in engine.calls] == [("runs/a", True)] * 2
@@ -103,9 +104,9 @@ def test_resume_on_a_first_start_just_starts(engine: Any) -> None:
 
 def test_a_first_start_is_said_and_wants_a_config(engine: Any, refused: Callable[..., str], capsys: Any) -> None:
     """A name that was mistyped would else begin a run of the defaults, without a word."""
-    assert main(["fit", "--config", "kapc_digits", "--name", "long-night", "--resume"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "long-night", "--resume"]) == 0
     assert capsys.readouterr().err == "resume: there is no run 'long-night' in runs yet: it starts now\n"
-    assert main(["fit", "--config", "kapc_digits", "--name", "other"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "other"]) == 0
     said = refused("fit", "--name", "long-nigth", "--resume", "--federation.rounds", "40")
     assert said.startswith("name: 'long-nigth'") and "did you mean long-night?" in said
     assert "runs there: long-night, other" in refused("fit", "--name", "zzz", "--resume", "--method", "fedavg")
@@ -116,9 +117,9 @@ def test_a_first_start_is_said_and_wants_a_config(engine: Any, refused: Callable
 
 
 def test_resume_may_extend_move_and_relog(engine: Any) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     flags = "--federation.rounds 40 --fabric.devices 2 --loggers null --callbacks.progress null --data.resident never"
-    assert main(["fit", "--config", "kapc_digits", "--name", "a", "--resume", *flags.split()]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume", *flags.split()]) == 0
     assert saved("runs/a")["federation"]["rounds"] == engine.calls[-1][0].federation.rounds == 40
 
 
@@ -134,7 +135,7 @@ def test_resume_may_extend_move_and_relog(engine: Any) -> None:
     ],
 )
 def test_resume_with_another_changed_key(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
-    line = ["fit", "--config", "kapc_digits", "--name", "a"]
+    line = ["fit", "--config", "kapc_exact_digits", "--name", "a"]
     assert main(line) == 0
     before = saved("runs/a")
     error = refused(*line, "--resume", *flags.split())
@@ -143,7 +144,7 @@ def test_resume_with_another_changed_key(engine: Any, refused: Callable[..., str
 
 
 def test_resume_without_a_config_goes_on_as_it_was(engine: Any, refused: Callable[..., str]) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--data.alpha", "0.7"]) == 0
     assert main(["fit", "--name", "a", "--resume", "--federation.rounds", "30"]) == 0
     config = engine.calls[-1][0]
     assert (config.data.alpha, config.federation.rounds) == (0.7, 30)
@@ -152,10 +153,10 @@ def test_resume_without_a_config_goes_on_as_it_was(engine: Any, refused: Callabl
 
 def test_a_run_that_knew_no_test_seed_keeps_its_test_part(engine: Any, refused: Callable[..., str]) -> None:
     """0.1.0 drew the same for every seed."""
-    assert main(["fit", "--config", "kapc_digits", "--name", "old", "--seed", "3"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "old", "--seed", "3"]) == 0
     file = Path("runs/old/config.yaml")
     file.write_text(file.read_text().replace("  test_seed: null\n", ""))
-    said = refused("fit", "--config", "kapc_digits", "--name", "old", "--seed", "3", "--resume")
+    said = refused("fit", "--config", "kapc_exact_digits", "--name", "old", "--seed", "3", "--resume")
     assert "data.test_seed: None is not allowed; the run began with 0" in said
     assert main(["fit", "--name", "old", "--resume"]) == 0
     assert saved("runs/old")["data"]["test_seed"] == 0
@@ -170,9 +171,9 @@ def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine: Any, tmp
 
 
 def test_resume_cannot_undo_rounds(engine: Any, refused: Callable[..., str]) -> None:
-    assert main(["fit", "--config", "kapc_digits", "--name", "a"]) == 0
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     rows("runs/a", 8)
-    line = ["fit", "--config", "kapc_digits", "--name", "a", "--resume"]
+    line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
     assert "has done 8" in refused(*line, "--federation.rounds", "7")
     assert main([*line, "--federation.rounds", "8"]) == 0
 
@@ -193,7 +194,7 @@ def test_other_ranks_do_not_judge_the_folder(engine: Any, monkeypatch: pytest.Mo
     """They may come when it is there and its config.yaml is not yet."""
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/lock").touch()
-    line = ["fit", "--config", "kapc_digits", "--name", "a", "--resume"]
+    line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
     assert main(line) == 2
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")
     monkeypatch.setenv("RANK", "1")

@@ -13,7 +13,8 @@ import pytest
 from fl_lightning.cli import main
 from fl_lightning.files import take
 
-QUICK = "--config kapc_digits --loggers null --callbacks.heatmaps null --federation.clients 4 --fabric.accelerator cpu"
+QUICK = "--config kapc_exact_digits --loggers null --callbacks.heatmaps null --federation.clients 4"
+QUICK += " --fabric.accelerator cpu"
 
 
 def final(folder: Path) -> np.ndarray:

@@ -202,7 +202,7 @@ def test_a_file_that_is_no_text(tmp_path: Path) -> None:
 
 
 def test_a_missing_file_is_answered_with_the_shipped_ones() -> None:
-    with pytest.raises(BadInput, match=r"did you mean kapc_mnist\?.*kapc_digits, kapc_mnist"):
+    with pytest.raises(BadInput, match=r"did you mean kapc_mnist\?.*kapc_digits, kapc_exact_digits, kapc_mnist"):
         read_config("kapc_minst.yaml")
 
 
@@ -254,12 +254,12 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path: Path) -> No
     """By the rules of several --config: the same class keeps its arguments. Files beside it come first."""
     (tmp_path / "deep").mkdir()
     (tmp_path / "a.yaml").write_text("base: deep/b.yaml\nmethod.mu: 0.2\nfederation.rounds: 3\n")
-    (tmp_path / "deep/b.yaml").write_text("base: kapc_digits\nmethod: fedprox\nfederation.clients: 4\n")
+    (tmp_path / "deep/b.yaml").write_text("base: kapc_exact_digits\nmethod: fedprox\nfederation.clients: 4\n")
     settings = merged(f"--config {tmp_path}/a.yaml --federation.rounds 7")
     assert settings.method.class_path.endswith("FedProx") and settings.method.init_args == {"mu": 0.2}
     assert (settings.plain["federation"]["rounds"], settings.plain["federation"]["clients"]) == ("7", 4)
     assert settings.plain["data"]["source"] == "digits"  # of the base's base's base
-    (tmp_path / "deep/kapc_digits").write_text("data.source: mnist\n")
+    (tmp_path / "deep/kapc_exact_digits").write_text("data.source: mnist\n")
     assert merged(f"--config {tmp_path}/a.yaml").plain["data"] == {"source": "mnist"}
 
 
@@ -271,7 +271,10 @@ def test_a_config_lies_over_its_base_and_that_over_its_own(tmp_path: Path) -> No
             r"^base: 'a.yaml' .* a config cannot be its own base: \S+a.yaml -> \S+a.yaml$",
         ),
         ({"a": "base: b.yaml", "b": "base: ./a.yaml"}, r"^base: './a.yaml' .*\S+a.yaml -> \S+b.yaml -> \S+a.yaml$"),
-        ({"a": "base: kapc_digit"}, r"^base: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)"),
+        (
+            {"a": "base: kapc_digit"},
+            r"^base: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)",
+        ),
         (
             {"a": "base: [digits, kapc_mnist]"},
             r"^base: \['digits', .* name or the file of one config \(in \S+a.yaml\)$",

@@ -116,11 +116,11 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> Non
 def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     slurm(tmp_path, monkeypatch, sbatch=SBATCH)
-    line = "submit --config kapc_digits --time 1:00 --array seed=0-2 --federation.rounds 10"
+    line = "submit --config kapc_exact_digits --time 1:00 --array seed=0-2 --federation.rounds 10"
     assert main(line.split()) == 0
 
     def seen() -> dict[str, tuple[str, str, int]]:
-        return {s.name.removeprefix("kapc_digits-"): (s.state, s.why, s.rounds) for s in standings(Path("runs"))}
+        return {s.name.removeprefix("kapc_exact_digits-"): (s.state, s.why, s.rounds) for s in standings(Path("runs"))}
 
     names = ("seed0", "seed1", "seed2")
     assert seen() == dict.fromkeys(names, ("submitted", "", 10))  # nobody here knows more
@@ -133,21 +133,21 @@ def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.Mo
     assert "queued (Resources)" in out and "0/10" in out and "kapc" in out
 
     # The first has begun, the second has been stopped near its limit and queued again, the third is over.
-    with (run(Path("runs"), "kapc_digits-seed0", 0) / "lock").open("w") as file:
+    with (run(Path("runs"), "kapc_exact_digits-seed0", 0) / "lock").open("w") as file:
         fcntl.flock(file, fcntl.LOCK_SH)
         assert seen()["seed0"][0] == "starting"
-        run(Path("runs"), "x", 4).joinpath("metrics.csv").rename("runs/kapc_digits-seed0/metrics.csv")
+        run(Path("runs"), "x", 4).joinpath("metrics.csv").rename("runs/kapc_exact_digits-seed0/metrics.csv")
         assert seen()["seed0"][0] == "running"
-    (run(Path("runs"), "kapc_digits-seed1", 3) / "lock").touch()
+    (run(Path("runs"), "kapc_exact_digits-seed1", 3) / "lock").touch()
     assert seen()["seed1"] == ("queued", "Resources", 10)
-    run(Path("runs"), "kapc_digits-seed2", 10, finished=True)
+    run(Path("runs"), "kapc_exact_digits-seed2", 10, finished=True)
     assert seen()["seed2"][0] == "finished"
 
 
 def test_a_study_counts_what_is_queued(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     slurm(tmp_path, monkeypatch, sbatch=SBATCH, squeue=SQUEUE)
-    text = "base: [kapc_digits, {fabric.accelerator: cpu}]\nmethods: [fedprox]\nseeds: [0, 1]\nforced: false\n"
+    text = "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [fedprox]\nseeds: [0, 1]\nforced: false\n"
     Path("s.yaml").write_text(text)
     assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", "--sbatch", "--qos=low"]) == 0
     assert "#SBATCH --qos=low" in Path("s/jobs/s.sbatch").read_text()
@@ -164,7 +164,9 @@ def test_a_run_that_is_queued_is_not_submitted_again(
     count = "#!/bin/bash\necho x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))\n"
     waits = "#!/bin/bash\nfor k in 0 1; do for j in 11 12; do echo ${j}_$k PENDING Priority; done; done\n"
     slurm(tmp_path, monkeypatch, sbatch=count, squeue=waits, sinfo="#!/bin/bash\nexit 1\n")
-    text = "base: [kapc_digits, {fabric.accelerator: cpu}]\nmethods: [local, fedavg]\nseeds: [0, 1]\nforced: false\n"
+    text = (
+        "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [local, fedavg]\nseeds: [0, 1]\nforced: false\n"
+    )
     Path("s.yaml").write_text(text)
 
     def said(*words: str) -> str:

@@ -14,7 +14,7 @@ from fl_lightning.cli import main
 from fl_lightning.cli.submit import grid
 from fl_lightning.errors import BadInput
 
-BASE = "submit --config kapc_digits.yaml --time 01:00:00"
+BASE = "submit --config kapc_exact_digits.yaml --time 01:00:00"
 
 
 def shown(words: str, capsys: pytest.CaptureFixture[str]) -> str:
@@ -36,8 +36,8 @@ def test_nodes_and_gpus_set_the_fabric(tmp_path: Path, monkeypatch, capsys) -> N
         assert f"#SBATCH --{word}\n" in text
     assert "--fabric.num_nodes 2 --fabric.devices 4" in text
     (words,) = lines_of(text)
-    assert words[:4] == ["--config", "kapc_digits.yaml", "--federation.rounds", "3"]
-    assert words[-2:] == ["--name", "kapc_digits-001"]
+    assert words[:4] == ["--config", "kapc_exact_digits.yaml", "--federation.rounds", "3"]
+    assert words[-2:] == ["--name", "kapc_exact_digits-001"]
     assert words[words.index("--out") + 1] == str(tmp_path / "runs")
     assert "--array" not in text
     assert subprocess.run(["bash", "-n"], input=text, text=True, check=False).returncode == 0
@@ -48,10 +48,10 @@ def test_a_sweep_is_an_array_with_a_folder_for_each_run(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} --array 'seed=0-2 method.lam=0.05,1'", capsys)
     assert "#SBATCH --array=0-5\n" in text
-    assert "#SBATCH --job-name=kapc_digits-6-runs\n" in text
+    assert "#SBATCH --job-name=kapc_exact_digits-6-runs\n" in text
     runs = lines_of(text)
     assert len({words[-1] for words in runs}) == 6
-    assert runs[1][-1] == "kapc_digits-seed0-lam1"
+    assert runs[1][-1] == "kapc_exact_digits-seed0-lam1"
     assert [words[words.index("--seed") + 1] for words in runs] == ["0", "0", "1", "1", "2", "2"]
 
 
@@ -104,7 +104,7 @@ def test_sbatch_gets_the_script(tmp_path: Path, monkeypatch, capsys) -> None:
     assert main(shlex.split(f"{BASE} --nodes 1")) == 0
     out = capsys.readouterr().out
     assert "Submitted batch job 42" in out
-    file = tmp_path / "runs" / "jobs" / "kapc_digits-001.sbatch"
+    file = tmp_path / "runs" / "jobs" / "kapc_exact_digits-001.sbatch"
     assert file.read_text() == (tmp_path / "got").read_text()
     (tmp_path / "sbatch").write_text("#!/bin/bash\necho no such partition >&2; exit 1\n")
     assert main(shlex.split(f"{BASE} --partition nowhere --name b")) == 2
@@ -168,7 +168,7 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) ->
 )
 def test_bad_input_is_one_line_and_leaves_nothing(words: str, said: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    assert main(shlex.split(f"submit --config kapc_digits.yaml {words}")) == 2
+    assert main(shlex.split(f"submit --config kapc_exact_digits.yaml {words}")) == 2
     err = capsys.readouterr().err
     assert err.count("\n") == 1
     assert said in err
@@ -196,14 +196,17 @@ def test_a_job_wants_a_config(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split("submit --method fedavg --time 01:00:00 --dry-run")) == 2
     assert "config: None is not allowed" in capsys.readouterr().err
-    shown("submit --config=kapc_digits --time 01:00:00", capsys)
+    shown("submit --config=kapc_exact_digits --time 01:00:00", capsys)
 
 
 @pytest.mark.parametrize(
     ("sweep", "names"),
     [
-        ("seed=3,4 evaluation.judge=after", ["kapc_digits-seed3-judge-after", "kapc_digits-seed4-judge-after"]),
-        ("method=fedavg,kapc", ["fedavg-digits-seed0", "kapc_digits-seed0"]),
+        (
+            "seed=3,4 evaluation.judge=after",
+            ["kapc_exact_digits-seed3-judge-after", "kapc_exact_digits-seed4-judge-after"],
+        ),
+        ("method=fedavg,kapc", ["fedavg-digits-seed0", "kapc_exact_digits-seed0"]),
     ],
 )
 def test_runs_of_a_sweep_have_names_to_read(sweep: str, names: list[str], tmp_path: Path, monkeypatch, capsys) -> None:
@@ -222,6 +225,6 @@ def test_further_words_for_sbatch(given: str, tmp_path: Path, monkeypatch, capsy
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} {given} --seed 3", capsys)
     assert "#SBATCH --mail-type=END\n#SBATCH --exclusive\n" in text
-    assert "kapc_digits-001" in text
+    assert "kapc_exact_digits-001" in text
     assert main(shlex.split(f"{BASE} --sbatch --dry-run")) == 2  # a key of ours is no value
     assert "sbatch: it needs a value" in capsys.readouterr().err

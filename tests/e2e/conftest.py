@@ -23,7 +23,7 @@ sys.path.append(str(Path(__file__).resolve().parents[1] / "faults"))
 from forked import ranks
 
 SMALL = """
---config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null
+--config kapc_exact_digits --loggers null --callbacks.heatmaps null --callbacks.progress null
 --fabric.accelerator cpu --fabric.threads 1 --data.fraction 0.4 --model.hidden [16]
 --federation.clients 5 --federation.local_epochs 1 --federation.rounds 3
 """

@@ -240,10 +240,10 @@ def test_every_shipped_callback_can_be_named(
 def test_the_run_folder_is_what_scripts_rely_on(
     workplace: Path, table: Callable[..., list[dict[str, str]]], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    line = "fit --config kapc_digits --federation.rounds 2 --federation.clients 4 --federation.local_epochs 1"
+    line = "fit --config kapc_exact_digits --federation.rounds 2 --federation.clients 4 --federation.local_epochs 1"
     assert main([*line.split(), "--out", "deep/runs", "--fabric.accelerator", "cpu"]) == 0
     out, err = capsys.readouterr()
-    folder = workplace / "deep" / "runs" / "kapc_digits-001"
+    folder = workplace / "deep" / "runs" / "kapc_exact_digits-001"
     assert str(folder.relative_to(workplace)) in out  # where everything is
     assert "round 2/2" in err
     present = {path.name for path in folder.iterdir()}
@@ -399,7 +399,7 @@ def test_without_wandb_s_variable_nothing_waits_for_a_key(
     for name in [n for n in os.environ if n.startswith("WANDB_")]:
         monkeypatch.delenv(name)
     monkeypatch.setenv("HOME", str(workplace))  # no key in a .netrc either
-    done = command("fit --config kapc_digits --smoke --loggers.tensorboard null --fabric.accelerator cpu")
+    done = command("fit --config kapc_exact_digits --smoke --loggers.tensorboard null --fabric.accelerator cpu")
     assert "W&B: offline, since no API key is known" in done.stderr
 
 

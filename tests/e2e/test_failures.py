@@ -137,6 +137,6 @@ def test_memory_that_ends_beside_the_visits_is_said_in_one_line(
 
     monkeypatch.setattr(FedAvg, "broadcast", broadcast)
     flags = "--method fedavg --loggers null --callbacks null --fabric.accelerator cpu --federation.rounds 1"
-    assert main(["fit", "--config", "kapc_digits", "--out", str(tmp_path), *flags.split()]) == 1
+    assert main(["fit", "--config", "kapc_exact_digits", "--out", str(tmp_path), *flags.split()]) == 1
     err = capsys.readouterr().err.strip().splitlines()
     assert err[-1] == "fl-train: error: out of memory: 2 GiB wanted; fl-train plan says what a run takes"

@@ -13,12 +13,12 @@ import pytest
 Refused = Callable[..., str]
 
 QUIET = "--loggers null --callbacks.progress null --fabric.accelerator cpu --fabric.threads 1"
-FIT = f"fit --config kapc_digits {QUIET}"
+FIT = f"fit --config kapc_exact_digits {QUIET}"
 
 CASES = {
     "unknown key": ("--federation.ronds 3", "federation.ronds: '3'", "did you mean federation.rounds?"),
     "wrong type": ("--federation.rounds many", "federation.rounds: 'many'", "a whole number"),
-    "missing config": ("--config nothing.yaml", "config: 'nothing.yaml'", "kapc_digits"),
+    "missing config": ("--config nothing.yaml", "config: 'nothing.yaml'", "kapc_exact_digits"),
     "unknown method": ("--method fedvag", "method: 'fedvag'", "did you mean fedavg?"),
     "alpha 0": ("--data.alpha 0", "data.alpha: 0.0", "above 0"),
     "alpha below 0": ("--data.alpha -0.5", "data.alpha: -0.5", "above 0"),

@@ -31,7 +31,7 @@ from forked import Attempt, forked, ranks, strike
 
 ROUNDS = 10
 SMALL = f"""
---config kapc_digits --loggers null --callbacks.heatmaps null --callbacks.progress null --fabric.accelerator cpu
+--config kapc_exact_digits --loggers null --callbacks.heatmaps null --callbacks.progress null --fabric.accelerator cpu
 --fabric.threads 1 --fabric.timeout 30 --data.fraction 0.4 --model.hidden [16] --federation.clients 5
 --federation.local_epochs 1 --federation.rounds {ROUNDS} --federation.participation 0.6
 --callbacks.checkpoint.seconds 0

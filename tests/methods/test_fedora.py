@@ -284,7 +284,7 @@ def hashes(folder: Path) -> dict[str, str]:
 @pytest.mark.parametrize("labelled", [True, False])
 def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
+    flags = "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
     flags += " --federation.rounds 2 --federation.clients 4 --out runs --name a --fabric.accelerator cpu"
     assert main(["fit", *flags.split()]) == 0
     before = hashes(tmp_path / "runs")
@@ -320,7 +320,7 @@ def test_join_writes_a_model_and_touches_nobody_else(labelled: bool, tmp_path: P
 )
 def test_join_refuses_what_does_not_fit(arrays: Any, said: str, tmp_path: Path, capsys, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
+    flags = "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
     flags += " --federation.rounds 1 --federation.clients 3 --out runs --name a --fabric.accelerator cpu"
     assert main(["fit", *flags.split()]) == 0
     np.savez("new.npz", **arrays)
@@ -360,7 +360,7 @@ def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(tmp_path: 
     monkeypatch.chdir(tmp_path)
     quick = " --loggers null --callbacks.heatmaps null --federation.rounds 1 --federation.clients 3 --out runs"
     for method in ("fedavg", "local"):
-        assert main(f"fit --config kapc_digits --method {method}{quick} --name {method}".split()) == 0
+        assert main(f"fit --config kapc_exact_digits --method {method}{quick} --name {method}".split()) == 0
     np.savez("new.npz", x_train=np.zeros((5, 8, 8), np.uint8))
     assert main(["join", "--run", "runs/fedavg", "--data", "new.npz", "--out", "new.safetensors"]) == 0
     assert main(["export", "--run", "runs/fedavg", "--client", "0", "--out", "old.safetensors"]) == 0
@@ -372,7 +372,7 @@ def test_a_newcomer_to_fedavg_gets_the_global_model_and_local_says_no(tmp_path: 
 
 def test_every_round_is_judged_on_validation_data_too(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    flags = "--config kapc_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
+    flags = "--config kapc_exact_digits --method fedora --data.validation 0.2 --loggers null --callbacks.heatmaps null"
     assert main(["fit", *flags.split(), *["--federation.rounds", "2", "--federation.clients", "3", "--name", "a"]]) == 0
     with (tmp_path / "runs" / "a" / "metrics.csv").open() as file:
         assert all(0 <= float(row["validation_accuracy"]) <= 1 for row in csv.DictReader(file))

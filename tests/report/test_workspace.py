@@ -153,7 +153,7 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.M
 # ---------------------------------------------------------------- sweeps
 
 STUDY = """
-base: [kapc_digits, {federation.rounds: 2}]
+base: [kapc_exact_digits, {federation.rounds: 2}]
 methods: [fedper, {name: ditto, lam: 0.1, label: weak}]
 seeds: 0-1
 grid: {data.alpha: [0.1, 1.0], model: [{name: mlp, hidden: [8]}]}
@@ -182,7 +182,7 @@ def test_a_study_becomes_a_sweep_whose_flags_fit_understands(tmp_path: Path, mon
 
 def test_what_no_sweep_can_say_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text("{base: kapc_digits, methods: [{name: fedper, optimizer.lr: 0.1}], seeds: 0-1}")
+    Path("study.yaml").write_text("{base: kapc_exact_digits, methods: [{name: fedper, optimizer.lr: 0.1}], seeds: 0-1}")
     assert main(["dashboard", "--sweep", "study.yaml"]) == 2
     assert "methods[0]: 'optimizer.lr' is not allowed; a sweep is a product of lists" in capsys.readouterr().err
     assert main(["dashboard", "--sweep", "study.yaml", "--json", "view.json"]) == 2

@@ -82,7 +82,7 @@ def test_a_run_folder_declares_every_column_of_its_tables(tmp_path: Path, monkey
         "federation": {"clients": 5, "local_epochs": 1, "rounds": 2}, "data.held_out_clients": 0.2,
         "evaluation": {"metrics": ["f1"], "every": 2},
     }  # fmt: skip
-    run = fit({"config": "kapc_digits", **small})
+    run = fit({"config": "kapc_exact_digits", **small})
     declared = json.loads((run.folder / "columns.json").read_text())
     headers = {name for file in run.folder.glob("*.csv") for name in CsvTable(file).header()}
     assert set(declared) == headers >= {"mean_f1", "accuracy_after", "channel_s", "samples_per_class", "class_3"}

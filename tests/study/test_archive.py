@@ -172,7 +172,7 @@ def test_a_cell_comes_to_the_same_bits_again(
     monkeypatch.chdir(tmp_path)
     small = {"fabric.accelerator": "cpu", "data.fraction": 0.4, "model": {"hidden": [16]}, "federation.clients": 4,
              "federation.local_epochs": 1, "federation.rounds": 2}  # fmt: skip
-    asked = {"base": ["kapc_digits", small], "methods": ["kapc"], "seeds": [3], "forced": False}
+    asked = {"base": ["kapc_exact_digits", small], "methods": ["kapc"], "seeds": [3], "forced": False}
     Path("study.yaml").write_text(yaml.safe_dump(asked))
     assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
     assert main(["archive", "s"]) == 0

@@ -45,7 +45,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
     def run(words: str, **changes: Any) -> tuple[int, str, str]:
         for name in [name for name in sys.modules if name.startswith("fl_own_study")]:
             del sys.modules[name]
-        asked = {"base": ["kapc_digits", SMALL], "methods": ["fl_own_study.Mine"], "seeds": [0], "forced": False}
+        asked = {"base": ["kapc_exact_digits", SMALL], "methods": ["fl_own_study.Mine"], "seeds": [0], "forced": False}
         Path("study.yaml").write_text(yaml.safe_dump(asked | changes))
         capfd.readouterr()
         code = main(shlex.split(words))
@@ -96,7 +96,7 @@ def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
     model = "from torch import nn\nclass Net(nn.Sequential):\n    def __init__(self):\n"
     model += "        super().__init__(nn.Flatten(), nn.Linear(64, 10))\n"
     Path("fl_own_study_net.py").write_text(model)
-    base = ["kapc_digits", {**SMALL, "model": "fl_own_study_net.Net"}]
+    base = ["kapc_exact_digits", {**SMALL, "model": "fl_own_study_net.Net"}]
     assert ask("study study.yaml --out s --workers 1", base=base, methods=["fedper"])[0] == 0
     Path("fl_own_study_net.py").write_text(f"{model}# edited\n")
     code, _, err = ask("study study.yaml --out s --workers 1", base=base, methods=["fedper", "fedavg"])
@@ -116,7 +116,7 @@ def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(ask: A
         content = was or yaml.safe_load(file.read_text())
         (content if was else content["base"])["federation"]["rounds"] = 2
         file.write_text(yaml.safe_dump(content))
-    base = ["kapc_digits", {**SMALL, "federation.rounds": 2}]
+    base = ["kapc_exact_digits", {**SMALL, "federation.rounds": 2}]
     code, _, err = ask(f"{line} --accept_changed_code", base=base)
     assert code == 0, err
     found = [(v["first_round"], v["folder"], v["changed"]) for v in owncode.versions(run)]

@@ -9,7 +9,7 @@ import pytest
 from fl_lightning.errors import BadInput
 from fl_lightning.study.grid import LONGEST, Study, safe
 
-PLAIN = {"base": "kapc_digits", "methods": ["kapc", {"name": "FedProx", "mu": 0.5}], "seeds": "0-1"}
+PLAIN = {"base": "kapc_exact_digits", "methods": ["kapc", {"name": "FedProx", "mu": 0.5}], "seeds": "0-1"}
 
 
 def study(**changes: Any) -> Study:

@@ -45,7 +45,7 @@ PAPER = {
     },
 }
 TINY = {
-    "base": ["kapc_digits", {
+    "base": ["kapc_exact_digits", {
         "fabric.accelerator": "cpu", "data.fraction": 0.3, "model": {"hidden": [8]}, "federation.clients": 3,
         "federation.local_epochs": 1, "federation.rounds": 2,
     }],
@@ -358,11 +358,11 @@ def test_data_that_are_nowhere_are_one_line(ask: Callable[..., Any], tmp_path: P
 
 def test_a_study_is_like_another(tmp_path: Path) -> None:
     (tmp_path / "beside.yaml").write_text("seed: 3\n")
-    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**TINY, "base": ["kapc_digits", "beside.yaml"]}))
+    (tmp_path / "a.yaml").write_text(yaml.safe_dump({**TINY, "base": ["kapc_exact_digits", "beside.yaml"]}))
     own = {"like": "../a.yaml", "base": {"data.fraction": 0.5}, "seeds": [7], "paper": {"title": "another"}}
     (tmp_path / "in").mkdir()
     (tmp_path / "in/b.yaml").write_text(yaml.safe_dump(own))
     found = studyfile.read(str(tmp_path / "in/b.yaml"))
-    assert found["base"] == ["kapc_digits", str(tmp_path / "in/../beside.yaml"), {"data.fraction": 0.5}]
+    assert found["base"] == ["kapc_exact_digits", str(tmp_path / "in/../beside.yaml"), {"data.fraction": 0.5}]
     assert (found["seeds"], found["methods"]) == ([7], TINY["methods"])
     assert found["paper"] == {**PAPER, "title": "another"}

@@ -35,7 +35,7 @@ SMALL = {
     "federation.local_epochs": 1, "federation.rounds": 2,
 }  # fmt: skip
 TINY = {
-    "base": ["kapc_digits", SMALL],
+    "base": ["kapc_exact_digits", SMALL],
     "methods": ["kapc", {"name": "fedprox", "mu": 0.5}],
     "seeds": [0],
     "forced": False,
@@ -203,7 +203,7 @@ def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Pa
     kept = {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}
     assert len(kept) == 2
     for said, changes in [
-        ("base.federation.local_epochs: 2", {"base": ["kapc_digits", SMALL, {"federation.local_epochs": 2}]}),
+        ("base.federation.local_epochs: 2", {"base": ["kapc_exact_digits", SMALL, {"federation.local_epochs": 2}]}),
         ("study: 'without s/runs/local/seed-0'", {"methods": ["fedavg"]}),
         ("study: 'without s/runs/local/seed-0'", {"methods": ["local"], "grid": {"data.alpha": [0.1]}}),
         ("methods[0]: {'name': 'local', 'epochs': 3}", {"methods": [{"name": "local", "epochs": 3, "label": "local"}]}),
@@ -294,7 +294,7 @@ def test_another_study_that_came_between_is_seen(ask: Callable[..., Any], tmp_pa
 
     def meanwhile(configs: Any) -> None:
         monkeypatch.setattr("fl_lightning.cli.study.fetch", lambda configs: None)
-        assert ask(base=["kapc_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
+        assert ask(base=["kapc_exact_digits", SMALL, {"optimizer.lr": 0.3}], methods=["local"])[0] == 0
 
     monkeypatch.setattr("fl_lightning.cli.study.fetch", meanwhile)
     code, _, err = ask()
@@ -399,7 +399,7 @@ LONG = {
     "methods": ["kapc", "fedavg"],
     "seeds": "0-2",
     "forced": True,
-    "base": ["kapc_digits", SMALL, {"federation.rounds": 6}],
+    "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}],
 }
 
 

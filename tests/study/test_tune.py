@@ -196,7 +196,7 @@ def test_the_test_part_is_not_even_read(ask: Callable[..., Any], tmp_path: Path)
 def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask: Callable[..., Any], tmp_path: Path) -> None:
     methods = ["fedprox", "kapc", "ditto"]
     words = "--trials 9 --study false"
-    changes = {"methods": methods, "base": ["kapc_digits", SMALL, {"federation.rounds": 6}]}
+    changes = {"methods": methods, "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}]}
     assert ask(f"--out one --workers 1 {words}", **changes)[0] == 0
     assert ask(f"--out two --workers 2 {words}", **changes)[0] == 0
     argv = ["tune", "study.yaml", "--out", "killed", "--workers", "2", *words.split()]
@@ -219,7 +219,7 @@ def test_what_is_tried_does_not_depend_on_workers_or_on_kills(ask: Callable[...,
 
 @pytest.mark.slow
 def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> None:
-    changes = {"methods": ["fedprox", "kapc"], "base": ["kapc_digits", SMALL, {"federation.rounds": 6}]}
+    changes = {"methods": ["fedprox", "kapc"], "base": ["kapc_exact_digits", SMALL, {"federation.rounds": 6}]}
     assert ask("--out none --trials 0", **changes)[0] == 2  # writes the study file
     argv = ["tune", "study.yaml", "--out", "t", "--trials", "6", "--workers", "1"]
     both = [forked(argv, tmp_path / f"said-{k}") for k in range(2)]
@@ -242,7 +242,7 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
         ("--out t --trials 0", {}, "trials: 0"),
         ("--out t --seed 0", {}, "seed: 0"),
         ("--out t --trails 3", {}, "did you mean trials"),
-        ("--out t", {"base": ["kapc_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
+        ("--out t", {"base": ["kapc_exact_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
         ("--out t", {"methods": ["nobody"]}, "nobody"),
         ("--out full", {}, "something else"),
         ("--out t --untuned", {"methods": [{"name": "local", "label": "x" * 93}]}, "untuned' is too long"),
