@@ -16,6 +16,12 @@ Row = dict[str, Any]
 """Numbers by column; text in columns of words."""
 
 
+def as_csv(rows: Sequence[Mapping[str, Any]]) -> str:
+    """A header and a line for each row, every digit; an unknown value (None) is an empty cell."""
+    header = list(dict.fromkeys(name for row in rows for name in row))
+    return _encode([header, *_lines(header, rows)]).decode()
+
+
 class CsvTable:
     """A CSV file of numbers and words whose header may grow. Integers stay integers, floats keep every digit."""
 
@@ -24,8 +30,7 @@ class CsvTable:
 
     def write(self, rows: Sequence[Mapping[str, float | str]], durable: bool = True) -> None:
         """Make the file hold `rows` and nothing else."""
-        header = list(dict.fromkeys(name for row in rows for name in row))
-        self._rewrite(header, _lines(header, rows), durable)
+        write_whole(self.path, as_csv(rows).encode(), durable)
 
     def append(self, rows: Sequence[Mapping[str, float | str]], always: Iterable[str] = ()) -> None:
         """Add `rows` in one write; columns that are new are added to all of it, `always` even if empty."""

@@ -28,6 +28,12 @@ def in_bytes(size: float, like: float | None = None) -> str:
     return f"{size / scale:,.{int(scale > 1)}f} {unit}"
 
 
+def in_time(seconds: float) -> str:
+    """Seconds in words, in the greatest unit of which there are two: `90 s`, `2.5 h`."""
+    units = (("d", 86400), ("h", 3600), ("min", 60))
+    return next((f"{seconds / size:.1f} {unit}" for unit, size in units if seconds >= 2 * size), f"{seconds:.0f} s")
+
+
 class Log:
     """A file that lines are added to, once the run has `begun`; until then they wait."""
 

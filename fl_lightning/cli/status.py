@@ -4,22 +4,20 @@ from __future__ import annotations
 
 import contextlib
 import fcntl
-import json
 import math
 import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
-
-import yaml
+from typing import TYPE_CHECKING, Literal
 
 from fl_lightning.cli.folder import CONFIG, LOCK, check_path
 from fl_lightning.cli.queue import ALIVE, Queued, queued
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
-from fl_lightning.metric import ACCURACY, Metric, of_rows
-from fl_lightning.results.folder import RunFolder, best, judge_of
+from fl_lightning.log import in_time
+from fl_lightning.metric import ACCURACY, Metric
+from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -57,19 +55,20 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     """The state of the run in `folder` at time `now` (seconds since the epoch); `job` is what SLURM says of it."""
     name = folder.name
     try:
-        config: dict[str, Any] = yaml.safe_load((folder / CONFIG).read_text(encoding="utf-8"))
-        rounds, method = int(config["federation"]["rounds"]), config["method"]
-        method = str(method if isinstance(method, str) else method.get("name", method.get("class_path", "")))
-        rows = RunFolder(folder).read("metrics")
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, yaml.YAMLError):  # `Damaged` is a ValueError
+        run = RunResult(folder)
+        rows = run.rows("metrics")
+        if run.rounds_asked is None or not run.config.get("method") or run.notes["accuracy"]:
+            raise BadInput("status", str(folder), "its tables cannot be read")
+    except BadInput:
         return Standing(name, "", 0, 0, ACCURACY, "", math.nan, math.nan, "unreadable", None, 0.0)
-    done = int(rows[-1]["round"]) if rows else 0
-    metric = of_rows(rows)
-    judged = [row[metric.of("mean")] for row in rows if metric.of("mean") in row]
+    given = run.config["method"]
+    method = str(given.get("name", given.get("class_path", "")) if isinstance(given, dict) else given)
+    done, rounds, mean = run.rounds_done, run.rounds_asked, run.metric.of("mean")
+    judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
     state: State = "stopped" if rows else "waiting"
-    if done >= rounds and _finished(folder, rounds):
+    if run.finished:
         state = "finished"
     elif _held(folder, now - wrote, usual):
         state = "running" if rows else "starting"
@@ -78,10 +77,10 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     elif (folder / "failure.txt").exists() and (folder / "failure.txt").stat().st_mtime >= wrote:
         state = "failed"
     left = (rounds - done) * usual if state == "running" and usual else None
-    last = judged[-1] if judged else math.nan
-    judge = judge_of(config.get("evaluation") or {}, rows) or ""
+    last = judged[-1][mean] if judged else math.nan
     why = job.why if job is not None and state == "queued" else ""
-    return Standing(name, method, done, rounds, metric, judge, last, best(rows)[0], state, left, now - wrote, why)
+    known = (run.metric, run.judge or "", last, run.best(mean)[0])
+    return Standing(name, method, done, rounds, *known, state, left, now - wrote, why)
 
 
 def standings(out: Path) -> list[Standing]:
@@ -175,18 +174,11 @@ def _of_runs(out: Path) -> Table:
             _shown(s.metric, s.last),
             _shown(s.metric, s.best),
             f"{s.state} ({s.why})" if s.why else s.state,
-            _span(s.left),
-            "" if s.silent is None else f"{_span(s.silent)} ago",
+            "" if s.left is None else in_time(s.left),
+            "" if s.silent is None else f"{in_time(s.silent)} ago",
         )
         table.add_row(*map(escape, (s.name, s.method, s.judge, *cells)))
     return table
-
-
-def _finished(folder: Path, rounds: int) -> bool:
-    try:
-        return int(json.loads((folder / "summary.json").read_text())["rounds"]) >= rounds
-    except (OSError, ValueError, KeyError, TypeError):
-        return False
 
 
 def _held(folder: Path, silent: float, usual: float) -> bool:
@@ -197,12 +189,3 @@ def _held(folder: Path, silent: float, usual: float) -> bool:
 
 def _shown(metric: Metric, value: float) -> str:
     return "" if math.isnan(value) else metric.shown(value).removesuffix(" %")
-
-
-def _span(seconds: float | None) -> str:
-    if seconds is None:
-        return ""
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

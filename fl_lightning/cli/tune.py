@@ -19,6 +19,7 @@ from fl_lightning.cli import studyfile
 from fl_lightning.cli.resolve import complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer
 from fl_lightning.config import Config, check
+from fl_lightning.csvtable import as_csv
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.extras import require
 from fl_lightning.files import aside_of, atomic_write
@@ -292,8 +293,8 @@ def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], valu
     from fl_lightning.study import tuned
 
     texts = {
-        "tuned.csv": tuned.as_csv([one.row() for one in tuned_methods]),
-        "trials.csv": tuned.as_csv(tuned.trial_rows(tuned_methods)),
+        "tuned.csv": as_csv([one.row() for one in tuned_methods]),
+        "trials.csv": as_csv(tuned.trial_rows(tuned_methods)),
         "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, values.untuned),
     }
     for name, text in texts.items():

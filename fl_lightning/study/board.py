@@ -14,6 +14,7 @@ from rich.markup import escape
 from rich.table import Table
 
 from fl_lightning.errors import Damaged
+from fl_lightning.log import in_time
 from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.results.folder import RunFolder, judge_of
 from fl_lightning.study.folder import StudyFolder
@@ -134,7 +135,7 @@ def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
     took = [s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)]
     left = len(by_run) - states["finished"] - states["failed"]
     if took and left and (busy := states["running"] + states["starting"]):
-        parts.append(f"about {_span(median(took) * left / busy)} left")
+        parts.append(f"about {in_time(median(took) * left / busy)} left")
     return ", ".join(parts)
 
 
@@ -157,10 +158,3 @@ def _spread(ended: list[Seen]) -> str:
     metric = ended[0].metric
     around = f" ± {metric.shown(stdev(scores))}" if len(scores) > 1 else ""
     return metric.shown(fmean(scores)) + around
-
-
-def _span(seconds: float) -> str:
-    for unit, size in (("d", 86400), ("h", 3600), ("min", 60)):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.1f} {unit}"
-    return f"{seconds:.0f} s"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 import io
 import json
 import re
@@ -10,6 +9,8 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from importlib.resources import files
 from typing import Any
+
+from fl_lightning.csvtable import as_csv
 
 WIDTH = 180  # a file or a pipe has no width to keep to
 Span = tuple[float, float, float]
@@ -67,16 +68,6 @@ def table(sheet: Sheet, width: int | None = WIDTH) -> str:
     return screen.getvalue()
 
 
-def as_csv(sheet: Sheet) -> str:
-    """A line for each row, every digit; an unknown value is an empty cell."""
-    buffer = io.StringIO()
-    records = [{"made_by": sheet.mark, **record} for record in sheet.records]
-    writer = csv.DictWriter(buffer, list(records[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(records)
-    return buffer.getvalue()
-
-
 def as_json(sheet: Sheet) -> str:
     """Rows as in CSV, and what else there is."""
     content = {"made_by": sheet.mark, "rows": sheet.records, **sheet.more}
@@ -110,7 +101,8 @@ def as_html(sheet: Sheet) -> str:
 
 
 FORMATS: dict[str, Callable[[Sheet], str]] = {
-    "table": table, "csv": as_csv, "latex": as_latex, "json": as_json, "html": as_html,
+    "table": table, "latex": as_latex, "json": as_json, "html": as_html,
+    "csv": lambda sheet: as_csv([{"made_by": sheet.mark, **record} for record in sheet.records]),
 }  # fmt: skip
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -113,15 +111,6 @@ def study_file(base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid
     rest = {"methods": methods, "seeds": seeds, "forced": False, **({"grid": grid} if grid else {})}
     inner = "".join(f"  {line}\n" for line in base.splitlines())
     return f"base:\n{inner}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
-
-
-def as_csv(rows: Sequence[dict[str, Any]]) -> str:
-    """A line for each row, every digit."""
-    buffer = io.StringIO()
-    writer = csv.DictWriter(buffer, list(rows[0]), lineterminator="\n")
-    writer.writeheader()
-    writer.writerows(rows)
-    return buffer.getvalue()
 
 
 def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:
