@@ -138,7 +138,7 @@ class DataConfig(SourceKeys):
     partition: str = "dirichlet"
     """dirichlet, hsu, mixture, pathological, lognormal, rotated, natural, iid, or a function's import path."""
     alpha: PositiveFloat = 0.1
-    """Dirichlet concentration: smaller is less alike. 0.1: KAPC's harder setting."""
+    """Dirichlet concentration: the smaller, the more the clients differ. 0.1: KAPC's harder setting."""
     by: Literal["class", "client"] | None = None
     """Dirichlet: shares of each class over clients, or of each client over classes; null: class. hsu is by client."""
     sizes: Literal["free", "equal"] | None = None
@@ -173,7 +173,7 @@ class DataConfig(SourceKeys):
     score_on: Literal["test", "validation"] = "test"
     """Part of each client's data that models are scored on; validation: test data are not read (fl-train tune)."""
     min_samples: PositiveInt = 10
-    """Least training samples of a client (and one test sample)."""
+    """Minimum of training samples per client, beside one test sample."""
     held_out_clients: ShareBelow1 = 0.0
     """Share of the clients, drawn from the seed, that are held out of training, aggregation and evaluation. After the
     last round each gets the model that the method gives an unseen client (`newcomers.csv`). 0: nobody."""
@@ -187,7 +187,7 @@ class DataConfig(SourceKeys):
     augment: Literal["none", "flip", "crop_flip"] = "none"
     """Batched augmentation of training images. none: KAPC states none."""
     resident: Literal["auto", "always", "never"] = "auto"
-    """Keep the data on the training device as tensors (auto: where they fit); else a DataLoader, same numbers."""
+    """Keep the data on the training device as tensors (auto: if they fit); a DataLoader gives the same numbers."""
 
     @property
     def pooled(self) -> bool:

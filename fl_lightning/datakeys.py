@@ -22,11 +22,11 @@ class SourceKeys:
     samples_per_class: PositiveInt | None = None
     """Training and validation samples of each class that each client keeps at most; null: all of them."""
     concentration: PositiveFloat = 50.0
-    """Mixture partition: clients of a group draw their class mixes from Dir(concentration m), m the group's own: larger
-    is more alike. 50: ours, with 10 classes a client's mix is then nearer to its group's than to another's."""
+    """Mixture partition: clients of a group draw their class mixes from Dir(concentration m), m the group's own: the
+    larger, the more they are alike. 50: ours, with 10 classes a client's mix is then nearer to its group's than to another's."""
     drift_every: PositiveInt | None = None
-    """Planted groups: rounds after which every second client of a group changes to the next group's task, again and
-    again; null: tasks stay."""
+    """Planted groups: after each so many rounds, every second client of a group switches to the next group's task;
+    null: tasks stay."""
     clients_per_domain: PositiveInt = 1
     """Sources of domains: clients that share the samples of each domain, with its class mix."""
     tokens: Literal["characters", "word_pieces"] | None = None

@@ -57,7 +57,7 @@ JOB: Keys = {
 """What a SLURM job needs."""
 FIT: Keys = {
     "seed": (int, 0, "Seed of all random draws."),
-    "smoke": (bool, False, "One round, few clients, two batches; made-up data where the data are not here."),
+    "smoke": (bool, False, "One round, few clients, two batches; synthetic data if the real ones are missing."),
     "print_config": (bool, False, "Print the resolved config, which --config reads back, and stop."),
     "out": (str, "runs", "Parent of the run folders."),
     "name": (str | None, None, "Run folder (default: config or method, data, seed, and a counter)."),
@@ -65,7 +65,7 @@ FIT: Keys = {
 } | CHANGED
 
 COMMANDS = {
-    "fit": Command("Train a federation. Later config files and flags win; names: fl-train list.", FIT),
+    "fit": Command("Train a federation. Later config files and flags override earlier ones.", FIT),
     "test": Command("Evaluate the models of a finished run again.", RUN | CHECKPOINT),
     "export": Command("Write a client's model as safetensors, with code that loads it.", RUN | CHECKPOINT | {
         "client": (int, REQUIRED, "The client's number, from 0."),
