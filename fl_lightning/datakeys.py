@@ -23,7 +23,7 @@ class SourceKeys:
     """Training and validation samples of each class that each client keeps at most; null: all of them."""
     concentration: PositiveFloat = 50.0
     """Mixture partition: clients of a group draw their class mixes from Dir(concentration m), m the group's own: the
-    larger, the more they are alike. 50: ours, with 10 classes a client's mix is then nearer to its group's than to another's."""
+    larger, the more alike. 50: ours, with 10 classes a client's mix is then nearer to its group's than to another's."""
     drift_every: PositiveInt | None = None
     """Planted groups: after each so many rounds, every second client of a group switches to the next group's task;
     null: tasks stay."""
