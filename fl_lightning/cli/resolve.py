@@ -82,20 +82,21 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
     config.data.source = catalogue.find("sources", "data.source", config.data.source).name
     config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
     config.validate()
-    check_arguments(config.method)
+    config.method = check_arguments(config.method)
     if config.smoke:
         _shrink(config)
     return config
 
 
-def check_arguments(method: Component) -> None:
-    """Raise `BadInput` for an argument of one of our methods that there is not, or for a value that cannot work.
+def check_arguments(method: Component) -> Component:
+    """One of our methods with all its values, typed; any other as it is, to be checked when its class is imported.
 
-    What is anybody else's is checked when its class has been imported.
+    Raises:
+        BadInput: an argument that does not exist, or a value that cannot work.
     """
     entry = index.method(method.class_path)
     if entry is None:
-        return
+        return method
     parser, arguments = ArgumentParser(exit_on_error=False), entry["arguments"]
     for name, argument in arguments.items():
         parser.add_argument(f"--{name}", type=index.type_of(argument), default=argument["default"])
@@ -108,6 +109,7 @@ def check_arguments(method: Component) -> None:
             check(f"method.{name}", value, value in allowed, f"{allowed}{', or null' if or_null else ''}")
     for rule in entry["needs"]:
         Needs(**rule).check(values, "method")
+    return Component(method.class_path, values)
 
 
 def complete(config: Config) -> Config:

@@ -292,25 +292,20 @@ def _component(
 def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:
     if isinstance(given, list):
         return [_model(f"model[{i}]", item, None) for i, item in enumerate(given)]
-    if len(old) > 1 and not _names_one(given):
-        raise BadInput("model", given, "the config lists several models: give the whole list, or one name")
+    named = isinstance(given, str) or (isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given))
+    allowed = "the config lists several models: give the whole list, or one name"
+    check("model", given, len(old) <= 1 or named, allowed)
     return [_model("model", given, old[0] if len(old) == 1 else None)]
 
 
-def _names_one(given: Any) -> bool:
-    """Whether what is given of a component says which it is, and not its arguments alone."""
-    return isinstance(given, str) or (isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given))
-
-
 def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
-    rest = dict(given) if isinstance(given, dict) else given
-    count = rest.pop("count", None) if isinstance(rest, dict) else None
-    if count is not None:
-        try:
-            count = int(count)
-        except (TypeError, ValueError):
-            raise BadInput(f"{key}.count", count, "it must be a whole number") from None
-    beside = {k: rest.pop(k) for k in ("weights", "adapters") if k in rest} if isinstance(rest, dict) else {}
+    rest = dict(given) if isinstance(given, dict) else {"class_path": given}
+    count = rest.pop("count", None)
+    try:
+        count = None if count is None else int(count)
+    except (TypeError, ValueError):
+        raise BadInput(f"{key}.count", count, "it must be a whole number") from None
+    beside = {k: rest.pop(k) for k in ("weights", "adapters") if k in rest}
     component = _component("models", key, rest, old.component if old else None)
     check(key, given, bool(component.class_path), "it must say which model: {name, count, init_args}")
     same = old is not None and old.component.class_path == component.class_path
@@ -318,11 +313,11 @@ def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
 
 
 def _network(key: str, component: Component, old: Component | None, given: dict[str, Any]) -> Component:
-    """A model with what is `given` of its weights and adapters, over what was said before."""
+    """A model with what is `given` of its weights and adapters, over the earlier ones."""
     before = old if isinstance(old, Network) else Network("")
     weights, adapters = given.get("weights", before.weights), given.get("adapters", before.adapters)
     check(f"{key}.weights", weights, isinstance(weights, str | None), "it must be a safetensors file, or null")
-    if adapters is True or adapters is False:  # with all defaults, or none
+    if isinstance(adapters, bool):  # with all defaults, or none
         adapters = {} if adapters else None
     check(f"{key}.adapters", adapters, isinstance(adapters, dict | None), "it must be a mapping, true, or null")
     if adapters and before.adapters:

@@ -234,12 +234,12 @@ def _run(folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, work
         runner.run(worker_count(workers, chosen[0][1]))
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-            print(f"study: stopped with {runner.standing()}; it goes on with: {line}", file=sys.stderr)
+            print(f"study: stopped with {runner.progress()}; it goes on with: {line}", file=sys.stderr)
         raise
     done = f" ({before} were there)" if before else ""
     done += f", of the {whole} of the whole study" if len(chosen) < whole else ""
     took = time.monotonic() - start
-    print(f"study: {runner.standing()}{done}, {took:.1f} s; the table: fl-train compare {folder.path}")
+    print(f"study: {runner.progress()}{done}, {took:.1f} s; the table: fl-train compare {folder.path}")
 
 
 def fetch(configs: list[Config]) -> None:

@@ -77,7 +77,7 @@ class Runner:
                 "the same command tries them again"
             )
 
-    def standing(self) -> str:
+    def progress(self) -> str:
         """The number of runs in each state."""
         return words(self.board.cells, self.board.look(lambda folder: False, self.failures))
 
