@@ -1,0 +1,79 @@
+"""FedNova: Wang, Liu, Liang, Joshi, Poor: Tackling the Objective Inconsistency Problem in Heterogeneous Federated
+Optimization. NeurIPS 2020.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.relations import Relation, SampleCounts
+from fl_lightning.config import check
+from fl_lightning.core import Client, Payload, RelationInputs, RunContext, Server
+from fl_lightning.methods.base import Method, check_no_scaling, move_on
+
+
+class Normalised(SampleCounts):
+    """Shares of the samples over each client's steps: p_i / a_i, made to sum to 1."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.effective = 1.0
+        """sum_i p_i a_i * sum_i p_i / a_i: how far the model goes beside the mean by these weights."""
+
+    def learn(self, server: Server) -> None:
+        """Note the a_i of those who answered."""
+        self.steps = {c: found["steps"].double() for c, found in server.statistics.items()}
+
+    def weights(self, inputs: RelationInputs) -> Tensor:
+        """(1, 1, n)."""
+        a = torch.stack([self.steps[c].reshape(()) for c in inputs.sources])
+        a = torch.where(a > 0, a, a[a > 0].min()) if (a > 0).any() else torch.ones_like(a)
+        shares = inputs.samples / inputs.samples.sum()
+        relative = a.max() / a  # 1 for everybody where all take as many steps: then this is FedAvg's mean
+        total = (shares * relative).sum()
+        self.effective = float((shares / relative).sum() * total)
+        return (shares * relative / total)[None, None]
+
+
+@dataclass(frozen=True)
+class FedNova(Method):
+    """FedAvg that normalises each client's change by its steps: w <- w + (sum p_i a_i) sum p_i (w_i - w) / a_i.
+
+    a_i is what the steps of client i come to, in units of its learning rate: their number, and with momentum more
+    (||a_i||_1 of the paper). Clients that take more steps then no longer weigh more than their samples.
+    """
+
+    family = "one global model"
+    several = False
+    statistics = True
+
+    def check(self, run: RunContext) -> None:
+        """How far a step moves the model must follow from the learning rate."""
+        check_no_scaling(run)
+        config = run.config.optimizer
+        allowed = "fednova normalises by what steps of sgd come to: it must be sgd"
+        check("optimizer.name", config.name, config.name == "sgd", allowed)
+
+    def relation(self) -> Relation:
+        """The normalised mean."""
+        return Normalised()
+
+    def upload(self, client: Client, payload: Payload) -> Payload:
+        """With the model a_i, one number."""
+        sent = super().upload(client, payload)
+        lr = client.lr or 1.0
+        sent.statistics["steps"] = torch.tensor([sum(fit.step_sizes for fit in client.fits) / lr])
+        return sent
+
+    def aggregate(self, server: Server) -> None:
+        """The normalised mean change, times the effective number of steps."""
+        if not server.answered:
+            return
+        old = server["model"]
+        super().aggregate(server)
+        relation = server.run.relation
+        assert isinstance(relation, Normalised)
+        move_on(server.only, old, relation.effective)

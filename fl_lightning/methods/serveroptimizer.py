@@ -1,0 +1,47 @@
+"""What server optimisers share: the mean change of a round is a gradient, and the server steps down it."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core import Server
+from fl_lightning.methods.base import Method
+from fl_lightning.ranges import PositiveFloat
+from fl_lightning.search import LogRange, searched
+
+
+@dataclass(frozen=True)
+class ServerOptimizer(Method, ABC):
+    """Base: FedAvg, but the server moves by `step`. Running statistics are the plain mean, as in FedAvg."""
+
+    family = "one global model"
+    several = False
+
+    server_lr: PositiveFloat = searched(1.0, LogRange(0.01, 10), "decades around FedAvg's 1")
+
+    @abstractmethod
+    def step(self, server: Server, change: Tensor) -> Tensor:
+        """How far the parameters go, (P,), for the cohort's mean `change` of them, (P,)."""
+
+    def aggregate(self, server: Server) -> None:
+        """w <- w + server_lr * step."""
+        if not server.answered:
+            return
+        columns, old = server.only.layout.parameters, server["model"]
+        super().aggregate(server)
+        change = server["model"][columns] - old[columns]
+        server["model"][columns] += self.server_lr * self.step(server, change) - change  # nothing, where it is FedAvg
+
+    def average(self, server: Server, name: str, share: float, value: Tensor, first: float = 0.0) -> Tensor:
+        """The server's running vector `name` (P,): share * itself + `value`; it begins as `first` everywhere."""
+        columns = server.only.layout.parameters
+        if name not in server.only:
+            server[name] = torch.full_like(server.only.initial, first)
+        kept = server[name].clone()
+        kept[columns] = share * kept[columns] + value
+        server[name] = kept
+        return kept[columns]

@@ -1,0 +1,126 @@
+"""Methods whose server takes a step of its own, or makes up for local steps: FedOpt's, FedNova, FedDyn."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from reckoning import WHOLE, batch_of, slope, uploads
+from torch import Tensor
+from watching import Make, Watch, client_of, global_model, run_all
+
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedavgm import FedAvgM
+from fl_lightning.methods.feddyn import FedDyn
+from fl_lightning.methods.fednova import FedNova
+from fl_lightning.methods.fedopt import FedAdagrad, FedAdam, FedYogi
+
+EXACT: dict[str, Any] = {"precision": "64-true", "rounds": 3}
+
+
+def changes(make: Make, method: Method, **settings: Any) -> tuple[list[Tensor], list[Tensor]]:
+    """Uploaded models less the global one, round by round (4, D), and the global models (first: initial)."""
+    fed = make(method, callbacks=[watch := Watch()], **(EXACT | settings))
+    models, moved = [global_model(fed).clone()], []
+    for t in range(1, fed.run.rounds + 1):
+        watch.models.clear()
+        fed.round(t)
+        moved.append(torch.stack([model for _, model in sorted(watch.models, key=lambda m: m[0])]) - models[-1])
+        models.append(global_model(fed).clone())
+    return moved, models
+
+
+def shares(make: Make) -> Tensor:
+    """Of the training samples, float64 (4,)."""
+    sizes = torch.tensor(make(FedAvg()).run.data.train_sizes, dtype=torch.float64)
+    return sizes / sizes.sum()
+
+
+def mean_changes(make: Make, method: Method) -> tuple[list[Tensor], list[Tensor]]:
+    """The mean change of each round (D,), and the global models."""
+    moved, models = changes(make, method)
+    return [shares(make) @ those for those in moved], models
+
+
+def test_without_momentum_it_is_fedavg(federation: Make) -> None:
+    ours, theirs = federation(FedAvgM(momentum=0.0)), federation(FedAvg())
+    run_all(ours), run_all(theirs)
+    assert torch.equal(global_model(ours), global_model(theirs))
+
+
+def test_momentum_by_hand(federation: Make) -> None:
+    means, models = mean_changes(federation, FedAvgM(server_lr=0.5, momentum=0.8))
+    v = torch.zeros_like(models[0])
+    for change, old, new in zip(means, models, models[1:], strict=False):
+        v = 0.8 * v + change
+        torch.testing.assert_close(new, old + 0.5 * v, rtol=0, atol=1e-12)
+
+
+def test_adagrad_is_torchs(federation: Make) -> None:
+    means, models = mean_changes(federation, FedAdagrad(server_lr=0.2, tau=0.01))
+    w = models[0].clone().requires_grad_()
+    theirs = torch.optim.Adagrad([w], lr=0.2, initial_accumulator_value=1e-4, eps=0.01)
+    for change, new in zip(means, models[1:], strict=True):
+        w.grad = -change
+        theirs.step()
+        torch.testing.assert_close(new, w.detach(), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("method", [FedAdam(server_lr=0.2, tau=0.01), FedYogi(server_lr=0.2, tau=0.01)])
+def test_adam_and_yogi_by_hand(federation: Make, method: FedAdam | FedYogi) -> None:
+    means, models = mean_changes(federation, method)
+    m, v = torch.zeros_like(models[0]), torch.full_like(models[0], 1e-4)
+    for change, old, new in zip(means, models, models[1:], strict=False):
+        m, square = 0.9 * m + 0.1 * change, change**2
+        down = square * torch.sign(v - square) if isinstance(method, FedYogi) else v - square
+        v = v - 0.01 * down
+        torch.testing.assert_close(new, old + 0.2 * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
+
+
+def test_normalised_by_steps(federation: Make) -> None:
+    """With momentum, so that what steps come to is not their number, and clients of unlike sizes."""
+    settings: dict[str, Any] = {"optimizer": {"momentum": 0.5}, "rounds": 1}
+    [moved], [old, new] = changes(federation, FedNova(), **settings)
+    run = federation(FedNova(), **(EXACT | settings)).run
+    batch, epochs = run.config.federation.batch_size, run.config.federation.local_epochs
+    steps = [-(-n // batch) * epochs for n in run.data.train_sizes]
+    assert len(set(steps)) > 1
+    a = torch.tensor([sum((1 - 0.5**k) / 0.5 for k in range(1, n + 1)) for n in steps], dtype=torch.float64)
+    p = shares(federation)
+    torch.testing.assert_close(new, old + (p @ a) * ((p / a) @ moved), rtol=0, atol=1e-12)
+    assert (new - old - p @ moved).norm() > 1e-3
+
+
+def test_with_equal_steps_it_is_fedavg(federation: Make) -> None:
+    settings: dict[str, Any] = {**EXACT, "batch_size": 10_000}
+    ours, theirs = federation(FedNova(), **settings), federation(FedAvg(), **settings)
+    run_all(ours), run_all(theirs)
+    torch.testing.assert_close(global_model(ours), global_model(theirs), rtol=0, atol=1e-13)
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.5])
+def test_the_servers_correction_is_the_mean_gradient(federation: Make, participation: float) -> None:
+    """h = sum_i g_i / N after every round; who has not taken part has none."""
+    fed = federation(FedDyn(alpha=0.1), **(EXACT | {"participation": participation}))
+    for t in (1, 2, 3):
+        fed.round(t)
+        h = 0.1 * fed.run.groups[0].vectors["correction"]
+        torch.testing.assert_close(h, torch.stack(uploads(fed, "gradient")).sum(0) / 4, rtol=0, atol=1e-12)
+        assert h.norm() > 1e-4
+
+
+def test_dynamic_steps_by_hand(federation: Make) -> None:
+    """Of one step: w_i = w - lr (grad - g_i), and w = mean w_i - h / alpha."""
+    fed = federation(FedDyn(alpha=0.1), **(WHOLE | {"rounds": 2, "local_epochs": 1, "optimizer": {"momentum": 0.0}}))
+    lr, g = fed.run.config.optimizer.lr, [torch.zeros_like(global_model(fed))] * 4
+    h = torch.zeros_like(g[0])
+    for t in (1, 2):
+        w = global_model(fed).clone()
+        fed.round(t)
+        clients = [client_of(fed, c) for c in range(4)]
+        own = [w - lr * (slope(one, w, batch_of(one)) - g_i) for one, g_i in zip(clients, g, strict=True)]
+        g = [g_i - 0.1 * (w_i - w) for g_i, w_i in zip(g, own, strict=True)]
+        h = h - 0.1 * (torch.stack(own) - w).mean(0)
+        torch.testing.assert_close(global_model(fed), torch.stack(own).mean(0) - h / 0.1, rtol=0, atol=1e-12)
