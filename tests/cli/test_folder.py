@@ -128,7 +128,7 @@ def test_resume_may_extend_move_and_relog(engine: Any) -> None:
     [
         ("--data.alpha 0.5", "data.alpha: 0.5 .*0.1"),
         ("--seed 1", "seed: 1 .*0"),
-        ("--method.lam 3", "method.lam: 3 "),
+        ("--method.lam 3", "method.lam: 3.0 "),
         ("--method fedavg", "method: 'fedavg' .*'kapc'"),
         ("--model.hidden [65]", "model.hidden: "),
         ("--callbacks.checkpoint null", "callbacks.checkpoint"),
