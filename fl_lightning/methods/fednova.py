@@ -25,7 +25,7 @@ class Normalised(SampleCounts):
 
     def learn(self, server: Server) -> None:
         """Note the a_i of those who answered."""
-        self.steps = {c: found["steps"].double() for c, found in server.statistics.items()}
+        self.steps = {c: uploaded["steps"].double() for c, uploaded in server.statistics.items()}
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """(1, 1, n)."""
