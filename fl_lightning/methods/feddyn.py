@@ -59,3 +59,4 @@ class FedDyn(Method):
         h[columns] -= len(server.answered) / server.clients * (new[columns] - old[columns])
         new[columns] -= h[columns]
         server["correction"] = h
+        server.flops += 4 * (columns.stop - columns.start)

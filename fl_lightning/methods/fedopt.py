@@ -30,6 +30,7 @@ class Adaptive(ServerOptimizer, ABC):
 
     def step(self, server: Server, change: Tensor) -> Tensor:
         """m / (sqrt(v) + tau)."""
+        server.flops += 4 * len(change)
         m = self.average(server, "first_moment", self.beta1, (1 - self.beta1) * change)
         return m / (self.second(server, change.square()).sqrt() + self.tau)
 

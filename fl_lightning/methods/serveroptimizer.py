@@ -35,6 +35,7 @@ class ServerOptimizer(Method, ABC):
         super().aggregate(server)
         change = server["model"][columns] - old[columns]
         server["model"][columns] += self.server_lr * self.step(server, change) - change  # nothing, where it is FedAvg
+        server.flops += 4 * len(change)
 
     def average(self, server: Server, name: str, share: float, value: Tensor, first: float = 0.0) -> Tensor:
         """The server's running vector `name` (P,): share * itself + `value`; it begins as `first` everywhere."""
@@ -44,4 +45,5 @@ class ServerOptimizer(Method, ABC):
         kept = server[name].clone()
         kept[columns] = share * kept[columns] + value
         server[name] = kept
+        server.flops += 3 * len(value)
         return kept[columns]
