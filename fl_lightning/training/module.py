@@ -186,9 +186,8 @@ class ClientModule(LightningModule):
         if self._terms is None:
             self._terms = self._prepared(vector)
         value = self._terms.value(vector[None, : self.used]).squeeze(0)
-        gradient = self._terms.gradient()[0]
-        places = zip(self._places, self.binding.parameters, self.trainable.tolist(), strict=True)
-        return value, [gradient[a:b].view(p.shape) if b > a else None for (a, b), p, known in places if known]
+        self._terms.gradient()  # in the room, of which these are views
+        return value, self._slopes
 
     def _prepared(self, vector: Tensor) -> Terms:
         room = self._room
@@ -204,6 +203,8 @@ class ClientModule(LightningModule):
             rest = self.layout.is_parameter if pulled is None else self.layout.is_parameter & (pulled == 0)
             columns = [*columns, *((s.start, s.stop, 0.0) for s in self.layout.segments(rest))]
             self._places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
+        places = zip(self._places, self.binding.parameters, self.trainable.tolist(), strict=True)
+        self._slopes = [room[0, a:b].view(p.shape) if b > a else None for (a, b), p, known in places if known]
         return Terms(
             room, anchor if anchor is None else anchor[:used], linear if linear is None else linear[:used], columns
         )
