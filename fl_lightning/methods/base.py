@@ -77,8 +77,8 @@ class Method:
     client_memory: ClassVar[bool] = False
     """Whether `init_client` gives anything, or hooks ask how many rounds a client has taken part in."""
     server_models: ClassVar[int | None] = None
-    """Global models that the server keeps (one for each cluster, where their number is known beforehand); None: one,
-    where the relation is a global model's."""
+    """Vectors of a model's size that the server keeps beside slots: global models (one for each cluster, where their
+    number is known beforehand), a momentum; None: one, where the relation is a global model's."""
     everyone_first: ClassVar[bool] = False
     """Whether all clients take part in the first round, whatever the participation: a method that begins with what it
     must know of everybody."""
