@@ -88,7 +88,7 @@ def test_measured_rows_minimise_the_criterion(noise: float) -> None:
     H = (C[0] / scale + RIDGE * torch.eye(5)).numpy()
     for i, row in enumerate(rows):
         expected = by_supports(H, ((C[0] - 1.5 * Sigma)[i] / scale).numpy())
-        np.testing.assert_allclose(row, expected, atol=1e-8)
+        np.testing.assert_allclose(row, expected, atol=1e-8 if noise else 1e-7)  # without noise the ridge alone decides
     if noise == 0:
         np.testing.assert_allclose(rows, np.eye(5), atol=1e-6)
 

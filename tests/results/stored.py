@@ -18,8 +18,10 @@ import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).parent
+SAFELY: Any = {"filter": "data"} if hasattr(tarfile, "data_filter") else {}  # from Python 3.11.4 on
 EXPECTED = HERE / "expected.tar.xz"
 RUNS = ("kapc-0", "kapc-1", "fedavg-0", "local-0")
 OF_STUDY = " ".join(f"study/runs/data.alpha=0.5/{name}/seed-{s}" for name in ("kapc", "fedprox,mu=0.1") for s in (0, 1))
@@ -50,12 +52,12 @@ def unpacked(folder: Path) -> None:
     """The stored folders; and `extended`, a run that was asked for more rounds and has not ended again."""
     for name in ("runs", "study"):
         with tarfile.open(HERE / f"{name}-0.1.0.tar.xz") as held:
-            held.extractall(folder / name, filter="data")
+            held.extractall(folder / name, **SAFELY)
     (folder / "archive.zip").write_bytes((HERE / "archive-0.1.0.zip").read_bytes())
     (folder / "study.yaml").write_bytes((HERE / "study.yaml").read_bytes())
     with tarfile.open(HERE / "runs-0.1.0.tar.xz") as held:
         members = [m for m in held.getmembers() if m.name.startswith("local-0/")]
-        held.extractall(folder, members, filter="data")
+        held.extractall(folder, members, **SAFELY)
     (folder / "local-0").rename(folder / "extended")
     config = folder / "extended/config.yaml"
     config.write_text(re.sub(r"(?m)^  rounds: 3$", "  rounds: 5", config.read_text()))
