@@ -120,17 +120,28 @@ def direction(
     return list(torch._foreach_add(gradients, momenta, alpha=momentum)) if nesterov else momenta
 
 
-def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
-    """The forward pass of `pool`: without gradients on the CPU as maxima of shifted images.
+CHANNELS = 8
+"""From so many channels on, `max_pool` goes by way of `channels_last` (measured on one core: 0.7 to 0.2 of torch's time
+from 8 on, 1.5 to 2 times as long below)."""
 
-    The numbers are torch's. Torch also looks for the places of the maxima, and takes ten times as long.
+
+def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
+    """The forward pass of `pool`, faster on the CPU: the numbers and gradients are torch's, to the bit.
+
+    Torch looks for the places of the maxima pixel by pixel. Without gradients nobody needs them: maxima of shifted
+    images take a tenth of the time. With gradients its kernel for `channels_last` finds them in a quarter.
     """
-    if torch.is_grad_enabled() or x.ndim != 4 or not (x.is_contiguous() and x.device.type == "cpu"):
+    if x.ndim != 4 or not (x.is_contiguous() and x.device.type == "cpu") or pool.return_indices or pool.ceil_mode:
         return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
-    (rows, columns), (down, right) = (_pair(size) for size in (pool.kernel_size, pool.stride))
-    plain = _pair(pool.padding) == (0, 0) and _pair(pool.dilation) == (1, 1)
+    window, step, around, apart = (_pair(n) for n in (pool.kernel_size, pool.stride, pool.padding, pool.dilation))
+    if torch.is_grad_enabled():
+        stacked = torch._C._are_functorch_transforms_active()
+        if stacked or not x.requires_grad or x.shape[1] < CHANNELS:
+            return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
+        return MaxPool.apply(x, (window, step, around, apart))  # type: ignore[no-any-return]
+    (rows, columns), (down, right) = window, step
     fits = x.shape[2] >= rows and x.shape[3] >= columns
-    if pool.return_indices or pool.ceil_mode or not (plain and fits):
+    if around != (0, 0) or apart != (1, 1) or not fits:
         return nn.MaxPool2d.forward(pool, x)  # type: ignore[no-any-return]
     heights, widths = (
         [slice(k, size - window + k + 1, step) for k in range(window)]
@@ -138,6 +149,25 @@ def max_pool(pool: nn.MaxPool2d, x: Tensor) -> Tensor:
     )
     first, *others = (x[:, :, height, width] for height in heights for width in widths)
     return reduce(torch.maximum, others, first).contiguous()
+
+
+class MaxPool(torch.autograd.Function):
+    """Max-pooling whose forward pass runs in `channels_last`; everything outside of it stays contiguous."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, how: tuple[tuple[int, int], ...]) -> Tensor:
+        """Of `x` (b, channels, height, width); `how`: window, step, padding and dilation."""
+        last = x.contiguous(memory_format=torch.channels_last)
+        maxima, places = torch.ops.aten.max_pool2d_with_indices(last, *how)
+        ctx.save_for_backward(x, places.contiguous())
+        ctx.how = how
+        return maxima.contiguous()  # type: ignore[no-any-return]
+
+    @staticmethod
+    def backward(ctx: Any, *grad_outputs: Tensor) -> tuple[Tensor, None]:
+        """Torch's own, from the places."""
+        x, places = ctx.saved_tensors
+        return torch.ops.aten.max_pool2d_with_indices_backward(grad_outputs[0], x, *ctx.how, False, places), None
 
 
 def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:

@@ -232,8 +232,31 @@ def test_pooling_gives_the_numbers_and_the_gradients_of_torch(settings: Any, siz
     with torch.no_grad():
         ours, theirs = max_pool(pool, x), pool(x)
     assert torch.equal(ours.nan_to_num(7.0), theirs.nan_to_num(7.0)) and ours.stride() == theirs.stride()
-    x.requires_grad_()
-    assert max_pool(pool, x).grad_fn is not None
+
+
+@pytest.mark.parametrize("channels", [3, 8])
+@pytest.mark.parametrize("pool", [nn.MaxPool2d(2), nn.MaxPool2d(3, 2, padding=1), nn.MaxPool2d((2, 3), (1, 2))])
+def test_pooling_with_gradients_is_that_of_torch_to_the_bit(pool: nn.MaxPool2d, channels: int) -> None:
+    """Ties (zeros after the activation), and gradients of gradients."""
+    x = torch.randn(4, channels, 9, 8, generator=torch.Generator().manual_seed(0)).relu().requires_grad_()
+    results = []
+    for forward in (max_pool, nn.MaxPool2d.forward):
+        out = forward(pool, x)
+        (slope,) = torch.autograd.grad((out**3).sum(), x, create_graph=True)
+        (curve,) = torch.autograd.grad(slope.pow(2).sum(), x)
+        results.append((out, slope, curve, out.stride(), slope.stride(), curve.stride()))
+    for ours, theirs in zip(*results, strict=True):
+        assert torch.equal(ours, theirs) if isinstance(ours, torch.Tensor) else ours == theirs
+    fast = type(max_pool(pool, x).grad_fn).__name__ == "MaxPoolBackward"
+    assert fast == (channels == 8)
+
+
+def test_pooling_under_vmap_is_torchs_own() -> None:
+    pool, x = nn.MaxPool2d(2), torch.randn(5, 2, 8, 4, 4, generator=torch.Generator().manual_seed(0))
+    together = torch.func.vmap(torch.func.grad(lambda image: (max_pool(pool, image) ** 2).sum()))(x)
+    for one, slope in zip(x, together, strict=True):
+        one = one.clone().requires_grad_()
+        assert torch.equal(torch.autograd.grad((pool(one) ** 2).sum(), one)[0], slope)
 
 
 def test_pooling_of_a_client_is_the_fast_one_only_without_gradients(monkeypatch: pytest.MonkeyPatch) -> None:
