@@ -12,7 +12,7 @@ from typing import Annotated, Any, Literal
 
 from fl_lightning.components import Component as Component
 from fl_lightning.components import ModelConfig as ModelConfig
-from fl_lightning.datakeys import SourceKeys
+from fl_lightning.datakeys import SourceKeys, SplitKeys
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import CLASS_SHARE
 from fl_lightning.ranges import (
@@ -122,7 +122,7 @@ class OptimizerConfig:
 
 
 @dataclass
-class DataConfig(SourceKeys):
+class DataConfig(SplitKeys, SourceKeys):
     """Data, and how they are divided among the clients."""
 
     task: Literal["classification", "regression"] = "classification"
@@ -190,9 +190,14 @@ class DataConfig(SourceKeys):
     """Keep the data on the training device as tensors (auto: if they fit); a DataLoader gives the same numbers."""
 
     @property
+    def own_test(self) -> float:
+        """Share of a client's samples that is its own test part (`client_test`, `folds`); 0: the set's is divided."""
+        return 1 / self.folds if self.folds is not None else self.client_test or 0.0
+
+    @property
     def pooled(self) -> bool:
         """Whether the set's own test part is divided among the clients with its training data."""
-        return self.client_test is not None and not self.global_test
+        return self.own_test > 0 and not self.global_test
 
     @property
     def reads_test(self) -> bool:
@@ -207,6 +212,7 @@ class DataConfig(SourceKeys):
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "data")
+        self.check_splits(self.client_test, self.test_fraction, self.global_test)
         for key, fixed in (("by", "client"), ("sizes", "equal")):
             value = getattr(self, key)
             fine = self.partition != "hsu" or value in (fixed, None)

@@ -1,11 +1,12 @@
-"""Keys of `data` that one source or one generator alone reads: `DataConfig` has them, too."""
+"""Keys of `data` that one source or one way of splitting alone reads: `DataConfig` has them, too."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
-from fl_lightning.ranges import PositiveFloat, PositiveInt
+from fl_lightning.errors import BadInput
+from fl_lightning.ranges import PositiveFloat, PositiveInt, Range
 
 
 @dataclass
@@ -35,3 +36,26 @@ class SourceKeys:
     """Text: tokens in a sample; shorter ones are filled up with token 0 on the left. 80: LEAF's Shakespeare."""
     vocabulary: PositiveInt = 1000
     """Word pieces: how many are learned from the training texts at most. 1,000: ours, for small texts."""
+
+
+@dataclass
+class SplitKeys:
+    """Each client's own test part, in folds, and what every one must hold."""
+
+    folds: Annotated[int, Range(2)] | None = None
+    """Training and test data are pooled, and each client's samples are cut into so many folds with its class mix. The
+    run of seed s is tested on fold s modulo `folds` of a cut drawn from s // `folds`: consecutive seeds test every
+    sample once. null: one test part. With `global_test` the training data alone are cut."""
+    least_test_positives: PositiveInt | None = None
+    """Samples of every class that each client's test part holds, at least: AUROC and its like are then defined for all.
+    `client_test` gives a rare class so many; where a client has too few, the run refuses. null: nothing is checked."""
+
+    def check_splits(self, client_test: float | None, test_fraction: float | None, global_test: bool) -> None:
+        """Raise `BadInput` for `folds` beside other ways to make a test part."""
+        if self.folds is None:
+            return
+        if client_test is not None:
+            raise BadInput("data.folds", self.folds, f"data.client_test is {client_test}: one of them must be null")
+        if test_fraction is not None and not global_test:
+            allowed = "beside data.test_fraction there is no test part to cut, but with data.global_test"
+            raise BadInput("data.folds", self.folds, allowed)

@@ -8,7 +8,7 @@ import numpy as np
 import torch
 
 from fl_lightning.config import DataConfig, check, held_out
-from fl_lightning.data import newcomers, partition, planted, public, windows
+from fl_lightning.data import newcomers, owntest, partition, planted, public
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.part import Part, ResidentPart, Samples
@@ -24,18 +24,19 @@ __all__ = ["ClientData", "FederatedData", "Part", "ResidentPart", "prepare"]
 def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> FederatedData:
     """Load `data.source`, deal it out to `clients` and work out the normalisation.
 
-    Randomness depends on `seed` alone. Raises `BadInput` for data that are absent, malformed or too few. `smoke` takes
-    a few samples only, with fewer for each client than `data.min_samples`, and makes them up where the real are absent.
+    Randomness depends on `seed` alone; with `data.folds` on the number of its cycle, and the fold on its place in it.
+    Raises `BadInput` for data that are absent, malformed or too few. `smoke` takes a few samples only, with fewer for
+    each client than `data.min_samples`, and makes them up where the real are absent.
     """
     if smoke:
         heir = None if data.rest_to is None else data.rest_to % clients
         data = replace(data, min_samples=min(2, data.min_samples), rest_to=heir, groups=min(clients, data.groups))
+    seed, fold = divmod(seed, data.folds) if data.folds else (seed, 0)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
-    classes = len(source.class_names)
-    tasks = planted.tasks(data, clients, classes, seed)
+    tasks = planted.tasks(data, clients, len(source.class_names), seed)
     groups = planted.truth(data, clients, tasks, source, data.partition == partition.NATURAL)
-    dealt = _deal(source, data, clients, seed, smoke)
+    dealt = _deal(source, data, clients, seed, fold, smoke)
     raw_train = dealt.train.read_all()
     raw_test = raw_train if dealt.test is dealt.train else dealt.test.read_all()
     rotated = data.partition == "rotated"
@@ -105,7 +106,7 @@ class _Dealt:
     # Scored on validation data, `test` is `train`, the shares of both are the same, and no test sample is here.
 
 
-def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool) -> _Dealt:
+def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, smoke: bool) -> _Dealt:
     train, pooled = source.train, data.pooled
     if not data.reads_test:
         source = replace(source, test=train)  # is dealt out in its place, and then nobody's
@@ -123,16 +124,16 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
         few = SMOKE_TEST if smoke else None
         test = source.test.part(_used(source.test, data, share, clients, few, numpy_rng(seed, "data.test")))
     common = test if data.global_test else None
-    test = test if data.client_test is None else train
+    test = train if data.own_test else test
     groups = None
     if train.groups is not None and test.groups is not None:
-        names = source.group_names[:clients] if smoke else source.group_names
-        groups = partition.Groups(train.groups, test.groups, names)
+        group_names = source.group_names[:clients] if smoke else source.group_names
+        groups = partition.Groups(train.groups, test.groups, group_names)
+    names = names_of(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(seed, "partition")
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
-    if data.client_test is not None:  # what was dealt as training data is all that a client has
-        rng = numpy_rng(seed, "data.client_test")
-        trains, tests = _hold_out(train, trains, data.client_test, rng, by_chance=True)
+    if data.own_test:  # what was dealt as training data is all that a client has
+        trains, tests = owntest.cut(train, trains, data, seed, fold, names)
         tested = np.sort(np.concatenate(tests))
         trained = np.setdiff1d(np.arange(len(used)), tested, assume_unique=True)
         if train.spans is not None:  # windows that overlap a test's are nobody's: not in the normalisation either
@@ -141,22 +142,19 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, smoke: bool
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
-    trains, validations = _hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
+    trains, validations = owntest.hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
     fewest = min(map(len, trains))
     what = f"some client has {fewest} windows left that overlap none held out: lower it, or data.validation"
     check("data.min_samples", data.min_samples, fewest >= data.min_samples or train.spans is None, what)
     if data.score_on == "validation":
         return _Dealt(train, train, (trains, validations, validations), held_back, None)
+    owntest.check_positives(test.labels, tests, source.class_names, data.least_test_positives, names)
     return _Dealt(train, test, (trains, validations, tests), held_back, common)
 
 
-def _hold_out(
-    pool: Pool, shares: partition.Shares, share: float, rng: np.random.Generator, by_chance: bool = False
-) -> tuple[partition.Shares, partition.Shares]:
-    """A share of each client's samples held out: drawn with its class mix, or of windows the last in time."""
-    if pool.spans is not None:
-        return windows.hold_out(shares, pool.spans, share)
-    return partition.hold_out(shares, pool.strata, share, rng, by_chance)
+def names_of(source: Source, data: DataConfig, clients: int) -> list[str]:
+    """The clients' names, where they have any: those of the groups that the natural partition makes clients of."""
+    return source.group_names[:clients] if data.partition == partition.NATURAL else []
 
 
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -41,7 +41,7 @@ class Groups:
 def least(data: DataConfig) -> int:
     """Samples a client needs so that `data.min_samples` are left for training once all else is held back."""
     need = data.min_samples
-    for share in (data.validation, data.client_test or 0):
+    for share in (data.validation, data.own_test):
         if share:
             need = max(need + 1, math.ceil(need / (1 - share)))
     return need
@@ -229,12 +229,12 @@ def keep(train: Shares, labels: np.ndarray, data: DataConfig, rng: np.random.Gen
     size, heir, most = data.samples_per_client, data.rest_to, data.samples_per_class
     if most is not None:
         train = [own[draw(np.minimum(np.bincount(labels[own]), most)[None], labels[own], rng)[0]] for own in train]
-        fewest, need = min(map(len, train)), least(replace(data, client_test=None))
+        fewest, need = min(map(len, train)), least(replace(data, client_test=None, folds=None))
         what = f"some client keeps {fewest} samples, and each needs {need} (data.min_samples, data.validation)"
         check("data.samples_per_class", most, fewest >= need, what)
     if size is None:
         return train
-    if size < (need := least(replace(data, client_test=None))):
+    if size < (need := least(replace(data, client_test=None, folds=None))):
         what = f"it must be at least {need}: each client needs that many (data.min_samples, data.validation)"
         raise BadInput("data.samples_per_client", size, what)
     if heir is not None and heir >= len(train):

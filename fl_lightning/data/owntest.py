@@ -1,0 +1,110 @@
+"""Each client's own test part: a share of its samples (`data.client_test`), or one of its folds (`data.folds`)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+
+from fl_lightning.config import DataConfig, check
+from fl_lightning.data import partition, windows
+from fl_lightning.data.source import Pool
+from fl_lightning.errors import BadInput
+from fl_lightning.rng import numpy_rng
+
+Shares = partition.Shares
+
+
+def cut(
+    pool: Pool, dealt: Shares, data: DataConfig, seed: int, fold: int, names: Sequence[str]
+) -> tuple[Shares, Shares]:
+    """Split what each client was dealt (places in `pool`) into its training and its test samples.
+
+    Args:
+        pool: of all clients.
+        dealt: each client's places, ascending.
+        data: says how.
+        seed: what the draw depends on; with folds the number of the cycle.
+        fold: which of the folds is the test part.
+        names: of the clients.
+
+    Raises:
+        BadInput: a client has fewer samples than folds, or `pool` holds windows of recordings, which have an order.
+    """
+    rng = numpy_rng(seed, "data.client_test")
+    if data.folds is None:
+        trains, tests = hold_out(pool, dealt, data.own_test, rng, by_chance=True)
+        if data.least_test_positives is not None and pool.spans is None:
+            pairs = [
+                _topped_up(*pair, pool.strata, data.least_test_positives, rng)
+                for pair in zip(trains, tests, strict=True)
+            ]
+            return [train for train, _ in pairs], [test for _, test in pairs]
+        return trains, tests
+    check("data.folds", data.folds, pool.spans is None, "windows of recordings are split in time: it must be null")
+    for name, own in zip(names, dealt, strict=True):
+        check(
+            "data.folds", data.folds, len(own) >= data.folds, f"{name} has {len(own)} samples: at most that many folds"
+        )
+    cuts = [folds(pool.strata[own], data.folds, rng) for own in dealt]
+    pairs = [(own[of != fold], own[of == fold]) for own, of in zip(dealt, cuts, strict=True)]
+    return [train for train, _ in pairs], [test for _, test in pairs]
+
+
+def folds(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
+    """The fold of each of a client's samples, int64 [n], from 0.
+
+    Samples lie in a row, class after class and within a class in random order, and go to the folds in turn, the first
+    to one that is drawn: any two folds differ by at most one sample, and by at most one of each class.
+    """
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    fold = np.empty(len(labels), np.int64)
+    fold[order] = (np.arange(len(labels)) + rng.integers(count)) % count
+    return fold
+
+
+def hold_out(
+    pool: Pool, shares: Shares, share: float, rng: np.random.Generator, by_chance: bool = False
+) -> tuple[Shares, Shares]:
+    """A share of each client's samples held out: drawn with its class mix, or of windows the last in time."""
+    if pool.spans is not None:
+        return windows.hold_out(shares, pool.spans, share)
+    return partition.hold_out(shares, pool.strata, share, rng, by_chance)
+
+
+def _topped_up(
+    train: np.ndarray, test: np.ndarray, labels: np.ndarray, least: int, rng: np.random.Generator
+) -> tuple[np.ndarray, np.ndarray]:
+    """A client's parts with `least` test samples of every class that has as many beside one for training.
+
+    What a rare class gains, the class with most test samples gives back to training: sizes stay.
+    """
+    for kind in np.unique(labels[train]):
+        while (labels[test] == kind).sum() < least and (labels[train] == kind).sum() > 1:
+            sizes = np.bincount(labels[test])
+            most = int(sizes.argmax())
+            if sizes[most] <= least:
+                break
+            new = rng.choice(train[labels[train] == kind])
+            back = rng.choice(test[labels[test] == most])
+            train = np.sort(np.append(train[train != new], back))
+            test = np.sort(np.append(test[test != back], new))
+    return train, test
+
+
+def check_positives(
+    labels: np.ndarray, tests: Sequence[np.ndarray], class_names: Sequence[str], least: int | None, names: Sequence[str]
+) -> None:
+    """Raise `BadInput` unless each client's test part holds `least` samples of every class (None: any)."""
+    if least is None:
+        return
+    if not class_names or labels.ndim > 1:
+        raise BadInput("data.least_test_positives", least, "targets that are no classes have no positives: null")
+    for name, own in zip(names, tests, strict=True):
+        sizes = np.bincount(labels[own], minlength=len(class_names))
+        rarest = int(sizes.argmin())
+        what = (
+            f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}: lower it, take fewer data.folds"
+        )
+        check("data.least_test_positives", least, sizes[rarest] >= least, f"{what} or a larger data.client_test")

@@ -1,0 +1,123 @@
+"""Each client's own folds: over a cycle of seeds every sample is tested once, and every fold has the client's mix."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning.cli import main
+from fl_lightning.config import DataConfig
+from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data.owntest import folds
+from fl_lightning.errors import BadInput
+
+SIZES = {"Aarau": 40, "Basel": 23, "Chur": 31}
+
+
+def table(folder: Path, positives: int = 6, sizes: dict[str, int] = SIZES) -> DataConfig:
+    """Hospitals with so many positives each; the first number of a row is its own."""
+    rows = [(name, k < positives) for name, size in sizes.items() for k in range(size)]
+    lines = ["site,number,noise,ill", *(f"{s},{n},{n % 7},{'yes' if p else 'no'}" for n, (s, p) in enumerate(rows))]
+    (folder / "sites.csv").write_text("\n".join(lines))
+    keys = {"label_column": "ill", "group_column": "site", "partition": "natural"}
+    return DataConfig(root=str(folder / "sites.csv"), **keys)
+
+
+def rows(data: FederatedData, client: int, part: str) -> list[int]:
+    """The numbers of a client's samples."""
+    x = torch.cat([x for x, _ in getattr(data.client(client), part).batches(999)])
+    return sorted((x * data._train.std + data._train.mean)[:, 0].round().int().tolist())
+
+
+@pytest.mark.parametrize("k", [2, 3, 5])
+def test_a_cycle_of_seeds_tests_every_sample_once(tmp_path: Path, k: int) -> None:
+    config = replace(table(tmp_path), folds=k)
+    runs = [prepare(config, 3, seed) for seed in range(k)]
+    begins = np.concatenate([[0], np.cumsum([*SIZES.values()])])
+    for client in range(3):
+        tested = [rows(run, client, "test") for run in runs]
+        everything = list(range(begins[client], begins[client + 1]))
+        assert sorted(number for own in tested for number in own) == everything
+        assert max(map(len, tested)) - min(map(len, tested)) <= 1
+        for run, own in zip(runs, tested, strict=True):
+            assert sorted(rows(run, client, "train") + own) == everything
+            labels = torch.cat([y for _, y in run.client(client).test.batches(999)])
+            assert 6 // k <= labels.sum() <= -(-6 // k)  # "no" is class 0
+
+
+def test_the_next_cycle_is_cut_anew_and_a_seed_always_alike(tmp_path: Path) -> None:
+    config = replace(table(tmp_path), folds=3)
+    first, again, later = (prepare(config, 3, seed) for seed in (1, 1, 4))
+    assert rows(first, 0, "test") == rows(again, 0, "test") != rows(later, 0, "test")
+
+
+def test_silos_stay_within_a_cycle_where_they_are_drawn() -> None:
+    runs = [prepare(DataConfig(folds=4, alpha=1.0), 5, seed) for seed in (4, 5, 6, 7, 8)]
+    sizes = [[a + b for a, b in zip(run.train_sizes, run.test_sizes, strict=True)] for run in runs]
+    assert sizes[0] == sizes[1] == sizes[2] == sizes[3] != sizes[4]
+    assert [sum(run.test_sizes[c] for run in runs[:4]) for c in range(5)] == sizes[0]
+
+
+def test_folds_of_labels_differ_by_a_sample_at_most() -> None:
+    labels = np.repeat([0, 1, 2], [17, 5, 1])
+    fold = folds(labels, 4, np.random.default_rng(0))
+    counts = np.array([np.bincount(labels[fold == f], minlength=3) for f in range(4)])
+    assert np.ptp(counts.sum(1)) <= 1 and (np.ptp(counts, axis=0) <= 1).all()
+
+
+@pytest.mark.parametrize(
+    ("change", "what"),
+    [
+        ({"folds": 30, "min_samples": 1}, r"data\.folds: 30 .*Basel has 23 samples: at most that many folds"),
+        ({"folds": 3, "client_test": 0.2}, r"data\.folds: 3 .*data\.client_test is 0\.2: one of them must be null"),
+        ({"folds": 1}, r"data\.folds: 1 .*at least 2"),
+        ({"folds": 5, "least_test_positives": 2}, r"least_test_positives: 2 .*Aarau has 1 test samples of class yes"),
+        (
+            {"client_test": 0.2, "least_test_positives": 9},
+            r"least_test_positives: 9 .*Aarau has .* test samples of class",
+        ),
+    ],
+)
+def test_what_cannot_be_cut_is_one_line(tmp_path: Path, change: dict[str, float], what: str) -> None:
+    config = replace(table(tmp_path), **change)
+    with pytest.raises(BadInput, match=what):
+        config.validate()
+        prepare(config, 3, 0)
+
+
+def test_windows_in_time_have_no_folds(tmp_path: Path) -> None:
+    for name in ("Lear", "Hamlet"):
+        (tmp_path / f"{name}.txt").write_text("to be or not to be " * 60)
+    config = DataConfig(source="text", root=str(tmp_path), partition="natural", folds=3, length=8)
+    with pytest.raises(BadInput, match=r"data\.folds: 3 .*in time"):
+        prepare(config, 2, 0)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_a_rare_class_gets_its_test_positives(tmp_path: Path, seed: int) -> None:
+    """Of 3 positives a fifth is 0 or 1 test sample with every seed; 2 are asked for."""
+    plain = replace(table(tmp_path, positives=3), client_test=0.2)
+    config = replace(plain, least_test_positives=2)
+    data, without = prepare(config, 3, seed), prepare(plain, 3, seed)
+    assert data.test_sizes == without.test_sizes and data.train_sizes == without.train_sizes
+    least = [min(torch.bincount(torch.cat([y for _, y in data.client(c).test.batches(99)]))) for c in range(3)]
+    assert min(least) == 2 > without.least_test_class
+    for client in range(3):
+        assert not {*rows(data, client, "train")} & {*rows(data, client, "test")}
+
+
+@pytest.mark.parametrize("method", ["local", "fedavg"])
+def test_all_methods_of_a_seed_have_the_same_folds(tmp_path: Path, method: str) -> None:
+    config = table(tmp_path)
+    flags = f"--data.root {config.root} --data.label_column ill --data.group_column site --data.partition natural"
+    flags += f" --federation.clients 3 --data.folds 3 --seed 2 --method {method} --federation.rounds 1"
+    flags += f" --federation.local_epochs 1 --loggers null --callbacks null --out {tmp_path} --name {method}"
+    assert main(["fit", "--model", "mlp", *flags.split()]) == 0
+    table_ = (tmp_path / method / "split.csv").read_text().splitlines()
+    sizes = [line.split(",")[1:3] for line in table_[1:]]
+    data = prepare(replace(config, folds=3), 3, 2)
+    assert sizes == [[str(a), str(b)] for a, b in zip(data.train_sizes, data.test_sizes, strict=True)]
