@@ -13,9 +13,6 @@ from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
-    pass
-
-if TYPE_CHECKING:
     from pandas import DataFrame
 
 _ORDER = ("after", "before", "finetuned", "global")
@@ -28,6 +25,8 @@ SHARED = ("data", "federation", "model", "optimizer")
 """Groups of keys that make a setting, where run folders differ in them."""
 ALSO = ("smoke", "evaluation.finetune_epochs")
 """Further keys that do."""
+TIDY = ["method", "setting", "seed", "client", "model", "metric", "value"]
+"""Columns of `tidy`."""
 ABSENT = object()
 """The value of a key that a configuration does not have."""
 
@@ -160,14 +159,13 @@ def tidy(runs: Iterable[RunResult]) -> DataFrame:
     from pandas import DataFrame, concat
 
     runs = [run for run in runs if run.finished]
-    columns = ["method", "setting", "seed", "client", "model", "metric", "value"]
     tables = [
         run.final.melt([name for name in ("client", "model") if name in run.final], var_name="metric")
         .dropna(subset="value")
         .assign(method=label, setting=setting, seed=run.setting("seed"))
         for run, label, setting in zip(runs, labels(runs), settings(runs), strict=True)
     ]
-    return concat(tables, ignore_index=True).reindex(columns=columns) if tables else DataFrame(columns=columns)
+    return concat(tables, ignore_index=True).reindex(columns=TIDY) if tables else DataFrame(columns=TIDY)
 
 
 def load(paths: list[Path], regression: bool = True) -> list[RunResult]:

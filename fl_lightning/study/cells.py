@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_lightning.config import check, flat
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import ABSENT, QUIET, labels, load, method_of, settings, words
+from fl_lightning.results.runs import ABSENT, QUIET, TIDY, labels, load, method_of, settings, words
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
+
+if TYPE_CHECKING:
+    from pandas import DataFrame
 
 METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be paired."""
@@ -87,6 +90,18 @@ def read(
     for cell in cells:
         rows[cell.label].append((cell.seed, cell.run.folder))
     return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
+
+
+def tidy(cells: Iterable[Cell]) -> DataFrame:
+    """Their scores as `results.runs.tidy` has those of runs: a row for each cell and client; `model` is the judge's."""
+    from pandas import DataFrame
+
+    rows = [
+        (cell.label, cell.setting, cell.seed, client, cell.judge, cell.metric, value)
+        for cell in cells
+        for client, value in sorted(cell.scores.items())
+    ]
+    return DataFrame(rows, columns=TIDY)
 
 
 def _is_study(paths: Sequence[Path]) -> bool:

@@ -5,6 +5,7 @@ Judges are never mixed: a method is compared with those that are judged by the s
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
@@ -16,7 +17,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
 from fl_lightning.report.tables import reached, worst_tenth
 from fl_lightning.study import statistics
-from fl_lightning.study.cells import Cell
+from fl_lightning.study.cells import Cell, tidy
 from fl_lightning.study.harm import harm_notes, share_harmed
 
 ALL = "all settings"
@@ -136,8 +137,7 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     Raises:
         BadInput: nobody is called so, there are no pairs, or only such as are judged by different kinds of model.
     """
-    groups = _grouped(cells)
-    notes = [note for group in groups for note in _align(group)]
+    groups, notes = _grouped(cells)
     notes += _choose(groups, baseline)
     alone = _alone(cells)
     rows = [
@@ -156,39 +156,36 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells), target)
 
 
-def _grouped(cells: Iterable[Cell]) -> list[_Group]:
-    groups: dict[str, _Group] = {}
-    for cell in cells:
-        group = groups.setdefault(cell.judge, _Group(cell.judge))
-        group.cells.setdefault(cell.label, {})[cell.unit] = cell
-    return [groups[judge] for judge in MODELS if judge in groups]
-
-
-def _align(group: _Group) -> list[str]:
-    """Fill in `scores`; what must be said of whose models these are, and of clients that not all methods scored."""
-    units = dict.fromkeys(unit for cells in group.cells.values() for unit in cells)
-    lost = 0
-    for unit in units:
-        those = {label: cells[unit] for label, cells in group.cells.items() if unit in cells}
-        common = sorted(set.intersection(*(set(cell.scores) for cell in those.values())))
-        if not common:
-            where = ", ".join(filter(None, [unit[0], f"seed {unit[1]}"]))
-            raise BadInput("compare", where, f"{' and '.join(those)} cannot be paired: they scored different clients")
-        lost += any(len(cell.scores) > len(common) for cell in those.values())
-        for label, cell in those.items():
-            group.scores.setdefault(label, {})[unit] = np.array([cell.scores[client] for client in common])
-    scored: dict[str, int] = {}
-    for cells in group.cells.values():
-        for cell in cells.values():
-            scored[cell.scored] = scored.get(cell.scored, 0) + 1
-    notes = [f"{MODELS[group.judge]}: scores of {_listed(scored)}"] if len(scored) > 1 else []
-    notes += _of_last_round(group)
-    if lost:
-        notes.append(
-            f"{MODELS[group.judge]}: in {lost} of {len(units)} settings and seeds not all methods scored the same "
-            "clients; only those that all scored count"
-        )
-    return notes
+def _grouped(cells: Sequence[Cell]) -> tuple[list[_Group], list[str]]:
+    """The cells by judge with the scores that can be paired, and what must be said of clients that not all scored."""
+    table, groups, notes = tidy(cells), [], []
+    for judge in (judge for judge in MODELS if (table.model == judge).any()):
+        group = _Group(judge)
+        for cell in (cell for cell in cells if cell.judge == judge):
+            group.cells.setdefault(cell.label, {})[cell.unit] = cell
+        wide = table[table.model == judge].pivot(index=["setting", "seed", "client"], columns="method", values="value")
+        lost = 0
+        for unit, rows in wide[list(group.cells)].groupby(level=["setting", "seed"], sort=False):
+            of_unit = rows.dropna(axis="columns", how="all")
+            common = of_unit.dropna()
+            if common.empty:
+                where, names = ", ".join(filter(None, [unit[0], f"seed {unit[1]}"])), " and ".join(of_unit)
+                raise BadInput("compare", where, f"{names} cannot be paired: they scored different clients")
+            lost += len(common) < len(of_unit)
+            for label in of_unit:
+                group.scores.setdefault(label, {})[unit] = common[label].to_numpy()
+        scored = Counter(cell.scored for of_method in group.cells.values() for cell in of_method.values())
+        listed = "; ".join(f"{words} ({number} runs)" for words, number in scored.items())
+        notes += [f"{MODELS[judge]}: scores of {listed}"] if len(scored) > 1 else []
+        notes += _of_last_round(group)
+        if lost:
+            units = len({unit for of_method in group.cells.values() for unit in of_method})
+            notes.append(
+                f"{MODELS[judge]}: in {lost} of {units} settings and seeds not all methods scored the same clients; "
+                "only those that all scored count"
+            )
+        groups.append(group)
+    return groups, notes
 
 
 def _of_last_round(group: _Group) -> list[str]:
@@ -393,7 +390,3 @@ def _how(rows: list[Row], compared: list[Row]) -> list[str]:
             f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
         )
     return notes
-
-
-def _listed(counts: dict[str, int]) -> str:
-    return "; ".join(f"{words} ({number} runs)" for words, number in counts.items())
