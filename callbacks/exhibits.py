@@ -171,7 +171,7 @@ def scores_of(rows: Iterable[Mapping[str, float]], column: str) -> dict[int, flo
 def tables_to_keep(folder: RunFolder, rounds: int) -> list[Path]:
     """Files of the run folder that a viewer keeps: tables, where it comes from, and the relation of some rounds."""
     tables = ("final.csv", "split.csv", "metrics.csv", "clients.csv")
-    names = ("config.yaml", *tables, "provenance.json", "environment.txt", "log.txt")
+    names = ("config.yaml", "columns.json", *tables, "provenance.json", "environment.txt", "log.txt")
     relations = [folder.relation_file(t) for t in spread(rounds, MOST_TABLES)]
     own = sorted((folder.path / "source").rglob("*.py"))
     return [path for path in [*(folder.path / name for name in names), *own, *relations] if path.is_file()]

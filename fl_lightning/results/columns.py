@@ -185,30 +185,69 @@ COLUMNS.declare(
     Column("noise_share_*", "other", "share of a client's step in this layer that is noise of few samples, mean"),
     Column("class_*", "data", "training samples of this class"),
     *(
-        Column(f"{begin}*", section, better="min" if section == "training" else None)
-        for section, begins in {
-            "communication": ("upload_", "download_", "layers_", "channel_"),
-            "cost": ("flops_", "seconds", "memory_", "wall_seconds"),
-            "training": ("objective_", "gradient_norm_"),
-            "privacy": ("privacy_",),
-            "clients": ("clients_",),
-            "data": ("heterogeneity_",),
-            "newcomers": ("newcomer_",),
-        }.items()
+        Column(f"{begin}*", section, doc, better="min" if section == "training" else None)
+        for section, doc, begins in (
+            ("communication", "", ("upload_", "download_", "layers_", "channel_")),
+            ("cost", "", ("flops_", "seconds", "memory_")),
+            ("training", "", ("objective_", "gradient_norm_")),
+            ("privacy", "what the method's noise promises", ("privacy_",)),
+            ("clients", "", ("clients_",)),
+            ("data", "how unlike the clients' data are: mean over pairs, or a Gini coefficient", ("heterogeneity_",)),
+            ("newcomers", "mean over held-out clients, by labelled samples of each class", ("newcomer_",)),
+        )
         for begin in begins
     ),
 )
 
-_AT_THE_END = ("best_", "last_", "final_", "validation_", "mean_best_")
-_OF_JUDGE = frozenset(
-    metric.of(f"{part}{what}")
-    for metric in BY_TASK.values()
-    for part in ("", "best_", "last_", "final_", "validation_")
-    for what in ("mean", "worst", "std", "weighted", "validation", "mean_best")
-) | frozenset(
-    metric.of(f"{part}{what}") for metric in FURTHER.values() for part in ("", "final_") for what in ("mean", "clients")
+
+def _of_the_end(metric: Metric) -> Iterable[Column]:
+    """The keys of `summary.json` of one metric."""
+    mean, clients = metric.of("mean"), metric.of("clients")
+    ways: dict[str, str] = {
+        f"final_{mean}": "mean over all clients of their final models",
+        f"final_{metric.of('worst')}": "the same of the worst tenth of the clients",
+        f"final_{metric.of('std')}": "their spread",
+        f"best_{mean}": "best mean of a round, chosen on test data",
+        f"last_{mean}": "mean of the last judged round",
+        f"validation_{mean}": "on test data, in the round that is best on validation data",
+        metric.of("mean_best"): "mean over clients of each one's best round",
+    }
+    if metric in FURTHER.values():
+        ways = {f"final_{mean}": ways[f"final_{mean}"], f"final_{clients}": "clients that the final mean is over"}
+    better: Literal["max", "min"] = "max" if metric.rises else "min"
+    for name, doc in ways.items():
+        told = f"{metric.words}: {doc}, by the run's judge"
+        sense = None if name.endswith(clients) else better if metric.of("std") not in name else "min"
+        yield Column(name, "final", told, sense, metric.name, JUDGE, f"own_judge_{name}")
+
+
+for _metric in (*BY_TASK.values(), *FURTHER.values()):
+    COLUMNS.declare(*_of_the_end(_metric))
+
+COLUMNS.declare(
+    Column("method", "run", "the method"),
+    Column("rounds", "run", "rounds that were run"),
+    Column("clients", "run", "clients that took part, without those that were held out"),
+    Column("world_size", "run", "processes"),
+    Column("version", "run", "of fl_lightning"),
+    Column("judge", "run", "kind of model that the run's own judge scores"),
+    Column("final_model", "final", "what clients are left with: personal, global, finetuned"),
+    Column("final_kinds", "final", "of how many clients which kind of model was scored at the end"),
+    Column("best_round", "final", "the round of the best mean"),
+    Column("best_checkpoint_round", "final", "the round that `--checkpoint best` takes"),
+    Column("mean_best_clients", "final", "clients that the mean of best rounds is over"),
+    Column("validation_round", "final", "the round that is best on validation data"),
+    Column("least_test_class", "run", "test samples of the rarest class of a client's test part, least over clients"),
+    Column("held_out_clients", "run", "numbers of the held-out clients in the split of all"),
+    Column("wall_seconds", "cost", "seconds of the round loop, with those before a resume"),
+    Column("made_up_data", "run", "whether `--smoke` had to make up data"),
+    Column("wandb", "run", "where the W&B run is"),
+    *(Column(f"{begin}*", "final", "by kind of model") for begin in ("best_", "last_", "final_")),
+    *(
+        Column(f"total_{begin}*", COLUMNS[begin].section, "sum over the rounds of this column of metrics.csv")
+        for begin in ("upload_", "download_", "channel_")
+    ),
 )
-"""Keys of `summary.json` that speak of the judge's kind of model, whichever that is."""
 
 
 def shown(column: str) -> str:
@@ -217,13 +256,8 @@ def shown(column: str) -> str:
 
 
 def in_summary(key: str) -> str:
-    """What viewers call a key of `summary.json`: totals beside what they sum up, scores of the end by themselves."""
-    if key in _OF_JUDGE:
-        return f"final/own_judge_{key}"
-    if key.startswith(_AT_THE_END):
-        return f"final/{key}"
-    part = key.removeprefix("total_")
-    return f"{COLUMNS[part].section if part in COLUMNS else 'run'}/{key}"
+    """What viewers call a key of `summary.json`; one that nobody has declared is in the section `run`."""
+    return COLUMNS[key].shown if key in COLUMNS else f"run/{key}"
 
 
 def renamed(values: Mapping[str, Any]) -> dict[str, Any]:

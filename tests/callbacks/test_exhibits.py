@@ -92,7 +92,7 @@ def test_the_newest_checkpoint_is_one_file(fit: Callable[..., Path], tmp_path: P
     (folder / "source" / "mine").mkdir(parents=True)
     (folder / "source" / "mine" / "models.py").touch()
     kept = [path.name for path in exhibits.tables_to_keep(RunFolder(folder), 2)]
-    tables = ["config.yaml", "final.csv", "split.csv", "metrics.csv", "clients.csv"]
+    tables = ["config.yaml", "columns.json", "final.csv", "split.csv", "metrics.csv", "clients.csv"]
     tables += ["provenance.json", "environment.txt", "log.txt"]
     assert kept == [*tables, "models.py", "round-0001.npz", "round-0002.npz"]
     assert exhibits.pack_checkpoint(tmp_path / "nothing", tmp_path) is None

@@ -87,6 +87,7 @@ def test_a_run_folder_declares_every_column_of_its_tables(tmp_path: Path, monkey
     headers = {name for file in run.folder.glob("*.csv") for name in CsvTable(file).header()}
     assert set(declared) == headers >= {"mean_f1", "accuracy_after", "channel_s", "samples_per_class", "class_3"}
     assert [name for name, column in declared.items() if not column.get("doc")] == []
+    assert [key for key in run.summary if key not in COLUMNS or not COLUMNS[key].doc] == []
     judge = run.summary["judge"]
     assert declared["mean_accuracy"]["model"] == judge and declared[f"accuracy_{judge}"]["model"] == judge
     assert declared["accuracy_before"] == {
