@@ -216,9 +216,9 @@ def _of_the_end(metric: Metric) -> Iterable[Column]:
         ways = {f"final_{mean}": ways[f"final_{mean}"], f"final_{clients}": "clients that the final mean is over"}
     better: Literal["max", "min"] = "max" if metric.rises else "min"
     for name, doc in ways.items():
-        told = f"{metric.words}: {doc}, by the run's judge"
+        meaning = f"{metric.words}: {doc}, by the run's judge"
         sense = None if name.endswith(clients) else better if metric.of("std") not in name else "min"
-        yield Column(name, "final", told, sense, metric.name, JUDGE, f"own_judge_{name}")
+        yield Column(name, "final", meaning, sense, metric.name, JUDGE, f"own_judge_{name}")
 
 
 for _metric in (*BY_TASK.values(), *FURTHER.values()):
