@@ -20,6 +20,17 @@ class SourceKeys:
     columns: list[str] | None = None
     """Sources table and hf: the columns of features, or one column of images (in a table: files) or, with `tokens`, of
     texts; null: all but those of label and group."""
+    one_hot: list[str] | None = None
+    """Source table: columns of features that hold words, of which each value becomes a feature, 0 or 1 (an empty cell
+    and a value that is new: 0 in all of them); null: none."""
+    impute: Literal["mean", "median", "most_frequent"] | None = None
+    """Source table: what an empty cell of a column of numbers gets; null: an empty cell is refused."""
+    scale: str | None = None
+    """Samples that are vectors: `standard`, `robust`, `minmax`, `maxabs`, or the import path of a transformer of
+    scikit-learn, which scales columns of numbers; null: the mean and deviation of all clients' training data."""
+    fitted: Literal["shared", "own"] = "shared"
+    """What `impute` and `scale` are fitted on: the training parts of all clients together, or each client's own.
+    shared: as the normalisation of images; what clients would reveal for it is not protected."""
     samples_per_class: PositiveInt | None = None
     """Training and validation samples of each class that each client keeps at most; null: all of them."""
     concentration: PositiveFloat = 50.0

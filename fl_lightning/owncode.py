@@ -36,7 +36,7 @@ def paths(config: Config, parts: Collection[str] = COMPUTES) -> tuple[str, ...]:
     every = {
         "method": [config.method.class_path],
         "model": [model.component.class_path for model in config.models],
-        "data": [config.data.source, config.data.partition],
+        "data": [config.data.source, config.data.partition, config.data.scale or ""],
         "callbacks": [component.class_path for component in config.callbacks.values()],
     }
     named = dict.fromkeys(path for part in parts for path in every[part])

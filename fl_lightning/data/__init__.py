@@ -2,18 +2,21 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 import numpy as np
 import torch
 
 from fl_lightning.config import DataConfig, check, held_out
 from fl_lightning.data import newcomers, owntest, partition, planted, public
+from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
-from fl_lightning.data.source import Pool, Source
+from fl_lightning.data.source import HeldOut, Pool, Reading, Source
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.rng import numpy_rng
@@ -37,54 +40,111 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     tasks = planted.tasks(data, clients, len(source.class_names), seed)
     groups = planted.truth(data, clients, tasks, source, data.partition == partition.NATURAL)
     dealt = _deal(source, data, clients, seed, fold, smoke)
-    raw_train = dealt.train.read_all()
-    raw_test = raw_train if dealt.test is dealt.train else dealt.test.read_all()
     rotated = data.partition == "rotated"
     angles = partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
     if any(angles):
         require("vision", "data.partition", data.partition)
-    _check_images(data, raw_train.ndim, rotated)
+    here, away = newcomers.apart(dealt.shares, angles, held_out(data.held_out_clients, clients, smoke), seed)
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks)
-    labels_test = planted.relabelled(dealt.test.labels, tests, groups, tasks)
-    here, away = newcomers.apart(dealt.shares, angles, held_out(data.held_out_clients, clients, smoke), seed)
-    unseen = [index for who in away for index in (who.train, who.validation)]
-    mean, std = normalisation(np.delete(raw_train, np.concatenate(unseen), 0) if away else raw_train)
-    known = None
-    if dealt.held_back is not None:
-        known = dealt.held_back.read_all()
-    elif data.public is not None:
-        known, made_up = public.load(data, raw_train, made_up, seed, smoke)
-
-    def samples(raw: np.ndarray, labels: np.ndarray) -> Samples:
-        return Samples(torch.from_numpy(raw), torch.from_numpy(labels), mean, std)
-
-    test = samples(raw_test, labels_test)
-    common = test if dealt.common is dealt.test else None
-    if common is None and dealt.common is not None:
-        common = samples(dealt.common.read_all(), dealt.common.labels)
+    labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
+    known = _Known(source, dealt, here[0], away, labels, made_up)
+    samples = _samples(known, data, seed, smoke)
     absent = {who.number for who in away}
     return FederatedData(
-        samples(raw_train, labels_train),
-        test,
+        samples.train,
+        samples.test,
         here,
         source.class_names,
         [angle for c, angle in enumerate(angles) if c not in absent],
         data.augment,
         data.resident,
-        made_up,
+        samples.made_up,
         data.task,
-        None if known is None else samples(known, np.zeros(0, np.int64)),
-        common,
+        samples.public,
+        samples.common,
         [group for c, group in enumerate(groups) if c not in absent],
         away,
         source.vocabulary,
         tasks if data.drift_every is not None else None,
+        samples.reading,
     )
 
 
-def _check_images(data: DataConfig, axes: int, rotated: bool) -> None:
+class _Known(NamedTuple):
+    """What is known of the data before a sample is read."""
+
+    source: Source
+    dealt: _Dealt
+    shared: partition.Shares
+    """Training samples of the clients that take part."""
+    away: list[HeldOut]
+    labels: tuple[np.ndarray, np.ndarray]
+    """Of the training and the test samples, as clients have them."""
+    made_up: bool
+
+
+class _Samples(NamedTuple):
+    """All samples that are used."""
+
+    train: Samples
+    test: Samples
+    public: Samples | None
+    common: Samples | None
+    """It may be `test`."""
+    reading: Reading
+    made_up: bool
+
+
+def _samples(known: _Known, data: DataConfig, seed: int, smoke: bool) -> _Samples:
+    """Read the samples, fit what is to be fitted, and work out the normalisation."""
+    source, dealt, shared, away, labels, made_up = known
+    train = dealt.train.read_all()
+    test = train if dealt.test is dealt.train else dealt.test.read_all()
+    _check_images(data, train.ndim)
+    columns = source.reading.columns if not made_up else Columns.unknown(train.shape)
+    fits = Preprocessing.of(data, columns, train)
+    public_ = None
+    if dealt.held_back is not None:
+        public_ = dealt.held_back.read_all()
+    elif data.public is not None:
+        public_, made_up = public.load(data, train, made_up, seed, smoke)
+    if fits is not None:
+        train, test = fits.all_of(train, test, dealt.shares, np.concatenate(shared), dealt.names)
+    mean, std = _normalisation(data, train, dealt.shares, away)
+
+    def samples(raw: np.ndarray, own: np.ndarray, fitted: bool = False) -> Samples:
+        raw = raw if fitted or fits is None else fits.transformed(0, "all clients", raw)
+        return Samples(torch.from_numpy(raw), torch.from_numpy(own), mean, std)
+
+    tested = samples(test, labels[1], fitted=True)
+    common = tested if dealt.common is dealt.test else None
+    if common is None and dealt.common is not None:
+        common = samples(dealt.common.read_all(), dealt.common.labels)
+    unlabelled = None if public_ is None else samples(public_, np.zeros(0, np.int64))
+    reading = replace(source.reading, columns=columns, preprocessing=fits)
+    return _Samples(samples(train, labels[0], fitted=True), tested, unlabelled, common, reading, made_up)
+
+
+def _normalisation(
+    data: DataConfig, raw: np.ndarray, shares: Sequence[Sequence[np.ndarray]], away: Sequence[HeldOut]
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Mean and deviation of the training samples `raw`, without those of clients that are held out.
+
+    0 and 1 where `data.scale` has scaled them already; with imputers of clients' own without samples that nobody has.
+    """
+    if data.scale is not None:
+        return torch.zeros(1), torch.ones(1)
+    unseen = [index for who in away for index in (who.train, who.validation)]
+    if data.fitted == "own":
+        dealt = [index for part in shares[:2] for index in part]
+        unseen.append(np.setdiff1d(np.arange(len(raw)), np.concatenate(dealt)))
+    return normalisation(np.delete(raw, np.concatenate(unseen), 0) if unseen else raw)
+
+
+def _check_images(data: DataConfig, axes: int) -> None:
     """Raise `BadInput` for what only images have, where samples have so many `axes`, their number among them."""
+    rotated = data.partition == "rotated"
     turned, augmented = data.planted == "rotation", data.augment != "none"
     needy = {"data.partition": rotated, "data.planted": turned, "data.augment": augmented}
     for key in (key for key, needs in needy.items() if needs and axes != 4):
@@ -100,6 +160,8 @@ class _Dealt:
     test: Pool
     shares: tuple[partition.Shares, partition.Shares, partition.Shares]
     """Each client's indices for training and validation (into `train`) and for test (into `test`)."""
+    names: list[str]
+    """Of the clients."""
     held_back: Pool | None
     common: Pool | None
     """The test set of all; it may be `test`."""
@@ -147,9 +209,9 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
     what = f"some client has {fewest} windows left that overlap none held out: lower it, or data.validation"
     check("data.min_samples", data.min_samples, fewest >= data.min_samples or train.spans is None, what)
     if data.score_on == "validation":
-        return _Dealt(train, train, (trains, validations, validations), held_back, None)
+        return _Dealt(train, train, (trains, validations, validations), names, held_back, None)
     owntest.check_positives(test.labels, tests, source.class_names, data.least_test_positives, names)
-    return _Dealt(train, test, (trains, validations, tests), held_back, common)
+    return _Dealt(train, test, (trains, validations, tests), names, held_back, common)
 
 
 def names_of(source: Source, data: DataConfig, clients: int) -> list[str]:

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
+from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.part import (
     LoadedPart,
     Part,
@@ -23,7 +24,7 @@ from fl_lightning.data.part import (
     Samples,
 )
 from fl_lightning.data.planted import Tasks
-from fl_lightning.data.source import HeldOut
+from fl_lightning.data.source import HeldOut, Reading
 from fl_lightning.device import free_bytes
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import BY_TASK, NO_TARGET, Task
@@ -54,6 +55,7 @@ class FederatedData:
         held_out: Sequence[HeldOut] = (),
         vocabulary: int = 0,
         drifting: Tasks | None = None,
+        reading: Reading | None = None,
     ) -> None:
         """`shares`: each client's indices for training and validation (into `train`) and for test (into `test`).
 
@@ -70,6 +72,8 @@ class FederatedData:
         """Of every client, its number among all that the data were dealt to."""
         self.groups = groups or [0] * self.clients
         """The true group of every client, planted, of a mixture or of a domain; all 0 where there are none."""
+        self.reading = reading or Reading()
+        """How raw samples become inputs."""
         self.vocabulary = vocabulary
         """Different tokens of texts; 0: samples are no texts."""
         self.made_up = made_up
@@ -159,10 +163,20 @@ class FederatedData:
         return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
 
     def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
-        """Samples of a client that is new, as everybody's are prepared."""
+        """Samples of a client that is new, as everybody's are prepared.
+
+        A transformer of each client's own must have been fitted for it (`fit_newcomer`).
+        """
         raw = raw.long() if self.vocabulary else raw
+        if (fits := self.reading.preprocessing) is not None:
+            raw = torch.from_numpy(fits.transformed(NEWCOMER, "the new client", raw.numpy()))
         samples = Samples(raw, torch.empty(0), self._train.mean, self._train.std)
         return samples.inputs(torch.arange(len(raw)), 0.0, device, dtype)
+
+    def fit_newcomer(self, raw: np.ndarray) -> None:
+        """Fit on the training samples of a client that is new, where each client has a transformer of its own."""
+        if (fits := self.reading.preprocessing) is not None and fits.own:
+            fits.fit(NEWCOMER, "the new client", raw)
 
     def training(self, x: Tensor, y: Tensor) -> Part:
         """Inputs and labels of a client that is new, to train on: augmented as everybody's are."""

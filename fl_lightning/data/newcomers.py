@@ -68,6 +68,8 @@ def from_file(
     """
     pools = arrays.newcomer(file, data.task)
     parts = []
+    if pools["train"][0].shape[1:] == data.input_shape:
+        data.fit_newcomer(pools["train"][0])
     for name in ("train", "test"):
         raw, labels = pools.get(name, (np.zeros((0, *data.input_shape), np.uint8), np.zeros(0, np.int64)))
         if raw.shape[1:] != data.input_shape:

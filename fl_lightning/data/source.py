@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
@@ -75,6 +76,16 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Reading:
+    """How raw samples, as a user's file has them, become inputs of a model."""
+
+    columns: Columns | None = None
+    """Of a table whose samples are features."""
+    preprocessing: Preprocessing | None = None
+    """What has been fitted; its clients have the numbers that the data were dealt to."""
+
+
+@dataclass(frozen=True)
 class Source:
     """A data set: its two pools and the names of its classes, and of its groups where it has any.
 
@@ -89,6 +100,8 @@ class Source:
     """Number of each group's domain, where several groups share one."""
     vocabulary: int = 0
     """Different tokens, where the samples are texts: token numbers, int64 [n, length]; 0: they are no texts."""
+    reading: Reading = field(default_factory=Reading)
+    """How raw samples become inputs."""
 
 
 @dataclass(frozen=True)

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
+from fl_lightning.data.columns import EMPTY, Columns
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Reading, Source, split_source
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a CSV file with a line of column names, then a sample a line"
@@ -21,6 +23,8 @@ def load(data: DataConfig) -> Source:
 
     Classes and groups are numbered in the order of their values, as numbers where all of them are. A table has no test
     part: a fifth of each group (of each class, without groups) is one, drawn from `data.test_seed`.
+
+    Columns that `data.one_hot` names become a feature for each value.
 
     Raises:
         BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
@@ -37,7 +41,7 @@ def load(data: DataConfig) -> Source:
         raise BadInput("data.columns", chosen, what)
     if data.task == "regression":
         class_names: list[str] = []
-        labels = _features(data.root, head, rows, [label])[:, 0]
+        labels = _features(replace(data, impute=None), head, rows, [label], Columns([head[label]], {}))[:, 0]
     else:
         class_names, labels = _numbered([row[label] for row in rows], head[label], data.root)
     groups, group_names = None, None
@@ -50,7 +54,8 @@ def load(data: DataConfig) -> Source:
         texts = [row[places[0]] for row in rows]
         source = split_source(Pool(labels, lambda index: index, groups), class_names, group_names, data.split_seed)
         return text.as_tokens(source, texts, data)
-    if len(places) == 1 and not _is_number(rows[0][places[0]]):
+    columns = Columns.of(chosen, [[row[place] for place in places] for row in rows], data.one_hot or [])
+    if len(places) == 1 and not columns.values and not _is_number(rows[0][places[0]]):
         from PIL import Image
 
         folder = Path(data.root or "").expanduser().parent
@@ -59,10 +64,12 @@ def load(data: DataConfig) -> Source:
             lambda index: Image.open(files[index]), data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
         )  # fmt: skip
-    else:
-        features = _features(data.root, head, rows, places)
-        read = Pool.of(features, labels).read
-    return split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
+        return split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
+    absent = next((name for name in data.one_hot or [] if name not in chosen), None)
+    check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
+    read = Pool.of(_features(data, head, rows, places, columns), labels).read
+    source = split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
+    return replace(source, reading=Reading(columns))
 
 
 def _read(root: str | None) -> tuple[list[str], list[list[str]]]:
@@ -108,16 +115,27 @@ def _is_number(cell: str) -> bool:
         return False
 
 
-def _features(root: str | None, head: list[str], rows: list[list[str]], places: list[int]) -> np.ndarray:
+def _features(
+    data: DataConfig, head: list[str], rows: list[list[str]], places: list[int], columns: Columns
+) -> np.ndarray:
+    """The cells at `places` as features; an empty one is NaN where `data.impute` fills it."""
     try:
-        features = np.array([[float(row[place]) for place in places] for row in rows])
-        if (np.abs(features) < FLOAT32).all():
+        features = columns.encoded([[row[place] for place in places] for row in rows])
+        if (np.abs(features) < FLOAT32).all() or (
+            data.impute and (np.isnan(features) | (np.abs(features) < FLOAT32)).all()
+        ):
             return features.astype(np.float32)
     except ValueError:
         pass
-    number, place = next((i, p) for i, row in enumerate(rows, 1) for p in places if not _is_number(row[p]))
-    cell = rows[number - 1][place]
-    what = (
-        f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number of 32 bits; choose data.columns"
+    numbers = [place for place in places if head[place] not in columns.values]
+    empty = EMPTY if data.impute else ()
+    number, place = next(
+        (i, p)
+        for i, row in enumerate(rows, 1)
+        for p in numbers
+        if not _is_number(row[p]) and row[p].lower() not in empty
     )
-    raise BadInput("data.root", root, what)
+    cell = rows[number - 1][place]
+    way = "data.impute fills it" if cell.lower() in EMPTY else "choose data.columns, or name it in data.one_hot"
+    what = f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number of 32 bits; {way}"
+    raise BadInput("data.root", data.root, what)

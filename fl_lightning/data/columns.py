@@ -1,0 +1,205 @@
+"""Columns of a table as features: one-hot, imputed, and scaled by transformers of scikit-learn.
+
+A transformer is fitted on training parts alone: on each client's own (`data.fitted: own`), or on all of them together.
+"""
+
+from __future__ import annotations
+
+import importlib
+import warnings
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from fl_lightning.config import FLOAT32, DataConfig, check
+from fl_lightning.errors import BadInput
+
+SCALERS = {
+    "standard": "sklearn.preprocessing.StandardScaler",
+    "robust": "sklearn.preprocessing.RobustScaler",
+    "minmax": "sklearn.preprocessing.MinMaxScaler",
+    "maxabs": "sklearn.preprocessing.MaxAbsScaler",
+}
+"""`data.scale` by name."""
+NEWCOMER = -1
+"""The number of a client that is new, by which its own fit is kept."""
+EMPTY = ("", "na", "nan", "null")
+"""What an empty cell may hold, in small letters."""
+
+
+@dataclass(frozen=True)
+class Columns:
+    """The columns of a table that are features, and how cells become numbers."""
+
+    names: list[str]
+    """Of the columns, in order."""
+    values: Mapping[str, list[str]]
+    """The values of each column that is one-hot, in order."""
+
+    @property
+    def numeric(self) -> np.ndarray:
+        """Which features are numbers (others: whether the cell holds a certain value), bool (features,)."""
+        return np.concatenate([np.full(len(self.values.get(n, "1")), n not in self.values) for n in self.names])
+
+    @property
+    def features(self) -> list[str]:
+        """A name for each feature: the column, or `column=value`."""
+        return [f for n in self.names for f in ([f"{n}={v}" for v in self.values[n]] if n in self.values else [n])]
+
+    @classmethod
+    def of(cls, names: Sequence[str], rows: Sequence[Sequence[str]], one_hot: Sequence[str]) -> Columns:
+        """Of the cells `rows`; the values of a column are ordered as text, and an empty cell is none of them."""
+        cells = {n: {row[place] for row in rows} for place, n in enumerate(names) if n in one_hot}
+        return cls(list(names), {n: sorted(v for v in own if v.lower() not in EMPTY) for n, own in cells.items()})
+
+    @classmethod
+    def unknown(cls, shape: Sequence[int]) -> Columns | None:
+        """Of a table that is not there and was made up: numbers (n, features) alone."""
+        return cls([f"feature {k}" for k in range(shape[1])], {}) if len(shape) == 2 else None
+
+    def encoded(self, rows: Sequence[Sequence[str]]) -> np.ndarray:
+        """Cells (n, columns) as float64 (n, features); an empty number is NaN, an unknown value 0 in all of its column.
+
+        Raises:
+            ValueError: a cell is no number.
+        """
+        parts = []
+        for place, name in enumerate(self.names):
+            cells = [row[place] for row in rows]
+            if name in self.values:
+                parts.append(np.array([[cell == value for value in self.values[name]] for cell in cells], np.float64))
+            else:
+                numbers = [np.nan if cell.lower() in EMPTY else float(cell) for cell in cells]
+                parts.append(np.array(numbers, np.float64)[:, None])
+        return np.concatenate(parts, axis=1)
+
+
+class Preprocessing:
+    """What makes inputs of features: an imputer and a scaler for all clients, or for each its own."""
+
+    def __init__(self, data: DataConfig, columns: Columns | None, width: int) -> None:
+        self.data, self.columns, self.own = data, columns, data.fitted == "own"
+        self.numeric = columns.numeric if columns is not None else np.ones(width, bool)
+        self.features = columns.features if columns is not None else [f"feature {k}" for k in range(width)]
+        self._fits: dict[int, list[tuple[str, Any]]] = {}
+
+    @classmethod
+    def of(cls, data: DataConfig, columns: Columns | None, raw: np.ndarray) -> Preprocessing | None:
+        """What fits on samples like `raw` (n, features); None: nothing is to be fitted.
+
+        Raises:
+            BadInput: samples are no vectors or no table's, or some belong to no client that could fit its own.
+        """
+        for key in ("one_hot", "impute"):
+            fine = getattr(data, key) is None or columns is not None
+            check(f"data.{key}", getattr(data, key), fine, "the samples are no columns of a table (source table)")
+        key = "data.impute" if data.impute is not None else "data.scale"
+        value = data.impute or data.scale
+        fine = value is not None or data.fitted == "shared"
+        check("data.fitted", data.fitted, fine, "nothing is fitted: it needs data.impute or data.scale")
+        if value is None:
+            return None
+        vectors = raw.ndim == 2 and raw.dtype != np.int64
+        check(key, value, vectors, "the samples are no vectors: it belongs to tables and arrays of features")
+        common = data.public is not None or data.global_test
+        allowed = "public samples, and those of data.global_test, belong to no client: it must be shared"
+        check("data.fitted", data.fitted, data.fitted == "shared" or not common, allowed)
+        return cls(data, columns, raw.shape[1])
+
+    def all_of(
+        self, train: np.ndarray, test: np.ndarray, shares: Sequence[Sequence[np.ndarray]], shared: np.ndarray,
+        names: Sequence[str],
+    ) -> tuple[np.ndarray, np.ndarray]:  # fmt: skip
+        """Training and test samples (n, features), which may be one array, after fits on training samples.
+
+        Args:
+            train, test: as they were read.
+            shares: each client's training, validation and test samples; the last index `test`.
+            shared: the training samples of the clients that take part.
+            names: of the clients.
+        """
+        one = test is train
+        if not self.own:
+            self.fit(0, "all clients", train[np.sort(shared)])
+            made = self.transformed(0, "all clients", train)
+            return made, made if one else self.transformed(0, "all clients", test)
+        out = np.zeros(train.shape, np.float32)
+        other = out if one else np.zeros(test.shape, np.float32)
+        for who, name in enumerate(names):
+            self.fit(who, name, train[shares[0][who]])
+            for made, raw, share in ((out, train, shares[0]), (out, train, shares[1]), (other, test, shares[2])):
+                made[share[who]] = self.transformed(who, name, raw[share[who]])
+        return out, other
+
+    def fit(self, who: int, name: str, raw: np.ndarray) -> None:
+        """Fit on the training samples `raw` (n, features) of client `who`, called `name`; of all with `shared`."""
+        numbers = raw[:, self.numeric].astype(np.float64)
+        steps: list[tuple[str, Any]] = []
+        if self.data.impute is not None:
+            from sklearn.impute import SimpleImputer
+
+            without = np.isnan(numbers).all(0)
+            feature = np.array(self.features)[self.numeric][without][:1]
+            what = f"column {''.join(feature)!r} of {name} has no value to impute from: drop it"
+            instead = ", or data.fitted shared" if self.own else ""
+            check("data.impute", self.data.impute, not without.any(), what + instead)
+            steps.append(("data.impute", SimpleImputer(strategy=self.data.impute)))
+        if self.data.scale is not None:
+            steps.append(("data.scale", _made(self.data.scale)))
+        for key, step in steps:
+            with _Blamed(key, getattr(self.data, key.removeprefix("data.")), name):
+                numbers = np.asarray(step.fit(numbers).transform(numbers))
+        self._fits[who if self.own else 0] = steps
+
+    def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
+        """Samples (n, features) of client `who`, float32 of the same shape."""
+        if not len(raw):
+            return raw.astype(np.float32)
+        numbers, out = raw[:, self.numeric].astype(np.float64), raw.astype(np.float32)
+        for key, step in self._fits[who if self.own else 0]:
+            value = getattr(self.data, key.removeprefix("data."))
+            with _Blamed(key, value, name):
+                made = np.asarray(step.transform(numbers), np.float64)
+            what = f"it makes features of shape {made.shape[1:]} of {numbers.shape[1:]} on the part of {name}"
+            check(key, value, made.shape == numbers.shape, what)
+            with np.errstate(invalid="ignore"):
+                fine = bool((np.abs(made) < FLOAT32).all())
+            check(key, value, fine, f"it makes numbers that are not finite on the part of {name}")
+            numbers = made
+        out[:, self.numeric] = numbers
+        return out
+
+
+class _Blamed:
+    """Whatever a transformer raises is bad input, which names whose part it failed on."""
+
+    def __init__(self, key: str, value: object, name: str) -> None:
+        self.key, self.value, self.name = key, value, name
+        self.quiet = warnings.catch_warnings()
+
+    def __enter__(self) -> None:
+        self.quiet.__enter__()
+        warnings.simplefilter("ignore")  # on constant columns and the like: the numbers are checked
+
+    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
+        self.quiet.__exit__(kind, error, trace)
+        if isinstance(error, Exception) and not isinstance(error, BadInput):
+            line = (str(error) or type(error).__name__).splitlines()[0]
+            raise BadInput(self.key, self.value, f"it fails on the part of {self.name}: {line}") from error
+
+
+def _made(name: str) -> Any:
+    """The transformer that a name or an import path (of a class or a function without arguments) gives."""
+    module, _, attribute = SCALERS.get(name, name).rpartition(".")
+    known = f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of scikit-learn"
+    check("data.scale", name, bool(module), known)
+    try:
+        made = getattr(importlib.import_module(module), attribute)()
+    except Exception as error:  # a user's function can raise anything
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput("data.scale", name, f"it cannot be made: {line}; {known}") from error
+    fine = callable(getattr(made, "fit", None)) and callable(getattr(made, "transform", None))
+    check("data.scale", name, fine, f"it has no fit and transform; {known}")
+    return made
