@@ -94,13 +94,9 @@ def report(argv: list[str]) -> None:
     for word in words:
         runs.check_path("run", Path(word))
     if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
-        from fl_lightning.cli.compare import compare
+        from fl_lightning.cli.compare import report as report_study
 
-        check("figures", values.figures, values.figures is None, "it is for runs; of a study see compare --picture")
-        out = Path(values.out) if values.out is not None else Path(words[0]) / "report.html"
-        accept = str(values.accept_changed_code).lower()
-        compare([words[0], "--format", "html", "--out", str(out), "--accept_changed_code", accept])
-        print(f"report: {out}")
+        report_study(words[0], values)
         return
     require("report", "report", words[0])
     from fl_lightning.files import atomic_write

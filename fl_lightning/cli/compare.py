@@ -7,17 +7,18 @@ import dataclasses
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
-from fl_lightning.cli.settings import read_line
+from fl_lightning.cli.settings import read_line, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
-from fl_lightning.study import cells, tables
+from fl_lightning.study import cells, clients, picture, tables
 from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.compare import MIN_METHODS, Compared
-from fl_lightning.study.compare import compare as side_by_side
-from fl_lightning.study.sheet import FORMATS, Sheet
+from fl_lightning.study.compare import compare as of_methods
+from fl_lightning.study.sheet import FORMATS, Sheet, choose
 from fl_lightning.study.sheet import table as as_table
 from fl_lightning.study.statistics import MIN_PAIRS
 from fl_lightning.study.tables import MARK
@@ -33,18 +34,67 @@ def compare(argv: list[str]) -> None:
         _check_free(key, getattr(values, key))
     apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
     check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
-    require("study", "compare", words[0])
+    for key in ("picture", "target") if values.clients else ():
+        check(key, values[key], values[key] is None, "it is of methods over seeds: leave out --clients")
+    for key in ("caption", "label") if values.format != "latex" else ():
+        check(key, values[key], values[key] is None, "it is for --format latex")
+    lists = values.format in ("csv", "json")
+    check("columns", values.columns, values.columns is None or not lists, f"{values.format} has all columns")
     if values.picture is not None or values.format == "html":
         require("report", "compare", words[0])
+    with read(words, values) as (scored, notes, folder):
+        if values.clients:
+            sheet = clients.sheet_of(scored, values.baseline)
+            sheet = dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
+        else:
+            compared = side_by_side(scored, notes, folder, values.baseline, values.target)
+            if values.picture is not None:
+                _draw(compared, values.picture)
+            sheet = tables.sheet_of(compared)
+            if values.format == "html":
+                drawn = picture.draw(scored, compared)
+                sheet = dataclasses.replace(sheet, pictures=picture.as_svg(drawn))
+    sheet = sheet if values.columns is None else choose(sheet, values.columns)
+    sheet = dataclasses.replace(sheet, caption=values.caption or "", label=values.label or "")
+    write(sheet, values.format, values.out)
+
+
+def report(study: str, values: Any) -> None:
+    """Write the page on a study, by default into its folder, and with `--figures` each picture to a file of its own."""
+    require("study", "report", study)
+    require("report", "report", study)
+    out = Path(values.out) if values.out is not None else Path(study) / "report.html"
+    _check_free("out", str(out))
+    defaults = values_of("compare", [{"accept_changed_code": values.accept_changed_code}])
+    with read([study], defaults) as (scored, notes, folder):
+        compared = side_by_side(scored, notes, folder)
+        drawn = picture.draw(scored, compared)
+        sheet = dataclasses.replace(tables.sheet_of(compared), pictures=picture.as_svg(drawn))
+    write(sheet, "html", str(out))
+    print(f"report: {out}")
+    if values.figures is not None:
+        picture.write(drawn, figures := out.with_name(f"{out.stem}-figures"), values.figures)
+        print(f"figures: {figures}")
+
+
+@contextlib.contextmanager
+def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list[str], Path]]:
+    """The cells of a study, an archive or run folders, what is to be said of them, and the first folder."""
+    require("study", "compare", words[0])
     with _folders(words) as folders:
         scored, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
-        compared = side_by_side(scored, values.baseline, values.target)
-        chosen, warnings = values_chosen(folders[0])
+        yield scored, notes, folders[0]
+
+
+def side_by_side(
+    scored: list[cells.Cell], notes: list[str], folder: Path, baseline: str | None = None, target: float | None = None
+) -> Compared:
+    """The comparison of cells, with the values that `fl-train tune` chose for the study in `folder`."""
+    compared = of_methods(scored, baseline, target)
+    chosen, warnings = values_chosen(folder)
     compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
     compared.notes[:0] = [*notes, *warnings]
-    if values.picture is not None:
-        _draw(compared, values.picture)
-    write(tables.sheet_of(compared), values.format, values.out)
+    return compared
 
 
 @contextlib.contextmanager
@@ -72,8 +122,6 @@ def _check_free(key: str, given: str | None) -> None:
 
 def _draw(compared: Compared, given: str) -> None:
     """The critical-difference picture; `BadInput` where there are too few settings or methods for ranks."""
-    from fl_lightning.study import picture
-
     if not compared.ranks:
         why = "no judge has enough of them; without --picture the table says how many there are"
         raise BadInput(

@@ -94,6 +94,10 @@ COMMANDS = {
         "out": (str | None, None, "FILE: written in place of the screen."),
         "accept_changed_code": (bool, False, "Compare although seeds of a row were trained with different versions of "
                                 "your own code; a note says so."),
+        "clients": (bool, False, "A row for each client: samples, alone, each method, paired differences over seeds."),
+        "columns": (str | None, None, "Columns of the table, with commas, such as mean,difference,interval."),
+        "caption": (str | None, None, "Caption of the LaTeX table."),
+        "label": (str | None, None, "Label of the LaTeX table, such as tab:digits."),
         "picture": (str | None, None, "FILE.png: the critical-difference diagram, if there are enough settings."),
     }, "STUDY | RUN [RUN ...]"),
     "dashboard": Command("Save a workspace for the project at W&B or in a file, or write a study as a W&B sweep.", {

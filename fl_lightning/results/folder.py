@@ -33,7 +33,7 @@ TABLES = (
     "metrics.csv", "clients.csv", "failures.csv", "final.csv", "newcomers.csv", "split.csv", "heterogeneity.csv"
 )  # fmt: skip
 """Every table of a run; `columns.json` declares their columns."""
-_WORDS = ("model", "rule", "stage", "reason", "outcome")
+_WORDS = ("name", "model", "rule", "stage", "reason", "outcome")
 """Columns of text."""
 _OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 

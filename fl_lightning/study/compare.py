@@ -5,22 +5,19 @@ Judges are never mixed: a method is compared with those that are judged by the s
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
 
-from fl_lightning.catalogue import did_you_mean
-from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
 from fl_lightning.report.tables import reached, worst_tenth
 from fl_lightning.study import statistics
-from fl_lightning.study.cells import Cell, tidy
+from fl_lightning.study.cells import Cell
+from fl_lightning.study.groups import ALL, Group, Unit, choose_baseline, complete, grouped, no_pairs, training_alone
 from fl_lightning.study.harm import harm_notes, share_harmed
 
-ALL = "all settings"
 MIN_METHODS = 3
 """Of ranks over settings: of two there is nothing that Wilcoxon's test does not say."""
 INTERVALS = {
@@ -28,7 +25,6 @@ INTERVALS = {
     "bootstrap": f"from {statistics.FEW} seeds on the outer ends of Student's t over seeds and of hierarchical"
     " bootstrap-t (seeds, then clients within a seed)",
 }
-Unit = tuple[str, int]
 
 
 @dataclass(frozen=True)
@@ -103,27 +99,9 @@ class Compared:
     ranks: list[Ranks]
     notes: list[str]
     target: float | None
-
-
-@dataclass
-class _Group:
-    """What is judged by one kind of model."""
-
-    judge: str
-    cells: dict[str, dict[Unit, Cell]] = field(default_factory=dict)
-    """By label, then by unit."""
-    scores: dict[str, dict[Unit, np.ndarray]] = field(default_factory=dict)
-    """Likewise: of the clients that all methods of the unit have scored, in one order."""
-    baseline: str | None = None
-
-    @property
-    def settings(self) -> list[str]:
-        return list(dict.fromkeys(setting for cells in self.cells.values() for setting, _ in cells))
-
-    def blocks(self) -> list[tuple[str, list[str]]]:
-        """The settings one by one, and at last all of them."""
-        single = [(setting, [setting]) for setting in self.settings]
-        return single if len(single) == 1 else [*single, (ALL, self.settings)]
+    best: dict[tuple[str, str], str] = field(default_factory=dict)
+    """By judge and setting the method with the best mean, where the interval of its paired difference to the next best
+    lies above 0."""
 
 
 def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | None = None) -> Compared:
@@ -137,9 +115,9 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     Raises:
         BadInput: nobody is called so, there are no pairs, or only such as are judged by different kinds of model.
     """
-    groups, notes = _grouped(cells)
-    notes += _choose(groups, baseline)
-    alone = _alone(cells)
+    groups, notes = grouped(cells)
+    notes += choose_baseline(groups, baseline)
+    alone = training_alone(cells)
     rows = [
         _row(group, name, settings, label, alone, target)
         for group in groups
@@ -148,118 +126,25 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
         if any(setting in settings for setting, _ in group.cells[label])
     ]
     if not any(row.pairs for row in rows if baseline in (None, row.baseline)):
-        raise _no_pairs(groups, baseline)
+        raise no_pairs(groups, baseline)
     rows = _corrected(rows)
+    best = {(g.judge, name): label for g in groups for name, at in g.blocks() if (label := _best(g, at)) is not None}
     ranks, rank_notes = _ranks(groups)
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
-    return Compared(rows, ranks, notes + _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells), target)
-
-
-def _grouped(cells: Sequence[Cell]) -> tuple[list[_Group], list[str]]:
-    """The cells by judge with the scores that can be paired, and what must be said of clients that not all scored."""
-    table, groups, notes = tidy(cells), [], []
-    for judge in (judge for judge in MODELS if (table.model == judge).any()):
-        group = _Group(judge)
-        for cell in (cell for cell in cells if cell.judge == judge):
-            group.cells.setdefault(cell.label, {})[cell.unit] = cell
-        wide = table[table.model == judge].pivot(index=["setting", "seed", "client"], columns="method", values="value")
-        lost = 0
-        for unit, rows in wide[list(group.cells)].groupby(level=["setting", "seed"], sort=False):
-            of_unit = rows.dropna(axis="columns", how="all")
-            common = of_unit.dropna()
-            if common.empty:
-                where, names = ", ".join(filter(None, [unit[0], f"seed {unit[1]}"])), " and ".join(of_unit)
-                raise BadInput("compare", where, f"{names} cannot be paired: they scored different clients")
-            lost += len(common) < len(of_unit)
-            for label in of_unit:
-                group.scores.setdefault(label, {})[unit] = common[label].to_numpy()
-        scored = Counter(cell.scored for of_method in group.cells.values() for cell in of_method.values())
-        listed = "; ".join(f"{words} ({number} runs)" for words, number in scored.items())
-        notes += [f"{MODELS[judge]}: scores of {listed}"] if len(scored) > 1 else []
-        notes += _of_last_round(group)
-        if lost:
-            units = len({unit for of_method in group.cells.values() for unit in of_method})
-            notes.append(
-                f"{MODELS[judge]}: in {lost} of {units} settings and seeds not all methods scored the same clients; "
-                "only those that all scored count"
-            )
-        groups.append(group)
-    return groups, notes
-
-
-def _of_last_round(group: _Group) -> list[str]:
-    """Whether scores lack clients that the runs have: kinds other than the judge's are scored in rounds, by cohort."""
-    runs = [cell for cells in group.cells.values() for cell in cells.values()]
-    ends = [(len(cell.scores), sum(cell.metric in row for row in cell.run.rows("final"))) for cell in runs]
-    cut = [(scored, clients) for scored, clients in ends if scored < clients]
-    if not cut:
-        return []
-    least = min(cut)
-    return [
-        f"{MODELS[group.judge]}: in {len(cut)} of {len(runs)} runs scores are of the clients of the last judged round "
-        f"alone ({least[0]} of {least[1]}); by its own judge a run scores them all"
-    ]
-
-
-def _choose(groups: list[_Group], baseline: str | None) -> list[str]:
-    """Fill in the groups' baselines; where there is none, it is said."""
-    labels = list(dict.fromkeys(label for group in groups for label in group.cells))
-    if baseline is not None and baseline not in labels:
-        allowed = f"no such method{did_you_mean(baseline, labels)}; methods: {', '.join(labels)}"
-        raise BadInput("baseline", baseline, allowed)
-    notes = []
-    for group in groups:
-        local = _local(cell for cells in group.cells.values() for cell in cells.values())
-        group.baseline = baseline if baseline in group.cells else local or next(iter(group.cells))
-        if len(group.cells) == 1:
-            notes.append(
-                f"{MODELS[group.judge]}: {', '.join(group.cells)}: nothing with the same judge to compare with"
-            )
-        elif baseline not in (None, group.baseline):
-            notes.append(
-                f"{MODELS[group.judge]}: {baseline} was not judged so: differences are to {group.baseline}; "
-                "--judge KIND compares all by one kind of model, where all runs were scored so"
-            )
-    return notes
-
-
-def _no_pairs(groups: list[_Group], baseline: str | None) -> BadInput:
-    """Why there are none."""
-    compared = [g for g in groups if baseline in (None, g.baseline) and len(g.cells) > 1]
-    if compared:
-        settings = "; ".join(list(dict.fromkeys(s for group in compared for s in group.settings if s))[:4])
-        allowed = "there are no pairs: no other method has run in its setting with its seed"
-        return BadInput("baseline", compared[0].baseline, f"{allowed}{f' (settings: {settings})' if settings else ''}")
-    if len(groups) > 1:
-        judged = "; ".join(f"{', '.join(group.cells)}: {MODELS[group.judge]}" for group in groups)
-        allowed = f"judges are not mixed ({judged}); --judge KIND compares all by one, where all runs were scored so"
-        return BadInput("baseline", baseline, allowed) if baseline else BadInput("judge", "mixed", allowed)
-    (group,) = groups
-    return BadInput("compare", ", ".join(group.cells), "there is one method alone, and nothing to compare it with")
-
-
-def _local(cells: Iterable[Cell]) -> str | None:
-    """The label of training alone; where that was run in several ways, `local`, else the first."""
-    labels = list(dict.fromkeys(cell.label for cell in cells if cell.method == "local"))
-    return "local" if "local" in labels else next(iter(labels), None)
-
-
-def _alone(cells: Sequence[Cell]) -> dict[Unit, Cell]:
-    """Training alone, by unit."""
-    label = _local(cells)
-    return {cell.unit: cell for cell in cells if cell.label == label}
+    notes += _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells)
+    return Compared(rows, ranks, notes, target, best)
 
 
 # ---------------------------------------------------------------- rows
 
 
 def _row(
-    group: _Group, name: str, settings: list[str], label: str, alone: dict[Unit, Cell], target: float | None
+    group: Group, name: str, settings: list[str], label: str, alone: dict[Unit, Cell], target: float | None
 ) -> Row:
     scores = {unit: values for unit, values in group.scores[label].items() if unit[0] in settings}
     cells = [group.cells[label][unit] for unit in scores]
-    seeds = _complete(settings, scores)
+    seeds = complete(settings, scores)
 
     def over_seeds(of: dict[Unit, float | None]) -> np.ndarray | None:
         """Of each seed the mean over settings; None if a value is not known."""
@@ -281,7 +166,7 @@ def _row(
     return row if group.baseline in (None, label) else replace(row, **_against(group, settings, label))
 
 
-def _against(group: _Group, settings: list[str], label: str) -> dict[str, Any]:
+def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
     """The fields of a row that speak of the baseline."""
     ours, theirs = group.scores[label], group.scores[str(group.baseline)]
     paired = {unit: ours[unit] - theirs[unit] for unit in ours if unit in theirs and unit[0] in settings}
@@ -290,7 +175,7 @@ def _against(group: _Group, settings: list[str], label: str) -> dict[str, Any]:
     if not paired:
         return fields
     fields |= dict(zip(("wins", "ties", "losses"), statistics.tally(means), strict=True))
-    seeds = _complete(settings, paired)
+    seeds = complete(settings, paired)
     if seeds:
         differences = [[paired[setting, seed] for setting in settings] for seed in seeds]
         fields["difference"] = float(statistics.seed_means(differences).mean())
@@ -304,10 +189,22 @@ def _against(group: _Group, settings: list[str], label: str) -> dict[str, Any]:
     return fields
 
 
-def _complete(settings: list[str], units: Iterable[Unit]) -> list[int]:
-    """The seeds that have run in every one of `settings`."""
-    there = set(units)
-    return [s for s in sorted({seed for _, seed in there}) if all((setting, s) in there for setting in settings)]
+def _best(group: Group, settings: list[str]) -> str | None:
+    """The method with the best mean, where the interval of its difference to the next best lies above 0."""
+    means = {
+        label: np.mean([scores[setting, seed].mean() for seed in seeds for setting in settings])
+        for label, scores in group.scores.items()
+        if (seeds := complete(settings, scores))
+    }
+    first, second = [*sorted(means, key=lambda label: -means[label]), None, None][:2]
+    if first is None or second is None:
+        return None
+    ours, theirs = group.scores[first], group.scores[second]
+    seeds = complete(settings, ours.keys() & theirs.keys())
+    differences = [[ours[setting, seed] - theirs[setting, seed] for setting in settings] for seed in seeds]
+    if len(seeds) < 2 or statistics.alike(differences):
+        return None
+    return first if statistics.interval(differences)[0] > 0 else None
 
 
 def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
@@ -339,7 +236,7 @@ def _corrected(rows: list[Row]) -> list[Row]:
 # ---------------------------------------------------------------- ranks, and what is said below the table
 
 
-def _ranks(groups: list[_Group]) -> tuple[list[Ranks], list[str]]:
+def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
     """Friedman's test for each judge with enough settings and methods; where there are several but too few, a note."""
     ranked, notes = [], []
     for group in groups:

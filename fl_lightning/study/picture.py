@@ -1,23 +1,182 @@
-"""The critical-difference picture (Demsar, JMLR 2006): mean ranks over settings, and which methods are alike."""
+"""A study's pictures: curves by round with bands over seeds, intervals of paired differences, mean ranks."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import io
+import re
+from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
+
+import numpy as np
 
 from fl_lightning.files import atomic_write
-from fl_lightning.metric import MODELS
-from fl_lightning.study.compare import Ranks
+from fl_lightning.metric import ACCURACY, FURTHER, MODELS
+from fl_lightning.report.figures import COLOURS
+from fl_lightning.study.cells import Cell
+from fl_lightning.study.compare import Compared, Ranks, Row
 from fl_lightning.study.tables import MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
+T = TypeVar("T", Cell, Row)
+WIDTH = 5.5
+"""Inches of a panel's width: a column of most papers, or the text of a page with one."""
+ACROSS = 2
+"""Panels beside each other."""
 
-def draw(ranks: Sequence[Ranks]) -> Figure:
-    """A panel for each judge. Bars join methods that pairwise Wilcoxon-Holm cannot tell apart."""
+
+def draw(cells: Sequence[Cell], compared: Compared) -> dict[str, tuple[Figure, str]]:
+    """The pictures that there is something for, by the name of their file, each with what it shows in words."""
+    made: dict[str, tuple[Figure, str]] = {}
+    judges = list(dict.fromkeys(row.judge for row in compared.rows))
+    metric = FURTHER.get(cells[0].metric, ACCURACY)
+    for judge in judges:
+        end, words = f"-{judge}" * (len(judges) > 1), f" ({MODELS[judge]})"
+        own = [cell for cell in cells if cell.judge == judge]
+        settings = {
+            setting: [c for c in own if c.setting == setting] for setting in dict.fromkeys(c.setting for c in own)
+        }
+        band = "mean over seeds; bands are one standard deviation over seeds on either side"
+        drawn = {name: those for name, those in settings.items() if any(_curve([cell]) for cell in those)}
+        if drawn:
+            figure = _panels(drawn, 3.4, lambda axes, those: _curves(axes, those, metric.words))
+            made[f"{metric.name}-by-round{end}"] = figure, f"{metric.words} by round{words}: {band}"
+        rows = [row for row in compared.rows if row.judge == judge and row.difference is not None]
+        if rows:
+            by_setting = {
+                name: [row for row in rows if row.setting == name] for name in dict.fromkeys(r.setting for r in rows)
+            }
+            height = 1.0 + 0.28 * max(map(len, by_setting.values()))
+            figure = _panels(by_setting, height, _forest)
+            kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
+            made[f"differences-to-{_plain(str(rows[0].baseline))}{end}"] = figure, f"paired differences{words}: {kind}"
+    if compared.ranks:
+        made["mean-ranks"] = (
+            draw_ranks(compared.ranks),
+            "mean ranks over settings; bars join methods that do not differ",
+        )
+    return made
+
+
+def _by_setting(things: Sequence[T]) -> dict[str, list[T]]:
+    """Cells or rows by their setting, in order."""
+    groups: dict[str, list[T]] = {}
+    for thing in things:
+        groups.setdefault(thing.setting, []).append(thing)
+    return groups
+
+
+def write(pictures: dict[str, tuple[Figure, str]], folder: Path, kind: str) -> None:
+    """Write each picture to a file of its own in `folder`."""
+    for name, (figure, _) in pictures.items():
+        with atomic_write(folder / f"{name}.{kind}") as aside:
+            aside.write_bytes(_bytes(name, figure, kind))
+
+
+def as_svg(pictures: dict[str, tuple[Figure, str]]) -> list[tuple[str, str]]:
+    """SVG elements for a page, each with what it shows; without the addresses that a file of its own would need."""
+    drawn = ((_bytes(name, figure, "svg").decode(), words) for name, (figure, words) in pictures.items())
+    addresses = re.compile(r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"', re.DOTALL)
+    return [(addresses.sub("", text[text.index("<svg") :]), words) for text, words in drawn]
+
+
+def _bytes(name: str, figure: Figure, kind: str) -> bytes:
+    """The picture in a format; letters stay letters, and equal numbers give equal bytes."""
+    import matplotlib as mpl
+
+    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": MARK}}
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=undated[kind])
+    return buffer.getvalue()
+
+
+def _panels(
+    contents: dict[str, Any], height: float, draw_one: Callable[[Axes, Any], None], one_scale: bool = False
+) -> Figure:
+    """A panel of `height` inches for each setting, which is its title. `one_scale`: all have the same x axis."""
+    from matplotlib.figure import Figure
+
+    across = min(ACROSS, len(contents))
+    down = -(-len(contents) // across)
+    figure = Figure(figsize=(WIDTH * across, (height + 0.3) * down), layout="constrained")
+    panels = figure.subplots(down, across, squeeze=False, sharex=one_scale).ravel()
+    for axes, (setting, content) in zip(panels, contents.items(), strict=False):
+        draw_one(axes, content)
+        axes.set_title(_text(setting), fontsize=10)
+        axes.tick_params(labelbottom=True)
+        axes.spines[["top", "right"]].set_visible(False)
+    for axes in panels[len(contents) :]:
+        axes.set_visible(False)
+    return figure
+
+
+def _curve(cells: Sequence[Cell]) -> tuple[np.ndarray, np.ndarray] | None:
+    """Rounds, (T,), and of each seed the mean score, (seeds, T), in those rounds that all seeds have judged."""
+    columns = [f"mean_{c.metric}" if c.judge == c.run.judge else f"{c.metric}_{c.judge}" for c in cells]
+    pairs = zip(cells, columns, strict=True)
+    scores = [{int(row["round"]): row[column] for row in cell.run.judged(column)} for cell, column in pairs]
+    rounds = sorted(set.intersection(*map(set, scores)))
+    return (np.array(rounds), np.array([[by[t] for t in rounds] for by in scores])) if rounds else None
+
+
+def _curves(axes: Axes, cells: Sequence[Cell], words: str) -> None:
+    """A line for each method, and a band over its seeds."""
+    from matplotlib.ticker import PercentFormatter
+
+    for number, label in enumerate(dict.fromkeys(cell.label for cell in cells)):
+        curve = _curve([cell for cell in cells if cell.label == label])
+        if curve is None:
+            continue
+        rounds, scores = curve
+        mean, colour, dashes = (
+            scores.mean(axis=0),
+            COLOURS[number % len(COLOURS)],
+            ("-", "--", ":")[number // len(COLOURS) % 3],
+        )
+        if len(scores) > 1:
+            spread = scores.std(axis=0, ddof=1)
+            axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
+        axes.plot(rounds, mean, dashes, color=colour, linewidth=1.5, label=f"\u200b{_text(label)}")
+    axes.set(xlabel="round", ylabel=f"{words}, mean over clients")
+    axes.locator_params(axis="x", integer=True)
+    axes.yaxis.set_major_formatter(PercentFormatter(1.0))
+    axes.grid(alpha=0.3)
+    axes.legend(frameon=False, fontsize="small", ncols=1 + (len(axes.lines) > 6))
+
+
+def _forest(axes: Axes, rows: Sequence[Row]) -> None:
+    """A line for each method: the mean difference in points and its interval, the first at the top."""
+    for place, row in enumerate(rows):
+        middle = 100 * (row.difference or 0.0)
+        known = row.low is not None and row.high is not None
+        if row.low is not None and row.high is not None:
+            axes.plot([100 * row.low, 100 * row.high], [place, place], color="black", linewidth=1.3)
+        axes.plot(middle, place, "o", color="black", markersize=5, markerfacecolor="black" if known else "white")
+    axes.axvline(0, color="grey", linewidth=1)
+    axes.set_yticks(range(len(rows)), [_text(row.method) for row in rows])
+    axes.set(ylim=(len(rows) - 0.5, -0.5), xlabel=f"difference to {_text(str(rows[0].baseline))}, points")
+    axes.grid(alpha=0.3, axis="x")
+
+
+def _text(words: str) -> str:
+    """As matplotlib takes it: no formula between dollars."""
+    return words.replace("$", r"\$")
+
+
+def _plain(label: str) -> str:
+    """A label within a file's name."""
+    return "".join(c if c.isalnum() or c in "=.+-" else "-" for c in label)
+
+
+def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
+    """The critical-difference picture (Demsar, JMLR 2006), a panel for each judge.
+
+    Bars join methods that pairwise Wilcoxon-Holm cannot tell apart.
+    """
     from matplotlib.figure import Figure
 
     lines = [1 + (len(rank.methods) + 1) // 2 + len(rank.cliques) for rank in ranks]
@@ -29,9 +188,9 @@ def draw(ranks: Sequence[Ranks]) -> Figure:
 
 
 def save(ranks: Sequence[Ranks], path: Path) -> None:
-    """Write the picture as PNG."""
+    """Write the picture of the ranks as PNG."""
     with atomic_write(path, durable=False) as aside:
-        draw(ranks).savefig(aside, format="png", metadata={"Software": MARK})
+        aside.write_bytes(_bytes("ranks", draw_ranks(ranks), "png"))
 
 
 def _panel(axes: Axes, rank: Ranks) -> None:

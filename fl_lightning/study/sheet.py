@@ -5,11 +5,13 @@ from __future__ import annotations
 import io
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from importlib.resources import files
 from typing import Any
 
+from fl_lightning.catalogue import did_you_mean
+from fl_lightning.config import check
 from fl_lightning.csvtable import as_csv
 
 WIDTH = 180  # a file or a pipe has no width to keep to
@@ -23,8 +25,10 @@ class Block:
 
     title: str
     rows: list[list[str]]
-    spans: list[Span | None]
-    """For each row its interval, where it has one."""
+    spans: list[Span | None] = field(default_factory=list)
+    """For each row its interval, where it has one; empty: nothing is drawn."""
+    best: str = ""
+    """The row whose `mean` is bold, by its first cell."""
 
 
 @dataclass(frozen=True)
@@ -42,6 +46,33 @@ class Sheet:
     more: Mapping[str, Any] = field(default_factory=dict)
     """What JSON has beside the rows."""
     title: str = ""
+    keys: Sequence[str] = ()
+    """What the columns of `head` are called on the command line."""
+    pictures: Sequence[tuple[str, str]] = ()
+    """For the page: SVG, and the words below it."""
+    caption: str = ""
+    label: str = ""
+    """Of the floating table in LaTeX; both empty: a bare tabular."""
+
+    def bold(self, block: Block, row: Sequence[str], column: int) -> bool:
+        """Whether a cell is bold."""
+        return bool(block.best) and row[0] == block.best and self.keys[column] == "mean"
+
+
+def choose(sheet: Sheet, columns: str) -> Sheet:
+    """The sheet with these columns alone (keys with commas), in this order behind the first.
+
+    Raises:
+        BadInput: it has no such column.
+    """
+    keys = [sheet.keys[0]]
+    for word in (word.strip() for word in columns.split(",")):
+        near = did_you_mean(word, sheet.keys)
+        check("columns", word, word in sheet.keys, f"no such column{near}; columns: {', '.join(sheet.keys)}")
+        keys += [word] if word not in keys else []
+    places = [sheet.keys.index(key) for key in keys]
+    blocks = [replace(block, rows=[[row[k] for k in places] for row in block.rows]) for block in sheet.blocks]
+    return replace(sheet, keys=keys, head=[sheet.head[k] for k in places], blocks=blocks)
 
 
 def table(sheet: Sheet, width: int | None = WIDTH) -> str:
@@ -75,15 +106,23 @@ def as_json(sheet: Sheet) -> str:
 
 
 def as_latex(sheet: Sheet) -> str:
-    r"""A tabular for \usepackage{booktabs}; the lines below the table are comments above it."""
-    comments = "".join(
-        f"% {' '.join(line.split())}\n" for line in filter(None, [sheet.mark, sheet.title, *sheet.lines])
-    )
-    text = [f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule", _line(sheet.head)]
+    r"""A tabular for \usepackage{booktabs}, in a table where there is a caption or a label; the lines below the table
+    are comments above it."""
+    bold = "bold: the best mean, where the interval of its paired difference to the next best lies above 0"
+    words = [sheet.mark, sheet.title, *([bold] if any(block.best for block in sheet.blocks) else []), *sheet.lines]
+    comments = "".join(f"% {' '.join(line.split())}\n" for line in filter(None, words))
+    text = [f"\\begin{{tabular}}{{l{'r' * (len(sheet.head) - 1)}}}", r"\toprule", _line(map(_tex, sheet.head))]
     for block in sheet.blocks:
         text += [r"\midrule", f"\\multicolumn{{{len(sheet.head)}}}{{l}}{{\\emph{{{_tex(block.title)}}}}} \\\\"]
-        text += map(_line, block.rows)
-    return comments + "\n".join([*text, r"\bottomrule", r"\end{tabular}", ""])
+        for row in block.rows:
+            cells = [f"\\textbf{{{_tex(c)}}}" if sheet.bold(block, row, k) else _tex(c) for k, c in enumerate(row)]
+            text.append(_line(cells))
+    text += [r"\bottomrule", r"\end{tabular}"]
+    if sheet.caption or sheet.label:
+        named = [f"\\caption{{{_tex(sheet.caption)}}}"] * bool(sheet.caption)
+        named += [f"\\label{{{sheet.label}}}"] * bool(sheet.label)
+        text = [r"\begin{table}", r"\centering", *named, *text, r"\end{table}"]
+    return comments + "\n".join([*text, ""])
 
 
 def as_html(sheet: Sheet) -> str:
@@ -95,6 +134,7 @@ def as_html(sheet: Sheet) -> str:
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
     return page.from_string(source.joinpath("page.sheet.html.j2").read_text(encoding="utf-8")).render(
         sheet=sheet,
+        pictures=[(Markup(svg), words) for svg, words in sheet.pictures],
         style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
         place=_places([span for block in sheet.blocks for span in block.spans]),
     )
@@ -113,8 +153,8 @@ def _places(spans: Sequence[Span | None]) -> Callable[[float], float]:
     return lambda value: round(2 + 96 * (value - low) / width, 2)
 
 
-def _line(cells: Sequence[str]) -> str:
-    return " & ".join(map(_tex, cells)) + r" \\"
+def _line(cells: Iterable[str]) -> str:
+    return " & ".join(cells) + r" \\"
 
 
 def _tex(text: str) -> str:

@@ -19,12 +19,16 @@ MARK = "fl-train compare"
 def sheet_of(compared: Compared) -> Sheet:
     """A block for each judge and setting; JSON has the ranks over settings, too."""
     blocks = [
-        Block(_title(judge, setting, rows), [_cells(row, compared) for row in rows], [_span(row) for row in rows])
+        Block(
+            _title(judge, setting, rows), [_cells(row, compared) for row in rows], [_span(row) for row in rows],
+            compared.best.get((judge, setting), ""),
+        )
         for (judge, setting), rows in _blocks(compared)
-    ]
+    ]  # fmt: skip
+    head = _head(compared)
     records = [_record(row, compared) for row in compared.rows]
     more = {"ranks": [dataclasses.asdict(rank) for rank in compared.ranks], "notes": compared.notes}
-    return Sheet(MARK, _head(compared), blocks, lines(compared), records, more)
+    return Sheet(MARK, [*head.values()], blocks, lines(compared), records, more, keys=[*head])
 
 
 def lines(compared: Compared) -> list[str]:
@@ -51,13 +55,15 @@ def _title(judge: str, setting: str, rows: list[Row]) -> str:
     return "; ".join(filter(None, [f"judge: {MODELS[judge]}", setting, against]))
 
 
-def _head(compared: Compared) -> list[str]:
+def _head(compared: Compared) -> dict[str, str]:
+    """The columns' words by their keys."""
     to = "" if compared.target is None else f" to {percent(compared.target)}"
-    channel = [f"channel{to}"] if any(row.channel_seconds is not None for row in compared.rows) else []
-    return [
-        "method", "seeds", "mean ± std", "worst 10 %", "harmed", "difference", "95 % interval", "p (Holm)",
-        "win/tie/loss", f"MiB{to}", f"time{to}", *channel, *(["chosen"] if _tuned(compared) else []),
-    ]  # fmt: skip
+    channel = {"channel": f"channel{to}"} if any(row.channel_seconds is not None for row in compared.rows) else {}
+    return {
+        "method": "method", "seeds": "seeds", "mean": "mean ± std", "worst_tenth": "worst 10 %", "harmed": "harmed",
+        "difference": "difference", "interval": "95 % interval", "p": "p (Holm)", "wins": "win/tie/loss",
+        "mib": f"MiB{to}", "time": f"time{to}", **channel, **({"chosen": "chosen"} if _tuned(compared) else {}),
+    }  # fmt: skip
 
 
 def _cells(row: Row, compared: Compared) -> list[str]:

@@ -17,8 +17,9 @@ from scipy import stats
 
 from fl_lightning.cli import main
 from fl_lightning.errors import BadInput
-from fl_lightning.study import cells, sheet, statistics, tables
-from fl_lightning.study.compare import ALL, Compared, Row, compare
+from fl_lightning.study import cells, picture, sheet, statistics, tables
+from fl_lightning.study.compare import Compared, Row, compare
+from fl_lightning.study.groups import ALL
 
 MakeRun = Callable[..., Path]
 MakeStudy = Callable[..., Path]
@@ -400,6 +401,86 @@ def test_the_page_of_a_study_draws_intervals(make_study: MakeStudy, capsys: pyte
     assert (study / "report.html").read_text() == page
 
 
+def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStudy, tmp_path: Path) -> None:
+    study = make_study(plan(3, {"kapc": 0.1, "fed<per>": 0.05}, (0.1, 0.3)))
+    assert main(["report", str(study), "--figures", "svg"]) == 0
+    page = (study / "report.html").read_text()
+    assert len(re.findall("<figure>", page)) == 2
+    (curves, forest) = re.findall("<figcaption>(.*?)</figcaption>", page)
+    assert curves.startswith("accuracy by round (after local training): mean over seeds; bands are one standard")
+    assert forest.startswith("paired differences (after local training): intervals of 95 %")
+    folder = study / "report-figures"
+    assert {file.name for file in folder.iterdir()} == {"accuracy-by-round.svg", "differences-to-local.svg"}
+    texts = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "accuracy-by-round.svg").read_text())
+    assert {"data.alpha=0.1", "data.alpha=0.3", "local", "kapc", "round"} <= {text.strip("\u200b") for text in texts}
+    before = (folder / "differences-to-local.svg").read_bytes()
+    assert main(["report", str(study), "--figures", "svg"]) == 0
+    assert (folder / "differences-to-local.svg").read_bytes() == before
+
+
+def test_curves_are_means_and_bands_over_seeds(make_study: MakeStudy) -> None:
+    found = cells.read([make_study(plan(3))])[0]
+    drawn = picture.draw(found, compare(found))
+    (axes,) = drawn["accuracy-by-round"][0].axes
+    ours = axes.lines[1]
+    means = [np.mean(cell.run.column("mean_accuracy")[1]) for cell in found if cell.label == "kapc"]
+    assert list(ours.get_xdata()) == [1, 2] and ours.get_ydata()[1] == pytest.approx(np.mean(means))
+    band = axes.collections[1].get_paths()[0].vertices
+    at_end = band[band[:, 0] == 2][:, 1]
+    assert at_end.max() - at_end.min() == pytest.approx(2 * np.std(means, ddof=1))
+    (axes,) = drawn["differences-to-local"][0].axes
+    wanted = row(compare(found), "kapc")
+    assert list(axes.lines[0].get_xdata()) == pytest.approx([100 * wanted.low, 100 * wanted.high])
+    assert axes.lines[1].get_xdata() == pytest.approx([100 * wanted.difference])
+
+
+def test_latex_with_chosen_columns_caption_and_the_best_in_bold(
+    make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Bold is a mean whose difference to the next best has an interval above 0: with one seed there is none."""
+    study = str(make_study(plan(3, {"kapc": 0.1, "fedper": 0.05})))
+    chosen = ["--format", "latex", "--columns", "mean,difference", "--caption", "Digits, 100 %", "--label", "tab:a"]
+    assert main(["compare", study, *chosen]) == 0
+    out = capsys.readouterr().out
+    lines = [line for line in out.splitlines() if not line.startswith("%")]
+    assert lines[:5] == [
+        r"\begin{table}", r"\centering", r"\caption{Digits, 100 \%}", r"\label{tab:a}", r"\begin{tabular}{lrr}",
+    ]  # fmt: skip
+    assert lines[6] == r"method & mean $\pm$ std & difference \\" and lines[-1] == r"\end{table}"
+    assert [line.split(" & ")[0] for line in lines if "textbf" in line] == ["kapc"]
+    assert "% bold: the best mean, where the interval" in out
+    one = str(make_study(plan(1, {"kapc": 0.1, "fedper": 0.05}), name="one"))
+    assert main(["compare", one, "--format", "latex"]) == 0
+    assert "textbf" not in capsys.readouterr().out
+    assert "no such column (did you mean mean?)" in refused([study, "--columns", "maen"], capsys)
+    assert "csv has all columns" in refused([study, "--format", "csv", "--columns", "mean"], capsys)
+    assert "caption: 'x' is not allowed; it is for --format latex" in refused([study, "--caption", "x"], capsys)
+
+
+def test_a_row_for_each_client(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    study = make_study(plan(3))
+    for file in study.glob("runs/**/final.csv"):
+        rows = [["client", "train_samples", "test_samples", "name"], *([c, 10 + c, 5, f"site {c}"] for c in range(4))]
+        (file.parent / "split.csv").write_text("\n".join(",".join(map(str, one)) for one in rows) + "\n")
+    assert main(["compare", str(study), "--clients", "--format", "json"]) == 0
+    rows = {(one["name"], one["method"]): one for one in json.loads(capsys.readouterr().out)["rows"]}
+    ours = rows["site 2", "kapc"]
+    assert (ours["train_samples"], ours["test_samples"], ours["seeds"]) == ([12], [5], 3)
+    gains = [0.1 * (1 + 0.1 * seed + 0.1) for seed in range(3)]
+    assert (ours["alone"], ours["mean"]) == pytest.approx((LOCAL[2], LOCAL[2] + np.mean(gains)))
+    half = stats.t.ppf(0.975, 2) * np.std(gains, ddof=1) / np.sqrt(3)
+    assert ours["difference"] == pytest.approx(np.mean(gains))
+    assert (ours["low"], ours["high"]) == pytest.approx((np.mean(gains) - half, np.mean(gains) + half))
+    assert main(["compare", str(study), "--clients"]) == 0
+    out = capsys.readouterr().out
+    assert re.search(r"site 2 +12 +5 +3 +70\.0 +82\.0 +\+12\.0 \[\+9\.5, \+14\.5\]", out)
+    assert "not corrected for the number of clients" in out and "other samples with each seed" not in out
+    (file.parent / "split.csv").write_text("client,train_samples,test_samples,name\n2,99,5,site 2\n")
+    assert main(["compare", str(study), "--clients"]) == 0
+    assert "a client has other samples with each seed" in capsys.readouterr().out
+    assert "leave out --clients" in refused([study, "--clients", "--target", "0.5"], capsys)
+
+
 def test_only_an_earlier_comparison_is_written_over(
     make_study: MakeStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -418,9 +499,9 @@ def test_only_an_earlier_comparison_is_written_over(
 def test_the_critical_difference_picture(make_study: MakeStudy, tmp_path: Path) -> None:
     settings = tuple(k / 10 for k in range(1, 9))
     study = make_study(plan(1, {"kapc": 0.2, "fedper": 0.1, "fedrep": 0.1}, settings))
-    from fl_lightning.study.picture import draw
+    from fl_lightning.study.picture import draw_ranks
 
-    (axes,) = draw(compared(study).ranks).axes
+    (axes,) = draw_ranks(compared(study).ranks).axes
     texts = [text.get_text() for text in axes.texts]
     assert texts == ["kapc  1.00", "fedper  2.50", "local  4.00", "fedrep  2.50"]
     assert sum(line.get_linewidth() == 4 for line in axes.lines) == 1  # fedper and fedrep are the same
