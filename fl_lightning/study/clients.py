@@ -60,9 +60,8 @@ def _records(group: Group, setting: str, alone: dict[tuple[str, int], Cell]) -> 
         for (at, seed), cell in cells.items():
             for client, score in cell.scores.items() if at == setting else ():
                 by_client.setdefault(client, {}).setdefault(label, {})[seed] = score
-    facts = {
-        seed: _samples(cell) for cells in group.cells.values() for (at, seed), cell in cells.items() if at == setting
-    }
+    units = [cell for cells in group.cells.values() for (at, _), cell in cells.items() if at == setting]
+    splits = [{int(row["client"]): row for row in cell.run.rows("split")} for cell in units]
     for client, scores in sorted(by_client.items()):
         known = [split[client] for split in splits if client in split]
         for label, by_seed in scores.items():
@@ -71,7 +70,8 @@ def _records(group: Group, setting: str, alone: dict[tuple[str, int], Cell]) -> 
             own = [alone[setting, s].scores[client] for s in by_seed if client in _scores(alone.get((setting, s)))]
             low, high = _interval(pairs)
             records.append({
-                "judge": group.judge, "setting": setting, "client": client, "name": str(known[0].get("name", client) if known else client),
+                "judge": group.judge, "setting": setting, "client": client,
+                "name": str(known[0].get("name", client) if known else client),
                 "train_samples": sorted({int(row["train_samples"]) for row in known}),
                 "test_samples": sorted({int(row["test_samples"]) for row in known}),
                 "redrawn": any(row != known[0] for row in known), "method": label, "seeds": len(by_seed),
