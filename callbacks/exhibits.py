@@ -8,7 +8,7 @@ from __future__ import annotations
 import hashlib
 import json
 import tarfile
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -81,13 +81,16 @@ def heterogeneity(counts: np.ndarray) -> float:
     return float(0.5 * np.abs(shares - occupied.sum(axis=0) / occupied.sum()).sum(axis=1).mean())
 
 
-def cube(view: RelationView) -> Cells:
-    """The relation, a row for each weight; of as many receivers as `MOST_ROWS` has room for."""
+def cube(view: RelationView, names: Sequence[str] = ()) -> Cells:
+    """The relation, a row for each weight, with the `names` of clients that have any; of as many receivers as
+    `MOST_ROWS` has room for."""
     table = Cells(["receiver", "layer", "source", "weight"])
     of_one = len(view.layers) * len(view.sources)
     for receiver, rows in zip(view.receivers[: MOST_ROWS // max(of_one, 1)], view.rows, strict=False):
         for layer, weights in zip(view.layers, rows.tolist(), strict=True):
-            table.rows += [[receiver, layer, *pair] for pair in zip(view.sources, weights, strict=True)]
+            sources = [names[s] for s in view.sources] if names else view.sources
+            called = names[receiver] if names else receiver
+            table.rows += [[called, layer, *pair] for pair in zip(sources, weights, strict=True)]
     return table
 
 
@@ -95,11 +98,19 @@ def clients(run: RunContext, scores: list[float], kinds: list[str], last: Mappin
     """A row for each client: its samples and classes, its final score, and what its last round came to."""
     data, name = run.data, run.data.metric.name
     seen = list(dict.fromkeys(column for row in last.values() for column in row if column not in _KNOWN))
-    table = Cells(["client", "train_samples", "test_samples", "classes", f"final_{name}", "model", *seen])
+    named = ["name"] if data.client_names else []
+    table = Cells(["client", *named, "train_samples", "test_samples", "classes", f"final_{name}", "model", *seen])
     classes = (data.class_counts > 0).sum(axis=1).tolist()
     for client in range(min(run.clients, MOST_ROWS)):
         row = last.get(client, {})
-        facts = [client, data.train_sizes[client], data.test_sizes[client], classes[client], scores[client]]
+        facts = [
+            client,
+            *(data.client_names[client : client + 1]),
+            data.train_sizes[client],
+            data.test_sizes[client],
+            classes[client],
+            scores[client],
+        ]
         table.rows.append([*facts, kinds[client], *(row.get(column) for column in seen)])
     return table
 
@@ -124,7 +135,7 @@ class Tables:
         return True
 
 
-_KNOWN = ("client", "train_samples", "test_samples")
+_KNOWN = ("client", "name", "train_samples", "test_samples")
 
 
 class Gain:

@@ -59,7 +59,7 @@ class Heatmaps(Observer):
             return
         if run.data.task == "classification" and not self._split_drawn:
             self._split_drawn = True
-            split = draw_split(run.data.class_counts)
+            split = draw_split(run.data.class_counts, run.data.client_names, run.data.class_names)
             self._save(run, "split", split)
             record.images["data/split"] = split
         if self._due(run, record.round):
@@ -69,7 +69,7 @@ class Heatmaps(Observer):
         """The pictures of round `t`."""
         if view.rows.size == 0:
             return {}
-        images = draw_relation(view, self._chosen(view.receivers), t)
+        images = draw_relation(view, self._chosen(view.receivers), t, run.data.client_names)
         for name, image in images.items():
             self._save(run, f"round-{t:04d}-{name}", image)
         return {f"relation/{name}": image for name, image in images.items()}

@@ -254,7 +254,7 @@ class WandB(Observer):
             if scores:
                 row["fairness/clients"] = wandb.Histogram(np_histogram=np.histogram([*scores.values()], bins=20))
             if relation is not None and relation.rows.size and self._tables.due(run, t):
-                row["relation/cube"] = _table(exhibits.cube(relation))
+                row["relation/cube"] = _table(exhibits.cube(relation, run.data.client_names))
             if self._has_room(run, t, len(images)):
                 row |= {name: wandb.Image(image) for name, image in images.items()}
             self._run.log(row, step=t, commit=True)

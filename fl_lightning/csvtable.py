@@ -81,7 +81,7 @@ class CsvTable:
             return []
         with self.path.open(encoding="utf-8") as file:
             first = file.readline()
-        return first.rstrip("\n").split(",") if first.endswith("\n") else []
+        return next(csv.reader([first])) if first.endswith("\n") else []
 
     def _read(self) -> tuple[list[str], list[list[str]]]:
         """Header and rows; what a crash cut short is left out."""

@@ -17,6 +17,9 @@ class SourceKeys:
     """Sources table and hf: the column of the classes, or of the targets."""
     group_column: str | None = None
     """Sources table and hf: the column of the natural partition's groups, a client for each of its values."""
+    client_names: list[str] | None = None
+    """What clients are called in tables, reports and messages, client 0 first; null: those of the
+    natural partition have the names of their groups, others have numbers alone."""
     columns: list[str] | None = None
     """Sources table and hf: the columns of features, or one column of images (in a table: files) or, with `tokens`, of
     texts; null: all but those of label and group."""

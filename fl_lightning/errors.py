@@ -66,13 +66,15 @@ class BadClient(RunFailed):
     Stages are `data`, `download`, `training`, `evaluation` and `upload`.
     """
 
-    def __init__(self, client: int, round: int, stage: str, reason: str) -> None:
-        super().__init__(client, round, stage, reason)  # as they are: an error that is pickled is made from them again
+    def __init__(self, client: int, round: int, stage: str, reason: str, called: str = "") -> None:
+        """`called`: the client in words, its name included where it has one."""
+        super().__init__(client, round, stage, reason, called)  # as they are: a pickled error is made from them again
         self.client, self.round, self.stage, self.reason = client, round, stage, reason
+        self.called = called or f"client {client}"
 
     def bare(self) -> BadClient:
         """The same without its traceback, whose frames would keep the failed visit's tensors alive."""
         return BadClient(*self.args)
 
     def __str__(self) -> str:
-        return f"client {self.client} failed in round {self.round}, stage {self.stage}: {self.reason}"
+        return f"{self.called} failed in round {self.round}, stage {self.stage}: {self.reason}"

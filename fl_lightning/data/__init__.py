@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import NamedTuple
@@ -122,7 +123,8 @@ def _samples(known: _Known, data: DataConfig, seed: int, smoke: bool) -> _Sample
     if common is None and dealt.common is not None:
         common = samples(dealt.common.read_all(), dealt.common.labels)
     unlabelled = None if public_ is None else samples(public_, np.zeros(0, np.int64))
-    reading = replace(source.reading, columns=columns, preprocessing=fits)
+    named = client_names(source, data, len(dealt.names))
+    reading = replace(source.reading, client_names=named, columns=columns, preprocessing=fits)
     return _Samples(samples(train, labels[0], fitted=True), tested, unlabelled, common, reading, made_up)
 
 
@@ -191,7 +193,7 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
     if train.groups is not None and test.groups is not None:
         group_names = source.group_names[:clients] if smoke else source.group_names
         groups = partition.Groups(train.groups, test.groups, group_names)
-    names = names_of(source, data, clients) or [f"client {c}" for c in range(clients)]
+    names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
     rng = numpy_rng(seed, "partition")
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if data.own_test:  # what was dealt as training data is all that a client has
@@ -214,9 +216,21 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
     return _Dealt(train, test, (trains, validations, tests), names, held_back, common)
 
 
-def names_of(source: Source, data: DataConfig, clients: int) -> list[str]:
-    """The clients' names, where they have any: those of the groups that the natural partition makes clients of."""
-    return source.group_names[:clients] if data.partition == partition.NATURAL else []
+def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
+    """The clients' names: `data.client_names`, or those of the groups that the natural partition makes clients of.
+
+    Raises:
+        BadInput: there are more or fewer than clients, or two are equal.
+    """
+    natural = source.group_names[:clients] if data.partition == partition.NATURAL else []
+    names = natural if data.client_names is None else data.client_names
+    key = "data.root" if data.client_names is None else "data.client_names"
+    value = data.root if data.client_names is None else names
+    fine = data.client_names is None or len(names) == clients
+    check(key, value, fine, f"{len(names)} names for {clients} clients (federation.clients)")
+    twice = next((name for name, count in Counter(names).items() if count > 1), None)
+    check(key, value, twice is None, f"two clients are called {twice!r}")
+    return list(names)
 
 
 def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 from zipfile import is_zipfile
@@ -10,7 +11,7 @@ from zipfile import is_zipfile
 import numpy as np
 
 from fl_lightning.config import check
-from fl_lightning.data.source import Absent, Pool, Source
+from fl_lightning.data.source import Absent, Pool, Source, check_class_names
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import Task
 
@@ -27,7 +28,8 @@ def load(root: str | None, task: Task = "classification", test: bool = True) -> 
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
     parts = ("train", "test") if test else ("train",)
-    wanted = [f"{letter}_{part}" for part in parts for letter in "xy"]
+    wanted = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
+    wanted += ["class_names", "client_names"]
     missing, arrays = _read(
         "data.root",
         root,
@@ -35,16 +37,41 @@ def load(root: str | None, task: Task = "classification", test: bool = True) -> 
     )
     check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
     pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task) for p in parts}
+    pools, group_names = _grouped(root, pools, arrays)
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
     if shapes["train"] != shapes[parts[-1]]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
     if task == "regression":
-        return Source(pools["train"], pools[parts[-1]], [])
+        return Source(pools["train"], pools[parts[-1]], [], group_names)
     classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
     samples = len(pools["train"].labels)
     if classes > samples:
         raise BadInput("data.root", root, f"label {classes - 1} is above {samples} training samples: number from 0")
-    return Source(pools["train"], pools[parts[-1]], [str(label) for label in range(classes)])
+    class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
+    check_class_names("data.root", root, class_names, classes)
+    return Source(pools["train"], pools[parts[-1]], class_names, group_names)
+
+
+def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Pool], list[str]]:
+    """The pools with each sample's client, and the clients' names: `client_names`, or the values in order."""
+    if "client_train" not in arrays:
+        return pools, []
+    values: list[object] = sorted({*arrays["client_train"].ravel().tolist()}, key=lambda v: (isinstance(v, str), v))
+    if "client_names" in arrays:
+        values = list(range(arrays["client_names"].size))
+    places = {value: place for place, value in enumerate(values)}
+    grouped = {}
+    for part, pool in pools.items():
+        own = arrays.get(f"client_{part}", np.zeros(0)).ravel().tolist()
+        fine = len(own) == len(pool.labels)
+        check("data.root", root, fine, f"client_{part} holds {len(own)} clients of {len(pool.labels)} samples")
+        odd = next((value for value in own if value not in places), None)
+        check("data.root", root, odd is None, f"client_{part} holds {odd!r}, which no name or training sample has")
+        grouped[part] = replace(pool, groups=np.array([places[value] for value in own], np.int64))
+    names = arrays["client_names"].ravel().tolist() if "client_names" in arrays else [str(value) for value in values]
+    odd = next((name for name in names if not isinstance(name, str)), None)
+    check("data.root", root, odd is None, f"client_names holds {odd!r}, which is no text")
+    return grouped, names
 
 
 def public(key: str, path: str) -> Pool:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.config import check
-from fl_lightning.data.source import Pool, Source, split_source
+from fl_lightning.data.source import Pool, Source, check_class_names, split_source
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from 0, a name"
@@ -57,7 +57,8 @@ def _source(name: str, module: Any, train: list[Any], test: list[Any] | None, se
     if len(pools) == 2 and pools[0].read(np.arange(1)).shape != pools[1].read(np.arange(1)).shape:
         raise BadInput("data.source", name, "its training and test samples differ in shape")
     classes = 1 + max(int(pool.labels.max()) for pool in pools)
-    names = [str(k) for k in getattr(module, "class_names", range(classes))]
+    names = list(getattr(module, "class_names", map(str, range(classes))))
+    check_class_names("data.source", name, names, classes)
     vocabulary = int(getattr(module, "vocabulary", 0))
     tokens = pools[0].read(np.arange(1)).dtype == np.int64
     check(

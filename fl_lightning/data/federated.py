@@ -106,6 +106,17 @@ class FederatedData:
         return int(counts[counts > 0].min())
 
     @property
+    def client_names(self) -> list[str]:
+        """Of the clients that take part, in order; empty: they have numbers alone."""
+        names = self.reading.client_names
+        return [names[number] for number in self.numbers] if names else []
+
+    def called(self, i: int) -> str:
+        """Client `i` in a message."""
+        names = self.client_names
+        return f"client {i} ({names[i]})" if i < len(names) else f"client {i}"
+
+    @property
     def text(self) -> Text | None:
         """What samples are, where they are texts."""
         return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None

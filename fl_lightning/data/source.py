@@ -79,6 +79,8 @@ class Pool:
 class Reading:
     """How raw samples, as a user's file has them, become inputs of a model."""
 
+    client_names: list[str] = field(default_factory=list)
+    """Of all clients that the data were dealt to; empty: they have numbers alone."""
     columns: Columns | None = None
     """Of a table whose samples are features."""
     preprocessing: Preprocessing | None = None
@@ -116,6 +118,17 @@ class HeldOut:
     test: np.ndarray
     """Indices into the test samples."""
     angle: float
+
+
+def check_class_names(key: str, value: object, names: list[object], classes: int) -> None:
+    """Raise `BadInput` for `key` unless `names` are different texts, one for each class."""
+    odd = next((name for name in names if not isinstance(name, str)), None)
+    if odd is not None:
+        raise BadInput(key, value, f"the class name {odd!r} is no text: class_names must hold texts")
+    if len(names) < classes:
+        raise BadInput(key, value, f"class_names has {len(names)} names for {classes} classes")
+    if len({*names}) < len(names):
+        raise BadInput(key, value, "class_names has a name twice")
 
 
 def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None, seed: int = 0) -> Source:

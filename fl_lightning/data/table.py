@@ -69,7 +69,7 @@ def load(data: DataConfig) -> Source:
     check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
     read = Pool.of(_features(data, head, rows, places, columns), labels).read
     source = split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
-    return replace(source, reading=Reading(columns))
+    return replace(source, reading=Reading(columns=columns))
 
 
 def _read(root: str | None) -> tuple[list[str], list[list[str]]]:

@@ -10,31 +10,54 @@ from fl_lightning.drawing.heatmap import heatmap, top
 from fl_lightning.record import RelationView
 
 
-def draw_split(counts: np.ndarray) -> np.ndarray:
-    """Classes × clients, training samples by client and class (N, classes); uint8 (height, width, 3)."""
-    clients, classes = (list(range(number)) for number in counts.shape)
-    return heatmap(counts.T, classes, clients, "Training samples by client and class", "client", "class")
+def draw_split(counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[str] = ()) -> np.ndarray:
+    """Classes × clients, training samples by client and class (N, classes); uint8 (height, width, 3).
+
+    `names` of clients and of `classes`; numbers where there are none.
+    """
+    clients = called(range(len(counts)), names)
+    return heatmap(
+        counts.T,
+        called(range(counts.shape[1]), classes),
+        clients,
+        "Training samples by client and class",
+        "client",
+        "class",
+    )
 
 
-def draw_relation(view: RelationView, clients: Sequence[int], t: int) -> dict[str, np.ndarray]:
+def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
+    """Labels: names that are no numbers, else numbers, which a picture thins where they would collide."""
+    numeric = all(name.isdigit() for name in names)
+    return [int(names[n]) if numeric and names else names[n] if names else n for n in numbers]
+
+
+def draw_relation(
+    view: RelationView, clients: Sequence[int], t: int, names: Sequence[str] = ()
+) -> dict[str, np.ndarray]:
     """`client-000` and so on of the receivers `clients`, and `overview` of all; uint8 (height, width, 3)."""
-    images = {f"client-{client:03d}": draw_client(view, client, t) for client in clients}
-    return images | {"overview": draw_overview(view.rows.mean(axis=1), view.receivers, view.sources, view.layers, t)}
+    images = {f"client-{client:03d}": draw_client(view, client, t, names) for client in clients}
+    receivers, sources = called(view.receivers, names), called(view.sources, names)
+    own = np.array(view.receivers)[:, None] == np.array(view.sources)
+    return images | {"overview": draw_overview(view.rows.mean(axis=1), own, receivers, sources, view.layers, t)}
 
 
-def draw_client(view: RelationView, client: int, round: int) -> np.ndarray:
+def draw_client(view: RelationView, client: int, round: int, names: Sequence[str] = ()) -> np.ndarray:
     """Layers × sources: what `client` receives, layer by layer; uint8 (height, width, 3)."""
     values = view.rows[view.receivers.index(client)]
     own = np.broadcast_to(np.array(view.sources) == client, values.shape)
-    title = f"Round {round}: how much client {client} receives of each client's layers"
-    return heatmap(values, view.layers, view.sources, title, "source client", "layer", high=top(values, own))
+    title = f"Round {round}: how much client {called([client], names)[0]} receives of each client's layers"
+    return heatmap(
+        values, view.layers, called(view.sources, names), title, "source client", "layer", high=top(values, own)
+    )
 
 
 def draw_overview(
-    values: np.ndarray, receivers: Sequence[int], sources: Sequence[int], layers: Sequence[str], round: int
-) -> np.ndarray:
-    """Receivers × sources, mean over the layers; uint8 (height, width, 3)."""
-    own = np.array(receivers)[:, None] == np.array(sources)
+    values: np.ndarray, own: np.ndarray, receivers: Sequence[str | int], sources: Sequence[str | int],
+    layers: Sequence[str], round: int,
+) -> np.ndarray:  # fmt: skip
+    """Receivers × sources by their labels, mean over the layers, clients' `own` weights marked; uint8 (height, width,
+    3)."""
     scope = f"mean over {len(layers)} layers" if len(layers) > 1 else layers[0]
     title = f"Round {round}: who receives from whom ({scope})"
     labels = ("source client", "receiving client")

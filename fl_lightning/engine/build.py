@@ -77,7 +77,7 @@ def federation(
         check("data.held_out_clients", config.data.held_out_clients, bool(group.members), allowed)
         alone = next((c for c in group.members if group.whole_last and data.train_sizes[c] == 1), None)
         if alone is not None and config.federation.on_bad_client == "stop":
-            allowed = f"BatchNorm cannot train on the single sample of client {alone}: at least 2"
+            allowed = f"BatchNorm cannot train on the single sample of {data.called(alone)}: at least 2"
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
         groups.append(group)
     run = run_of(fabric, config, data, method, callbacks, groups, folder)

@@ -181,7 +181,7 @@ class Evaluator:
         needs_last = judge == "after" or self.keeps_start
         there = state is not None and (judge == "after" or f"{_START}0" in state.memory)
         if needs_last and id in run.server.uploaded and not there:
-            allowed = f"of client {id} no such model is kept: only a run that is itself judged so keeps them"
+            allowed = f"of {run.data.called(id)} no such model is kept: only a run that is itself judged so keeps them"
             raise BadInput("evaluation.judge", judge, allowed)
         if judge == "after" and state is not None:
             rest = self.at_rest(id)
@@ -218,7 +218,7 @@ class Evaluator:
             raise RunFailed("no client's final model can be judged")
         named: dict[str, str] = {name: name for name in run.config.evaluation.metrics or ()}
         further = [scoring.set_apart(c["further"], list(named))[1] for c in everyone]
-        scoring.tell_left_out(further, named if run.is_main else ())
+        scoring.tell_left_out(further, named if run.is_main else (), run.data.client_names)
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts

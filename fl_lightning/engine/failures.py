@@ -65,25 +65,27 @@ class Guard:
         except (BadInput, RunFailed):
             raise
         except Exception as error:
+            called = self.run.data.called(client)
             if why := lost(self.run.device):
-                where = f"{self.run.device} failed in round {t}, client {client}, stage {at.stage}"
+                where = f"{self.run.device} failed in round {t}, {called}, stage {at.stage}"
                 raise MachineFailed(
                     f"the device {where}: {redact(why)}; the run can be continued with --resume"
                 ) from error
             note = self.run.folder / "failure.txt"
             with writing(note), note.open("a", encoding="utf-8") as file:
-                file.write(f"client {client}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n")
+                file.write(f"{called}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n")
             reason = redact(f"{type(error).__name__}: {error}".splitlines()[0])
-            raise BadClient(client, t, at.stage, f"{reason} (traceback in failure.txt)") from error
+            raise BadClient(client, t, at.stage, f"{reason} (traceback in failure.txt)", called) from error
 
     def check_finite(self, t: int, results: Sequence[ClientResult]) -> None:
         """Raise `BadClient` for the first client whose loss, model, further vectors, memory or upload is not finite."""
         for result, values in zip(results, numbers([r.values for r in results]), strict=True):
+            called = self.run.data.called(result.client)
             for name, stage, what in _CHECKS:
                 if not math.isfinite(values.get(name, 0.0)):
-                    raise BadClient(result.client, t, stage, f"{what} is not finite; lower optimizer.lr")
+                    raise BadClient(result.client, t, stage, f"{what} is not finite; lower optimizer.lr", called)
             if not all(bool(x.isfinite().all()) for x in result.statistics.values() if x.is_floating_point()):
-                raise BadClient(result.client, t, "upload", "what it tells is not finite; lower optimizer.lr")
+                raise BadClient(result.client, t, "upload", "what it tells is not finite; lower optimizer.lr", called)
             values.pop("model_norm")
             values.pop("kept_norm", None)
             values.pop("upload_norm", None)

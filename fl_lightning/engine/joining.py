@@ -108,7 +108,9 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     who, rule = run.data.held_out[place], rule_of(run, group)
     new, labelled = few(run.data, who, count, config.data.validation, config.seed, run.device, run.dtype)
     used = (len(new.train) + len(new.validation)) * labelled
-    row = {"client": who.number, "samples_per_class": count, "samples": used, "test_samples": len(new.test)}
+    names = run.data.reading.client_names
+    row: dict[str, Any] = {"client": who.number} | ({"name": names[who.number]} if names else {})
+    row |= {"samples_per_class": count, "samples": used, "test_samples": len(new.test)}
     scores: dict[str, float] = {}
     if comes_to_a_model(rule, labelled):
         scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores

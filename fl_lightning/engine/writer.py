@@ -34,8 +34,9 @@ class RunFolderWriter(Observer):
             self.folder.truncate(run.resumed_from)
             self._code = owncode.read(owncode.paths(run.config))
             data = run.data
+            self.folder.names = data.client_names
             counts = data.class_counts if data.task == "classification" else None
-            self.folder.write_split(data.train_sizes, data.test_sizes, counts)
+            self.folder.write_split(data.train_sizes, data.test_sizes, counts, data.class_names)
             if (line := imbalance.line(data, run.config.evaluation.metrics or ())) and not run.resumed_from:
                 log.say(line)
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)

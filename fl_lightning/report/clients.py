@@ -26,9 +26,11 @@ def splits(runs: list[RunResult]) -> list[dict[str, Any]]:
         if not classes:
             continue
         counts = [[int(row.get(name, 0)) for row in run.rows("split")[:MOST_CLIENTS]] for name in classes]
+        bare = [name.removeprefix("class_") for name in classes]
+        numbers = [int(row["client"]) for row in run.rows("split")[:MOST_CLIENTS]]
         made = {
-            "runs": [], "classes": [int(name.removeprefix("class_")) for name in classes],
-            "clients": [int(row["client"]) for row in run.rows("split")[:MOST_CLIENTS]], "counts": counts,
+            "runs": [], "classes": [int(name) if name.isdigit() else name for name in bare],
+            "clients": [run.client_names.get(number, number) for number in numbers], "counts": counts,
             "most": max(map(max, counts)),
         }  # fmt: skip
         different.setdefault(repr(run.rows("split")).encode(), made)["runs"].append(number)
@@ -103,7 +105,7 @@ def own_worth(runs: list[RunResult]) -> Table:
 
 
 def table(runs: list[RunResult]) -> Table:
-    """A row for each client, by its number: its samples, where all runs have one split, and its score in each run."""
+    """A row for each client, by its name or number: its samples, where all runs have one split, and its scores."""
     kind = Comparison.of(runs).kind
     scores = [run.scores(kind)[0] for run in runs]
     shared = splits(runs)
@@ -117,7 +119,8 @@ def table(runs: list[RunResult]) -> Table:
         classes = sum(value > 0 for name, value in row.items() if name.startswith("class_"))
         known = [f"{row['train_samples']:.0f}", f"{row['test_samples']:.0f}", str(classes)] if facts else []
         shown = runs[0].metric.shown
-        return [str(client), *known, *(shown(of_run[client]) if client in of_run else NONE for of_run in scores)]
+        called = dict.fromkeys(run.called(client) for run in runs)
+        return [" / ".join(called), *known, *(shown(of_run[client]) if client in of_run else NONE for of_run in scores)]
 
     return Table(head, [cells(client) for client in everyone], of_runs=False)
 

@@ -168,7 +168,7 @@ def fairness(runs: list[RunResult]) -> dict[str, Figure]:
             continue
         count = len(ranked)
         values = _short([score for _, score in ranked])
-        names = [f"client {client}" for client, _ in ranked]
+        names = [f"client {run.called(client)}" for client, _ in ranked]
         shared = {"name": label, "text": names}
         line = {"color": colour[number], "width": 2}
         ordered.append(

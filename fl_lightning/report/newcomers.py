@@ -54,7 +54,7 @@ def curve(runs: list[RunResult]) -> dict[str, Figure]:
 def table(runs: list[RunResult]) -> Table:
     """The same as text, and how each run's method comes to such a model."""
     by_run = [means(run) for run in runs]
-    rows = [["held out", *(", ".join(map(str, run.facts.get("held_out_clients", []))) or NONE for run in runs)]]
+    rows = [["held out", *(", ".join(map(run.called, run.facts.get("held_out_clients", []))) or NONE for run in runs)]]
     rows.append(["a newcomer gets", *(str(run.facts.get("newcomer_rule", NONE)) for run in runs)])
     shown = runs[0].metric.shown
     for count in sorted({count for scores in by_run for count in scores}):

@@ -121,7 +121,8 @@ function drawRelation() {
     .flatMap((run) => Object.values(run.pictures).map(kind)).filter(Boolean);
   find("round-number").textContent = round;
   find("round").setAttribute("aria-valuetext", `round ${round}`);
-  data.relation.runs.forEach(({ pictures, layers, constant }, number) => {
+  data.relation.runs.forEach(({ pictures, layers, constant, names = {} }, number) => {
+    const called = (one) => names[one] ?? `${one}`;
     if (!Object.keys(pictures).length) return;
     // A run that ended before this round, or has no file of it, shows the round before; the title says so.
     const kept = Object.keys(pictures).map(Number);
@@ -130,15 +131,15 @@ function drawRelation() {
     const mean = layers.length > 1 ? `mean over ${layers.length} layers` : "one layer";
     const when = at === round ? `round ${round}` : `round ${at} (${round} is not there)`;
     find(`overview-title-${number}`).textContent = `${when}, who receives from whom (${mean})`;
-    drawPicture(`overview-${number}`, now.overview, now.sources, now.receivers,
+    drawPicture(`overview-${number}`, now.overview, now.sources.map(called), now.receivers.map(called),
       same ? everywhere((picture) => picture.overview, constant) : [now.overview],
       { height: 440, x: "source client", y: "receiving client" },
       "client %{y} receives from client %{x}<br>weight %{z:.4~g}");
     if (client === null) return;
     const own = now.clients[client];
-    find(`client-title-${number}`).textContent = own ? `${when}, what client ${client} receives of each layer`
-      : `${when}: client ${client} is not ${now.receivers.includes(Number(client)) ? "shown layer by layer" : "in the cohort"}`;
-    drawPicture(`client-${number}`, own, own ? now.sources : [], own ? layers : [],
+    find(`client-title-${number}`).textContent = own ? `${when}, what client ${called(client)} receives of each layer`
+      : `${when}: client ${called(client)} is not ${now.receivers.includes(Number(client)) ? "shown layer by layer" : "in the cohort"}`;
+    drawPicture(`client-${number}`, own, own ? now.sources.map(called) : [], own ? layers : [],
       same ? everywhere((picture) => picture.clients[client], constant) : [own].filter(Boolean),
       { height: Math.max(layersHeight(layers), 440), x: "source client", y: "", all: true },
       "layer %{y} of client %{x}<br>weight %{z:.4~g}");

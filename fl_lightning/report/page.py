@@ -69,6 +69,10 @@ def _json(data: dict[str, Any]) -> str:
     return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
 
 
-def _clients(relation: dict[str, Any]) -> list[int]:
+def _clients(relation: dict[str, Any]) -> dict[int, str]:
+    """Of the clients that are shown one by one, the name (of one number several, if runs differ) or number."""
     rounds = [picture for run in relation["runs"] for picture in run["pictures"].values()]
-    return sorted({client for picture in rounds for client in picture["clients"]})
+    shown = sorted({client for picture in rounds for client in picture["clients"]})
+    return {
+        c: " / ".join(dict.fromkeys(run.get("names", {}).get(c, str(c)) for run in relation["runs"])) for c in shown
+    }

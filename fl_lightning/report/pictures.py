@@ -54,8 +54,8 @@ def decode(picture: Picture, columns: int) -> np.ndarray:
 
 
 def relations(runs: list[RunResult]) -> dict[str, Any]:
-    """The pictures of all runs: `rounds` of the slider, and for each run its `layers` and `pictures` by round, and in
-    words what is `constant` in all of them: empty where there is something to see.
+    """The pictures of all runs: `rounds` of the slider, and for each run its `layers`, `pictures` by round, `names` of
+    clients by number, and in words what is `constant` in all of them: empty where there is something to see.
 
     A round's picture has `receivers`, `sources`, `overview` (receivers x sources) and `clients` (layers x sources by
     receiver). What is left out is noted in the runs.
@@ -79,7 +79,9 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
                 layers, same = view.layers, same | {_same(view)}
                 pictures[number] = _round(view, details or 0)
         run.notes["relation"] += unread([number for number in due if number not in pictures])
-        shown.append({"layers": layers, "pictures": pictures, "constant": same.pop() if len(same) == 1 else ""})
+        constant = same.pop() if len(same) == 1 else ""
+        named = {"names": run.client_names} if run.client_names else {}
+        shown.append({"layers": layers, "pictures": pictures, "constant": constant, **named})
     rounds = [number for number in rounds if any(number in run["pictures"] for run in shown)]
     return {"rounds": rounds, "of": len({number for numbers in kept.values() for number in numbers}), "runs": shown}
 

@@ -122,7 +122,7 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
     axes.set(xlabel="client", ylabel="class")
 
 
-def _relations(run: RunResult) -> list[tuple[str, np.ndarray, Sequence[Any], list[int], np.ndarray, str, str]]:
+def _relations(run: RunResult) -> list[tuple[str, np.ndarray, Sequence[Any], list[str], np.ndarray, str, str]]:
     """Of the last round that is kept: who receives from whom, and what the first receivers get of each layer.
 
     Each with the end of its file's name, values (rows, sources), names of the rows, sources, which weights are clients'
@@ -136,19 +136,27 @@ def _relations(run: RunResult) -> list[tuple[str, np.ndarray, Sequence[Any], lis
     if view is None or not view.rows.size:
         return []
     own = np.array(view.receivers)[:, None] == np.array(view.sources)
-    overall = view.rows.mean(axis=1)
+    overall, sources = view.rows.mean(axis=1), [*map(run.called, view.sources)]
     words = f"weight in round {rounds[-1]}"
-    drawn: list[tuple[str, np.ndarray, Sequence[Any], list[int], np.ndarray, str, str]] = [
-        ("", overall, view.receivers, view.sources, own, "receiving client", f"{words}, mean over the layers")
+    drawn: list[tuple[str, np.ndarray, Sequence[Any], list[str], np.ndarray, str, str]] = [
+        (
+            "",
+            overall,
+            [*map(run.called, view.receivers)],
+            sources,
+            own,
+            "receiving client",
+            f"{words}, mean over the layers",
+        )
     ]
     for receiver, rows, mine in list(zip(view.receivers, view.rows, own, strict=True))[:_RECEIVERS]:
         each = np.broadcast_to(mine, rows.shape)
-        drawn.append((f"-client-{receiver:03d}", rows, view.layers, view.sources, each, "layer", words))
+        drawn.append((f"-client-{receiver:03d}", rows, view.layers, sources, each, "layer", words))
     return drawn
 
 
 def _relation(
-    axes: Axes, values: np.ndarray, rows: Sequence[Any], sources: list[int], own: np.ndarray, kind: str, words: str
+    axes: Axes, values: np.ndarray, rows: Sequence[Any], sources: list[str], own: np.ndarray, kind: str, words: str
 ) -> None:
     """Rows × sources: a relation."""
     _heat(axes, values, rows, sources, words, top(values, own))

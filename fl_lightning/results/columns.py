@@ -166,6 +166,7 @@ COLUMNS.declare(
     Column("rand_index", "relation", "adjusted Rand index of true groups and those of the relation's rows"),
     Column("round", "run", "number of the round, from 1"),
     Column("client", "run", "number of the client, from 0"),
+    Column("name", "run", "name of the client, where clients have names"),
     Column("model", "run", "kind of model that the client's final score is of"),
     Column("loss", "training", "mean task loss of a newcomer on its test part", "min"),
     Column("train_samples", "data", "training samples of the client"),

@@ -61,15 +61,23 @@ class RunFolder:
         self._clients = CsvTable(path / "clients.csv")
         self._failures = CsvTable(path / "failures.csv")
         self._declared: set[str] = set()
+        self.names: Sequence[str] = ()
+        """Of the clients, written beside their numbers; empty: they have none."""
 
     def append(self, record: RoundRecord) -> None:
         """Write one round: its relation, its clients' rows, its failures, its row of metrics."""
         self.write_relation(record.round, record.relation)
         self.write_traffic(record)
-        self._clients.append([{"round": record.round, **row} for row in record.clients], _ALWAYS)
+        self._clients.append([{"round": record.round, **self._named(row)} for row in record.clients], _ALWAYS)
         if record.failures:
-            self._failures.append([{"round": record.round, **row} for row in record.failures])
+            self._failures.append([{"round": record.round, **self._named(row)} for row in record.failures])
         self._metrics.append([{"round": record.round, **record.metrics}], _ALWAYS)
+
+    def _named(self, row: Mapping[str, Any]) -> dict[str, Any]:
+        """A client's row with its name behind its number."""
+        at = int(row["client"])
+        known = {"name": self.names[at]} if at < len(self.names) else {}
+        return {"client": row["client"], **known, **row}
 
     def flush(self, after: int, upto: int) -> None:
         """Wait until the disk has what `append` wrote of the rounds behind `after`, up to `upto`."""
@@ -202,22 +210,26 @@ class RunFolder:
             row["model"] = kind
         for row, others in zip(rows, further, strict=bool(further)):
             row |= others
-        CsvTable(self.path / "final.csv").write(rows)
+        CsvTable(self.path / "final.csv").write([self._named(row) for row in rows])
 
     def write_newcomers(self, rows: Sequence[Mapping[str, float | str]]) -> None:
         """Write `newcomers.csv`: how clients that were held out fare, by labelled samples; no file without any."""
         if rows:
             CsvTable(self.path / "newcomers.csv").write(rows)
 
-    def write_split(self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None) -> None:
-        """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes)."""
+    def write_split(
+        self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None, names: Sequence[str] = ()
+    ) -> None:
+        """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes); `names`: of these,
+        by which their columns are called where all can be (`class_columns`)."""
         rows: list[Row] = [
             {"client": c, "train_samples": own, "test_samples": judged}
             for c, (own, judged) in enumerate(zip(train, test, strict=True))
         ]
         for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
-            row |= {f"class_{k}": count for k, count in enumerate(counts)}
-        CsvTable(self.path / "split.csv").write(rows, durable=False)  # each start writes it anew
+            row |= dict(zip(class_columns(names or list(map(str, range(len(counts))))), counts, strict=True))
+        # Each start writes it anew.
+        CsvTable(self.path / "split.csv").write([self._named(row) for row in rows], durable=False)
 
     def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
         """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:
@@ -228,7 +240,7 @@ class RunFolder:
             for k, row in enumerate(rows):
                 others = np.delete(table[k], k).astype(np.float64)
                 row |= {name: float(np.nanmean(others))} if np.isfinite(others).any() else {}
-        CsvTable(self.path / "heterogeneity.csv").write(rows)
+        CsvTable(self.path / "heterogeneity.csv").write([self._named(row) for row in rows])
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
@@ -243,6 +255,12 @@ class RunFolder:
         if not isinstance(summary, dict):
             raise Damaged("run", str(self.path), "its summary.json is damaged")
         return summary
+
+
+def class_columns(names: Sequence[str]) -> list[str]:
+    """Columns of classes, in their order: by name, or by number where some name (a token of texts) is no plain word."""
+    plain = all(name.isprintable() and name.strip() == name != "" for name in names)
+    return [f"class_{name if plain else number}" for number, name in enumerate(names)]
 
 
 def best(rows: Iterable[Row], column: str | None = None) -> tuple[float, int]:

@@ -24,6 +24,7 @@ from fl_lightning.record import RelationView
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import RunFolder, best, final_kind, final_words, mean_of_bests
 from fl_lightning.results.ledger import UNREADABLE, Ledger, read_ledger, unread
+from fl_lightning.results.named import Named
 from fl_lightning.results.summary import Summary
 
 if TYPE_CHECKING:
@@ -49,7 +50,7 @@ _LASTING = ("judge", "version", "made_up_data", "clients", "held_out_clients", "
 """What keys of summary.json that hold for a run however long it is begin with."""
 
 
-class RunResult:
+class RunResult(Named):
     """A run folder, finished or not, as tables. Each is read once: make another object to see later rounds.
 
     Args:

@@ -160,7 +160,7 @@ def tidy(runs: Iterable[RunResult]) -> DataFrame:
 
     runs = [run for run in runs if run.finished]
     tables = [
-        run.final.melt([name for name in ("client", "model") if name in run.final], var_name="metric")
+        run.final.melt([name for name in ("client", "name", "model") if name in run.final], var_name="metric")
         .dropna(subset="value")
         .assign(method=label, setting=setting, seed=run.setting("seed"))
         for run, label, setting in zip(runs, labels(runs), settings(runs), strict=True)

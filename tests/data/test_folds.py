@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from fl_lightning import Run
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import FederatedData, prepare
@@ -117,7 +118,8 @@ def test_all_methods_of_a_seed_have_the_same_folds(tmp_path: Path, method: str) 
     flags += f" --federation.clients 3 --data.folds 3 --seed 2 --method {method} --federation.rounds 1"
     flags += f" --federation.local_epochs 1 --loggers null --callbacks null --out {tmp_path} --name {method}"
     assert main(["fit", "--model", "mlp", *flags.split()]) == 0
-    table_ = (tmp_path / method / "split.csv").read_text().splitlines()
-    sizes = [line.split(",")[1:3] for line in table_[1:]]
+    rows_ = Run(tmp_path / method).rows("split")
     data = prepare(replace(config, folds=3), 3, 2)
-    assert sizes == [[str(a), str(b)] for a, b in zip(data.train_sizes, data.test_sizes, strict=True)]
+    assert [(row["train_samples"], row["test_samples"]) for row in rows_] == [
+        (a, b) for a, b in zip(data.train_sizes, data.test_sizes, strict=True)
+    ]
