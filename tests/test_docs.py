@@ -38,6 +38,7 @@ OWN = (
     "my_losses",
     "my_methods",
     "my_models",
+    "my_optimizer",
     "my_sites",
     "my_watch",
 )
@@ -166,7 +167,7 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
 
 
 @pytest.mark.sampled("add-a-method")
-@pytest.mark.parametrize("name", ["own-model-and-data.md", "add-a-method.md"])
+@pytest.mark.parametrize("name", ["own-model-and-data.md", "add-a-method.md", "server-optimiser.md"])
 def test_examples_run(name: str, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     page = ROOT / "docs" / name
     for line in "".join(blocks(page, "")).splitlines():

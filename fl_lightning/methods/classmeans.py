@@ -1,4 +1,4 @@
-"""What FedProto and FedHKD have in common: clients exchange means by class."""
+"""What FedProto, FedTGP and FedHKD have in common: clients exchange means by class."""
 
 from __future__ import annotations
 

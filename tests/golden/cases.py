@@ -134,6 +134,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
     "fesem": {"clusters": 2},
     "ifca": {"clusters": 2},
     "knnper": {"k": 3},
+    "fedtgp": {"server_epochs": 5},
     "fedu": {"gamma": 0.2},
     "heurfedamp": {"lam": 0.5, "alpha": 0.2},
     "lgfedavg": {"layers": 1},

@@ -16,6 +16,7 @@ FEW: dict[str, dict[str, str]] = {
     **{name: {"samples": "24", "steps": "2", "batch_size": "8"} for name in ("feddf", "pfeddf")},
     "fedrep": {"head_epochs": "1"},
     "fedgen": {"generator_steps": "2", "hidden": "8", "noise": "4"},
+    "fedtgp": {"server_epochs": "2"},
     "lgfedavg": {"layers": "1"},
     "pfedhn": {"hidden": "8"},
     "pfedla": {"hidden": "8", "embedding": "4"},

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import runpy
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -77,6 +79,19 @@ def test_adam_and_yogi_by_hand(federation: Make, method: FedAdam | FedYogi) -> N
         down = square * torch.sign(v - square) if isinstance(method, FedYogi) else v - square
         v = v - 0.01 * down
         torch.testing.assert_close(new, old + 0.2 * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
+
+
+def test_the_pages_optimiser_is_15_lines_and_steps_by_the_sign(federation: Make, tmp_path: Path) -> None:
+    page = (Path(__file__).resolve().parents[2] / "docs" / "server-optimiser.md").read_text()
+    code = page.partition("```python\n# my_optimizer.py\n")[2].partition("```")[0]
+    assert 10 < len([line for line in code.splitlines() if line]) <= 15
+    (tmp_path / "my_optimizer.py").write_text(code)
+    method = runpy.run_path(str(tmp_path / "my_optimizer.py"))["FedSignum"](server_lr=0.02, beta=0.6)
+    means, models = mean_changes(federation, method)
+    momentum = torch.zeros_like(models[0])
+    for change, old, new in zip(means, models, models[1:], strict=False):
+        momentum = 0.6 * momentum + 0.4 * change
+        torch.testing.assert_close(new, old + 0.02 * momentum.sign(), rtol=0, atol=1e-12)
 
 
 def test_normalised_by_steps(federation: Make) -> None:

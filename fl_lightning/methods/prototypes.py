@@ -1,0 +1,57 @@
+"""What FedProto and FedTGP have in common: prototypes of classes in place of models."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core import Client, Module
+from fl_lightning.core.phase import Batch
+from fl_lightning.methods.base import WithoutModels
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.common.basics import wide
+from fl_lightning.methods.common.class_means import distance_to_means
+from fl_lightning.ranges import NonNegativeFloat
+
+
+@dataclass(frozen=True)
+class Prototypes(WithoutModels, ClassMeans, ABC):
+    """Base: models never travel; features are pulled to the global prototype of their class, and the nearest predicts.
+
+    Arguments as of `fedproto`.
+    """
+
+    family = "prototypes and distillation"
+    starts = "own"
+
+    lam: NonNegativeFloat = 1.0
+    distance: Literal["means", "norm", "squared"] = "means"
+    predict: Literal["classifier", "prototype"] = "prototype"
+
+    @property
+    @abstractmethod
+    def uniform(self) -> bool:
+        """Whether the server's mean weighs clients the same, and not by their samples of the class."""
+
+    @property
+    def adds(self) -> bool:
+        """The pull."""
+        return self.lam > 0
+
+    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+        """And lam times the distance of features to their class's prototype; unknown classes add 0."""
+        task: Tensor = module.task_loss(batch)
+        return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)
+
+    def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
+        """The model's scores, or minus the distance to each known prototype (the model's while none is known)."""
+        scores = super().outputs(client, x, kind)
+        memory = client.run.server.memory
+        if self.predict == "classifier" or not memory["means.known"].any():
+            return scores
+        prototypes, known = (memory[f"means.{name}"].to(scores.device) for name in ("features", "known"))
+        return -torch.cdist(wide(client.module.features), prototypes).masked_fill(~known, torch.inf)

@@ -1,0 +1,128 @@
+"""FedTGP: prototypes that the server learns."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import cross_entropy
+from watching import Make, run_all, same, server_of, trained
+
+from fl_lightning.methods.common.trained_prototypes import LEARNED, adaptive_margin, margin_loss
+from fl_lightning.methods.fedtgp import FedTGP
+from fl_lightning.methods.local import Local
+
+EXACT: dict[str, Any] = {"precision": "64-true"}
+
+
+def test_without_its_pull_and_its_prototypes_everybody_trains_alone(federation: Make) -> None:
+    alone = trained(federation, Local(), net="norm")
+    assert same(trained(federation, FedTGP(lam=0.0, server_epochs=2), net="norm"), alone)
+    assert not same(trained(federation, FedTGP(server_epochs=2), net="norm"), alone)
+
+
+def test_the_margin_is_that_of_the_most_isolated_class() -> None:
+    """Mean uploads at 0, 3 and 10 on a line: nearest others are 3, 3 and 7 away."""
+    uploaded, classes = torch.tensor([[-1.0], [1.0], [3.0], [10.0]]), torch.tensor([4, 4, 0, 2])
+    assert adaptive_margin(uploaded, classes, 100.0) == 7.0
+    assert adaptive_margin(uploaded, classes, 5.0) == 5.0
+    assert adaptive_margin(uploaded[:2], classes[:2], 5.0) == 5.0  # of one class there is no distance
+
+
+def test_the_losss_slope_by_hand() -> None:
+    """(1[c = y] - softmax_c) times the unit vector from the upload to prototype c, and the mean over uploads."""
+    torch.manual_seed(0)
+    uploaded, y, margin = torch.randn(5, 3).double(), torch.tensor([0, 1, 1, 3, 0]), 0.7
+    known = torch.randn(4, 3).double().requires_grad_()
+    loss = margin_loss(known, uploaded, y, margin)
+    want, value = torch.zeros(4, 3).double(), 0.0
+    for p, own in zip(uploaded, y, strict=True):
+        gap = known.detach() - p
+        distance = gap.norm(dim=1)
+        scores = -(distance + margin * torch.eye(4)[own])
+        value -= float(scores.log_softmax(0)[own]) / 5
+        want += (torch.eye(4)[own] - scores.softmax(0))[:, None] * gap / distance[:, None] / 5
+    assert float(loss.detach()) == pytest.approx(value, rel=1e-12)
+    [found] = torch.autograd.grad(loss, known)
+    torch.testing.assert_close(found, want, rtol=0, atol=1e-12)
+
+
+def modules(memory: dict[str, Tensor]) -> tuple[nn.Embedding, nn.Sequential]:
+    """The server's prototypes as torch's modules."""
+    embedding, inner, inner_bias, outer, outer_bias = (memory[f"prototypes.{name}"].clone() for name in LEARNED)
+    C, d = embedding.shape
+    table, layers = nn.Embedding(C, d), nn.Sequential(nn.Linear(d, d), nn.ReLU(), nn.Linear(d, d))
+    values = (inner, inner_bias, outer, outer_bias)
+    for parameter, value in zip((table.weight, *layers.parameters()), (embedding, *values), strict=True):
+        parameter.data = value
+    return table, layers
+
+
+def test_a_servers_steps_are_torchs(federation: Make) -> None:
+    """Two steps, each on all uploads, from modules of torch's own."""
+    fed = federation(FedTGP(server_epochs=2, server_lr=0.3), rounds=1, batch_size=1000, **EXACT)
+    table, layers = modules(fed.run.server.memory)
+    uploads: dict[int, dict[str, Tensor]] = {}
+    kept = type(fed.run.method).aggregate
+
+    class Kept(FedTGP):
+        def aggregate(self, server: Any) -> None:
+            uploads.update(server.statistics)
+            kept(self, server)
+
+    fed.run.method = Kept(server_epochs=2, server_lr=0.3)
+    fed.round(1)
+    means = torch.cat([u["features"] for u in uploads.values()])
+    y = torch.cat([u["classes"].long() for u in uploads.values()])
+    margin = adaptive_margin(means, y, 100.0)
+    steps = torch.optim.SGD([*table.parameters(), *layers.parameters()], 0.3)
+    for _ in range(2):
+        steps.zero_grad()
+        distance = (means[:, None] - layers(table.weight)).norm(dim=2)
+        cross_entropy(-(distance + margin * torch.eye(10)[y]), y).backward()
+        steps.step()
+    torch.testing.assert_close(
+        fed.run.server.memory["means.features"], layers(table.weight).detach(), rtol=0, atol=1e-10
+    )
+
+
+def test_prototypes_tell_classes_apart_and_the_margin_widens_the_gap(federation: Make) -> None:
+    """Each upload is nearest to its own class's prototype; the nearest other is further off with a margin."""
+    torch.manual_seed(0)
+    centres = torch.randn(10, 16)
+    rows = {c: {"classes": torch.arange(10), "counts": torch.ones(10), "features": centres + 0.1 * c} for c in range(4)}
+    gaps = []
+    for threshold in (1e-6, 100.0):
+        fed = federation(FedTGP(server_lr=0.05, threshold=threshold))
+        server = server_of(fed, [])
+        server.collect([], rows)
+        fed.run.method.aggregate(server)
+        distance = torch.cdist(centres, server.memory["means.features"])
+        own = distance.diagonal().clone()
+        gaps.append(float((distance.fill_diagonal_(torch.inf).min(1).values - own).min()))
+    assert 0 < gaps[0] < gaps[1] - 0.2
+
+
+def test_a_class_is_known_once_it_was_uploaded(federation: Make) -> None:
+    fed = federation(FedTGP(server_epochs=1))
+    server = server_of(fed, [])
+    first = {name: t.clone() for name, t in server.memory.items()}
+    nothing = {"classes": torch.empty(0, dtype=torch.int64), "counts": torch.empty(0), "features": torch.empty(0, 16)}
+    server.collect([], {0: nothing})
+    fed.run.method.aggregate(server)
+    assert all(torch.equal(t, first[name]) for name, t in server.memory.items())
+    for known in ([2], [2, 5]):
+        one = {"classes": torch.tensor(known[-1:]), "counts": torch.ones(1), "features": torch.ones(1, 16)}
+        server.collect([], {0: one})
+        fed.run.method.aggregate(server)
+        assert server.memory["means.known"].nonzero()[:, 0].tolist() == known
+    payload = fed.run.method.broadcast(server_of(fed))[0]
+    assert payload.statistics["classes"].tolist() == [2, 5]
+    assert torch.equal(payload.extra["features"], server.memory["means.features"][[2, 5]])
+
+
+def test_no_model_travels(federation: Make) -> None:
+    record = run_all(federation(FedTGP(server_epochs=1), rounds=1)).round(2)
+    assert record.traffic[:, :, :-1].sum() == 0 and record.traffic[:, :, -1].sum() > 0
