@@ -14,9 +14,9 @@ if sys.platform == "win32":
 
 __version__ = "0.1.0"
 
-__all__ = ["BadInput", "Run", "RunFailed", "__version__", "fit"]
+__all__ = ["BadInput", "Run", "RunFailed", "Worth", "__version__", "fit", "worth"]
 
-_WHERE = {"BadInput": "errors", "RunFailed": "errors", "Run": "api", "fit": "api"}
+_WHERE = {"BadInput": "errors", "RunFailed": "errors", "Run": "api", "fit": "api", "Worth": "api", "worth": "api"}
 """Modules of the names above. They are imported on first use, since the command line begins here, too."""
 
 

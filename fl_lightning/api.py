@@ -12,12 +12,13 @@ import numpy as np
 
 from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import trained
-from fl_lightning.cli.settings import Layer, layers_of, read_config, read_line
+from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+from fl_lightning.gains.answer import Worth
 from fl_lightning.results.result import RunResult as Run
 
-__all__ = ["Run", "fit"]
+__all__ = ["Run", "Worth", "fit", "worth"]
 
 Config = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
 
@@ -52,6 +53,32 @@ def fit(config: Config) -> Run:
     if folder is None:
         raise BadInput("print_config", True, "it is for the command line")
     return Run(folder)
+
+
+def worth(config: Config, out: str | os.PathLike[str] = "worth", **keys: Any) -> Worth:
+    """What each silo gains from federating: as `fl-train worth` does, in worker processes of this one.
+
+    Args:
+        config: as for `fit`.
+        out: folder, new or with a part of the runs; the same call goes on where it was stopped.
+        keys: the command's others: ``methods`` (names, or one text with commas), ``repeats``, ``minutes``, ``metric``,
+            ``margin``, ``workers``, ....
+
+    Returns:
+        The answer: `silos` is a DataFrame with a row for each, `consortium` what holds for all.
+
+    Raises:
+        BadInput: a key or a value that cannot work.
+        RunFailed: trainings failed; the same call tries them again.
+    """
+    from fl_lightning.cli.worth import answer
+
+    layers, _ = _layers(config)
+    own = {key: value for key, value in _plain({"out": out, **keys}).items() if value is not None}
+    if isinstance(own.get("methods"), list):
+        own["methods"] = ",".join(own["methods"])
+    answer(CommandLine("worth", own=[own], layers=layers), ["fl_lightning.worth(...)"])
+    return Worth(own["out"])
 
 
 def _layers(config: Config) -> tuple[list[Layer], str | None]:

@@ -333,6 +333,8 @@ class Config:
     @property
     def held_out(self) -> int:
         """Clients that are held out."""
+        if self.data.held_out is not None:
+            return len(self.data.held_out)
         return held_out(self.data.held_out_clients, self.federation.clients, self.smoke)
 
     @property
@@ -354,6 +356,7 @@ class Config:
         fine = CLASS_SHARE.name not in metrics or self.data.global_test
         check("evaluation.metrics", metrics, fine, f"{CLASS_SHARE.name} needs data.global_test true")
         share, count = self.data.held_out_clients, self.held_out
+        self.data.check_held_out(share, self.federation.clients)
         allowed = f"of {self.federation.clients} clients that is {count}: there must be some on either side"
         check("data.held_out_clients", share, not share or 0 < count < self.federation.clients, allowed)
         counts = [m.count for m in self.models]

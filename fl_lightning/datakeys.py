@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from typing import Annotated, Literal
 
 from fl_lightning.errors import BadInput
-from fl_lightning.ranges import PositiveFloat, PositiveInt, Range
+from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Range
 
 
 @dataclass
@@ -60,6 +60,14 @@ class SplitKeys:
     """Training and test data are pooled, and each client's samples are cut into so many folds with its class mix. The
     run of seed s is tested on fold s modulo `folds` of a cut drawn from s // `folds`: consecutive seeds test every
     sample once. null: one test part. With `global_test` the training data alone are cut."""
+    held_out: list[int] | None = None
+    """Numbers of the clients that are held out, in place of a share (`held_out_clients`) that is drawn; null: as that
+    says."""
+    train_share: PositiveShare = 1.0
+    """Share of each client's training samples that is kept, with its class mix, and at least one; test parts stay."""
+    partition_seed: NonNegativeInt | None = None
+    """Seed that draws which client has which samples, and its planted task; null: the run's own `seed` (with `folds`
+    the number of its cycle). A number: all seeds have the same clients."""
     least_test_positives: PositiveInt | None = None
     """Samples of every class that each client's test part holds, at least: AUROC and its like are then defined for all.
     `client_test` gives a rare class so many; where a client has too few, the run refuses. null: nothing is checked."""
@@ -73,3 +81,14 @@ class SplitKeys:
         if test_fraction is not None and not global_test:
             allowed = "beside data.test_fraction there is no test part to cut, but with data.global_test"
             raise BadInput("data.folds", self.folds, allowed)
+
+    def check_held_out(self, share: float, clients: int) -> None:
+        """Raise `BadInput` unless `held_out` names some of the clients, and no `share` of them is drawn."""
+        named = self.held_out
+        if named is None:
+            return
+        some = 0 < len(named) == len(set(named)) < clients
+        if some and not share and set(named) <= set(range(clients)):
+            return
+        allowed = f"numbers from 0 of some of {clients} clients, each once, with data.held_out_clients 0; or null"
+        raise BadInput("data.held_out", named, allowed)

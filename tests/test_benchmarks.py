@@ -283,3 +283,31 @@ def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.Monk
 def test_a_study_is_timed_with_its_rounds(script: Load) -> None:
     took = script("studies").study(runs=4, rounds=1, workers=1)
     assert 0 < took.rounds < took.wall
+
+
+def test_the_calibration_of_worth(script: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """One consortium with gains and one without: lines of the file, not run again, and the table of goals."""
+    worth, file = script("worth"), tmp_path / "results.jsonl"
+    worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
+    lines = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [line["null"] for line in lines] == [False, True]
+    assert [row["size"] for row in lines[0]["silos"]] == list(worth.SIZES)
+    assert all(row["true"] == 0 for row in lines[1]["silos"]) and any(row["true"] for row in lines[0]["silos"])
+    before = file.read_text()
+    worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
+    assert file.read_text() == before
+    worth.main(["table", str(file)])
+    assert "2 consortia, 1 without any gain" in capsys.readouterr().out
+
+
+def test_the_calibrations_students_learn(script: Load) -> None:
+    """Of 1,000 samples an epoch or so of steps learns most of what the teacher knows; alone is one silo's model."""
+    worth = script("worth")
+    world = worth.World(0)
+    data = [world.draw(c, 1000) for c in range(len(worth.SIZES))]
+    models = worth.trained([[x for x, _ in data]], [[y for _, y in data]], world, 0)
+    for c in range(len(worth.SIZES)):
+        x, y = world.draw(c, 4000)
+        scored = worth.logits([p[:, c : c + 1] for p in models["local"]], torch.from_numpy(x)[None, None])[0, 0]
+        best = ((x - world.shifts[c]) @ world.teachers[c] * world.slope / 8**0.5 + world.offsets[c] > 0) == y
+        assert ((scored > 0).numpy() == y).mean() > best.mean() - 0.08

@@ -54,6 +54,7 @@ ELSEWHERE = {
     "compare": "study/test_compare.py",
     "reproduce": "study/test_reproduce.py",
     "tune": "study/test_tune.py",
+    "worth": "worth/test_command.py",
     "archive": "study/test_archive.py",
     "dashboard": "report/test_workspace.py",
     "check-method": "test_check_method.py",
@@ -161,7 +162,7 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
             known = {*keys(parser.parser_of(command))} if command != "status" else set()
             flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-            own = command in ("study", "reproduce", "tune", "check-method")  # those of `fit` are theirs, too
+            own = command in ("study", "reproduce", "tune", "worth", "check-method")  # those of `fit` are theirs, too
             assert flags - known <= ({*keys(fit_parser())} if own else set()), line
     assert not (folder / "runs").exists()
 
@@ -192,10 +193,11 @@ LESS = {
     "fit": [*QUIET, *SMALL, "--fabric.devices", "1"],
     "study": [*SMALL, "--workers", "1"],
     "plan": ["--no-run"],
+    "worth": shlex.split("--federation.rounds 2 --repeats 5 --methods fedper --workers 1 --fabric.accelerator cpu"),
     "check-method": ["--only", "runs,seed", "--federation.rounds", "3"],
 }
 """What is added to a tutorial's commands, so that they take no time; a run that goes on gets one round more."""
-TUTORIALS = ("first-run", "paper", "cluster", "reading-a-relation", "python")
+TUTORIALS = ("first-run", "paper", "cluster", "reading-a-relation", "python", "hospitals")
 LONG = {
     "fl-train tune study.yaml --out tuned/mine --trials 20": "study/test_tune.py",
     "fl-train compare tuned/mine/study --baseline local --format latex --out tuned.tex": "study/test_tune.py",
@@ -227,6 +229,10 @@ def test_tutorials_run(name: str, folder: Path, capsys: pytest.CaptureFixture[st
         assert r"\toprule" in (folder / "table.tex").read_text()
     if name == "reading-a-relation":
         assert float(re.findall(r"stays in the group ([\d.]+)", out)[0]) > 0.7  # 3 of 7 without groups
+    if name == "hospitals":
+        rows = json.loads((folder / "worth" / "days" / "worth.json").read_text())["silos"]
+        assert [row["silo"] for row in rows] == ["Aarau", "Basel", "Chur", "Davos", "Olten", "Zug"]
+        assert all(row["gain"] == pytest.approx(row["alone"] - row["federated"]) for row in rows)
     if name == "python":
         assert "(5, 10) (10, 3, 10)" in out
 

@@ -31,7 +31,7 @@ ORDER = (
     ("run",),
     ("planning",),
     ("study",),
-    ("checking",),
+    ("checking", "gains"),
     ("cli",),
     ("__main__", "api"),
 )

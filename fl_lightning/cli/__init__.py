@@ -37,6 +37,7 @@ Personalised federated learning: who learned what from whom.
   reproduce     a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
   tune          tune methods, then compare   fl-train tune study.yaml --out tuned/digits --trials 20
   archive       a study as one file          fl-train archive studies/digits
+  worth         is federating worth it?      fl-train worth --config hospitals.yaml --out worth
   status        progress of runs             fl-train status runs
   list          names to choose from         fl-train list methods
   check-method  test your own method         fl-train check-method my_methods.Mine
@@ -46,7 +47,10 @@ All keys of a command: fl-train COMMAND --help
 
 COMMANDS = {
     **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
-    **{name: (name, name) for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "archive")},
+    **{
+        name: (name, name)
+        for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "worth", "archive")
+    },
     "status": ("status", "status"),
     "plan": ("planning", "plan"),
     "check-method": ("checking", "check_method"),

@@ -74,8 +74,9 @@ def passed_on(command: str) -> dict[str, Action]:
     """The keys of `fit` that a command accepts beside its own: all of them, or those that a study's base may set."""
     if command in ("submit", "plan", "check-method"):
         return fit_keys()
-    if command in ("study", "reproduce", "tune"):
-        return {key: action for key, action in fit_keys().items() if "." in key or key in COMPONENTS}
+    if command in ("study", "reproduce", "tune", "worth"):
+        more = {"config"} if command == "worth" else set()
+        return {key: action for key, action in fit_keys().items() if "." in key or key in {*COMPONENTS, *more}}
     return {}
 
 

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare
+from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Range
 
 REQUIRED: Any = object()
 """The default of a key that must be given."""
@@ -134,6 +134,20 @@ COMMANDS = {
         "format": (Form, "table", "Format of the table."),
         "no_run": (bool, False, "Run nothing: print the table of the runs that are there."),
     }, "STUDY"),
+    "worth": Command("Tell every silo whether federating is worth it. Keys of fit, too: --config FILE.", {
+        "out": (str, REQUIRED, "DIR: where everything is kept, new or with a part of the runs."),
+        "methods": (str | None, None, "Methods to try beside FedAvg, with commas (default: fedper,ditto,selfkapc)."),
+        "repeats": (Annotated[int, Range(2)] | None, None, "Trainings of each method, rounded up to whole cycles of 5 "
+                    "folds (default: 20)."),
+        "minutes": (PositiveFloat | None, None, "Time to spend: as many whole cycles as end within it."),
+        "metric": (Literal["accuracy", "balanced_accuracy", "auroc", "mae"] | None, None, "What gains are of (default: "
+                   "accuracy; of a regression mae)."),
+        "margin": (PositiveFloat | None, None, "Points below which a difference does not matter (default: 2; of mae: "
+                   "2 % of the mean error, in the target's unit)."),
+        "leave_one_out": (bool, False, "Also train without each silo in turn: who would miss whom."),
+        "curve": (bool, False, "Also train with 10, 25 and 50 % of each silo's samples: up to which size it pays."),
+        **WORKERS,
+    }),
     "tune": Command("Search for methods' arguments on validation data, then run a study of them on fresh seeds.", {
         "out": (str, REQUIRED, "DIR: the search's folder, new or with a part of the trials."),
         "trials": (PositiveInt, 20, "Trials of each method. 20: optuna's TPE draws the first 10 at random."),

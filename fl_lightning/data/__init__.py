@@ -38,14 +38,15 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     seed, fold = divmod(seed, data.folds) if data.folds else (seed, 0)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
-    tasks = planted.tasks(data, clients, len(source.class_names), seed)
+    tasks = planted.tasks(data, clients, len(source.class_names), _dealer(data, seed))
     groups = planted.truth(data, clients, tasks, source, data.partition == partition.NATURAL)
     dealt = _deal(source, data, clients, seed, fold, smoke)
     rotated = data.partition == "rotated"
     angles = partition.angles(clients) if rotated else [tasks.angle(g) if tasks else 0.0 for g in groups]
     if any(angles):
         require("vision", "data.partition", data.partition)
-    here, away = newcomers.apart(dealt.shares, angles, held_out(data.held_out_clients, clients, smoke), seed)
+    count = held_out(data.held_out_clients, clients, smoke)
+    here, away = newcomers.apart(dealt.shares, angles, count, seed, data.held_out)
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks)
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
@@ -176,17 +177,18 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
         source = replace(source, test=train)  # is dealt out in its place, and then nobody's
     if pooled:
         train = train.beside(source.test)
-    used = _used(train, data, data.fraction, clients, SMOKE_TRAIN if smoke else None, numpy_rng(seed, "data.train"))
+    dealer = _dealer(data, seed)
+    used = _used(train, data, data.fraction, clients, SMOKE_TRAIN if smoke else None, numpy_rng(dealer, "data.train"))
     held_back = None
     if data.public == public.HELD_BACK:
-        used, out = public.hold_back(used, data, seed, smoke)
+        used, out = public.hold_back(used, data, dealer, smoke)
         held_back = train.part(out)
     train = train.part(used)
     test = train
     if not pooled:
         share = data.fraction if data.test_fraction is None else data.test_fraction
         few = SMOKE_TEST if smoke else None
-        test = source.test.part(_used(source.test, data, share, clients, few, numpy_rng(seed, "data.test")))
+        test = source.test.part(_used(source.test, data, share, clients, few, numpy_rng(dealer, "data.test")))
     common = test if data.global_test else None
     test = train if data.own_test else test
     groups = None
@@ -194,7 +196,7 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
         group_names = source.group_names[:clients] if smoke else source.group_names
         groups = partition.Groups(train.groups, test.groups, group_names)
     names = client_names(source, data, clients) or [f"client {c}" for c in range(clients)]
-    rng = numpy_rng(seed, "partition")
+    rng = numpy_rng(dealer, "partition")
     trains, tests = partition.deal(train.strata, test.strata, clients, data, rng, groups)
     if data.own_test:  # what was dealt as training data is all that a client has
         trains, tests = owntest.cut(train, trains, data, seed, fold, names)
@@ -205,6 +207,8 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
         trains = [np.searchsorted(trained, share) for share in trains]
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
+    if data.train_share < 1:
+        trains = owntest.thinned(trains, train.strata, data.train_share, numpy_rng(seed, "data.train_share"))
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
     trains, validations = owntest.hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
     fewest = min(map(len, trains))
@@ -214,6 +218,11 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
         return _Dealt(train, train, (trains, validations, validations), names, held_back, None)
     owntest.check_positives(test.labels, tests, source.class_names, data.least_test_positives, names)
     return _Dealt(train, test, (trains, validations, tests), names, held_back, common)
+
+
+def _dealer(data: DataConfig, seed: int) -> int:
+    """The seed that draws who has which samples."""
+    return seed if data.partition_seed is None else data.partition_seed
 
 
 def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:

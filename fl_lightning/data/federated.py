@@ -221,6 +221,11 @@ class FederatedData:
         for key in [key for key in self._cache if key[0] == i]:
             del self._cache[key]
 
+    def tested(self, i: int) -> tuple[Tensor, Tensor]:
+        """Client `i`'s test samples as they were read, and their labels."""
+        index = torch.from_numpy(self._shares[2][i])
+        return self._test.raw[index], self._test.labels[index]
+
     def trained_counts(self, i: int) -> np.ndarray:
         """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
         change = self._relabelled.get(i)

@@ -18,9 +18,13 @@ from fl_lightning.rng import generator, numpy_rng
 Shares = tuple[list[np.ndarray], list[np.ndarray], list[np.ndarray]]
 
 
-def apart(shares: Shares, angles: Sequence[float], count: int, seed: int) -> tuple[Shares, list[HeldOut]]:
-    """What each client was dealt (training, validation and test) without `count` of them, who are drawn, and these."""
+def apart(
+    shares: Shares, angles: Sequence[float], count: int, seed: int, named: Sequence[int] | None = None
+) -> tuple[Shares, list[HeldOut]]:
+    """What each client was dealt (training, validation and test) without the `named`, or else without `count` of them,
+    who are drawn; and those."""
     drawn = numpy_rng(seed, "held-out clients").choice(len(angles), count, replace=False)
+    drawn = drawn if named is None else np.array(named, np.int64)
     trains, validations, tests = shares
     away = [HeldOut(c, trains[c], validations[c], tests[c], angles[c]) for c in sorted(drawn.tolist())]
     here = [c for c in range(len(angles)) if c not in set(drawn.tolist())]

@@ -8,6 +8,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import partition, windows
+from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import Pool
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
@@ -29,7 +30,8 @@ def cut(
         names: of the clients.
 
     Raises:
-        BadInput: a client has fewer samples than folds, or `pool` holds windows of recordings, which have an order.
+        BadInput: a client has fewer samples than folds, unless `data.min_samples` is 1: it then tests each of them in
+            several folds.
     """
     rng = numpy_rng(seed, "data.client_test")
     if data.folds is None:
@@ -41,12 +43,13 @@ def cut(
             ]
             return [train for train, _ in pairs], [test for _, test in pairs]
         return trains, tests
-    check("data.folds", data.folds, pool.spans is None, "windows of recordings are split in time: it must be null")
     for name, own in zip(names, dealt, strict=True):
-        check(
-            "data.folds", data.folds, len(own) >= data.folds, f"{name} has {len(own)} samples: at most that many folds"
-        )
+        fine = len(own) >= data.folds or data.min_samples == 1
+        check("data.folds", data.folds, fine, f"{name} has {len(own)} samples: at most that many folds")
+    if pool.spans is not None:
+        return windows.fold(dealt, pool.spans, data.folds, fold, rng)
     cuts = [folds(pool.strata[own], data.folds, rng) for own in dealt]
+    cuts = [of if len(of) >= data.folds else _of_few(len(of), fold) for of in cuts]
     pairs = [(own[of != fold], own[of == fold]) for own, of in zip(dealt, cuts, strict=True)]
     return [train for train, _ in pairs], [test for _, test in pairs]
 
@@ -62,6 +65,16 @@ def folds(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarra
     fold = np.empty(len(labels), np.int64)
     fold[order] = (np.arange(len(labels)) + rng.integers(count)) % count
     return fold
+
+
+def _of_few(samples: int, fold: int) -> np.ndarray:
+    """The fold of each of so few samples that there is not one for each: this fold tests one, the others none."""
+    return np.where(np.arange(samples) == fold % samples, fold, -1)
+
+
+def thinned(trains: Shares, labels: np.ndarray, share: float, rng: np.random.Generator) -> Shares:
+    """A share of each client's training samples, with its class mix, at least one."""
+    return [own[stratified(labels[own], max(1, round(share * len(own))), rng)] for own in trains]
 
 
 def hold_out(

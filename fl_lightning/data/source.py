@@ -63,6 +63,8 @@ class Pool:
 
         def read(index: np.ndarray) -> np.ndarray:
             ours = index < len(self.labels)
+            if ours.all() or not ours.any():
+                return self.read(index) if ours.all() else other.read(index - len(self.labels))
             first, second = self.read(index[ours]), other.read(index[~ours] - len(self.labels))
             samples = np.empty((len(index), *first.shape[1:]), first.dtype)
             samples[ours], samples[~ours] = first, second

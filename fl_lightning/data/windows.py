@@ -46,6 +46,27 @@ def hold_out(shares: Shares, spans: np.ndarray, share: float) -> tuple[list[np.n
     return [own[~overlapping(spans[own], spans[out])] for own in left], last
 
 
+def fold(
+    shares: Shares, spans: np.ndarray, count: int, number: int, rng: np.random.Generator
+) -> tuple[list[np.ndarray], list[np.ndarray]]:
+    """Split each client's windows into those for training and fold `number` of `count`: a stretch of each recording.
+
+    The windows of a recording lie in a ring that begins at one that is drawn, and are cut into `count` stretches, as
+    equal as may be. Windows left that overlap one that any client holds out are dropped.
+    """
+    order = np.lexsort((spans[:, 1], spans[:, 0]))
+    _, sizes = np.unique(spans[order, 0], return_counts=True)
+    size = np.repeat(sizes, sizes)
+    begin = np.repeat(np.floor(rng.random(len(sizes)) * sizes).astype(np.int64), sizes)
+    place = np.arange(len(spans)) - np.repeat(np.cumsum(sizes) - sizes, sizes)
+    of = np.empty(len(spans), np.int64)
+    of[order] = (place + begin) % size * count // size
+    tests = [own[of[own] == number] for own in shares]
+    left = [own[of[own] != number] for own in shares]
+    out = spans[np.concatenate(tests)]
+    return [own[~overlapping(spans[own], out)] for own in left], tests
+
+
 def overlapping(ours: np.ndarray, theirs: np.ndarray) -> np.ndarray:
     """Which of the windows `ours` [n, 3] share a sample with one of `theirs`; bool [n]."""
     longest = max((int(spans[:, 2].max(initial=0)) for spans in (ours, theirs)), default=0) + 1

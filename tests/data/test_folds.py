@@ -12,7 +12,8 @@ import torch
 from fl_lightning import Run
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
-from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data import FederatedData, prepare, windows
+from fl_lightning.data.load import load
 from fl_lightning.data.owntest import folds
 from fl_lightning.errors import BadInput
 
@@ -73,7 +74,7 @@ def test_folds_of_labels_differ_by_a_sample_at_most() -> None:
 @pytest.mark.parametrize(
     ("change", "what"),
     [
-        ({"folds": 30, "min_samples": 1}, r"data\.folds: 30 .*Basel has 23 samples: at most that many folds"),
+        ({"folds": 30, "min_samples": 2}, r"data\.folds: 30 .*Basel has 23 samples: at most that many folds"),
         ({"folds": 3, "client_test": 0.2}, r"data\.folds: 3 .*data\.client_test is 0\.2: one of them must be null"),
         ({"folds": 1}, r"data\.folds: 1 .*at least 2"),
         ({"folds": 5, "least_test_positives": 2}, r"least_test_positives: 2 .*Aarau has 1 test samples of class yes"),
@@ -90,12 +91,14 @@ def test_what_cannot_be_cut_is_one_line(tmp_path: Path, change: dict[str, float]
         prepare(config, 3, 0)
 
 
-def test_windows_in_time_have_no_folds(tmp_path: Path) -> None:
+def test_a_cycle_tests_every_text_once(tmp_path: Path) -> None:
     for name in ("Lear", "Hamlet"):
         (tmp_path / f"{name}.txt").write_text("to be or not to be " * 60)
     config = DataConfig(source="text", root=str(tmp_path), partition="natural", folds=3, length=8)
-    with pytest.raises(BadInput, match=r"data\.folds: 3 .*in time"):
-        prepare(config, 2, 0)
+    tested = [len(prepare(config, 2, seed).tested(0)[0]) for seed in range(3)]
+    source, _ = load(config, 2, smoke=False)
+    assert sum(tested) == sum(int((pool.groups == 0).sum()) for pool in (source.train, source.test))
+    assert max(tested) - min(tested) <= 1
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -123,3 +126,61 @@ def test_all_methods_of_a_seed_have_the_same_folds(tmp_path: Path, method: str) 
     assert [(row["train_samples"], row["test_samples"]) for row in rows_] == [
         (a, b) for a, b in zip(data.train_sizes, data.test_sizes, strict=True)
     ]
+
+
+def test_a_partition_seed_keeps_the_clients(tmp_path: Path) -> None:
+    """Cycles of another draw of folds: the same samples in each client; without it, others."""
+
+    def owned(seed: int, **keys: int) -> list[list[bytes]]:
+        run = prepare(DataConfig(folds=2, fraction=0.2, test_seed=0, **keys), 3, seed)
+        return [
+            sorted(x.numpy().tobytes() for x in torch.cat([run.tested(c)[0], run._train.raw[run._shares[0][c]]]))
+            for c in range(3)
+        ]
+
+    assert owned(0, partition_seed=4) == owned(1, partition_seed=4) == owned(6, partition_seed=4)
+    assert owned(0) != owned(6)
+
+
+def test_tiny_clients_test_a_sample_in_several_folds(tmp_path: Path) -> None:
+    config = replace(table(tmp_path, 2, {"Aarau": 40, "Zug": 3}), folds=5, min_samples=1)
+    tested = [rows(prepare(config, 2, seed), 1, "test") for seed in range(5)]
+    assert [len(own) for own in tested] == [1] * 5
+    assert {number for own in tested for number in own} == {40, 41, 42}
+    with pytest.raises(BadInput, match="folds"):
+        prepare(replace(config, min_samples=2), 2, 0)
+
+
+def test_folds_of_windows_are_stretches_of_recordings() -> None:
+    """Every window is tested once, no training window shares a moment with a tested one, and cycles cut elsewhere."""
+    spans = np.array([(r, 5 * k, 5 * k + 10) for r in range(3) for k in range(20)], np.int64)
+    shares = [np.arange(20), np.arange(20, 60)]
+    cuts = []
+    for cycle in range(2):
+        parts = [windows.fold(shares, spans, 5, number, np.random.default_rng(cycle)) for number in range(5)]
+        for c, own in enumerate(shares):
+            assert sorted(np.concatenate([tests[c] for _, tests in parts])) == own.tolist()
+        for trains, tests in parts:
+            assert not windows.overlapping(spans[np.concatenate(trains)], spans[np.concatenate(tests)]).any()
+            assert [len(test) for test in tests] == [4, 8]
+        cuts.append([tests[0].tolist() for _, tests in parts])
+    assert cuts[0] != cuts[1]
+
+
+def test_named_clients_are_held_out(tmp_path: Path) -> None:
+    config = replace(table(tmp_path), folds=5, held_out=[1])
+    runs = [prepare(config, 3, seed) for seed in range(2)]
+    for run in runs:
+        assert run.numbers == [0, 2] and [who.number for who in run.held_out] == [1]
+    everyone = prepare(replace(config, held_out=None), 3, 1)
+    assert rows(runs[1], 1, "test") == rows(everyone, 2, "test")
+
+
+def test_a_share_of_the_training_samples(tmp_path: Path) -> None:
+    """A quarter of each client's, at least one; what is tested stays."""
+    whole = prepare(replace(table(tmp_path), folds=5), 3, 0)
+    part = prepare(replace(table(tmp_path), folds=5, train_share=0.25, min_samples=1), 3, 0)
+    for client in range(3):
+        assert part.train_sizes[client] == round(0.25 * whole.train_sizes[client])
+        assert set(rows(part, client, "train")) < set(rows(whole, client, "train"))
+        assert rows(part, client, "test") == rows(whole, client, "test")

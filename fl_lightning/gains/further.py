@@ -1,0 +1,241 @@
+"""What is asked beyond the gain: a new silo, a federation without one of its silos, silos with fewer samples, costs."""
+
+from __future__ import annotations
+
+import itertools
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from scipy import stats
+
+from fl_lightning.config import Config
+from fl_lightning.gains import statistics as numbers
+from fl_lightning.gains import words
+from fl_lightning.gains.measure import ALONE
+from fl_lightning.gains.page import Section
+from fl_lightning.gains.scores import one, read
+from fl_lightning.gains.silos import Measured, Silo
+from fl_lightning.results.result import MIB, RunResult
+
+LABELLED = [0, 5, 20]
+"""Labelled samples of each class that a new silo brings."""
+SHARES = (0.1, 0.25, 0.5)
+"""Of a silo's training samples; the whole has been measured already."""
+Task = tuple[Config, Path, Path | None, dict[str, str | None]]
+"""A run's config and folder, where its scores go (None: nowhere), and the rows that it serves."""
+Rows = Mapping[str, tuple[Config, str | None]]
+"""Of rows the config, by whatever seed, and the kind of model."""
+
+
+def newcomers(out: Path, rows: Rows, method: str, silos: int, folds: int) -> list[Task]:
+    """Every silo held out once, by the chosen method and by training alone."""
+    tasks: list[Task] = []
+    for label in (method, ALONE):
+        config, kind = rows[label]
+        for fold in range(folds):
+            away = [c for c in range(silos) if c % folds == fold]
+            if away and len(away) < silos:
+                run = _without(config, away, fold)
+                tasks.append((run, out / "newcomers" / _plain(label) / f"seed-{fold}", None, {label: kind}))
+    return tasks
+
+
+def without(out: Path, rows: Rows, method: str, silos: int, folds: int) -> list[Task]:
+    """A cycle of the chosen method without each silo in turn."""
+    config, kind = rows[method]
+    tasks: list[Task] = []
+    for away in range(silos if silos > 2 else 0):
+        for fold in range(folds):
+            place = out / "without" / f"silo-{away}"
+            tasks.append((_without(config, [away], fold), place / f"runs/seed-{fold}", place, {method: kind}))
+    return tasks
+
+
+def curve(out: Path, rows: Rows, method: str, folds: int) -> list[Task]:
+    """A cycle of training alone and of the chosen method with a share of each silo's training samples."""
+    tasks: list[Task] = []
+    for share in SHARES:
+        place = out / "curve" / f"share-{share:g}"
+        for label in (ALONE, method):
+            config, kind = rows[label]
+            for fold in range(folds):
+                run = replace(config, seed=fold, data=replace(config.data, train_share=share))
+                tasks.append((run, place / "runs" / _plain(label) / f"seed-{fold}", place, {label: kind}))
+    return tasks
+
+
+def _without(config: Config, away: list[int], fold: int) -> Config:
+    data, evaluation = replace(config.data, held_out=away), replace(config.evaluation, newcomer_samples=LABELLED)
+    return replace(config, seed=fold, data=data, evaluation=evaluation)
+
+
+def _plain(label: str) -> str:
+    return label.replace(" ", ",")
+
+
+# ---------------------------------------------------------------- read
+
+
+def of_newcomers(tasks: Sequence[Task], method: str, task_metric: str) -> tuple[list[dict[str, Any]], Section]:
+    """What a new silo gets by labelled samples, mean over silos: with the others' model, and alone."""
+    scores: dict[tuple[str, int], list[float]] = {}
+    for _, folder, _, rows in tasks:
+        for row in RunResult(folder).rows("newcomers"):
+            key = next(iter(rows)), int(row["samples_per_class"])
+            scores.setdefault(key, []).append(float(row[task_metric]))
+    means_by_count: list[dict[str, Any]] = []
+    for count in LABELLED:
+        each = {key: scores.get((label, count)) for key, label in (("federated", method), ("alone", ALONE))}
+        means_by_count.append({"labelled": count} | {key: float(np.mean(v)) if v else None for key, v in each.items()})
+    metric: numbers.Name = "mae" if task_metric == "mae" else "accuracy"
+    text = (
+        "Every silo was left out once, and came when all was over, with so many labelled samples of each class: score "
+        f"of the model that {method} gives it, trained on these, and of one that it trains on these alone, mean over "
+        f"silos ({words.METRICS[metric]})."
+    )
+    section = Section("A silo that joins later", text, ["labelled samples of each class", "with the others", "alone"])
+    for row in means_by_count:
+        cells = [words.score(row[key], metric) if row[key] is not None else "-" for key in ("federated", "alone")]
+        section.rows.append([str(row["labelled"]), *cells])
+    return means_by_count, section
+
+
+def of_without(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]) -> tuple[dict[str, Any], Section]:
+    """What each silo loses where another is missing, (silos, silos): by how much the gain of row i falls without j."""
+    names, method, metric = list(facts["names"]), measured.method, measured.metric
+    count = len(names)
+    effect = np.full((count, count), math.nan)
+    for j in range(count if count > 2 else 0):
+        for i in range(count):
+            if i != j:
+                effect[i, j] = _missed(out, i, j, measured, folds, facts)
+    content: dict[str, Any] = {"silos": names, "missed": [[_finite(x) for x in row] for row in effect]}
+    relation = _relation(out, count, method)
+    if relation is not None:
+        off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
+        rank = stats.spearmanr(effect[off], relation[off]).statistic if off.sum() > 3 else math.nan
+        content |= {"relation": relation.tolist(), "rank_correlation": _finite(float(rank))}
+    text = (
+        f"How much the score of the silo of a row falls where the silo of a column does not take part ({method}, one "
+        f"cycle; {words.METRICS[metric]}). A positive number: it would be missed. Numbers as small as the intervals "
+        "above are wide may be chance."
+    )
+    rank = content.get("rank_correlation")
+    text += f" Rank correlation with the relation that the method has learned: {rank:.2f}." if rank is not None else ""
+    section = Section("Who would miss whom", text, ["", *names])
+    for name, row in zip(names, effect, strict=True):
+        section.rows.append([name, *(words.signed(x, metric) if math.isfinite(x) else "-" for x in row)])
+    return content, section
+
+
+def _missed(out: Path, i: int, j: int, measured: Measured, folds: int, facts: Mapping[str, Any]) -> float:
+    method, metric = measured.method, measured.metric
+    whole, part = (_one(place, i, method, folds, facts) for place in (out, out / "without" / f"silo-{j}"))
+    if not len(whole.samples):
+        return math.nan
+    values = [numbers.value(metric, numbers.contributions(metric, s.rows[method], s.samples)) for s in (whole, part)]
+    return values[1] - values[0] if metric == "mae" else values[0] - values[1]
+
+
+def _one(place: Path, client: int, method: str, folds: int, facts: Mapping[str, Any]) -> Silo:
+    """A silo in the first cycle, all its samples counted."""
+    recordings = {int(key): number for key, number in facts["recordings"].items()}
+    return one(place, client, facts["names"][client], [method], folds, recordings)
+
+
+def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
+    """Mean of the relation over layers in the last round of the first cycle's runs; None where nobody learns one."""
+    kept = []
+    for folder in sorted((out / "runs" / _plain(method)).glob("seed-[0-4]")):
+        run = RunResult(folder)
+        cube = run.cube() if run.relation_rounds else None
+        if cube is not None and cube.shape[0] == count:
+            kept.append(np.nanmean(cube, axis=1))
+    return np.mean(kept, axis=0) if kept and np.ptp(np.mean(kept, axis=0)) > 1e-6 else None
+
+
+def of_curve(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]) -> tuple[dict[str, Any], Section]:
+    """Mean gain over silos by the share of their training samples, with its interval, and where it ends."""
+    recordings = {int(key): number for key, number in facts["recordings"].items()}
+    metric, points = measured.metric, []
+    for share in (*SHARES, 1.0):
+        place = out if share == 1 else out / "curve" / f"share-{share:g}"
+        labels = [ALONE, measured.method]
+        silos = read(place, labels, 1, folds, facts["names"], facts["sizes"], recordings)
+        judged = [silo for silo in silos if len(silo.samples) and not words.why_not(silo, metric)]
+        estimates = []
+        for silo in judged:
+            alone, federated = (numbers.contributions(metric, silo.rows[label], silo.samples) for label in labels)
+            estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
+        known = [one for one in estimates if one is not None]
+        if known:
+            size = float(np.mean([share * silo.size * (folds - 1) / folds for silo in judged]))
+            gain, low, high = numbers.mean_gain(known)
+            points.append({"share": share, "samples": size, "gain": gain, "low": low, "high": high})
+    ends = {key: _crossing(points, key) for key in ("gain", "low", "high")}
+    content = {
+        "points": points,
+        "pays_up_to": ends["gain"],
+        "pays_up_to_low": ends["low"],
+        "pays_up_to_high": ends["high"],
+    }
+    section = Section(
+        "With fewer samples",
+        f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one cycle). "
+        f"{_until(ends)}",
+        ["share", "training samples of a silo", "mean gain", "95 % interval"],
+    )
+    for p in points:
+        ends_of = f"{words.signed(p['low'], metric)} to {words.signed(p['high'], metric)}"
+        section.rows.append(
+            [f"{100 * p['share']:.0f} %", f"{p['samples']:.0f}", words.signed(p["gain"], metric), ends_of]
+        )
+    return content, section
+
+
+def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
+    """Samples at which a line through the points (over the logarithm of samples) falls to 0; None: it does not."""
+    for left, right in itertools.pairwise(points):
+        if left[key] > 0 >= right[key]:
+            part = left[key] / (left[key] - right[key])
+            return math.exp(math.log(left["samples"]) * (1 - part) + math.log(right["samples"]) * part)
+    return None
+
+
+def _until(ends: Mapping[str, float | None]) -> str:
+    if ends["gain"] is None:
+        return "Within these sizes it does not change its sign."
+    low = f"{ends['low']:.0f}" if ends["low"] is not None else "fewer than measured"
+    high = f"{ends['high']:.0f}" if ends["high"] is not None else "more than measured"
+    return f"It ends at about {ends['gain']:.0f} training samples of a silo ({low} to {high})."
+
+
+def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], Section]:
+    """What the method to take asks of each silo in one training: bytes and seconds, from its first run."""
+    run = RunResult(out / folder)
+    sums: dict[int, list[float]] = {}
+    for row in run.rows("clients"):
+        both = sums.setdefault(int(row["client"]), [0.0, 0.0])
+        both[0] += row["upload_bytes"]
+        both[1] += row["download_bytes"]
+    seconds = (run.total("seconds_client") or 0.0) / max(len(sums), 1)
+    content = {"rounds": run.rounds_done, "seconds_a_silo": seconds, "upload_bytes": [], "download_bytes": []}
+    text = (
+        f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.1f} seconds of training for a silo on "
+        "this machine, mean over silos. Bytes are those of all rounds."
+    )
+    section = Section("What it costs a silo", text, ["silo", "sent, MiB", "received, MiB"])
+    for answer in measured.answers:
+        up, down = sums.get(answer.silo.number, [0.0, 0.0])
+        content["upload_bytes"].append(up)  # type: ignore[attr-defined]
+        content["download_bytes"].append(down)  # type: ignore[attr-defined]
+        section.rows.append([answer.silo.name, f"{up / MIB:.2f}", f"{down / MIB:.2f}"])
+    return content, section
+
+
+def _finite(x: float) -> float | None:
+    return x if math.isfinite(x) else None

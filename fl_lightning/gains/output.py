@@ -1,0 +1,62 @@
+"""The answer as files and on the screen: `worth.json`, `worth.csv`, `worth.html`, `worth.png`, a table."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.files import write_whole
+from fl_lightning.gains import page, words
+from fl_lightning.gains.measure import as_json
+from fl_lightning.gains.silos import Measured
+
+COLUMNS = ("silo", "samples", "method", "alone", "federated", "gain", "low", "high", "verdict", "sentence")
+"""Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
+
+
+def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
+    """Write all files of the answer into the folder `out`; `sections`: what the page has below its first screen."""
+    content = as_json(measured)
+    write_whole(out / "worth.html", page.render(measured, sections).encode(), durable=False)
+    write_whole(out / "worth.png", page.picture(measured), durable=False)
+    write_whole(out / "worth.csv", as_csv(content).encode(), durable=False)
+    write_whole(out / "worth.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(), durable=False)
+
+
+def as_csv(content: dict[str, Any]) -> str:
+    """A line for each silo; what is not defined is empty."""
+    buffer = io.StringIO()
+    table = csv.writer(buffer, lineterminator="\n")
+    table.writerow(COLUMNS)
+    for row in content["silos"]:
+        table.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
+    return buffer.getvalue()
+
+
+def table(measured: Measured) -> str:
+    """What the terminal shows: the answer, a line for each silo, and what its sentence says beyond it."""
+    metric = measured.metric
+    head = ["silo", "samples", "alone", "federated", "gain", "95 % interval", "verdict"]
+    lines = [head]
+    for answer in measured.answers:
+        known = answer.estimate is not None
+        gain = words.signed(answer.estimate.gain, metric) if answer.estimate else "-"
+        ends = f"{words.signed(answer.low, metric)} to {words.signed(answer.high, metric)}" if known else "-"
+        scores = [words.score(value, metric) for value in (answer.alone, answer.federated)]
+        lines.append([answer.silo.name, str(answer.silo.size), *scores, gain, ends, answer.verdict])
+    widths = [max(len(line[k]) for line in lines) for k in range(len(head))]
+    texts = ["  ".join(map(_aligned, line, widths, range(len(line)))).rstrip() for line in lines]
+    notes = [
+        f"{a.silo.name}: {a.sentence}" for a in measured.answers if a.verdict == "cannot tell yet" or a.silo.shared
+    ]
+    margin = f"margin {words.amount(measured.margin, metric)}{words.unit_of(metric)}"
+    what = f"{words.METRICS[metric]}{', %' if metric != 'mae' else ''}; method {measured.method}, {margin}"
+    parts = [measured.consortium["sentence"], "", f"({what})", *texts, *([""] if notes else []), *notes]
+    return "\n".join(parts) + "\n"
+
+
+def _aligned(cell: str, width: int, column: int) -> str:
+    return cell.rjust(width) if 0 < column < 5 else cell.ljust(width)

@@ -1,0 +1,92 @@
+"""Scores of finished runs: every client's model, of each row that the run serves, on the client's test samples."""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+
+from fl_lightning.callbacks.checkpoint import restore
+from fl_lightning.config import Config
+from fl_lightning.data import prepare
+from fl_lightning.data.load import load
+from fl_lightning.engine import scoring
+from fl_lightning.gains.scores import fingerprints, place, write
+from fl_lightning.run import assemble, launch
+
+
+def score(config: Config, folder: Path, out: Path, rows: Mapping[str, str | None]) -> None:
+    """Write the scores of the finished run in `folder`.
+
+    Args:
+        config: the run's.
+        folder: the run's.
+        out: of `fl-train worth`.
+        rows: of each row that the run serves, the kind of model, or None: the run's own judge's.
+    """
+    launch(config, _score, folder, out, rows)
+
+
+def look(config: Config) -> dict[str, Any]:
+    """The silos before anything is trained: `names`, `sizes`, and of windows the `recordings` by fingerprint.
+
+    Raises:
+        BadInput: the data are absent, malformed or too few.
+    """
+    source, _ = load(config.data, config.federation.clients, config.smoke)
+    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    folds = config.data.folds or 1
+    parts = [prepare(config.data, config.federation.clients, seed, config.smoke) for seed in range(folds)]
+    sizes = [sum(part.test_sizes[c] for part in parts) for c in range(data.clients)]
+    few = zip(sizes, data.train_sizes, data.test_sizes, strict=True)  # a silo of 3 tests some of them twice
+    sizes = [size if size > folds else min(size, train + test) for size, train, test in few]
+    recordings: dict[int, int] = {}
+    for pool in (source.train, source.test):
+        if pool.spans is not None:
+            keys = fingerprints(pool.read_all())
+            recordings |= dict(zip(keys.tolist(), pool.spans[:, 0].tolist(), strict=True))
+    names = data.client_names or [f"silo {c}" for c in range(data.clients)]
+    return {"names": names, "sizes": sizes, "recordings": recordings, "classes": data.num_classes}
+
+
+def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mapping[str, str | None]) -> dict[str, Any]:
+    logging.getLogger("lightning").setLevel(logging.ERROR)
+    fed = assemble(fabric, config, folder, [])
+    restore(fed.run, folder / "checkpoints")
+    data, evaluator, t = fed.run.data, fed.evaluator, fed.run.server.round
+    for label, kind in rows.items():
+        parts: list[dict[str, np.ndarray]] = []
+        for c in range(fed.run.clients):
+            if kind == "finetuned":
+                judged, (vector, buffers) = kind, evaluator.finetune(t, c)
+            else:
+                judged, vector, buffers = evaluator.final_model(c)
+            client = evaluator.at_rest(c, buffers)
+            client.ready(judged, vector)
+            seen: scoring.Seen = []
+            scoring.score(judged, client, client.data.test, seen)
+            parts.append(_table(seen, client.module.metric) | {"sample": fingerprints(data.tested(c)[0].numpy())})
+            parts[-1]["client"] = np.full(len(parts[-1]["sample"]), data.numbers[c])
+        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+        write(place(out, label, config.seed), table)
+    return {}
+
+
+def _table(seen: scoring.Seen, metric: Any) -> dict[str, np.ndarray]:
+    """Of each tested sample its label, the share of right answers or the absolute error, and the class scores."""
+    outputs, y = (torch.cat(parts).cpu() for parts in zip(*seen, strict=True))
+    classes = outputs.shape[-1]
+    if classes == 1:  # a regression
+        right = (outputs[:, 0].double() - y).abs()
+    elif y.ndim == 1:
+        right = (outputs.argmax(1) == y).double()
+    else:  # texts: of each the share of its positions
+        right = torch.stack([metric.total(outputs[k : k + 1], y[k : k + 1], classes) for k in range(len(y))]).double()
+    kept = outputs.float().numpy() if y.ndim == 1 and classes > 1 else np.zeros((len(y), 0), np.float32)
+    label = y.numpy() if y.ndim == 1 and classes > 1 else np.zeros(len(y), np.int64)
+    return {"label": label, "right": right.numpy(), "outputs": kept}

@@ -1,0 +1,59 @@
+"""A silo, what is known of its gain, and all silos of a consortium."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from typing import Any
+
+from fl_lightning.gains.statistics import Estimate, Name, Samples, Scores, Verdict
+
+
+@dataclass
+class Silo:
+    """One silo's samples, and what each row's model made of them."""
+
+    number: int
+    name: str
+    samples: Samples
+    rows: dict[str, Scores]
+    shared: dict[int, int] = field(default_factory=dict)
+    """Samples that another silo has, too, by its number; they are in no figure, and not in `samples`."""
+    left_out: int = 0
+    """Samples that are in no figure."""
+    repeated: int = 0
+    """Samples that the silo has more than once."""
+    size: int = 0
+    """Own samples, those that are shared included."""
+
+
+@dataclass
+class Answer:
+    """One silo: everything that is known of what it gains."""
+
+    silo: Silo
+    alone: float
+    federated: float
+    estimate: Estimate | None
+    low: float
+    high: float
+    verdict: Verdict
+    reason: str
+    """Why there can be no verdict; empty where there can."""
+    sentence: str = ""
+    methods: dict[str, dict[str, float]] = field(default_factory=dict)
+    """Of each row `score`, `gain`, `low` and `high`, without regard to the choice among them."""
+
+
+@dataclass
+class Measured:
+    """All silos, and what they have in common."""
+
+    answers: list[Answer]
+    metric: Name
+    margin: float
+    method: str
+    """Best over all folds: the one to take."""
+    picks: dict[str, int]
+    """How many folds chose each method."""
+    cycles: int
+    consortium: dict[str, Any] = field(default_factory=dict)

@@ -1,0 +1,110 @@
+"""The answer as a page, a picture, and an object: what readers are shown is what `worth.json` says."""
+
+from __future__ import annotations
+
+import html
+import json
+import re
+import shlex
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+import fl_lightning
+from fl_lightning.cli import main
+from fl_lightning.errors import BadInput
+from fl_lightning.gains import page
+from fl_lightning.gains.measure import measure
+from fl_lightning.gains.silos import Measured, Silo
+from fl_lightning.gains.statistics import Samples, Scores
+
+from .conftest import SMALL
+
+JARGON = r"client|epoch|hyper|baseline|kapc|fedavg|fedper|federat|aggregat|round|seed|fold|cross-valid|p-value|holm"
+
+
+def made(gains: dict[str, tuple[int, float]], cycles: int = 4, twin: bool = False) -> Measured:
+    """Silos of so many samples whose federated models are right so much more often."""
+    rng = np.random.default_rng(1)
+    silos = []
+    for c, (name, (n, gain)) in enumerate(gains.items()):
+        drawn = rng.random((cycles, n))
+        chance = rng.beta(5, 2, n)
+        rows = {"local": Scores((drawn < chance).astype(float))}
+        for label, less in (("fedavg after", 0.02), ("ditto", 0.0)):
+            moved = drawn + rng.normal(0, 0.02, (cycles, n))
+            rows[label] = Scores((moved < np.clip(chance + gain - less, 0, 1)).astype(float))
+        folds = np.stack([rng.permutation(np.arange(n) % 5) for _ in range(cycles)])
+        silos.append(Silo(c, name, Samples(np.arange(n) % 2, folds, np.arange(n)), rows, size=n))
+    return measure(silos, "accuracy", None)
+
+
+def test_every_verdict_is_found_where_it_is_due() -> None:
+    measured = made(
+        {"up": (900, 0.08), "down": (900, -0.08), "same": (3000, 0.0), "few": (30, 0.1), "open": (60, 0.02)}
+    )
+    words = {answer.silo.name: answer.verdict for answer in measured.answers}
+    assert words == {
+        "up": "gains", "down": "harmed", "same": "no difference that matters", "few": "cannot tell yet",
+        "open": "cannot tell yet",
+    }  # fmt: skip
+    assert measured.method == "ditto"
+    assert measured.consortium["sentence"].startswith("It depends on the silo: of 5 silos 1 gains, 1 loses, for 1 it")
+    assert measured.consortium["surely_gain"] == ["up"]
+    told = {answer.silo.name: answer.sentence for answer in measured.answers}
+    assert re.search(r"with about \d+ own samples we would know it to within ±\d", told["open"], re.IGNORECASE)
+    assert "verdict takes 40" in told["few"]
+
+
+def test_two_silos_are_no_consortium() -> None:
+    facts = made({"up": (900, 0.08), "down": (900, -0.08), "few": (30, 0.0)}).consortium
+    assert "gain" not in facts and "only 2 have enough samples" in facts["sentence"]
+
+
+def test_the_page_says_what_the_json_says(out: Path) -> None:
+    content = json.loads((out / "worth.json").read_text())
+    text = html.unescape((out / "worth.html").read_text())
+    for row in content["silos"]:
+        assert row["sentence"] in text and row["verdict"] in text
+    assert "<script" not in text and "http" not in text
+    assert (out / "worth.png").read_bytes().startswith(b"\x89PNG")
+
+
+def test_the_first_screen_needs_no_word_of_the_field() -> None:
+    measured = made({"Aarau": (900, 0.08), "Basel": (900, -0.08), "Chur": (3000, 0.0), "Davos": (60, 0.02)})
+    body = page.render(measured, []).partition("<body>")[2].partition("<h2>")[0]
+    assert not re.search(JARGON, re.sub(r"<[^>]*>", " ", body), re.IGNORECASE)
+
+
+def test_a_silos_name_is_no_markup() -> None:
+    text = page.render(made({"<b>A": (50, 0), "B & C": (50, 0), "D": (50, 0)}), [])
+    assert "<b>" not in text and "&lt;b&gt;A" in text
+
+
+@pytest.mark.parametrize("end", [0.021, 0.07, 0.4, 1.05, 12.0])
+def test_axes_have_round_marks(end: float) -> None:
+    marks = page._steps(end)
+    assert 3 <= len(marks) <= 5 and 0.0 in marks and max(marks) <= end
+
+
+def test_python_gives_the_same(out: Path) -> None:
+    """The call goes on in the folder: nothing is trained, the DataFrame is the CSV."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out.parent)
+        flags = shlex.split(SMALL.replace("--methods fedper --workers 1", ""))
+        worth = fl_lightning.worth(flags, out=out, methods=["fedper"], repeats=5, workers=1)
+    assert worth.page.is_file() and worth.sentence in repr(worth)
+    assert list(worth.silos["silo"]) == ["Aarau", "Basel", "Chur", "Pure", "Twin", "Zug"]
+    assert worth.silos["gain"].isna().sum() == 2
+    row = json.loads((out / "worth.json").read_text())["silos"][0]
+    assert worth.silos.loc[0, "gain"] == row["gain"]
+    with pytest.raises(BadInput, match=r"worth\.json"):
+        fl_lightning.Worth(out.parent / "nowhere")
+
+
+def test_the_module_is_not_in_the_way() -> None:
+    """`fl_lightning.worth` is the function, whatever has been imported."""
+    import fl_lightning.cli.worth
+
+    assert callable(fl_lightning.worth) and main(["worth", "--help"]) == 0

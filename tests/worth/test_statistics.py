@@ -1,0 +1,209 @@
+"""The statistics of `fl-train worth` against closed forms, scikit-learn and simulated silos."""
+
+from __future__ import annotations
+
+import math
+
+import numpy as np
+import pytest
+from scipy import stats
+from scipy.special import softmax
+from sklearn.metrics import balanced_accuracy_score, roc_auc_score
+
+from fl_lightning.gains import statistics as worth
+from fl_lightning.gains.statistics import Estimate, Samples, Scores
+
+
+def folds_of(cycles: int, n: int, rng: np.random.Generator, folds: int = 5) -> np.ndarray:
+    return np.stack([rng.permutation(np.arange(n) % folds) for _ in range(cycles)])
+
+
+def made(n: int = 60, cycles: int = 3, classes: int = 2, seed: int = 0) -> tuple[Scores, Scores, Samples]:
+    rng = np.random.default_rng(seed)
+    labels = np.arange(n) % classes
+    both = []
+    for skill in (1.0, 1.5):
+        outputs = rng.normal(0, 1, (cycles, n, classes)) + skill * np.eye(classes)[labels]
+        both.append(Scores((outputs.argmax(-1) == labels).astype(float), outputs))
+    return both[0], both[1], Samples(labels, folds_of(cycles, n, rng), np.arange(n))
+
+
+def estimated(metric: worth.Name, alone: Scores, ours: Scores, samples: Samples) -> Estimate:
+    parts = [worth.contributions(metric, one, samples) for one in (alone, ours)]
+    found = worth.estimate(metric, *parts, samples)
+    assert found is not None
+    return found
+
+
+def test_one_cycle_of_accuracy_is_the_formula_of_the_mean() -> None:
+    """One cycle: V_s is the variance of the mean, a half a made-up sample, V_x what fits add."""
+    alone, ours, samples = made(cycles=1)
+    n, d = 60, (ours.right - alone.right)[0]
+    got = estimated("accuracy", alone, ours, samples)
+    spread, a = d.var(ddof=1) / n, 0.5 / (n * (n - 1))
+    by_fit = sum(float((d - d.mean())[samples.folds[0] == k].sum()) ** 2 for k in range(5)) / n**2
+    common = max(0.0, by_fit - float(((d - d.mean()) ** 2).sum()) / n**2)
+    variance = spread + a + common
+    degrees = variance**2 / ((spread + a) ** 2 / (n - 1) + common**2 / 4)
+    assert got.gain == pytest.approx(d.mean())
+    assert got.variance == pytest.approx(variance)
+    assert got.degrees == pytest.approx(degrees)
+    assert got.half == pytest.approx(1.1 * stats.t.ppf(0.975, degrees) * math.sqrt(variance))
+
+
+def test_more_cycles_are_no_more_samples() -> None:
+    """The same answers in every cycle: the interval is that of one cycle."""
+    alone, ours, samples = made(cycles=1)
+    again = Samples(samples.labels, np.repeat(samples.folds, 6, 0), samples.units)
+    once = estimated("accuracy", alone, ours, samples)
+    often = estimated("accuracy", Scores(np.repeat(alone.right, 6, 0)), Scores(np.repeat(ours.right, 6, 0)), again)
+    assert often.gain == pytest.approx(once.gain)
+    spread = (ours.right - alone.right)[0].var(ddof=1) / 60 + 0.5 / (60 * 59)
+    assert often.variance >= spread * (1 - 1e-9)
+
+
+def test_samples_of_one_person_count_once() -> None:
+    """Every sample four times, as of one person: the variance is that of the persons."""
+    alone, ours, samples = made(cycles=2)
+    four = [Scores(np.repeat(one.right, 4, 1)) for one in (alone, ours)]
+    repeated = Samples(np.repeat(samples.labels, 4), np.repeat(samples.folds, 4, 1), np.repeat(samples.units, 4))
+    apart = Samples(repeated.labels, repeated.folds, np.arange(240))
+    once, persons = estimated("accuracy", alone, ours, samples), estimated("accuracy", *four, repeated)
+    assert persons.gain == pytest.approx(once.gain)
+    assert persons.half > 1.15 * estimated("accuracy", *four, apart).half
+    assert persons.half == pytest.approx(once.half, rel=0.04)  # half a made-up sample is of 240, not of 60
+
+
+@pytest.mark.parametrize("classes", [2, 4])
+def test_metrics_are_scikit_learns(classes: int) -> None:
+    """Balanced accuracy over a cycle; AUROC of one fold, where all scores are of one model."""
+    alone, _, samples = made(cycles=1, classes=classes)
+    whole = Samples(samples.labels, np.zeros((1, 60), int), samples.units)
+    parts = worth.contributions("balanced_accuracy", alone, samples)
+    answers = alone.outputs[0].argmax(-1)  # type: ignore[index]
+    assert worth.value("balanced_accuracy", parts) == pytest.approx(balanced_accuracy_score(samples.labels, answers))
+    chances = softmax(alone.outputs[0], -1)  # type: ignore[index]
+    truth = roc_auc_score(samples.labels, chances[:, 1] if classes == 2 else chances, multi_class="ovr")
+    assert worth.value("auroc", worth.contributions("auroc", alone, whole)) == pytest.approx(truth)
+    assert worth.by_fold("auroc", alone, whole)[0, 0] == pytest.approx(truth)
+
+
+def test_auroc_has_delongs_variance() -> None:
+    """Two classes, one fold: the variances of placements, each over its class, and half a made-up sample of each."""
+    alone, ours, samples = made(cycles=1, n=80)
+    whole = Samples(samples.labels, np.zeros((1, 80), int), samples.units)
+    got = estimated("auroc", alone, ours, whole)
+    placed = []
+    for one in (alone, ours):
+        chance = softmax(one.outputs[0], -1)[:, 1]  # type: ignore[index]
+        below = np.sign(chance[whole.labels == 1][:, None] - chance[whole.labels == 0]) / 2 + 0.5
+        placed.append((below.mean(1), below.mean(0)))
+    expected = sum(
+        float((ours - alone).var(ddof=1)) / 40 + 0.5 / (40 * 39) for alone, ours in zip(*placed, strict=True)
+    )
+    assert got.variance == pytest.approx(expected)
+
+
+def test_mae_is_better_where_it_is_less() -> None:
+    _, _, samples = made()
+    samples = Samples(np.zeros(60, int), samples.folds, samples.units)
+    errors = np.abs(np.random.default_rng(1).normal(0, 1, (3, 60)))
+    got = estimated("mae", Scores(errors), Scores(errors / 2), samples)
+    assert got.gain == pytest.approx(errors.mean() / 2)
+    assert worth.value("mae", worth.contributions("mae", Scores(errors), samples)) == pytest.approx(errors.mean())
+
+
+def test_an_undefined_metric_has_no_estimate() -> None:
+    alone, ours, samples = made()
+    one = Samples(np.zeros(60, int), samples.folds, samples.units)
+    parts = [worth.contributions("auroc", scores, one) for scores in (alone, ours)]
+    assert worth.estimate("auroc", *parts, one) is None
+
+
+def test_models_that_agree_have_a_width() -> None:
+    alone, _, samples = made()
+    got = estimated("accuracy", alone, alone, samples)
+    assert got.gain == 0 and got.half > 0
+    assert got.p_of_no_gain == pytest.approx(0.5)
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "word"),
+    [
+        (0.001, 0.019, "no difference that matters"),
+        (0.001, 0.021, "gains"),
+        (-0.03, -0.001, "harmed"),
+        (-0.03, 0.05, "cannot tell yet"),
+        (-0.05, 0.01, "cannot tell yet"),
+    ],
+)
+def test_the_margin_comes_first(low: float, high: float, word: str) -> None:
+    assert worth.verdict(low, high, 0.02) == word
+
+
+def test_floors() -> None:
+    few = np.arange(39) % 2
+    assert "39 samples" in worth.too_few("accuracy", few)
+    assert worth.too_few("accuracy", np.arange(40) % 2) == ""
+    assert "9 samples outside" in worth.too_few("accuracy", (np.arange(100) < 9).astype(int))
+    assert worth.too_few("accuracy", np.minimum(np.arange(100), 11)) == ""  # small classes, but 11 outside the largest
+    assert "one class" in worth.too_few("auroc", np.ones(100, int))
+    assert worth.too_few("mae", np.zeros(40, int)) == ""
+
+
+def test_a_winner_is_not_scored_where_it_won() -> None:
+    """Method k is the best on fold k alone: it is never chosen for it."""
+    tables = np.full((3, 2, 1, 3), 0.5)
+    for k in range(3):
+        tables[k, :, 0, k] = 1.0
+    picks, _ = worth.chosen(tables, np.full((2, 1, 3), 10))
+    assert all(picks[0, k] != k for k in range(3))
+    tables[1, :, 0, :2] = 1.0
+    picks, final = worth.chosen(tables, np.full((2, 1, 3), 10))
+    assert final == 1 and picks[0, 2] == 1
+
+
+def test_holm_is_statsmodels_on_a_known_case() -> None:
+    """By hand: sorted 0.01, 0.02, 0.03, 0.04 against 0.0125, 0.0167, ...: the first alone."""
+    assert worth.holm([0.04, 0.01, 0.03, 0.02]) == [False, True, False, False]
+    assert worth.holm([0.001, 0.01, 0.02, 0.9]) == [True, True, True, False]
+
+
+def test_samples_for_a_half_width() -> None:
+    assert worth.samples_for(100, 0.06, 0.03) == 441
+    assert worth.samples_for(100, 0.03, 0.03) == 111
+
+
+def test_intervals_cover_and_cry_no_wolf() -> None:
+    """400 silos of 60 whose models are right with fixed chances, sample by sample: 95 % intervals cover the true mean,
+    and silos without a gain are hardly ever called so."""
+    rng = np.random.default_rng(3)
+    covered, false = 0, 0
+    for k in range(400):
+        n, gain = 60, 0.0 if k % 2 else 0.1
+        chance = rng.beta(4, 2, n)
+        better = np.clip(chance + gain, 0, 1)
+        samples = Samples(np.arange(n) % 2, folds_of(4, n, rng), np.arange(n))
+        alone, ours = (Scores((rng.random((4, n)) < p).astype(float)) for p in (chance, better))
+        got = estimated("accuracy", alone, ours, samples)
+        truth = gain if gain == 0 else None
+        expected = 0.0 if truth == 0.0 else float(np.mean([np.clip(rng.beta(4, 2, 9999) + 0.1, 0, 1) - 4 / 6]))
+        covered += got.gain - got.half <= expected <= got.gain + got.half
+        false += truth == 0.0 and worth.verdict(got.gain - got.half, got.gain + got.half, 0.02) == "gains"
+    assert covered >= 0.94 * 400
+    assert false <= 5
+
+
+def test_more_cycles_narrow_as_foretold() -> None:
+    rng = np.random.default_rng(5)
+    n, foretold, reached = 200, [], []
+    for _ in range(40):
+        chance = rng.beta(4, 2, n)
+        both = [(rng.random((8, n)) < np.clip(chance + gain, 0, 1)).astype(float) for gain in (0, 0.05)]
+        folds = folds_of(8, n, rng)
+        labels = np.arange(n) % 2
+        few = estimated("accuracy", *(Scores(one[:4]) for one in both), Samples(labels, folds[:4], np.arange(n)))  # type: ignore[arg-type]
+        many = estimated("accuracy", *(Scores(one) for one in both), Samples(labels, folds, np.arange(n)))  # type: ignore[arg-type]
+        foretold.append(few.half_after(8))
+        reached.append(many.half)
+    assert np.median(np.array(foretold) / np.array(reached)) == pytest.approx(1, abs=0.1)
