@@ -152,6 +152,9 @@ def _export(
 def _join(
     fabric: Fabric, config: Config, folder: Path, data: str, out: Path, rounds: int | None, model: str | None
 ) -> dict[str, Any]:
+    private = next((n for n, c in config.callbacks.items() if getattr(c.load(), "accounts", False)), None)
+    allowed = f"a client that joins would upload what callbacks.{private} does not account for"
+    check("run", str(folder), private is None, allowed)
     fed = assemble(fabric, config, folder, [])
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")

@@ -23,6 +23,7 @@ ORDER = (
     ("csvtable", "owncode"),
     ("data", "models", "parallel", "provenance", "results", "storage"),
     ("core", "drawing"),
+    ("privacy",),
     ("callbacks",),
     ("methods.common",),
     ("methods",),

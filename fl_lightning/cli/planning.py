@@ -83,7 +83,19 @@ def _plain(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, way
         "models": [dataclasses.asdict(p) for p in planner.setup(hardware).profiles],
         "ways": [dataclasses.asdict(way) for way in ways],
         "assumed_data": planner.sizes.data is None,
+        "privacy": _privacy(planner, hardware),
     }
+
+
+def _privacy(planner: Planner, hardware: Hardware) -> dict[str, Any]:
+    """What the summary of the run will say of its privacy, at most; empty where no callback accounts for it."""
+    config, setup = planner.config, planner.setup(hardware)
+    sends = any(profile.mask.any() for profile in setup.profiles)
+    report: dict[str, Any] = {}
+    for component in config.callbacks.values():
+        if getattr(component.load(), "accounts", False):
+            report |= component.build().planned(config, setup.method, sends, sum(planner.sizes.train))
+    return report
 
 
 def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways: list[Way]) -> None:
@@ -124,6 +136,12 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
         print(f"seconds of a round here, in one process: {timing.round_seconds:,.4g} ({parts});", end=" ")
         print(f"{config.federation.rounds:,} rounds: {hours:,.2f} h, start-up, tables and checkpoints aside")
     print(f"seconds: {timing.basis}")
+    if privacy := _privacy(planner, hardware):
+        noise = ", ".join(f"{k.removeprefix('privacy_noise_')} {v:.4g}" for k, v in privacy.items() if "_noise_" in k)
+        print(
+            f"privacy: epsilon {privacy['privacy_epsilon']:.4g} at delta {privacy['privacy_delta']:g} for each "
+            f"{privacy['privacy_unit']} at most, after {privacy['privacy_uploads']} uploads; noise in clips: {noise}"
+        )
     if not plan.fits:
         print("what would need less:" if ways else "no single option needs less")
         for way in ways:

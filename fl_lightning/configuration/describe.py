@@ -18,6 +18,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
 from docstring_parser import parse
 
+from fl_lightning.configuration import viewers
 from fl_lightning.configuration.explain import page
 from fl_lightning.configuration.index import FILE, TYPES
 from fl_lightning.ranges import Range, allowed, limit
@@ -86,6 +87,12 @@ def index() -> dict[str, dict[str, Entry]]:
     return {kind: dict(sorted(named.items())) for kind, named in entries.items()}
 
 
+def methods() -> dict[str, type]:
+    """The classes of our methods, by name."""
+    base = importlib.import_module("fl_lightning.methods.base").Method
+    return {cls.__name__.lower(): cls for cls in sorted(_classes("methods", base), key=lambda c: c.__name__.lower())}
+
+
 def text() -> str:
     """The content of `index.json`."""
     return json.dumps(index(), indent=1, ensure_ascii=False) + "\n"
@@ -141,6 +148,8 @@ def write() -> None:
     FILE.write_text(text(), encoding="utf-8")
     if (docs := FILE.parents[2] / "docs").is_dir():
         (docs / "method-arguments.md").write_text(page(index()["methods"]), encoding="utf-8")
+        if (privacy := docs / "privacy.md").is_file():
+            privacy.write_text(viewers.replaced(privacy.read_text(encoding="utf-8"), methods()), encoding="utf-8")
 
 
 if __name__ == "__main__":

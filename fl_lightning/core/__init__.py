@@ -3,6 +3,7 @@
 from typing import Any
 
 from fl_lightning import renames
+from fl_lightning.core.beside import Beside as Beside
 from fl_lightning.core.client import Client as Client
 from fl_lightning.core.layout import Block as Block
 from fl_lightning.core.layout import Layout as Layout

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts
 from fl_lightning.config import check
+from fl_lightning.core.beside import Beside
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
 from fl_lightning.core.newcomer import Rule
@@ -21,6 +22,7 @@ from fl_lightning.core.phase import Phase, Slot
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.methods.common.basics import check_classes
+from fl_lightning.methods.common.beside import declared
 from fl_lightning.ranges import Needs, check_ranges
 
 Scope = Literal["shared", "personal", "uploaded"]
@@ -175,6 +177,10 @@ class Method:
     def upload(self, client: Client, payload: Payload) -> Payload:
         """What goes to the server."""
         return Payload(client.layout, client["model"], client.group.up_mask.copy())
+
+    def beside(self) -> dict[str, Beside]:
+        """What uploads hold in `statistics` and `extra`, by name: what is not declared cannot be protected."""
+        return declared(self)
 
     # ---------------------------------------------------------------- a client that has been in no round
 

@@ -97,4 +97,4 @@ class FedHKD(ClassMeans):
     def summary(self, run: RunContext) -> dict[str, Any]:
         """The privacy report."""
         safe = self.sigma > 0 and self.clip
-        return privacy_report(self.sigma, run.feature_width, self.bound, run.rounds, self.delta, safe=safe)
+        return privacy_report(run, self.sigma, self.bound, self.delta, safe=safe)

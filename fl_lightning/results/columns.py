@@ -183,6 +183,7 @@ COLUMNS.declare(
     Column("feature_shift_within", "data", "the same of inputs of one class"),
 )
 COLUMNS.declare(
+    Column("privacy_epsilon", "privacy", "epsilon so far, of the client with the largest", "min", viewed="epsilon"),
     Column("noise_share_*", "other", "share of a client's step in this layer that is noise of few samples, mean"),
     Column("class_*", "data", "training samples of this class"),
     *(

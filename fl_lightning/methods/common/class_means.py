@@ -189,14 +189,18 @@ def gaussian_epsilon(sigma: float, rounds: int, delta: float) -> float:
 
 
 def privacy_report(
-    sigma: float, width: int, bound: Literal["norm", "coordinate"], rounds: int, delta: float, *, safe: bool
+    run: RunContext, sigma: float, bound: Literal["norm", "coordinate"], delta: float, *, safe: bool
 ) -> dict[str, Any]:
     """The privacy report, at `privacy_delta`, for one round (`..._round`) and for the run.
 
     `privacy_epsilon` is that of a class's whole mean feature; with `bound: coordinate` `privacy_epsilon_coordinate` is
     that of one of its coordinates, the others left aside (the paper's count). `privacy_covers` says so in words.
-    Where it is not `safe`, without noise or without a bound, epsilon is infinite.
+    Where it is not `safe`, without noise or without a bound, epsilon is infinite; nothing is reported where a callback
+    accounts for the whole upload.
     """
+    if any(getattr(callback, "accounts", False) for callback in run.callbacks):
+        return {}
+    width, rounds = run.feature_width, run.rounds
     multiplier = noise_multiplier(sigma, width, bound)
     report: dict[str, Any] = {"privacy_delta": delta}
     for times, name in ((1, "_round"), (rounds, "")):

@@ -1,0 +1,223 @@
+"""Differential privacy: what leaves a client is bounded and noised (`localprivacy`)."""
+
+from __future__ import annotations
+
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.compression import Quantize, TopK
+from fl_lightning.callbacks.robust import NormBound
+from fl_lightning.config import Config, check
+from fl_lightning.core import Client, Payload, RoundRecord, RunContext
+from fl_lightning.core.run import cohort_of
+from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
+from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
+from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
+
+UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
+"""Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""
+BEHIND = (Quantize, TopK, NormBound)
+"""Transforms that look at the noisy upload and at what the server knows alone: they run behind the noise."""
+SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "validation")
+"""What users may want to have covered, and is not."""
+
+
+@dataclass
+class LocalPrivacy(Transform, Observer):
+    """Each client bounds and noises every kind of what it uploads: differential privacy against the server and all.
+
+    The unit is a client: all of its data. Epsilon is of adding or removing what the client contributes to its uploads,
+    composed over the rounds in which it took part, by dp-accounting's privacy loss distributions. Whatever the server
+    and other clients do with uploads afterwards cannot raise it.
+
+    Args:
+        clip: the greatest L2 norm of what is uploaded, one for all kinds or `{model: 1.0, class_means: 0.5}`.
+        noise: standard deviation of the noise on each number, in units of the clip, one for all kinds or one for each.
+        epsilon_target: in place of `noise`: that of every kind is the least which keeps the client with most rounds at
+            this epsilon.
+        delta: at which epsilon is given; below one over all training samples. 1e-5: the field's habit.
+        reproducible: noise is drawn for (seed, client, round, kind): equal runs are equal to the bit, and who knows the
+            seed can take the noise off. false: the operating system's random numbers, which nobody can repeat.
+    """
+
+    changes_upload = client_memory = further_vectors = True
+    accounts: ClassVar[bool] = True
+    """It reports epsilon of the whole upload: no method reports one of a part."""
+
+    clip: float | dict[str, float] | None = None
+    noise: float | dict[str, float] | None = None
+    epsilon_target: float | None = None
+    delta: float = DELTA
+    reproducible: bool = True
+    _noises: dict[str, Noise] = field(default_factory=dict, init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        key = self.config_key
+        check(f"{key}.clip", None, self.clip is not None, "it must be given: noise without a bound protects nothing")
+        one = (self.noise is None) != (self.epsilon_target is None)
+        check(f"{key}.noise", self.noise, one, "either noise or epsilon_target says how much noise there is")
+        for name in ("clip", "noise"):
+            value = getattr(self, name)
+            for number in value.values() if isinstance(value, dict) else [value]:
+                fine = number is None or 0 < number < math.inf
+                says = "it must be above 0: without noise there is no epsilon (callbacks.normbound bounds alone)"
+                check(f"{key}.{name}", value, fine, says if name == "noise" else "it must be above 0")
+        target = self.epsilon_target
+        check(f"{key}.epsilon_target", target, target is None or 0 < target < math.inf, "it must be above 0")
+        check(f"{key}.delta", self.delta, 0 < self.delta < 1, "it must lie in (0, 1)")
+
+    # ---------------------------------------------------------------- before the first round
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Raise `BadInput` where something of an upload cannot be protected, or a resumed run had other noise."""
+        require("dp", self.config_key, "", "its epsilon is computed by that package")
+        self._check_others(run)
+        self._noises = self.noises(run.config, run.method, kinds_of(run), sum(run.data.train_sizes))
+        now = [self._noises[kind].multiplier for kind in kinds_of(run)]
+        before = [s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()]
+        for was in [noise for part in run.processes.gather_objects(before) for noise in part]:
+            close = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(was, now, strict=True))
+            allowed = f"the run began with noise {was}, and now it would be {now}: begin a new run"
+            check(f"{self.config_key}.epsilon_target", self.epsilon_target, close, allowed)
+
+    def _check_others(self, run: RunContext) -> None:
+        """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change what it counts."""
+        key, name = self.config_key, run.method_name
+        refused = {n: b.words for n, b in run.method.beside().items() if b.values is None}
+        if refused:
+            what, words = next(iter(refused.items()))
+            raise BadInput(key, name, f"its uploads hold {what} ({words}), which no bound and noise can protect")
+        own = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
+        check("method.sigma", own, not own, f"beside {key}, which covers class means too, it must be 0")
+        share = run.config.data.held_out_clients
+        check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
+        callbacks = list(run.callbacks)
+        place = next(k for k, c in enumerate(callbacks) if c is self)
+        for k, callback in enumerate(callbacks):
+            if not isinstance(callback, Transform) or callback is self:
+                continue
+            behind = isinstance(callback, BEHIND)
+            where = "behind" if behind else "before"
+            allowed = f"it must be named {where} {key.removeprefix('callbacks.')} in the configuration"
+            check(callback.config_key, "", k > place if behind else k < place, allowed)
+            chooses = getattr(callback, "client", False) is True
+            allowed = f"which layers a client sends tells of its data: false beside {key}"
+            check(f"{callback.config_key}.client", True, not chooses, allowed)
+
+    def noises(self, config: Config, method: Any, named: Sequence[str], samples: int) -> dict[str, Noise]:
+        """Clip and noise of each of the kinds `named`.
+
+        Raises:
+            BadInput: a kind is not covered, or there is no such; delta is too large; no noise meets the target.
+        """
+        check_delta(f"{self.config_key}.delta", self.delta, samples)
+        clips = self._of_kinds("clip", named)
+        if self.noise is not None:
+            noise = self._of_kinds("noise", named)
+        elif not named:
+            noise = {}
+        else:
+            times = uploads(config, method, named)
+            key = f"{self.config_key}.epsilon_target"
+            one = calibrated(
+                lambda z: [Mechanism(z, n) for n in times], float(self.epsilon_target or 0), self.delta, key
+            )
+            noise = dict.fromkeys(named, one)
+        return {kind: Noise(clips[kind], noise[kind]) for kind in named}
+
+    def _of_kinds(self, argument: str, named: Sequence[str]) -> dict[str, float]:
+        value = getattr(self, argument)
+        if not isinstance(value, dict):
+            return dict.fromkeys(named, float(value))
+        key, listed = f"{self.config_key}.{argument}", ", ".join(named) or "nothing"
+        for name in value:
+            words = "scores are computed on clients' own test data and published as they are: no noise covers them"
+            check(key, name, name not in SCORES, f"{words}; kinds are {listed}")
+            check(key, name, name in named, f"clients upload no such kind; they upload {listed}")
+        for name in named:
+            check(key, value, name in value, f"clients also upload {name}, which would be unprotected: {listed}")
+        return {name: float(value[name]) for name in named}
+
+    def planned(self, config: Config, method: Any, sends_model: bool, samples: int) -> dict[str, Any]:
+        """What the summary will have at most, before the run."""
+        named = kinds(method, sends_model=sends_model)
+        self._noises = self.noises(config, method, named, samples)
+        return self._report([uploads(config, method, named)])
+
+    # ---------------------------------------------------------------- in a round
+
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+        """How many uploads of each kind have left the client, and their noise."""
+        count = len(kinds_of(run))
+        return {UPLOADS: torch.zeros(count, dtype=torch.int64), NOISE: torch.zeros(count, dtype=torch.float64)}
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        """Bound, add noise, and count."""
+
+        def draws(kind: str) -> torch.Generator:
+            if self.reproducible:
+                return client.generator(f"privacy {kind}")
+            generator = torch.Generator()
+            generator.seed()
+            return generator
+
+        sent = protect(client, payload, self._noises, draws)
+        counted = torch.tensor([kind in sent for kind in self._noises], dtype=torch.int64)
+        client.memory[UPLOADS] = client.memory[UPLOADS] + counted
+        noise = [noise.multiplier for noise in self._noises.values()]
+        client.memory[NOISE] = torch.tensor(noise, dtype=torch.float64)
+
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+        """Epsilon so far: the largest client's, each client's, and that of this round's upload alone."""
+        here = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
+        counts = {c: times for part in run.processes.gather_objects(here) for c, times in part.items()}
+        for row in record.clients:
+            row["privacy_epsilon"] = self._epsilon(counts[int(row["client"])])
+        record.metrics["privacy_epsilon"] = max(map(self._epsilon, set(counts.values())), default=0.0)
+
+    def _epsilon(self, times: Sequence[int], *, replace_one: bool = False) -> float:
+        noises = [noise.multiplier for noise in self._noises.values()]
+        sent = [Mechanism(noise, n) for noise, n in zip(noises, times, strict=True)]
+        return epsilon(sent, self.delta, replace_one=replace_one)
+
+    # ---------------------------------------------------------------- at the end
+
+    def summarize(self, run: RunContext) -> Mapping[str, Any]:
+        """Epsilon of the client with the largest, its delta and unit, and what it covers."""
+        here = [tuple(s.memory[UPLOADS].tolist()) for s in run.states.values()]
+        counts = {times for part in run.processes.gather_objects(here) for times in part}
+        return self._report(list(counts))
+
+    def _report(self, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
+        largest = max(counts, key=self._epsilon, default=())
+        covered = ", ".join(self._noises) or "nothing is uploaded"
+        return {
+            "privacy_epsilon": self._epsilon(largest) if largest else 0.0,
+            "privacy_epsilon_replace_one": self._epsilon(largest, replace_one=True) if largest else 0.0,
+            "privacy_delta": self.delta,
+            "privacy_unit": "client",
+            "privacy_mechanism": "local",
+            "privacy_uploads": max((n for times in counts for n in times), default=0),
+            **{f"privacy_clip_{kind}": noise.clip for kind, noise in self._noises.items()},
+            **{f"privacy_noise_{kind}": noise.multiplier for kind, noise in self._noises.items()},
+            "privacy_covers": f"uploads of a client ({covered}) against the server, other clients and readers of the "
+            "global model; not the number of its samples, its scores, its personal model",
+        }
+
+
+def uploads(config: Config, method: Any, named: Sequence[str]) -> list[int]:
+    """How many messages of each kind the client with most rounds uploads in the run, at most."""
+    cohorts: Counter[int] = Counter()
+    for t in range(1, config.federation.rounds + 1):
+        cohorts.update(range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t))
+    most = max(cohorts.values(), default=0)
+    once = {b.kind: b.once for b in method.beside().values()}
+    return [min(1, most) if once.get(kind, False) else most for kind in named]

@@ -1,0 +1,59 @@
+"""The table of who sees what, by method, from what the methods' classes declare: the head of docs/privacy.md."""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Mapping
+from typing import Any
+
+BEGIN, END = "<!-- viewers: generated -->", "<!-- viewers: end -->"
+HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`")
+
+
+def table(classes: Mapping[str, Any]) -> str:
+    """A row for each of the methods' `classes` by name, in Markdown."""
+    lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
+    return "\n".join([*lines, *(f"| {' | '.join(_row(name, cls()))} |" for name, cls in classes.items())])
+
+
+def replaced(text: str, classes: Mapping[str, Any]) -> str:
+    """The page `text` with the table between its marks made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{table(classes)}\n\n{END}{rest.partition(END)[2]}"
+
+
+def _row(name: str, method: Any) -> tuple[str, ...]:
+    beside = importlib.import_module("fl_lightning.methods.common.beside")
+    entries = method.beside()
+    slots = [f"vector `{slot}`" for slot, given in method.slots().items() if given.exchanged]
+    kinds: dict[str, list[str]] = {}
+    for entry in entries.values():
+        if entry.values != "public":
+            kinds.setdefault(entry.kind, []).append(entry.words)
+    described = [f"{', '.join(words)} (`{kind}`)" for kind, words in kinds.items()]
+    sends = "; ".join(filter(None, [_blocks(method, ("shared", "uploaded")), *slots, *described]))
+    relation, down = method.relation(), _blocks(method, ("shared",))
+    gets = f"{'the mean' if relation.is_global else 'its own mix'} of {down}" if down else ""
+    gets = beside.received(method) or ("" if type(relation).__name__ == "Alone" else gets)
+    gets = "; ".join(filter(None, [gets, beside.downloads(method)]))
+    refused = [entry.kind for entry in entries.values() if entry.values is None]
+    local = f"refused: `{refused[0]}`" if refused else "yes" if sends else "nothing to protect"
+    return f"`{name}`", sends or "nothing", gets or "nothing", local
+
+
+def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
+    """What of a deep network with a normalisation and a classifier travels, in words; empty: nothing."""
+    nn = importlib.import_module("torch.nn")
+    linear = [nn.Linear(4, 4) for _ in range(5)]
+    network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4), *linear)
+    blocks = importlib.import_module("fl_lightning.core.layout").Layout(network, str(len(network) - 1)).blocks
+    sent = {block.name for block in blocks if method.scope(block) in scopes}
+    if not sent:
+        return ""
+    parts = {
+        "models": blocks,
+        "models' parameters": [b for b in blocks if b.kind == "parameter"],
+        "models without normalisation": [b for b in blocks if not b.normalisation],
+        "bodies": [b for b in blocks if not b.head],
+    }
+    return next((words for words, whole in parts.items() if {b.name for b in whole} == sent), "some layers")

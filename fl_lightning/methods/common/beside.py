@@ -1,0 +1,105 @@
+"""What our methods' uploads hold beside models, all in one place: see `core.beside`."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from fl_lightning.core.beside import Beside
+
+Entries = dict[str, Beside]
+
+COUNTS: Entries = {
+    "classes": Beside("counts", "which classes the client has", "classes"),
+    "counts": Beside("counts", "samples of each class", "class_counts"),
+}
+
+
+def _means(method: Any) -> Entries:
+    return COUNTS | {name: Beside("class_means", f"mean {name} of each class", "rows") for name in method.names}
+
+
+def _moments(method: Any) -> Entries:
+    return _means(method) | {
+        "moments.means": Beside("class_means", "mean features of each class times the class's share", "rows"),
+        "moments.V": Beside("variance", "variance of features", "nonnegative"),
+    }
+
+
+def _predictions(method: Any) -> Entries:
+    values: Any = "shares" if method.loss == "kl" else "real"
+    return {"predictions": Beside("predictions", "class scores of public samples", values)}
+
+
+def _basis(method: Any) -> Entries:
+    basis = Beside("basis", "a basis of the client's samples, from which the server computes the relation", None, True)
+    return {"basis": basis} if method.similarity == "subspace" else {}
+
+
+_DECLARED: dict[str, Callable[[Any], Entries]] = {
+    "ClassMeans": _means,
+    "FedPAC": _moments,
+    "FedMD": _predictions,
+    "FEDORA": _basis,
+    "DBE": lambda _: {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)},
+    "FedAS": lambda _: {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")},
+    "FedCAC": lambda _: {"critical": Beside("critical", "a bit for each number that matters to the client", None)},
+    "FedFomo": lambda _: {
+        "candidates": Beside("candidates", "whose models the client has tried", "public"),
+        "gains": Beside("gains", "a relation that the client computes: what each model is worth to it", None),
+    },
+    "FedGen": lambda _: {"labels": Beside("counts", "samples of each class", "counts")},
+    "FedNova": lambda _: {"steps": Beside("steps", "local steps", "public")},
+    "IFCA": lambda _: {"cluster": Beside("cluster", "which of the global models suits the client best", None)},
+    "PFedFDA": lambda _: {
+        "means": Beside("gaussians", "mean feature of each class"),
+        "covariance": Beside("gaussians", "covariance of features", "covariance"),
+    },
+    "SelfKAPC": lambda _: {
+        "step": Beside("step_norms", "squared norms of the client's step by layer", "nonnegative"),
+        "noise": Beside("noise_norms", "variance of the client's step by layer", "nonnegative", once=True),
+    },
+}
+
+DOWNLOADS = {
+    "ClassMeans": "class means of all",
+    "DBE": "mean feature of all",
+    "FedFomo": "models of other clients",
+    "FedGen": "a generator, class counts of all",
+    "FedMD": "a mix of predictions",
+    "IFCA": "the models of all clusters",
+    "PFedFDA": "Gaussians of all",
+    "PFedGraph": "its own mix beside its model",
+    "SCAFFOLD": "the mean control variate",
+}
+"""What clients receive beside one model, in words, by class."""
+
+RECEIVED = {
+    "Clustered": "the mean of its cluster's models",
+    "FedCAC": "the mean of models, and of those like its own",
+    "PFedHN": "a model that the server's hypernetwork makes",
+}
+"""What model clients receive, in words, by class, where scope and relation do not say it."""
+
+
+def _of(method: Any, table: Any, otherwise: Any) -> Any:
+    ours = (cls for cls in type(method).__mro__ if cls.__module__.startswith("fl_lightning.methods."))
+    return next((table[cls.__name__] for cls in ours if cls.__name__ in table), otherwise)
+
+
+def declared(method: Any) -> Entries:
+    """The entries of one of our methods, by name."""
+    entries: Entries = _of(method, _DECLARED, lambda _: {})(method)
+    return entries
+
+
+def downloads(method: Any) -> str:
+    """What its clients receive beside one model, in words; empty: nothing."""
+    words: str = _of(method, DOWNLOADS, "")
+    return words
+
+
+def received(method: Any) -> str:
+    """What model its clients receive, in words; empty: scope and relation say it."""
+    words: str = _of(method, RECEIVED, "")
+    return words

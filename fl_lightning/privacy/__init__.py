@@ -1,0 +1,1 @@
+"""Differential privacy: bounds and noise on what leaves a client, and what they come to, by dp-accounting."""

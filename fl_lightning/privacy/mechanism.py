@@ -1,0 +1,170 @@
+"""Bounds and noise on one upload, kind by kind. Nothing else of the client's data is in it afterwards.
+
+A kind is a name under which a bound and a noise are configured: `model`, an exchanged vector's slot, and those that the
+method's `beside` declares. The vector of a kind (the change of the model since what the server counts it from, all
+tensors of the kind one behind the other) is scaled down to the norm of its clip; then every number gets Gaussian noise.
+What noise leaves that cannot be (a negative count, a variance below 0) is put right by looking at the noisy numbers
+alone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core import Beside, Client, Payload, RunContext
+from fl_lightning.core.layout import Segment
+from fl_lightning.errors import BadInput
+
+MODEL = "model"
+LEAST = 1e-6
+"""Of a share, and of an eigenvalue of a covariance, after noise (ours): logarithms and inverses exist."""
+
+
+@dataclass(frozen=True)
+class Noise:
+    """Of one kind: the greatest norm, and the standard deviation of noise in units of it."""
+
+    clip: float
+    multiplier: float
+
+
+Draws = Callable[[str], torch.Generator]
+"""The generator of a kind."""
+
+
+def kinds_of(run: RunContext) -> list[str]:
+    """The kinds that clients of `run` upload, what is public aside."""
+    return kinds(run.method, sends_model=any(g.up_mask.any() for g in run.groups))
+
+
+def kinds(method: object, *, sends_model: bool) -> list[str]:
+    """The kinds of a method's uploads."""
+    slots = [name for name, slot in method.slots().items() if slot.exchanged]  # type: ignore[attr-defined]
+    beside = [b.kind for b in method.beside().values() if b.values != "public"]  # type: ignore[attr-defined]
+    return list(dict.fromkeys([MODEL] * sends_model + slots + beside))
+
+
+def clipped(x: Tensor, clip: float) -> Tensor:
+    """`x` (n,) scaled down to norm `clip`, where it is longer; 0 where it is not finite."""
+    norm = float(torch.linalg.vector_norm(x, dtype=torch.float64))
+    if norm > clip and norm < float("inf"):
+        return (x.double() * (clip / norm)).to(x.dtype)
+    return x if norm <= clip else torch.zeros_like(x)
+
+
+def noisy(x: Tensor, noise: Noise, draws: torch.Generator) -> Tensor:
+    """`x` (n,) within its clip, with noise."""
+    normal = torch.randn(x.shape, generator=draws, dtype=torch.float32)
+    return clipped(x, noise.clip) + (noise.multiplier * noise.clip * normal).to(x)
+
+
+def protect(client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws) -> set[str]:
+    """Bound `payload` and add noise, in place; returns the kinds that it holds.
+
+    Raises:
+        BadInput: it holds what the method does not declare, or other blocks than its `scope` says.
+    """
+    sent: set[str] = set()
+    own = f"callbacks.localprivacy refuses {client.run.method_name}"
+    if payload.sent.any():
+        allowed = "it sends other blocks than its scope says, and which they are may tell of the data"
+        if payload.sent.tobytes() != client.group.up_mask.tobytes():
+            raise BadInput(own, client.round, allowed)
+        payload.vector = _model(client, payload, noises[MODEL], draws(MODEL))
+        sent.add(MODEL)
+    segments = client.layout.segments(client.layout.is_parameter)
+    for slot, vector in payload.vectors.items():
+        fresh = torch.zeros_like(vector)
+        _scatter(fresh, segments, noisy(_gather(vector, segments), noises[slot], draws(slot)))
+        payload.vectors[slot] = fresh
+        sent.add(slot)
+    return sent | _beside(client, payload, noises, draws)
+
+
+def _model(client: Client, payload: Payload, noise: Noise, draws: torch.Generator) -> Tensor:
+    """The reference plus the bounded, noisy change (D,); what does not travel is the reference's."""
+    layout, known = client.layout, client.reference
+    segments = layout.segments(payload.sent)
+    base = _gather(known, segments)
+    vector = known.clone()
+    _scatter(vector, segments, base + noisy(_gather(payload.vector, segments) - base, noise, draws))
+    for block, travels in zip(layout.blocks, payload.sent, strict=True):
+        if travels and block.kind == "buffer" and block.name.endswith("running_var"):
+            vector[block.start : block.stop].clamp_min_(0)
+    client.flops += 6 * len(base)  # difference, square and sum, scaling, noise, sum
+    return vector
+
+
+def _gather(vector: Tensor, segments: list[Segment]) -> Tensor:
+    return torch.cat([vector[s.start : s.stop] for s in segments])
+
+
+def _scatter(vector: Tensor, segments: list[Segment], values: Tensor) -> None:
+    for s, part in zip(segments, values.split([s.stop - s.start for s in segments]), strict=True):
+        vector[s.start : s.stop] = part
+
+
+# ---------------------------------------------------------------- beside the model
+
+
+def _beside(client: Client, payload: Payload, noises: Mapping[str, Noise], draws: Draws) -> set[str]:
+    declared = client.run.method.beside()
+    places = {name: part for part in (payload.statistics, payload.extra) for name in part}
+    if strange := [name for name in places if name not in declared]:
+        allowed = f"its upload holds {strange[0]}, which its `beside` does not declare"
+        raise BadInput("callbacks.localprivacy", client.run.method_name, allowed)
+    entries = {name: declared[name] for name in declared if name in places and declared[name].values != "public"}
+    classes = next((places[n][n].long() for n, b in entries.items() if b.values == "classes"), None)
+    dense = {n: _dense(places[n][n], b, classes, client) for n, b in entries.items() if b.values != "classes"}
+    fresh: dict[str, Tensor] = {}
+    for kind in dict.fromkeys(b.kind for n, b in entries.items() if n in dense):
+        names = [n for n in dense if entries[n].kind == kind]
+        vector = noisy(torch.cat([dense[n].flatten() for n in names]), noises[kind], draws(kind))
+        client.flops += 5 * len(vector)
+        parts = vector.split([dense[n].numel() for n in names])
+        fresh |= {n: _valid(part.view(dense[n].shape), entries[n]) for n, part in zip(names, parts, strict=True)}
+    counts = next((fresh[n] for n, b in entries.items() if b.values == "class_counts"), None)
+    for name, entry in entries.items():
+        old = places[name][name]
+        if entry.values == "classes" and counts is not None:
+            new = counts.nonzero()[:, 0]
+        elif entry.values in ("rows", "class_counts") and counts is not None:
+            new = fresh[name][counts > 0]
+        else:
+            new = fresh[name].reshape(old.shape)
+        places[name][name] = new.to(old.dtype)
+    return {b.kind for b in entries.values()}
+
+
+def _dense(x: Tensor, entry: Beside, classes: Tensor | None, client: Client) -> Tensor:
+    """`x` in at least 32 bits; what has a row for each class that the client has gets one for every class."""
+    x = x.detach().cpu().to(torch.promote_types(x.dtype, torch.float32))
+    if entry.values not in ("rows", "class_counts"):
+        return x.reshape(-1) if not x.ndim else x
+    if classes is None:
+        raise BadInput("callbacks.localprivacy", client.run.method_name, "its `beside` names rows, and no classes")
+    table = torch.zeros(client.run.data.num_classes, *x.shape[1:], dtype=x.dtype)
+    table[classes.cpu()] = x
+    return table
+
+
+def _valid(x: Tensor, entry: Beside) -> Tensor:
+    """The nearest thing to the noisy `x` that its kind of values allows."""
+    if entry.values == "nonnegative":
+        return x.clamp_min(0)
+    if entry.values == "class_counts":
+        return x.round().clamp_min(0)
+    if entry.values == "counts":  # of nothing, no class could be drawn: then one of each
+        x = x.round().clamp_min(0)
+        return x if x.any() else torch.ones_like(x)
+    if entry.values == "shares":
+        x = x.clamp_min(LEAST)
+        return x / x.sum(-1, keepdim=True)
+    if entry.values == "covariance":
+        values, vectors = torch.linalg.eigh((x + x.mT).double() / 2)
+        return (vectors * values.clamp_min(LEAST) @ vectors.mT).to(x)
+    return x

@@ -1,0 +1,370 @@
+"""Nothing leaves a client beyond its bound or without noise, for every method; wrong uses are refused by name."""
+
+from __future__ import annotations
+
+import itertools
+import json
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from every import FEW, NAMES, method_of
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.privacy import NOISE, LocalPrivacy
+from fl_lightning.callbacks.robust import NormBound
+from fl_lightning.cli import main
+from fl_lightning.configuration import describe, viewers
+from fl_lightning.core import Client, Payload
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.common.beside import downloads
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.privacy.mechanism import Noise, clipped, kinds_of, noisy
+from fl_lightning.results.folder import RunFolder
+
+Make = Callable[..., Federation]
+REFUSED = ("fedcac", "fedfomo", "fedora", "ifca")
+BOUNDED = [name for name in NAMES if name not in REFUSED]
+
+
+class Spy(NormBound):
+    """Keeps what leaves each client, behind the noise, as vectors by kind."""
+
+    further_vectors = True
+
+    def __init__(self) -> None:
+        super().__init__(1e30)
+        self.kinds: list[tuple[int, int, str, Tensor]] = []
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        if payload.sent.any():
+            change = payload.vector - client.reference
+            parts = [change[s.start : s.stop] for s in client.layout.segments(payload.sent)]
+            self.kinds.append((client.id, client.round, "model", torch.cat(parts)))
+        for slot, vector in payload.vectors.items():
+            self.kinds.append((client.id, client.round, slot, vector.clone()))
+        beside, tensors = client.run.method.beside(), payload.statistics | payload.extra
+        names = [n for n in tensors if beside[n].values not in ("public", "classes")]
+        for kind in dict.fromkeys(beside[n].kind for n in names):
+            parts = [tensors[n].float().flatten() for n in names if beside[n].kind == kind]
+            self.kinds.append((client.id, client.round, kind, torch.cat(parts)))
+
+
+def quick(name: str) -> Method:
+    return method_of(name, **({"sigma": "0"} if name == "fedhkd" else {}))
+
+
+def data_of(name: str) -> dict[str, Any]:
+    public = "samples" in FEW.get(name, {})
+    return {"validation": 0.1} | ({"public": "held_back"} if public else {})
+
+
+def net_of(name: str) -> str:
+    return "residual" if name == "fedalign" else "plain"
+
+
+# ---------------------------------------------------------------- bounds
+
+
+@pytest.mark.parametrize("size", [1e-3, 1.0, 1e4, 1e30])
+def test_no_vector_is_longer_than_its_clip(size: float) -> None:
+    draws = torch.Generator().manual_seed(0)
+    for n in (1, 7, 1000):
+        x = size * torch.randn(n, generator=draws)
+        y = clipped(x, 0.5)
+        assert float(y.double().norm()) <= 0.5 * (1 + 1e-6)
+        assert torch.equal(y, x) or float(x.double().norm()) > 0.5
+        assert torch.nn.functional.cosine_similarity(x.double(), y.double(), 0) > 0.999999
+    for odd in (torch.nan, torch.inf, -torch.inf):
+        assert not clipped(torch.tensor([1.0, odd]), 0.5).any()
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", BOUNDED)
+def test_no_upload_is_longer_than_its_clip(federation: Make, name: str) -> None:
+    """With next to no noise and a huge learning rate: every kind of every method."""
+    spy = Spy()
+    private = LocalPrivacy(clip=0.01, noise=1e-9)
+    data = data_of(name)
+    fed = federation(quick(name), net_of(name), [private, spy], data, optimizer={"lr": 0.5}, rounds=2)
+    fed.fit()
+    beside = {b.kind: b.values for b in fed.run.method.beside().values()}
+    assert {kind for *_, kind, _ in spy.kinds} == set(kinds_of(fed.run)) - {"counts"} | (
+        {"counts"} & {kind for *_, kind, _ in spy.kinds}
+    )
+    for _, _, kind, x in spy.kinds:
+        if beside.get(kind) not in (
+            "shares",
+            "covariance",
+            "counts",
+        ):  # repaired
+            assert float(x.double().norm()) <= 0.01 * 1.001 + 1e-5, kind
+    if "model" in kinds_of(fed.run):
+        assert max(float(x.double().norm()) for *_, kind, x in spy.kinds if kind == "model") > 0.0099
+
+
+def test_without_the_callback_uploads_are_longer(federation: Make) -> None:
+    spy = Spy()
+    federation(FedAvg(), callbacks=[spy], optimizer={"lr": 2.0}, rounds=1).fit()
+    assert min(float(x.norm()) for *_, x in spy.kinds) > 0.1
+
+
+# ---------------------------------------------------------------- noise
+
+
+def test_noise_has_its_variance_and_is_drawn_anew_for_each_client_round_and_kind(federation: Make) -> None:
+    """With lr 0 the model's change is 0, so that all that leaves is noise; SCAFFOLD's control variate too."""
+    spy = Spy()
+    private = LocalPrivacy(clip={"model": 0.5, "control": 0.25}, noise={"model": 2.0, "control": 3.0})
+    fed = federation(SCAFFOLD(), callbacks=[private, spy], optimizer={"lr": 0.0}, rounds=3)
+    fed.fit()
+    wanted = {"model": 1.0, "control": 0.75}
+    parameters = fed.run.groups[0].layout.is_parameter
+    columns = fed.run.groups[0].layout.segments(parameters)
+    drawn = []
+    for _, _, kind, x in spy.kinds:
+        if kind == "control":
+            x = torch.cat([x[s.start : s.stop] for s in columns])
+        n = len(x)
+        assert float(x.var()) / wanted[kind] ** 2 == pytest.approx(1, abs=6 * (2 / n) ** 0.5)
+        assert abs(float(x.mean())) < 6 * wanted[kind] / n**0.5
+        drawn.append(x / wanted[kind])
+    assert len(drawn) == 4 * 3 * 2
+    for x, y in itertools.combinations(drawn, 2):
+        assert abs(float((x @ y) / len(x))) < 6 / len(x) ** 0.5
+
+
+def test_noise_is_scaled_by_the_clip() -> None:
+    zero = torch.zeros(100_000)
+    one, other = (noisy(zero, Noise(c, z), torch.Generator().manual_seed(1)) for c, z in ((2.0, 3.0), (6.0, 1.0)))
+    torch.testing.assert_close(one, other)
+    assert float(one.std()) == pytest.approx(6, rel=0.02)
+
+
+def test_noise_from_the_system_is_never_the_same(federation: Make) -> None:
+    def once(reproducible: bool) -> Tensor:
+        spy = Spy()
+        federation(
+            FedAvg(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0, reproducible=reproducible), spy], rounds=1
+        ).fit()
+        return torch.cat([x for *_, x in spy.kinds])
+
+    assert torch.equal(once(True), once(True))
+    assert not torch.isclose(once(False), once(False)).any()
+
+
+# ---------------------------------------------------------------- what is declared
+
+
+class Names(Transform):
+    """Keeps the names of what travels beside models."""
+
+    further_vectors = True
+
+    def __init__(self) -> None:
+        self.up: set[str] = set()
+        self.down = False
+
+    def on_download(self, client: Client, payload: Payload) -> None:
+        self.down |= bool(payload.statistics or payload.extra or payload.vectors or payload.further)
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        self.up |= payload.statistics.keys() | payload.extra.keys()
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", NAMES)
+def test_a_method_declares_what_travels_beside_models(federation: Make, name: str) -> None:
+    names, method = Names(), quick(name)
+    federation(method, net_of(name), [names], data_of(name), rounds=3).fit()
+    assert names.up == method.beside().keys()
+    assert names.down == bool(downloads(method))
+
+
+# ---------------------------------------------------------------- epsilon of a run
+
+
+def test_epsilon_counts_the_rounds_in_which_a_client_took_part(federation: Make) -> None:
+    from fl_lightning.privacy.accounting import Mechanism, epsilon
+
+    fed = federation(FedAvg(), callbacks=[LocalPrivacy(clip=1.0, noise=2.0)], participation=0.5, rounds=5)
+    fed.prepare()
+    records = [fed.round(t) for t in range(1, 6)]
+    taken = [0] * 4
+    for record in records:
+        fed.run.callbacks[0].on_round_end(fed.run, record)  # type: ignore[attr-defined]
+        for row in record.clients:
+            taken[int(row["client"])] += 1
+    assert len(set(taken)) > 1
+    last = {int(row["client"]): row["privacy_epsilon"] for record in records for row in record.clients}
+    for client, times in enumerate(taken):
+        if times:
+            assert fed.run.states[client].memory["privacy.uploads"].tolist() == [times]
+    summary = fed.run.callbacks[0].summarize(fed.run)  # type: ignore[attr-defined]
+    assert summary["privacy_epsilon"] == max(last.values()) == epsilon([Mechanism(2.0, max(taken))], 1e-5)
+    assert summary["privacy_epsilon_replace_one"] == epsilon([Mechanism(1.0, max(taken))], 1e-5)
+
+
+def test_a_run_says_its_epsilon_everywhere(fit: Callable[..., Path]) -> None:
+    flags = ["--method", "selfkapc", "--method.lam", "null", "--method.rho", "null"][:2]
+    folder = fit("a", *flags, "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 7.9 < summary["privacy_epsilon"] <= 8.001
+    assert (summary["privacy_delta"], summary["privacy_unit"]) == (1e-5, "client")
+    assert summary["privacy_uploads"] == 3
+    metrics, clients = (RunFolder(folder).read(name) for name in ("metrics", "clients"))
+    assert metrics[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
+    assert metrics[0]["privacy_epsilon"] < metrics[1]["privacy_epsilon"] < metrics[2]["privacy_epsilon"]
+    assert clients[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
+
+
+def tables(folder: Path) -> list[Any]:
+    clock = ("seconds", "memory")
+    rows = RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
+    return [{k: v for k, v in row.items() if not k.startswith(clock)} for row in rows]
+
+
+NOISY = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
+PRIVATE = f"--method selfkapc {NOISY} --callbacks.checkpoint.seconds 0"
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path) -> None:
+    whole = fit("whole", PRIVATE)
+    for n in (2, 3):
+        assert tables(fit(f"ranks-{n}", PRIVATE, f"--fabric.devices {n}")) == tables(whole)
+    fit("part", PRIVATE, "--federation.rounds 2")
+    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
+    assert tables(tmp_path / "runs" / "part") == tables(whole)
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(federation: Make, name: str) -> None:
+    fed = federation(quick(name), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)], data=data_of(name))
+    with pytest.raises(BadInput, match=rf"callbacks\.localprivacy: '{name}' .*which no bound and noise can protect"):
+        fed.prepare()
+
+
+WRONG = {
+    "noise without clip": ("noise 1", "clip: it must be given: noise without a bound"),
+    "no noise": ("clip 1", "noise: None .*either noise or epsilon_target"),
+    "both": ("clip 1 noise 1 epsilon_target 2", "noise: 1 .*either noise or epsilon_target"),
+    "noise 0": ("clip 1 noise 0", "noise: 0 .*above 0: without noise there is no epsilon"),
+    "clip 0": ("clip 0 noise 1", "clip: 0 .*above 0"),
+    "delta": ("clip 1 noise 1 delta 0.01", r"delta: 0.01 .*one over the \d+ training samples"),
+    "delta 1": ("clip 1 noise 1 delta 1", r"delta: 1 .*\(0, 1\)"),
+    "target": ("clip 1 epsilon_target 1e-9", "epsilon_target: 1e-09 .*no noise up to"),
+    "target 0": ("clip 1 epsilon_target 0", "epsilon_target: 0 .*above 0"),
+    "statistics unprotected": (
+        "clip {model:1,step_norms:1} noise 1",
+        "clip: .*also upload noise_norms, which .*unprotected",
+    ),
+    "scores": ("clip {model:1,scores:1} noise 1", "clip: 'scores' .*clients' own test data .*no noise covers"),
+    "unknown kind": (
+        "clip {model:1,heads:1} noise 1",
+        "clip: 'heads' .*clients upload no such kind; they upload model, step",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_uses_are_one_line(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path, case: str
+) -> None:
+    words, says = WRONG[case]
+    given = [w for k, v in _pairs(words) for w in (f"--callbacks.localprivacy.{k}", v.replace(":", ": "))]
+    code = main(["fit", "--method", "selfkapc", "--name", "x", "--loggers", "null", *given])
+    err = capsys.readouterr().err.strip()
+    assert code == 2 and len(err.splitlines()) == 1
+    assert re.search(rf"callbacks\.localprivacy\.{says}", err), err
+
+
+def _pairs(words: str) -> list[tuple[str, str]]:
+    parts = words.split()
+    return list(zip(parts[::2], parts[1::2], strict=True))
+
+
+@pytest.mark.parametrize(
+    ("flags", "says"),
+    [
+        ("--callbacks.quantize.bits 8", "callbacks.quantize: .*behind localprivacy"),
+        ("--method kapc --callbacks.layerselection.mu null", "layerselection.client: True .*tells of its data"),
+        ("--data.held_out_clients 0.25", "data.held_out_clients: 0.25 .*not accounted"),
+        ("--method fedhkd", "method.sigma: 7.0 .*it must be 0"),
+    ],
+)  # fmt: skip
+def test_parts_that_tell_more_are_refused(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], flags: str, says: str
+) -> None:
+    import re
+
+    private = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
+    words = (
+        f"--config kapc_exact_digits --loggers null --callbacks null --federation.clients 4 {flags} {private}".split()
+    )
+    code = main(["fit", "--name", "x", *words])
+    err = capsys.readouterr().err.strip()
+    assert code == 2 and re.search(says, err), err
+
+
+def test_compression_behind_the_noise_is_fine(fit: Callable[..., Path]) -> None:
+    fit("x", "--method fedavg", NOISY, "--callbacks.quantize.bits 8", "--federation.rounds 1")
+
+
+def test_a_resumed_run_has_the_noise_that_it_began_with(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    fit(
+        "x", "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1",
+        "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8",
+    )  # fmt: skip
+    before = {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")}
+    assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "2"]) == 2
+    assert "the run began with noise" in capsys.readouterr().err
+    assert main(["fit", "--name", "x", "--resume", "--callbacks.localprivacy.epsilon_target", "9"]) == 2
+    assert "the run began with 8;" in capsys.readouterr().err
+    assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
+
+
+def test_undeclared_uploads_are_refused(federation: Make) -> None:
+    class Tells(FedAvg):
+        def upload(self, client: Client, payload: Payload) -> Payload:
+            sent = super().upload(client, payload)
+            sent.statistics["age"] = torch.ones(1)
+            return sent
+
+    fed = federation(Tells(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)])
+    with pytest.raises(BadInput, match="its upload holds age, which its `beside` does not declare"):
+        fed.fit()
+    assert NOISE in fed.run.states[0].memory
+
+
+def test_a_plan_says_epsilon_before_the_run(fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]) -> None:
+    folder = fit("x", "--method fedavg --federation.participation 0.5", NOISY)
+    summary = json.loads((folder / "summary.json").read_text())
+    words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 --federation.clients 4"
+    plan = f"plan {words} --federation.rounds 3 --method fedavg --federation.participation 0.5 {NOISY} --no_run"
+    capsys.readouterr()
+    assert main([*plan.split(), "--json"]) == 0
+    planned = json.loads(capsys.readouterr().out)["privacy"]
+    assert planned["privacy_epsilon"] == summary["privacy_epsilon"]
+    assert main(plan.split()) == 0
+    assert f"privacy: epsilon {planned['privacy_epsilon']:.4g} at delta 1e-05" in capsys.readouterr().out
+
+
+def test_the_table_of_viewers_is_generated() -> None:
+    text = (Path(__file__).resolve().parents[2] / "docs" / "privacy.md").read_text(encoding="utf-8")
+    assert viewers.replaced(text, describe.methods()) == text
+    table = viewers.table(describe.methods())
+    assert all(f"\n| `{name}` |" in table for name in NAMES)
+    assert all(("refused" in line) == any(f"| `{n}` |" in line for n in REFUSED) for line in table.splitlines())
