@@ -54,6 +54,7 @@ def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
         "models": blocks,
         "models' parameters": [b for b in blocks if b.kind == "parameter"],
         "models without normalisation": [b for b in blocks if not b.normalisation],
+        "bodies' parameters": [b for b in blocks if not b.head and b.kind == "parameter"],
         "bodies": [b for b in blocks if not b.head],
     }
     return next((words for words, whole in parts.items() if {b.name for b in whole} == sent), "some layers")
