@@ -14,9 +14,13 @@ if sys.platform == "win32":
 
 __version__ = "0.1.0"
 
-__all__ = ["BadInput", "Run", "RunFailed", "Worth", "__version__", "fit", "worth"]
+__all__ = ["BadInput", "Run", "RunFailed", "Worth", "__version__", "compare", "fit", "study", "tune", "worth"]
 
-_WHERE = {"BadInput": "errors", "RunFailed": "errors", "Run": "api", "fit": "api", "Worth": "api", "worth": "api"}
+_WHERE = {
+    "BadInput": "errors",
+    "RunFailed": "errors",
+    **dict.fromkeys(("Run", "Worth", "compare", "fit", "study", "tune", "worth"), "api"),
+}
 """Modules of the names above. They are imported on first use, since the command line begins here, too."""
 
 

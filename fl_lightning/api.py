@@ -1,29 +1,95 @@
-"""For scripts and notebooks: `fit` trains, `Run` reads a run folder. Nothing heavy is imported before."""
+"""For scripts and notebooks: what the command line does, with data, models and methods of the script itself.
+
+`fit` trains, `study`, `compare` and `tune` are the commands of these names, `Run` reads a run folder and predicts.
+Nothing heavy is imported before.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import dataclasses
 import multiprocessing
 import os
-from collections.abc import Iterable, Mapping
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
+import yaml
 
 from fl_lightning.cli import stop_ranks
-from fl_lightning.cli.commands import trained
-from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line
+from fl_lightning.cli.commands import load, trained
+from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line, values_of
 from fl_lightning.config import check
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.gains.answer import Worth
-from fl_lightning.results.result import RunResult as Run
+from fl_lightning.results.result import RunResult
 
-__all__ = ["Run", "Worth", "fit", "worth"]
+if TYPE_CHECKING:
+    from pandas import DataFrame
+
+    from fl_lightning.engine.predictor import Predictor
+
+__all__ = ["Run", "Worth", "compare", "fit", "study", "tune", "worth"]
 
 Config = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
+Definition = Mapping[str, Any] | str | os.PathLike[str]
+BATCH = 500
+"""Samples of a forward pass of `Run.predict`: `evaluation.batch_size`'s default."""
 
 
-def fit(config: Config) -> Run:
+class Run(RunResult):
+    """A run folder as tables (`RunResult`), and its clients' models."""
+
+    def model(self, client: int | str, checkpoint: Literal["last", "best"] = "last") -> Predictor:
+        """The model that the run leaves a client with, an `nn.Module` that takes samples as the data source had them.
+
+        Args:
+            client: its number, or its name where clients have names.
+            checkpoint: the newest one, or the one with the best mean accuracy.
+
+        Raises:
+            BadInput: there is no such client, or no checkpoint.
+        """
+        key = self._number(client), checkpoint
+        models: dict[Any, Predictor] = self.__dict__.setdefault("_models", {})
+        if key not in models:
+            from fl_lightning.run import predictor
+
+            models[key] = predictor(load(self.folder), self.folder, *key)
+        return models[key]
+
+    def predict(self, client: int | str, x: Any) -> np.ndarray:
+        """Names of the classes that a client's model gives raw samples, (n,); of a regression numbers, float (n,).
+
+        Args:
+            client: number or name.
+            x: n samples as `Predictor.forward` takes them.
+        """
+        import torch
+
+        model, batches = self.model(client), range(0, len(x), BATCH)
+        rows = x.iloc if hasattr(x, "iloc") else x
+        with torch.no_grad():
+            scores = torch.cat([model(rows[at : at + BATCH]) for at in batches]) if len(x) else torch.zeros(0, 1)
+        if model.task == "regression":
+            return scores[:, 0].cpu().numpy()
+        return np.array(model.class_names)[scores[..., : len(model.class_names)].argmax(-1).cpu().numpy()]
+
+    def _number(self, client: int | str) -> int:
+        if not isinstance(client, str):
+            return int(client)
+        names = {name: number for number, name in self.client_names.items()}
+        check(
+            "client", client, client in names, f"no such client; names: {', '.join(names) or 'clients have none here'}"
+        )
+        return names[client]
+
+
+def fit(config: Config | None = None, *, data: Any = None, model: Any = None, method: Any = None) -> Run:
     """Train a federation as `fl-train fit` does, in this process or in those that `fabric.devices` asks for.
 
     No signal handler is left behind and the interpreter goes on, whatever becomes of the run, so that it may be called
@@ -33,8 +99,14 @@ def fit(config: Config) -> Run:
     Args:
         config: keys and values as a config file has them, nested or with dots (``{"federation.rounds": 20}``), over the
             file or files that ``config`` names; or the path of a config file, or the name of one that is shipped; or
-            flags as on the command line (``["--config=kapc_digits", "--seed=1"]``). In a mapping a class may be
-            where a file has its import path, and None is null: ``{"loggers": None}`` goes without any.
+            flags as on the command line (``["--config=kapc_digits", "--seed=1"]``). In a mapping a class, or an
+            object of a method, may be where a file has its import path, and None is null: ``{"loggers": None}`` goes
+            without any.
+        data: (x, y) or (x, y, client) arrays, a Dataset of such samples, or a LightningDataModule (`data.given.keep`).
+            Clients that are named make the natural partition, unless ``config`` says otherwise. The data are kept
+            beside the run, in ``OUT/given``, where a resumed run and other processes find them.
+        model: an `nn.Module`, with whose weights every client begins (kept in ``OUT/given``); a class, or a name.
+        method: an object of a method's class, the class, or a name.
 
     Returns:
         The finished run.
@@ -43,10 +115,12 @@ def fit(config: Config) -> Run:
         BadInput: a key, a value or a class that cannot work.
         RunFailed: the run began well and could not go on; most can be continued with `resume`.
     """
-    layers, first = _layers(config)
+    given = {"data": data, "model": model, "method": method}
     others = multiprocessing.active_children()
     try:
-        folder = trained(layers, first)
+        with _given(given, _out_of(config)) as beneath:
+            layers, first = _layers({} if config is None else config, beneath)
+            folder = trained(layers, first)
     except KeyboardInterrupt:
         stop_ranks(notified=False, but=others)
         raise
@@ -73,7 +147,7 @@ def worth(config: Config, out: str | os.PathLike[str] = "worth", **keys: Any) ->
     """
     from fl_lightning.cli.worth import answer
 
-    layers, _ = _layers(config)
+    layers, _ = _layers(config, {})
     own = {key: value for key, value in _plain({"out": out, **keys}).items() if value is not None}
     if isinstance(own.get("methods"), list):
         own["methods"] = ",".join(own["methods"])
@@ -81,27 +155,149 @@ def worth(config: Config, out: str | os.PathLike[str] = "worth", **keys: Any) ->
     return Worth(own["out"])
 
 
-def _layers(config: Config) -> tuple[list[Layer], str | None]:
-    """The settings that `config` says, and the config file that names the run."""
+def study(
+    definition: Definition, out: str | os.PathLike[str], *, data: Any = None, model: Any = None, **keys: Any
+) -> DataFrame:
+    """Run what is missing of a study, as `fl-train study` does, in processes of its own.
+
+    Args:
+        definition: a study file, the name of a shipped one, or its content as a mapping; its methods may be classes or
+            objects. Classes must be in a module that can be imported.
+        out: the study's folder, new or with a part of the runs.
+        data: as for `fit`, over the study's base.
+        model: likewise.
+        keys: further keys of the command: `workers`, `methods`, `seeds`, `settings`, `accept_changed_code`.
+
+    Returns:
+        All final scores (`results.runs.tidy`): method, setting, seed, client, model, metric, value.
+
+    Raises:
+        BadInput: it cannot work, before anything is written.
+        RunFailed: runs have failed; the others have been run.
+    """
+    from fl_lightning.results.runs import load as load_runs
+    from fl_lightning.results.runs import run_folders, tidy
+
+    _command("study", definition, out, data, model, keys)
+    return tidy(load_runs(run_folders([Path(out)])))
+
+
+def tune(
+    definition: Definition, out: str | os.PathLike[str], *, data: Any = None, model: Any = None, **keys: Any
+) -> DataFrame:
+    """Search for methods' arguments on validation data as `fl-train tune` does, then run the study of the choices.
+
+    Args:
+        definition: as for `study`.
+        out: the search's folder; the study of the choices is in its `study`.
+        data: as for `fit`.
+        model: likewise.
+        keys: further keys of the command: `trials`, `seed`, `workers`, `untuned`, `study`, `accept_changed_code`.
+
+    Returns:
+        `tuned.csv`: a row for each method, with its choice and its trials' scores on validation data.
+
+    Raises:
+        BadInput: as `study`.
+        RunFailed: as `study`.
+    """
+    import pandas as pd
+
+    _command("tune", definition, out, data, model, keys)
+    return pd.read_csv(Path(out) / "tuned.csv")
+
+
+def compare(runs: Any, **keys: Any) -> DataFrame:
+    """Methods over seeds, as `fl-train compare` has them.
+
+    Args:
+        runs: a study's folder or archive, or several runs: folders or `Run`.
+        keys: further keys of the command: `baseline`, `judge`, `metric`, `target`, `clients`, `accept_changed_code`.
+
+    Returns:
+        A row for each method by judge and setting, every digit kept (docs/compare.md names the columns; with `clients`
+        a row for each client and method). What is said below the table is in `attrs["notes"]`.
+
+    Raises:
+        BadInput: as the command.
+    """
+    from pandas import DataFrame
+
+    from fl_lightning.cli.compare import sheet_of
+
+    several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
+    words = [str(one.folder) if isinstance(one, RunResult) else os.fspath(one) for one in several]
+    values = values_of("compare", [{key: _plain(value)} for key, value in keys.items()])
+    sheet = sheet_of(words, values)
+    table = DataFrame(sheet.records)
+    table.attrs["notes"] = [*sheet.lines]
+    return table
+
+
+# ---------------------------------------------------------------- what a script hands over
+
+
+def _out_of(config: Any) -> Path:
+    """The parent of the run folders."""
+    return Path(str(config.get("out", "runs"))) if isinstance(config, Mapping) else Path("runs")
+
+
+@contextlib.contextmanager
+def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
+    """The settings of data, model and method that a script hands over; bad input leaves no file of them."""
+    from fl_lightning.data import given as own_data
+    from fl_lightning.models import given as own_models
+
+    folder = out / "given"
+    layer: Layer = {}
+    before = set(folder.rglob("*"))
+    try:
+        if given.get("data") is not None:
+            layer |= own_data.keep(given["data"], folder)[1]
+        if (model := given.get("model")) is not None:
+            named = isinstance(model, str | type | Mapping)
+            layer |= {"model": _plain(model)} if named else own_models.keep(model, folder)[1]
+        if given.get("method") is not None:
+            layer["method"] = _plain(given["method"])
+        yield layer
+    except BadInput:
+        for path in sorted(folder.rglob("*"), reverse=True):
+            if path not in before:
+                path.rmdir() if path.is_dir() else path.unlink()
+        for path in (folder, *folder.parents):
+            with contextlib.suppress(OSError):
+                if not before and path != Path() and not any(path.iterdir()):
+                    path.rmdir()
+        raise
+
+
+def _layers(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
+    """The settings of `config`, over those of what a script hands over, and the config file that names the run."""
     if isinstance(config, str | os.PathLike):
         name = os.fspath(config)
-        return read_config(name), name
+        return [*read_config(name), beneath], name
     if isinstance(config, Mapping):
         given = _plain(config)
         files = given.pop("config", None) or []
         files = files if isinstance(files, list) else [files]
         layers = [layer for file in files for layer in read_config(str(file))]
         none = {key: None for key in ("callbacks", "loggers") if given.get(key, key) is None}  # a file leaves them out
-        return [*layers, none, *layers_of("fit", given, Path())], str(files[0]) if files else None
+        for key in ("model", "method"):
+            check(key, given.get(key), key not in given or key not in beneath, "it is given twice: here and by keyword")
+        return [*layers, beneath, none, *layers_of("fit", given, Path())], str(files[0]) if files else None
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
+    check(
+        "config", " ".join(flags), not beneath, "with data, model or method by keyword it must be a mapping or a file"
+    )
     line = read_line(flags)
     return line.layers, line.first
 
 
 def _plain(value: Any) -> Any:
-    """`value` as a config file could hold it: paths and classes as text, numpy's numbers and arrays as Python's."""
+    """`value` as a config file could hold it: paths and classes as text, numpy's numbers and arrays as Python's, an
+    object of a method's class as the class and those arguments that are no defaults."""
     if isinstance(value, Mapping):
         return {str(key): _plain(inner) for key, inner in value.items()}
     if isinstance(value, list | tuple):
@@ -110,9 +306,59 @@ def _plain(value: Any) -> Any:
         return value.tolist()
     if isinstance(value, os.PathLike):
         return os.fspath(value)
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        own = {f.name: getattr(value, f.name) for f in dataclasses.fields(value) if f.init}
+        changed = {f.name: own[f.name] for f in dataclasses.fields(value) if f.init and own[f.name] != f.default}
+        return {"class_path": _plain(type(value)), "init_args": _plain(changed)}
     if callable(value):
         path = f"{value.__module__}.{getattr(value, '__qualname__', '<none>')}"
         inside = "<" in path or "." in getattr(value, "__qualname__", ".")
         check("config", path, not inside, "it must be at the top of a module, where every process can import it")
         return path
     return value
+
+
+# ---------------------------------------------------------------- commands in processes of their own
+
+
+def _command(
+    name: str, definition: Definition, out: str | os.PathLike[str], data: Any, model: Any, keys: Mapping[str, Any]
+) -> None:
+    """Run `fl-train NAME` on a study, after it has been checked here.
+
+    Its workers are forked, which a process with threads of its own, as a notebook is, must not do.
+    """
+    from fl_lightning.cli import studyfile
+    from fl_lightning.cli.study import resolve
+    from fl_lightning.study.grid import Study
+
+    with _given({"data": data, "model": model}, Path(out).parent) as over:
+        content = studyfile.read(os.fspath(definition)) if not isinstance(definition, Mapping) else _plain(definition)
+        if over and isinstance(content, dict):
+            base = content.get("base") or []
+            content["base"] = [*(base if isinstance(base, list) else [base]), over]
+        resolve(Study.of(content))
+        words = [
+            f"--{key}={yaml.safe_dump(_plain(v), default_flow_style=True).splitlines()[0]}" for key, v in keys.items()
+        ]
+        with tempfile.TemporaryDirectory() as folder:
+            file = Path(folder) / "study.yaml"
+            file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+            _run([name, str(file), f"--out={os.fspath(out)}", *words])
+
+
+def _run(words: list[str]) -> None:
+    """Run a command, and print what it prints; `RunFailed` with its last line where it fails."""
+    path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), os.getcwd()]))
+    line, last = [sys.executable, "-m", "fl_lightning", *words], ""
+    options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
+    with subprocess.Popen(line, env=os.environ | {"PYTHONPATH": path}, **options) as process:
+        try:
+            for text in process.stdout or ():
+                print(text, end="", flush=True)
+                last = text.strip() or last
+        except BaseException:
+            process.terminate()
+            raise
+    if process.returncode:
+        raise RunFailed(last.removeprefix("fl-train: error: ") or f"exit code {process.returncode}")

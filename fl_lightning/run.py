@@ -34,6 +34,7 @@ from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
+from fl_lightning.engine.predictor import Predictor
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.files import atomic_write
@@ -68,6 +69,14 @@ def export(config: Config, folder: Path, client: int, out: Path, which: Literal[
         raise BadInput("client", client, f"it must lie in [0, {config.clients - 1}]")
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
     return launch(single, _export, folder, client, out, which)
+
+
+def predictor(config: Config, folder: Path, client: int, which: Literal["last", "best"]) -> Predictor:
+    """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
+    check("client", client, 0 <= client < config.clients, f"it must lie in [0, {config.clients - 1}]")
+    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
+    made: Predictor = launch(single, _predictor, folder, client, which)["predictor"]
+    return made
 
 
 def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
@@ -147,6 +156,15 @@ def _export(
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"kind": kind, **_written(fed, client, vector, buffers, out)}
+
+
+def _predictor(
+    fabric: Fabric, config: Config, folder: Path, client: int, which: Literal["last", "best"]
+) -> dict[str, Any]:
+    fed = assemble(fabric, config, folder, [])
+    _restore(fed, which)
+    kind, vector, buffers = fed.evaluator.final_model(client)
+    return {"predictor": Predictor(fed.evaluator.at_rest(client, buffers), kind, vector)}
 
 
 def _join(

@@ -42,21 +42,25 @@ def compare(argv: list[str]) -> None:
     check("columns", values.columns, values.columns is None or not lists, f"{values.format} has all columns")
     if values.picture is not None or values.format == "html":
         require("report", "compare", words[0])
-    with read(words, values) as (scored, notes, folder):
-        if values.clients:
-            sheet = clients.sheet_of(scored, values.baseline)
-            sheet = dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
-        else:
-            compared = side_by_side(scored, notes, folder, values.baseline, values.target)
-            if values.picture is not None:
-                _draw(compared, values.picture)
-            sheet = tables.sheet_of(compared)
-            if values.format == "html":
-                drawn = picture.draw(scored, compared)
-                sheet = dataclasses.replace(sheet, pictures=picture.as_svg(drawn))
+    sheet = sheet_of(words, values)
     sheet = sheet if values.columns is None else choose(sheet, values.columns)
     sheet = dataclasses.replace(sheet, caption=values.caption or "", label=values.label or "")
     write(sheet, values.format, values.out)
+
+
+def sheet_of(words: list[str], values: Any) -> Sheet:
+    """The table that a command line asks for; a picture is written at once, for the page it is drawn."""
+    with read(words, values) as (scored, notes, folder):
+        if values.clients:
+            sheet = clients.sheet_of(scored, values.baseline)
+            return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
+        compared = side_by_side(scored, notes, folder, values.baseline, values.target)
+        if values.picture is not None:
+            _draw(compared, values.picture)
+        sheet = tables.sheet_of(compared)
+        if values.format != "html":
+            return sheet
+        return dataclasses.replace(sheet, pictures=picture.as_svg(picture.draw(scored, compared)))
 
 
 def report(study: str, values: Any) -> None:

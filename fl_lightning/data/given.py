@@ -1,0 +1,152 @@
+"""Data that a script hands over: kept in one file, which a run's configuration names as its source and reads again."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from lightning import LightningDataModule
+from torch.utils.data import DataLoader, Dataset
+
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput
+from fl_lightning.files import write_whole
+
+FILE = "arrays.npz"
+LAYOUT = "give (x, y) or (x, y, client), a Dataset of such samples, or a LightningDataModule"
+
+
+class Given(LightningDataModule):
+    """What `keep` has written to the folder `root`; its test part, if it has none, is drawn by the run's seed."""
+
+    def __init__(self, root: str) -> None:
+        super().__init__()
+        with np.load(Path(root) / FILE, allow_pickle=False) as arrays:
+            self.arrays = dict(arrays)
+        if "class_names" in self.arrays:
+            self.class_names = self.arrays["class_names"].tolist()
+        if "vocabulary" in self.arrays:
+            self.vocabulary = int(self.arrays["vocabulary"])
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        """All training samples."""
+        return self._loader("train")
+
+    def _loader(self, part: str) -> DataLoader[Any]:
+        columns = [self.arrays[name].tolist() if name[0] == "c" else self.arrays[name] for name in self._names(part)]
+        return DataLoader(list(zip(*columns, strict=True)))  # type: ignore[arg-type]
+
+    def _names(self, part: str) -> list[str]:
+        return [name for name in (f"x_{part}", f"y_{part}", f"client_{part}") if name in self.arrays]
+
+
+class GivenWithTest(Given):
+    """The same with a test part of its own."""
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        """All test samples."""
+        return self._loader("test")
+
+
+def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Write `data` to a folder in `folder` that is named by its content.
+
+    Args:
+        data: (x, y) or (x, y, client), arrays of one length: x in the layout of `.npz` files, y class numbers from 0 or
+            class names, client the names of the clients; or a Dataset of such samples, x as torch has it; or a
+            LightningDataModule.
+        folder: where the data of scripts are kept.
+
+    Returns:
+        The data's folder, and the settings that a run with these data begins with: source and root, and where clients
+        are named the natural partition and their number.
+
+    Raises:
+        BadInput: the data are something else, or do not fit together.
+    """
+    arrays = _arrays(data)
+    buffer = io.BytesIO()
+    np.savez(buffer, **arrays)  # type: ignore[arg-type]
+    digest = hashlib.sha256()
+    for name, array in sorted(arrays.items()):
+        digest.update(f"{name} {array.dtype} {array.shape}".encode())
+        digest.update(np.ascontiguousarray(array).tobytes())
+    place = folder / digest.hexdigest()[:16]
+    if not (place / FILE).is_file():
+        place.mkdir(parents=True, exist_ok=True)
+        write_whole(place / FILE, buffer.getvalue())
+    kind = GivenWithTest if "x_test" in arrays else Given
+    settings: dict[str, Any] = {"data": {"source": f"{kind.__module__}.{kind.__name__}", "root": str(place)}}
+    if "client_train" in arrays:
+        settings["data"]["partition"] = "natural"
+        settings["federation"] = {"clients": len(np.unique(arrays["client_train"]))}
+    return place, settings
+
+
+def _arrays(data: Any) -> dict[str, np.ndarray]:
+    """What the file holds: x, y and client of each part, and where they are known class names and vocabulary."""
+    names: Any = None
+    if isinstance(data, LightningDataModule):
+        data.prepare_data()
+        data.setup("fit")
+        columns = {"train": _columns(data.train_dataloader().dataset)}
+        if type(data).test_dataloader is not LightningDataModule.test_dataloader:
+            data.setup("test")
+            columns["test"] = _columns(data.test_dataloader().dataset)
+        names = getattr(data, "class_names", None)
+    elif isinstance(data, Dataset):
+        columns = {"train": _columns(data)}
+    else:
+        fine = isinstance(data, tuple | list) and len(data) in (2, 3)
+        check("data", type(data).__name__, fine, LAYOUT)
+        columns = {"train": [_x(np.asarray(data[0])), *(np.asarray(each) for each in data[1:])]}
+    arrays: dict[str, np.ndarray] = {}
+    tokens = getattr(data, "vocabulary", None)
+    for part, (x, y, *client) in columns.items():
+        lengths = sorted({len(each) for each in (x, y, *client)})
+        check("data", part, len(lengths) == 1, f"x, y and client must have one length, not {lengths}")
+        whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+        x = x.astype(np.int64 if whole and tokens else np.float32) if x.dtype != np.uint8 else x
+        arrays |= {f"x_{part}": x, f"y_{part}": y}
+        arrays |= {f"client_{part}": client[0].astype(str)} if client else {}
+    return _numbered(arrays, names) | ({"vocabulary": np.array(int(tokens))} if tokens else {})
+
+
+def _columns(samples: Any) -> list[np.ndarray]:
+    """The samples of a Dataset side by side."""
+    rows = [tuple(samples[k]) for k in range(len(samples))]
+    fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3)
+    check("data", f"{len(rows)} samples", fine, LAYOUT)
+    try:
+        return [np.stack([np.asarray(row[k]) for row in rows]) for k in range(len(rows[0]))]
+    except ValueError as error:
+        raise BadInput("data", f"{len(rows)} samples", f"they do not fit together: {error}") from None
+
+
+def _x(x: np.ndarray) -> np.ndarray:
+    """Arrays in numpy's layout as torch has them: (n, features), or (n, channels, height, width)."""
+    fine = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
+    allowed = "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
+    check("data", f"x of shape {x.shape}, {x.dtype}", fine, allowed)
+    return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
+
+
+def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:
+    """The arrays with class numbers in place of names, and `class_names` where they are known."""
+    labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
+    made = dict(arrays)
+    if all(y.dtype.kind in "USO" for y in labels.values()):
+        every, numbers = np.unique(np.concatenate([y.astype(str) for y in labels.values()]), return_inverse=True)
+        ends = np.cumsum([len(y) for y in labels.values()])[:-1]
+        made |= dict(zip(labels, np.split(numbers.astype(np.int64), ends), strict=True))
+        return made | {"class_names": every}
+    for part, y in labels.items():
+        fine = y.dtype.kind in "iub" and y.ndim == 1 and (len(y) == 0 or y.min() >= 0)
+        allowed = "y must hold class numbers from 0 or class names (for a regression: data.source table or arrays)"
+        check("data", f"y: {y.dtype}, shape {y.shape}", fine, allowed)
+        made[part] = y.astype(np.int64)
+    return made | ({"class_names": np.array([str(name) for name in names])} if names is not None else {})

@@ -1,0 +1,50 @@
+"""A model that a script hands over: kept in one file, with its class, its structure and its weights."""
+
+from __future__ import annotations
+
+import hashlib
+import io
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import nn
+
+from fl_lightning.config import check
+from fl_lightning.errors import BadInput
+from fl_lightning.files import write_whole
+
+
+def load(file: str) -> nn.Module:
+    """The model in `file`: every client begins with its weights."""
+    model: nn.Module = torch.load(file, weights_only=False)
+    return model
+
+
+def keep(model: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
+    """Write `model` to a file in `folder` that is named by its content; returns it, and the settings that name it.
+
+    Raises:
+        BadInput: it is no `nn.Module`, or cannot be written (a class that is defined within a function).
+    """
+    check(
+        "model", type(model).__name__, isinstance(model, nn.Module), "it must be a torch.nn.Module, or a class or name"
+    )
+    buffer = io.BytesIO()
+    try:
+        torch.save(model, buffer)
+    except Exception as error:  # whatever pickle raises
+        raise BadInput("model", type(model).__name__, f"it cannot be kept in a file: {error}") from None
+    digest = hashlib.sha256(repr(model).encode())
+    for name, tensor in sorted(model.state_dict().items()):
+        digest.update(name.encode())
+        digest.update(
+            tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
+            if tensor.ndim
+            else repr(tensor).encode()
+        )
+    file = folder / f"{type(model).__name__.lower()}-{digest.hexdigest()[:16]}.pt"
+    if not file.is_file():
+        folder.mkdir(parents=True, exist_ok=True)
+        write_whole(file, buffer.getvalue())
+    return file, {"model": {"class_path": "fl_lightning.models.given.load", "init_args": {"file": str(file)}}}

@@ -1,0 +1,199 @@
+"""Python at par with the command line: data, models and methods of a script, studies, predictions on raw samples."""
+
+from __future__ import annotations
+
+import re
+import sys
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pandas as pd
+import pytest
+import torch
+from lightning import LightningDataModule
+from sklearn.datasets import load_digits
+from torch import nn
+from torch.utils.data import DataLoader, Dataset, TensorDataset
+
+import fl_lightning
+from fl_lightning import BadInput, Run, fit
+from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.fedrod import FedRoD
+
+X, Y = load_digits(return_X_y=True)
+X, Y = X[:600].reshape(-1, 8, 8).astype(np.float32), Y[:600]
+SITES = np.array(["north", "south", "west"])[np.arange(600) % 3]
+NAMES = np.array([f"digit {k}" for k in range(10)])
+QUIET: dict[str, Any] = {
+    "loggers": None, "callbacks": {"heatmaps": None, "progress": None}, "fabric.accelerator": "cpu",
+    "fabric.threads": 1, "federation.rounds": 2, "federation.local_epochs": 1,
+}  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def workplace(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """An empty working directory."""
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(sys, "path", list(sys.path))
+    return tmp_path
+
+
+def network() -> nn.Module:
+    torch.manual_seed(1)
+    return nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU(), nn.Linear(16, 10))
+
+
+class Sites(Dataset[Any]):
+    """Samples of three sites."""
+
+    def __init__(self, index: range) -> None:
+        self.index = list(index)
+
+    def __len__(self) -> int:
+        return len(self.index)
+
+    def __getitem__(self, k: int) -> tuple[torch.Tensor, int, str]:
+        at = self.index[k]
+        return torch.from_numpy(X[at][None]), int(Y[at]), str(SITES[at])
+
+
+class Module(LightningDataModule):
+    """The same with a test part of its own and names of classes."""
+
+    class_names = NAMES.tolist()
+
+    def train_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Sites(range(450)), batch_size=7, shuffle=True)
+
+    def test_dataloader(self) -> DataLoader[Any]:
+        return DataLoader(Sites(range(450, 600)))
+
+
+def test_arrays_a_model_and_a_method_of_a_script() -> None:
+    """Client names make the natural partition; the model's weights are the first ones; nothing is fitted twice."""
+    net = network()
+    run = fit(QUIET, data=(X, NAMES[Y], SITES), model=net, method=Ditto(lam=0.5))
+    assert run.config["method"] == {"name": "ditto", "init_args": {"lam": 0.5, "personal_epochs": None}}
+    assert run.config["federation"]["clients"] == 3 and run.config["data"]["partition"] == "natural"
+    assert run.split["train_samples"].tolist() == [160, 160, 160] and run.rounds_done == 2
+    kept = torch.load(run.config["model"]["init_args"]["file"], weights_only=False)
+    assert all(torch.equal(a, b) for a, b in zip(kept.state_dict().values(), net.state_dict().values(), strict=True))
+    guessed = run.predict(0, X[SITES == "north"])
+    assert set(guessed) <= set(NAMES) and (guessed == NAMES[Y][SITES == "north"]).mean() > 0.3
+    again = fit({**QUIET, "federation.rounds": 3, "name": run.folder.name, "resume": True}, data=(X, NAMES[Y], SITES),
+                model=network(), method=Ditto(lam=0.5))  # fmt: skip
+    assert again.rounds["round"].tolist() == [1, 2, 3] and len(list(Path("runs/given").iterdir())) == 2
+
+
+@pytest.mark.parametrize("method", [None, "fedbn", FedRoD()], ids=["selfkapc", "fedbn", "fedrod"])
+def test_predictions_on_raw_samples_are_the_runs_own_scores(method: Any) -> None:
+    """Of the method's own outputs, too: FedRoD adds two heads."""
+    run = fit(QUIET, data=Module(), method=method)
+    x, y = X[450:], NAMES[Y][450:]
+    for client, site in enumerate(("north", "south", "west")):
+        here = SITES[450:] == site
+        share = (run.predict(client, x[here][:, None]) == y[here]).mean()
+        assert share == pytest.approx(run.final_accuracies[client], abs=1e-6)
+    model = Run(run.folder).model(1)
+    assert isinstance(model, nn.Module) and model.class_names == NAMES.tolist()
+    scores = model(torch.from_numpy(x[:4]))
+    assert scores.shape[0] == 4 and model(x[:4, :, :, None]).equal(scores)
+
+
+def test_a_data_set_and_plain_pairs() -> None:
+    run = fit(QUIET, data=Sites(range(300)))
+    assert len(run.split) == 3 and run.setting("data.source") == "fl_lightning.data.given.Given"
+    assert run.folder.name.startswith("selfkapc-given-")
+    pairs = TensorDataset(torch.from_numpy(X[:, None]), torch.from_numpy(Y))
+    run = fit({**QUIET, "federation.clients": 4, "data.partition": "iid"}, data=pairs)
+    assert len(run.split) == 4
+
+
+def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
+    rng = np.random.default_rng(0)
+    table = pd.DataFrame({"age": rng.normal(50, 10, 400), "ward": rng.choice(["a", "b"], 400),
+                          "site": rng.choice(["x", "y"], 400)})  # fmt: skip
+    table["label"] = np.where(table["age"] + 10 * (table["ward"] == "a") > 52, "ill", "well")
+    table.to_csv("rows.csv", index=False)
+    data = {"root": "rows.csv", "label_column": "label", "group_column": "site", "partition": "natural",
+            "one_hot": ["ward"], "scale": "standard", "fitted": "own"}  # fmt: skip
+    run = fit({**QUIET, "data": data, "federation": {"rounds": 4, "clients": 2}, "optimizer.lr": 0.1})
+    mine = table[table["site"] == "x"]
+    right = (run.predict(0, mine) == mine["label"].to_numpy()).mean()
+    assert right > 0.9 and right == pytest.approx(run.final_accuracies[0], abs=0.1)
+    with pytest.raises(BadInput, match=r"^x: .* is not allowed; it lacks the column ward$"):
+        run.predict(0, mine[["age"]])
+
+
+@pytest.mark.parametrize(
+    ("given", "line"),
+    [
+        ({"data": (X, Y[:5])}, r"^data: 'train' is not allowed; x, y and client must have one length, not \[5, 600\]"),
+        (
+            {"data": (X, Y - 1)},
+            r"^data: 'y: int64, shape \(600,\)' is not allowed; y must hold class numbers from 0 or class names",
+        ),
+        ({"data": X}, r"^data: 'ndarray' is not allowed; give \(x, y\) or \(x, y, client\)"),
+        (
+            {"data": (X, Y, SITES), "method": "dito"},
+            r"^method: 'dito' is not allowed; no such name \(did you mean ditto",
+        ),
+        ({"model": 3}, r"^model: 'int' is not allowed; it must be a torch.nn.Module"),
+        ({"data": (X, Y, SITES), "model": nn.Linear(3, 10)}, r"^model: .* on which its forward fails"),
+    ],
+)
+def test_what_cannot_work_leaves_no_file(given: dict[str, Any], line: str, workplace: Path) -> None:
+    with pytest.raises(BadInput, match=line):
+        fit(QUIET, **given)
+    assert list(workplace.iterdir()) == []
+
+
+def test_given_twice_or_beside_flags_is_refused() -> None:
+    with pytest.raises(BadInput, match=r"^method: 'ditto' is not allowed; it is given twice"):
+        fit({**QUIET, "method": "ditto"}, method="fedavg")
+    with pytest.raises(BadInput, match="it must be a mapping or a file"):
+        fit(["--seed=1"], data=(X, Y, SITES))
+    with pytest.raises(BadInput, match="there is no client 'nort'; names: "):
+        fit(QUIET, data=(X, Y, SITES)).predict("nort", X)
+
+
+def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
+    definition = {"base": base, "methods": ["fedavg", Ditto(lam=0.5)], "seeds": [0, 1], "forced": False}
+    wrong = {**definition, "methods": ["fedavgg"]}
+    with pytest.raises(BadInput, match=r"^methods\[0\]: 'fedavgg' is not allowed"):
+        fl_lightning.study(wrong, "studies/a", data=(X, Y, SITES))
+    assert list(workplace.iterdir()) == []
+    scores = fl_lightning.study(definition, "studies/a", data=(X, Y, SITES), workers=1)
+    assert set(scores.groupby(["method", "seed"]).size()) == {3} and set(scores["seed"]) == {0, 1}
+    assert "study: 4 of 4 runs finished" in capsys.readouterr().out
+    table = fl_lightning.compare("studies/a", baseline="fedavg", judge="after").set_index("method")
+    means = scores.groupby("method")["value"].mean()
+    assert table.loc["ditto lam=0.5", "mean"] == pytest.approx(means["ditto"])
+    assert any(note.startswith("intervals: ") for note in table.attrs["notes"])
+    runs = [Run(path) for path in sorted(workplace.glob("studies/a/runs/*/seed-*"))]
+    clients = fl_lightning.compare(runs, clients=True, judge="after")
+    assert set(clients["client"]) == {0, 1, 2} and set(clients["test_samples"].str[0]) == {40}
+    with pytest.raises(BadInput, match="no such method"):
+        fl_lightning.compare("studies/a", baseline="local")
+
+
+@pytest.mark.slow
+def test_a_search() -> None:
+    base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
+    definition = {"base": base, "methods": ["fedprox"], "seeds": [0], "forced": False}
+    table = fl_lightning.tune(definition, "tuned", data=(X, Y, SITES), trials=2, workers=1, study=False)
+    assert table["method"].tolist() == ["fedprox"] and table["trials"].tolist() == [2]
+
+
+@pytest.mark.slow
+def test_the_tutorial_runs_as_it_is_printed(workplace: Path) -> None:
+    """All Python of docs/python.md in order, in one namespace, as in a notebook."""
+    page = Path(__file__).parents[1] / "docs" / "python.md"
+    blocks = re.findall(r"^```python\n(.*?)^```", page.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    assert len(blocks) >= 5
+    namespace: dict[str, Any] = {"__name__": "__main__"}
+    for block in blocks:
+        exec(compile(block, str(page), "exec"), namespace)
+    assert namespace["run"].finished and len(namespace["table"]) >= 2
