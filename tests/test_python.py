@@ -79,7 +79,7 @@ def test_arrays_a_model_and_a_method_of_a_script() -> None:
     assert run.split["train_samples"].tolist() == [160, 160, 160] and run.rounds_done == 2
     kept = torch.load(run.config["model"]["init_args"]["file"], weights_only=False)
     assert all(torch.equal(a, b) for a, b in zip(kept.state_dict().values(), net.state_dict().values(), strict=True))
-    guessed = run.predict(0, X[SITES == "north"])
+    guessed = run.predict("north", X[SITES == "north"])
     assert set(guessed) <= set(NAMES) and (guessed == NAMES[Y][SITES == "north"]).mean() > 0.3
     again = fit({**QUIET, "federation.rounds": 3, "name": run.folder.name, "resume": True}, data=(X, NAMES[Y], SITES),
                 model=network(), method=Ditto(lam=0.5))  # fmt: skip
@@ -154,7 +154,7 @@ def test_given_twice_or_beside_flags_is_refused() -> None:
         fit({**QUIET, "method": "ditto"}, method="fedavg")
     with pytest.raises(BadInput, match="it must be a mapping or a file"):
         fit(["--seed=1"], data=(X, Y, SITES))
-    with pytest.raises(BadInput, match="there is no client 'nort'; names: "):
+    with pytest.raises(BadInput, match="there is no client 'nort'; names: north, south, west"):
         fit(QUIET, data=(X, Y, SITES)).predict("nort", X)
 
 

@@ -104,7 +104,7 @@ class RunFolder:
         """Raise `BadInput` if the tables lack a round up to `round`, or hold one twice: no curve could be trusted."""
         for table in (self._metrics, self._clients):
             name = table.path.name
-            rows = table.read(numbered=True)
+            rows = table.read(_WORDS, numbered=True)
             keys = [(int(row["round"]), row.get("client")) for row in rows if row["round"] <= round]
             rounds = {t for t, _ in keys}
             if len(keys) > len(set(keys)) or (table is self._metrics and rounds != set(range(1, round + 1))):
