@@ -17,6 +17,7 @@ from fl_lightning.errors import Damaged
 from fl_lightning.log import in_time
 from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.results.folder import RunFolder, judge_of
+from fl_lightning.results.runs import words as setting_words
 from fl_lightning.study.folder import StudyFolder
 
 State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"]
@@ -110,7 +111,7 @@ class Board:
             first, ended = self.cells[line[0]], [seen[k] for k in line if seen[k].state == "finished"]
             judged = ", ".join(sorted({seen[k].judge for k in line} - {""}))
             texts = (judged, f"{len(ended)}/{len(line)}", _spread(ended), self._now(line, seen))
-            table.add_row(*([escape(named(first["setting"]))] if settings else []), first["label"], *texts)
+            table.add_row(*([escape(setting_words(first["setting"]))] if settings else []), first["label"], *texts)
         return table
 
     def _now(self, line: list[int], seen: list[Seen]) -> str:
@@ -139,16 +140,11 @@ def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
     return ", ".join(parts)
 
 
-def named(setting: Mapping[str, Any]) -> str:
-    """A setting in words; empty where there is no grid."""
-    return ", ".join(f"{key}={value}" for key, value in setting.items())
-
-
 def called(cells: Iterable[dict[str, Any]]) -> str:
     """A run by its cells: `kapc lam=0.5, data.alpha=0.1, seed 2`."""
     cells = list(cells)
     labels = " and ".join(dict.fromkeys(cell["label"] for cell in cells))
-    return ", ".join(filter(None, [labels, named(cells[0]["setting"]), f"seed {cells[0]['seed']}"]))
+    return ", ".join(filter(None, [labels, setting_words(cells[0]["setting"]), f"seed {cells[0]['seed']}"]))
 
 
 def _spread(ended: list[Seen]) -> str:

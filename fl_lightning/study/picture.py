@@ -35,29 +35,20 @@ def draw(cells: Sequence[Cell], compared: Compared) -> dict[str, tuple[Figure, s
     metric = FURTHER.get(cells[0].metric, ACCURACY)
     for judge in judges:
         end, words = f"-{judge}" * (len(judges) > 1), f" ({MODELS[judge]})"
-        own = [cell for cell in cells if cell.judge == judge]
-        settings = {
-            setting: [c for c in own if c.setting == setting] for setting in dict.fromkeys(c.setting for c in own)
-        }
-        band = "mean over seeds; bands are one standard deviation over seeds on either side"
-        drawn = {name: those for name, those in settings.items() if any(_curve([cell]) for cell in those)}
-        if drawn:
-            figure = _panels(drawn, 3.4, lambda axes, those: _curves(axes, those, metric.words))
+        own = [cell for cell in cells if cell.judge == judge and _curve([cell]) is not None]
+        if own:
+            figure = _panels(_by_setting(own), 3.4, lambda axes, those: _curves(axes, those, metric.words))
+            band = "mean over seeds; bands are one standard deviation over seeds on either side"
             made[f"{metric.name}-by-round{end}"] = figure, f"{metric.words} by round{words}: {band}"
         rows = [row for row in compared.rows if row.judge == judge and row.difference is not None]
         if rows:
-            by_setting = {
-                name: [row for row in rows if row.setting == name] for name in dict.fromkeys(r.setting for r in rows)
-            }
-            height = 1.0 + 0.28 * max(map(len, by_setting.values()))
-            figure = _panels(by_setting, height, _forest)
+            height = 1.0 + 0.28 * len({row.method for row in rows})
+            figure = _panels(_by_setting(rows), height, _forest, one_scale=True)
             kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
             made[f"differences-to-{_plain(str(rows[0].baseline))}{end}"] = figure, f"paired differences{words}: {kind}"
     if compared.ranks:
-        made["mean-ranks"] = (
-            draw_ranks(compared.ranks),
-            "mean ranks over settings; bars join methods that do not differ",
-        )
+        words = "mean ranks over settings; bars join methods that do not differ"
+        made["mean-ranks"] = draw_ranks(compared.ranks), words
     return made
 
 
@@ -132,11 +123,8 @@ def _curves(axes: Axes, cells: Sequence[Cell], words: str) -> None:
         if curve is None:
             continue
         rounds, scores = curve
-        mean, colour, dashes = (
-            scores.mean(axis=0),
-            COLOURS[number % len(COLOURS)],
-            ("-", "--", ":")[number // len(COLOURS) % 3],
-        )
+        mean, colour = scores.mean(axis=0), COLOURS[number % len(COLOURS)]
+        dashes = ("-", "--", ":")[number // len(COLOURS) % 3]  # colours begin anew from the eleventh on
         if len(scores) > 1:
             spread = scores.std(axis=0, ddof=1)
             axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)

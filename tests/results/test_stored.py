@@ -3,23 +3,10 @@
 from __future__ import annotations
 
 import difflib
-import importlib.util
 from pathlib import Path
 
 import pytest
-
-SPEC = importlib.util.spec_from_file_location("stored", Path(__file__).with_name("stored.py"))
-assert SPEC is not None and SPEC.loader is not None
-stored = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(stored)
-
-
-@pytest.fixture(scope="module")
-def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stored folders, unpacked."""
-    folder = tmp_path_factory.mktemp("stored")
-    stored.unpacked(folder)
-    return folder
+import stored
 
 
 def held(name: str, now: str) -> None:
@@ -30,15 +17,15 @@ def held(name: str, now: str) -> None:
 
 
 @pytest.mark.parametrize("name", stored.COMMANDS)
-def test_what_commands_print_of_stored_runs(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
+def test_what_commands_print_of_stored_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
     held(name, stored.printed(stored.COMMANDS[name]))
 
 
 @pytest.mark.parametrize("name", stored.REPORTS)
-def test_pages_on_stored_runs(name: str, place: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.chdir(place)
-    held(name, stored.page(stored.REPORTS[name], place / name))
+def test_pages_on_stored_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(folder)
+    held(name, stored.page(stored.REPORTS[name], folder / name))
 
 
 def test_what_is_stored_is_small() -> None:

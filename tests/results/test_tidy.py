@@ -2,27 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 
 import pandas as pd
 import pytest
+import stored
 
 from fl_lightning.results.runs import load, run_folders, tidy
-
-SPEC = importlib.util.spec_from_file_location("stored", Path(__file__).with_name("stored.py"))
-assert SPEC is not None and SPEC.loader is not None
-stored = importlib.util.module_from_spec(SPEC)
-SPEC.loader.exec_module(stored)
-
-
-@pytest.fixture(scope="module")
-def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The stored folders, unpacked."""
-    folder = tmp_path_factory.mktemp("stored")
-    stored.unpacked(folder)
-    return folder
 
 
 def test_means_are_those_of_compare(folder: Path) -> None:

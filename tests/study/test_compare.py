@@ -413,6 +413,9 @@ def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStud
     assert {file.name for file in folder.iterdir()} == {"accuracy-by-round.svg", "differences-to-local.svg"}
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "accuracy-by-round.svg").read_text())
     assert {"data.alpha=0.1", "data.alpha=0.3", "local", "kapc", "round"} <= {text.strip("\u200b") for text in texts}
+    found = cells.read([study])[0]
+    forests = picture.draw(found, compare(found))["differences-to-local"][0].axes[:3]
+    assert len({axes.get_xlim() for axes in forests}) == 1
     before = (folder / "differences-to-local.svg").read_bytes()
     assert main(["report", str(study), "--figures", "svg"]) == 0
     assert (folder / "differences-to-local.svg").read_bytes() == before

@@ -1,0 +1,18 @@
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+import stored
+
+
+@pytest.fixture(scope="session")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The stored folders, unpacked; nothing is written to them."""
+    folder = tmp_path_factory.mktemp("stored")
+    stored.unpacked(folder)
+    return folder
