@@ -25,6 +25,8 @@ LABELLED = [0, 5, 20]
 """Labelled samples of each class that a new silo brings."""
 SHARES = (0.1, 0.25, 0.5)
 """Of a silo's training samples; the whole has been measured already."""
+SAME = 1e-6
+"""Weights of a relation that lie no further apart are the same: they were kept as 32-bit numbers."""
 Task = tuple[Config, Path, Path | None, dict[str, str | None]]
 """A run's config and folder, where its scores go (None: nowhere), and the rows that it serves."""
 Rows = Mapping[str, tuple[Config, str | None]]
@@ -148,14 +150,15 @@ def _one(place: Path, client: int, method: str, folds: int, facts: Mapping[str, 
 
 
 def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
-    """Mean of the relation over layers in the last round of the first cycle's runs; None where nobody learns one."""
+    """Mean over layers of the last relation of the first cycle's runs; None where all silos have one row."""
     kept = []
     for folder in sorted((out / "runs" / _plain(method)).glob("seed-[0-4]")):
         run = RunResult(folder)
         cube = run.cube() if run.relation_rounds else None
         if cube is not None and cube.shape[0] == count:
             kept.append(np.nanmean(cube, axis=1))
-    return np.mean(kept, axis=0) if kept and np.ptp(np.mean(kept, axis=0)) > 1e-6 else None
+    mean = np.mean(kept, axis=0) if kept else np.zeros((count, count))
+    return mean if np.ptp(mean, axis=0).max() > SAME else None
 
 
 def of_curve(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]) -> tuple[dict[str, Any], Section]:
@@ -186,7 +189,7 @@ def of_curve(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]
     section = Section(
         "With fewer samples",
         f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one cycle). "
-        f"{_until(ends)}",
+        f"{_until(ends, points[-1]['gain'] if points else 0)}",
         ["share", "training samples of a silo", "mean gain", "95 % interval"],
     )
     for p in points:
@@ -206,9 +209,9 @@ def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
     return None
 
 
-def _until(ends: Mapping[str, float | None]) -> str:
+def _until(ends: Mapping[str, float | None], last: float) -> str:
     if ends["gain"] is None:
-        return "Within these sizes it does not change its sign."
+        return "At none of these sizes it ends to pay." if last > 0 else "It does not pay with the whole."
     low = f"{ends['low']:.0f}" if ends["low"] is not None else "fewer than measured"
     high = f"{ends['high']:.0f}" if ends["high"] is not None else "more than measured"
     return f"It ends at about {ends['gain']:.0f} training samples of a silo ({low} to {high})."
@@ -225,16 +228,20 @@ def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], S
     seconds = (run.total("seconds_client") or 0.0) / max(len(sums), 1)
     content = {"rounds": run.rounds_done, "seconds_a_silo": seconds, "upload_bytes": [], "download_bytes": []}
     text = (
-        f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.1f} seconds of training for a silo on "
+        f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.2g} seconds of training for a silo on "
         "this machine, mean over silos. Bytes are those of all rounds."
     )
-    section = Section("What it costs a silo", text, ["silo", "sent, MiB", "received, MiB"])
+    section = Section("What it costs a silo", text, ["silo", "sent", "received"])
     for answer in measured.answers:
         up, down = sums.get(answer.silo.number, [0.0, 0.0])
         content["upload_bytes"].append(up)  # type: ignore[attr-defined]
         content["download_bytes"].append(down)  # type: ignore[attr-defined]
-        section.rows.append([answer.silo.name, f"{up / MIB:.2f}", f"{down / MIB:.2f}"])
+        section.rows.append([answer.silo.name, _size(up), _size(down)])
     return content, section
+
+
+def _size(count: float) -> str:
+    return f"{count / MIB:.2f} MiB" if count >= MIB else f"{count / 1024:.1f} KiB"
 
 
 def _finite(x: float) -> float | None:

@@ -13,6 +13,8 @@ import numpy as np
 import pytest
 
 from fl_lightning.cli import main
+from fl_lightning.cli import worth as command
+from fl_lightning.errors import BadInput
 from fl_lightning.gains import further, words
 
 from .conftest import SMALL, write_hospitals
@@ -186,3 +188,36 @@ def test_what_is_asked_beyond_the_gain(out: Path) -> None:
 def test_where_it_ends_to_pay(gains: tuple[float, ...], until: float | None) -> None:
     points = [{"samples": 10.0**k, "gain": gain} for k, gain in enumerate(gains, 1)]
     assert further._crossing(points, "gain") == (None if until is None else pytest.approx(until))
+
+
+@pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 60, 8), (10, 200, 2), (2, 100, 1), (60, 30, 10)])
+def test_minutes_are_kept(
+    minutes: float, cycle: float, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By a clock that runs only while something trains: whole cycles and what follows them, at most a tenth over."""
+    now = [0.0]
+    monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
+
+    def trained(plan: Any, folder: Any, cycles: int, line: str, limit: float, begin: float) -> int:
+        if now[0] + cycle - begin > limit:
+            raise command.TooSlow(now[0] + cycle - begin)
+        now[0] += cycle
+        return 1
+
+    monkeypatch.setattr(command, "_cycle", trained)
+    plan = command.Plan(tmp_path, [], ["fedper", "ditto", "selfkapc"], "accuracy", minutes, 4)
+    cycles = command._train(plan, None, {"names": ["a"] * 6, "sizes": [60] * 6}, "again", 0.0)  # type: ignore[arg-type]
+    assert cycles == expected
+    whole = now[0] + cycle * plan.more(6)
+    assert whole <= 1.1 * 60 * minutes
+    assert cycles == 10 or whole + cycle > 1.1 * 60 * minutes
+
+
+def test_minutes_that_hold_no_cycle_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def slow(*args: Any) -> int:
+        raise command.TooSlow(600)
+
+    monkeypatch.setattr(command, "_cycle", slow)
+    plan = command.Plan(tmp_path, [], ["fedper"], "accuracy", 1, 4)
+    with pytest.raises(BadInput, match=r"minutes: 1 .*take about 15\.\d minutes"):
+        command._train(plan, None, {"names": ["a"] * 6, "sizes": [60] * 6}, "", 0.0)  # type: ignore[arg-type]
