@@ -1,6 +1,6 @@
 """Calibrates `fl-train worth`: consortia with a known truth, small models trained by SGD, and how often it is right.
 
-    python benchmarks/worth.py run results.jsonl --count 300        some 15 s a consortium on one quiet core
+    python benchmarks/worth.py run results.jsonl --count 300        some 4 s a consortium on one core
     python benchmarks/worth.py table results.jsonl
 
 Each consortium is a line of the file, by its number: a stopped run goes on, and several may be put together. Every
@@ -33,7 +33,7 @@ from fl_lightning.gains.silos import Silo
 from fl_lightning.gains.statistics import Samples, Scores, verdict
 
 SIZES = (20, 60, 60, 200, 200, 200, 1000, 1000)
-FEATURES, FOLDS, BATCH, ROUNDS, STEPS, RATE, HIDDEN, TESTS = 8, 5, 16, 8, 10, 0.3, 6, 10_000
+FOLDS, BATCH, ROUNDS, STEPS, RATE, HIDDEN, TESTS = 5, 16, 8, 10, 0.3, 6, 10_000
 METHODS = ("after", "short", "long")
 MARGIN = 0.02
 
@@ -41,19 +41,21 @@ MARGIN = 0.02
 class World:
     """The silos of one consortium: teachers, shifts of features and of classes."""
 
-    def __init__(self, number: int) -> None:
-        self.rng = np.random.default_rng([31, number])
-        own = self.rng.uniform(0, 1.2)
-        common = self.rng.normal(size=FEATURES)
-        self.teachers = [common + own * self.rng.normal(size=FEATURES) for _ in SIZES]
-        self.shifts = [self.rng.normal(0, self.rng.uniform(0, 0.6), FEATURES) for _ in SIZES]
+    def __init__(self, number: int, features: int) -> None:
+        self.rng, self.features = np.random.default_rng([31, number]), features
+        own = self.rng.uniform(0, 1.2 if features < 20 else 0.7)  # with more features silos gain more from each other
+        common = self.rng.normal(size=features)
+        self.teachers = [common + own * self.rng.normal(size=features) for _ in SIZES]
+        self.shifts = [self.rng.normal(0, self.rng.uniform(0, 0.6), features) for _ in SIZES]
         self.offsets = self.rng.normal(0, 0.7, len(SIZES))
         self.slope, self.mlp, self.null = self.rng.uniform(1, 3), number % 4 >= 2, number % 2 == 1
 
     def draw(self, silo: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Samples (size, features) and their classes 0 or 1."""
-        x = self.rng.normal(size=(size, FEATURES)) + self.shifts[silo]
-        logit = self.slope * (x - self.shifts[silo]) @ self.teachers[silo] / math.sqrt(FEATURES) + self.offsets[silo]
+        x = self.rng.normal(size=(size, self.features)) + self.shifts[silo]
+        logit = (
+            self.slope * (x - self.shifts[silo]) @ self.teachers[silo] / math.sqrt(self.features) + self.offsets[silo]
+        )
         return x.astype(np.float32), (self.rng.random(size) < 1 / (1 + np.exp(-logit))).astype(np.float32)
 
 
@@ -71,7 +73,7 @@ def train(x: Tensor, y: Tensor, sizes: Tensor, world: World, seed: int, federate
     noise = torch.Generator().manual_seed(seed)
     fits, silos = sizes.shape
     width = HIDDEN if world.mlp else 1
-    first = [torch.randn(fits, 1, FEATURES, width, generator=noise) * 0.4, torch.zeros(fits, 1, 1, width)]
+    first = [torch.randn(fits, 1, x.shape[-1], width, generator=noise) * 0.4, torch.zeros(fits, 1, 1, width)]
     first += [torch.randn(fits, 1, width, 1, generator=noise) * 0.4] if world.mlp else []
     start = [p.expand(fits, silos, *p.shape[2:]).clone() for p in first]
 
@@ -107,7 +109,7 @@ def trained(xs: list[list[np.ndarray]], ys: list[list[np.ndarray]], world: World
     """The models of all fits and silos: alone, and by three methods, or by training alone with other seeds."""
     fits, silos = len(xs), len(SIZES)
     most = max(len(y) for fit in ys for y in fit)
-    x, y = torch.zeros(fits, silos, most, FEATURES), torch.zeros(fits, silos, most)
+    x, y = torch.zeros(fits, silos, most, world.features), torch.zeros(fits, silos, most)
     sizes = torch.tensor([[len(own) for own in fit] for fit in ys])
     for f in range(fits):
         for c in range(silos):
@@ -169,9 +171,9 @@ def nadeau_bengio(silo: Silo, method: str) -> tuple[float, float]:
     return float(means.mean()) - half, float(means.mean()) + half
 
 
-def consortium(number: int, cycles: int, draws: int) -> dict[str, Any]:
+def consortium(number: int, features: int, cycles: int, draws: int) -> dict[str, Any]:
     """One line of the file."""
-    world = World(number)
+    world = World(number, features)
     silos = measured(world, 1000 * number, cycles)
     true = truth(world, 1000 * number + 500, draws)
     answer = measure(silos, "accuracy", MARGIN)
@@ -184,7 +186,15 @@ def consortium(number: int, cycles: int, draws: int) -> dict[str, Any]:
         row |= {"gain": one.estimate.gain, "half": one.estimate.half, "low": one.low, "high": one.high}
         rows.append(row | {"theirs": [low, high], "true_fixed": true[answer.method][one.silo.number]})
     sure = answer.consortium.get("surely_gain", [])
-    return {"number": number, "null": world.null, "mlp": world.mlp, "cycles": cycles, "silos": rows, "sure": len(sure)}
+    return {
+        "number": number,
+        "features": features,
+        "null": world.null,
+        "mlp": world.mlp,
+        "cycles": cycles,
+        "silos": rows,
+        "sure": len(sure),
+    }
 
 
 def table(lines: Iterable[dict[str, Any]]) -> str:
@@ -230,6 +240,7 @@ def main(argv: list[str] | None = None) -> None:
     parser.add_argument("file", type=Path)
     parser.add_argument("--count", type=int, default=300, help="consortia: numbers from --first on")
     parser.add_argument("--first", type=int, default=0)
+    parser.add_argument("--features", type=int, default=24, help="of a sample: 8 easy, 24 hard")
     parser.add_argument("--cycles", type=int, default=4)
     parser.add_argument("--draws", type=int, default=100, help="fresh training sets of the truth")
     given = parser.parse_args(argv)
@@ -238,10 +249,10 @@ def main(argv: list[str] | None = None) -> None:
         print(table(lines))
         return
     torch.set_num_threads(1)
-    done = {line["number"] for line in lines}
+    done = {line["number"] for line in lines if line["features"] == given.features}
     for number in range(given.first, given.first + given.count):
         if number not in done:
-            line = json.dumps(consortium(number, given.cycles, given.draws))
+            line = json.dumps(consortium(number, given.features, given.cycles, given.draws))
             with given.file.open("a") as file:
                 file.write(line + "\n")
 

@@ -303,7 +303,7 @@ def test_the_calibration_of_worth(script: Load, tmp_path: Path, capsys: pytest.C
 def test_the_calibrations_students_learn(script: Load) -> None:
     """Of 1,000 samples an epoch or so of steps learns most of what the teacher knows; alone is one silo's model."""
     worth = script("worth")
-    world = worth.World(0)
+    world = worth.World(0, 8)
     data = [world.draw(c, 1000) for c in range(len(worth.SIZES))]
     models = worth.trained([[x for x, _ in data]], [[y for _, y in data]], world, 0)
     for c in range(len(worth.SIZES)):

@@ -225,7 +225,7 @@ def _train(plan: Plan, folder: StudyFolder, facts: dict[str, Any], line: str, be
     limit, last, more = 60 * SLACK * plan.minutes, 0.0, plan.more(len(facts["names"]))
     for cycle in range(1, MOST_CYCLES + 1):
         before = time.monotonic()
-        if before - begin + last * (1 + more) > limit:
+        if cycle > 1 and before - begin + last * (1 + more) > limit:
             return cycle - 1
         try:
             trained = _cycle(plan, folder, cycle, line, math.inf if last else limit / (1 + more), begin)

@@ -190,7 +190,7 @@ def test_where_it_ends_to_pay(gains: tuple[float, ...], until: float | None) -> 
     assert further._crossing(points, "gain") == (None if until is None else pytest.approx(until))
 
 
-@pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 60, 8), (10, 200, 2), (2, 100, 1), (60, 30, 10)])
+@pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)])
 def test_minutes_are_kept(
     minutes: float, cycle: float, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
