@@ -148,7 +148,7 @@ ARGUMENTS: dict[str, dict[str, Any]] = {
 """Where a method's defaults would leave its own term next to nothing, or take long."""
 DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl", "feddf", "pfeddf")
 """They want public data."""
-OWN_STEPS = ("pfedme", "apfl", "perfedavg")
+OWN_STEPS = ("pfedme", "apfl", "perfedavg", "flayer")
 """They take plain steps only."""
 PLAIN = {"optimizer": {"momentum": 0.0, "weight_decay": 0.0}}
 RESUMED = (

@@ -115,7 +115,8 @@ ARGUMENTS = {
     "gpfl": ("lam", "mu"), "fedpac": ("lam",), "fedalign": ("mu",), "perfedavg": ("alpha",),
     "fedgen": ("alpha", "beta", "generator_lr"), "fedas": ("align_lr",), "feddf": ("server_lr",), "fedu": ("gamma",),
     "pfedgraph": ("alpha", "lam"), "heurfedamp": ("lam", "sigma", "self_weight"), "pfedla": ("hyper_lr",),
-    "pfedfda": ("ridge",), "fedtgp": ("lam",), "fedapa": ("eta",),
+    "pfedfda": ("ridge",), "fedtgp": ("lam",), "fedapa": ("eta",), "confree": ("c",), "fpl": ("tau",),
+    "flayer": ("top_rate",),
 }  # fmt: skip
 """Numbers of a formula, by run. A millionth of pFedHN's decay is lost in the tolerance, and it never clips."""
 

@@ -1,0 +1,72 @@
+"""FPL: Huang, Ye, Shi, Li, Du: Rethinking Federated Learning with Domain Shift: A Prototype View. CVPR 2023."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from fl_lightning.core import Client, Module, Objective, Payload, RunContext, Server
+from fl_lightning.core.phase import Batch
+from fl_lightning.methods.base import Method
+from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes
+from fl_lightning.ranges import PositiveFloat
+from fl_lightning.search import LogRange, searched
+
+
+@dataclass(frozen=True)
+class FPL(ClassMeans):
+    """FedAvg whose clients' features are drawn to prototypes of their class, one for each cluster of clients' means.
+
+    The server clusters the class means that clients upload, class by class, by first neighbours (FINCH). Client: CE
+    + contrast of each sample with all clusters' prototypes + MSE to the mean of its class's: all clusters weigh alike.
+
+    Args:
+        tau: temperature of the contrast. 0.02: the authors' code.
+    """
+
+    family = "prototypes and distillation"
+    judge = "global"
+
+    tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
+
+    @property
+    def adds(self) -> bool:
+        """Always."""
+        return True
+
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+        """Cluster prototypes (K, d) and their classes (K,), none at first."""
+        memory = super().init_server(run)
+        prototypes, classes = cluster_prototypes([], memory["means.features"])
+        return {"clusters.prototypes": prototypes, "clusters.classes": classes}
+
+    def broadcast(self, server: Server) -> dict[int, Payload]:
+        """With it the prototypes, once there are any."""
+        sent, memory = Method.broadcast(self, server), server.memory
+        for payload in sent.values() if len(memory["clusters.classes"]) else ():
+            payload.extra["prototypes"] = memory["clusters.prototypes"]
+            payload.statistics["classes"] = memory["clusters.classes"].int()
+        return sent
+
+    def objective(self, client: Client, payload: Payload) -> Objective:
+        """The task loss, and with prototypes both losses on them."""
+        if "prototypes" not in payload.extra:
+            return Objective()
+        device = client.run.device
+        means = {"prototypes": payload.extra["prototypes"], "classes": payload.statistics["classes"].long()}
+        means = {name: tensor.to(device) for name, tensor in means.items()}
+        return Objective(loss=lambda module, batch: self.loss(means, module, batch))
+
+    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+        """And the losses on prototypes."""
+        task: Tensor = module.task_loss(batch)
+        known, classes = means["prototypes"], means["classes"]
+        return task + cluster_losses(module.features, batch[1], known, classes, self.tau)
+
+    def aggregate(self, server: Server) -> None:
+        """The mean, and the round's prototypes."""
+        Method.aggregate(self, server)
+        found = cluster_prototypes(server.statistics.values(), server.memory["clusters.prototypes"])
+        server.memory |= dict(zip(("clusters.prototypes", "clusters.classes"), found, strict=True))
