@@ -68,5 +68,6 @@ class FPL(ClassMeans):
     def aggregate(self, server: Server) -> None:
         """The mean, and the round's prototypes."""
         Method.aggregate(self, server)
-        found = cluster_prototypes(server.statistics.values(), server.memory["clusters.prototypes"])
-        server.memory |= dict(zip(("clusters.prototypes", "clusters.classes"), found, strict=True))
+        memory = server.memory
+        prototypes, classes = cluster_prototypes(server.statistics.values(), memory["clusters.prototypes"])
+        memory |= {"clusters.prototypes": prototypes, "clusters.classes": classes}

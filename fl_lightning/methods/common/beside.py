@@ -44,6 +44,7 @@ _DECLARED: dict[str, Callable[[Any], Entries]] = {
     "DBE": lambda _: {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)},
     "FedAS": lambda _: {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")},
     "FedCAC": lambda _: {"critical": Beside("critical", "a bit for each number that matters to the client", None)},
+    "FLAYER": lambda _: {"kept": Beside("kept", "a bit for each number: whether it was uploaded", None)},
     "FedFomo": lambda _: {
         "candidates": Beside("candidates", "whose models the client has tried", "public"),
         "gains": Beside("gains", "a relation that the client computes: what each model is worth to it", None),
@@ -66,7 +67,9 @@ DOWNLOADS = {
     "DBE": "mean feature of all",
     "FedFomo": "models of other clients",
     "FedGen": "a generator, class counts of all",
+    "FPL": "class means of clusters of clients",
     "FedMD": "a mix of predictions",
+    "FedTGP": "prototypes that the server has learned",
     "IFCA": "the models of all clusters",
     "PFedFDA": "Gaussians of all",
     "PFedGraph": "its own mix beside its model",
