@@ -27,7 +27,7 @@ class FPL(ClassMeans):
     """
 
     family = "prototypes and distillation"
-    judge = "global"
+    judge = "global"  # type: ignore[assignment]
 
     tau: PositiveFloat = searched(0.02, LogRange(0.01, 1), "the authors' to plain cosines")
 
@@ -57,7 +57,12 @@ class FPL(ClassMeans):
         device = client.run.device
         means = {"prototypes": payload.extra["prototypes"], "classes": payload.statistics["classes"].long()}
         means = {name: tensor.to(device) for name, tensor in means.items()}
-        return Objective(loss=lambda module, batch: self.loss(means, module, batch))
+
+        def loss(module: Module, batch: Batch) -> Tensor:
+            client.flops += 8 * len(batch[1]) * means["prototypes"].numel()  # cosines, their slopes, means of a class
+            return self.loss(means, module, batch)
+
+        return Objective(loss=loss)
 
     def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
         """And the losses on prototypes."""

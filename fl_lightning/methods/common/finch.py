@@ -16,7 +16,8 @@ def linked(points: Tensor) -> Tensor:
     while True:  # the least number of each connected part
         least = torch.minimum(group, group[nearest]).scatter_reduce(0, nearest, group, "amin")
         if torch.equal(least, group):
-            return group.unique(return_inverse=True)[1]
+            numbers: Tensor = group.unique(return_inverse=True)[1]
+            return numbers
         group = least
 
 
