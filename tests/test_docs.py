@@ -56,6 +56,7 @@ ELSEWHERE = {
     "tune": "study/test_tune.py",
     "worth": "worth/test_command.py",
     "archive": "study/test_archive.py",
+    "audit": "privacy/test_audit.py",
     "dashboard": "report/test_workspace.py",
     "check-method": "test_check_method.py",
 }

@@ -30,7 +30,7 @@ ORDER = (
     ("knowledge", "report", "training"),
     ("engine",),
     ("run",),
-    ("planning",),
+    ("audit", "planning"),
     ("study",),
     ("checking", "gains"),
     ("cli",),

@@ -38,6 +38,7 @@ Personalised federated learning: who learned what from whom.
   tune          tune methods, then compare   fl-train tune study.yaml --out tuned/digits --trials 20
   archive       a study as one file          fl-train archive studies/digits
   worth         is federating worth it?      fl-train worth --config hospitals.yaml --out worth
+  audit         what runs tell of data       fl-train audit studies/digits --out audit
   status        progress of runs             fl-train status runs
   list          names to choose from         fl-train list methods
   check-method  test your own method         fl-train check-method my_methods.Mine
@@ -49,7 +50,7 @@ COMMANDS = {
     **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
     **{
         name: (name, name)
-        for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "worth", "archive")
+        for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "worth", "archive", "audit")
     },
     "status": ("status", "status"),
     "plan": ("planning", "plan"),

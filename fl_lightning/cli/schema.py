@@ -134,6 +134,9 @@ COMMANDS = {
         "format": (Form, "table", "Format of the table."),
         "no_run": (bool, False, "Run nothing: print the table of the runs that are there."),
     }, "STUDY"),
+    "audit": Command("Measure what a finished run, or a study's runs, tell of their clients' data.", {
+        "out": (str, REQUIRED, "DIR: where audit.json, audit.csv and audit.html are written."),
+    }, "STUDY | RUN"),
     "worth": Command("Tell every silo whether federating is worth it. Keys of fit, too: --config FILE.", {
         "out": (str, REQUIRED, "DIR: where everything is kept, new or with a part of the runs."),
         "methods": (str | None, None, "Methods to try beside FedAvg, with commas (default: fedper,ditto,selfkapc)."),

@@ -144,6 +144,11 @@ class FederatedData:
             )
         return self._cache[key]
 
+    def raw(self, i: int) -> tuple[Tensor, Tensor]:
+        """Client `i`'s training and test samples as they were read, in the order of its parts: whatever the seed, equal
+        samples are equal."""
+        return self._train.raw[self._shares[0][i]], self._test.raw[self._shares[2][i]]
+
     def global_test(self, device: torch.device, dtype: torch.dtype) -> Part | None:
         """The test set of all, never turned and kept for the next call; None without `data.global_test`.
 

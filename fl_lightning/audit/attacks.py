@@ -1,0 +1,269 @@
+"""Attacks on what was observed, as rows: what a viewer learns, with an interval, beside what chance gives.
+
+Membership: loss threshold (Yeom et al., CSF 2018) on one run; online LiRA (Carlini et al., S&P 2022, Algorithm 1) over
+runs of other seeds, in which the same sample was a training sample or a test sample of a client: no shadow model is
+trained. Its Gaussians have a mean for each sample and, since there are few runs, one variance for all.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from fl_lightning.audit.observe import VIEWS, Observed
+
+DRAWS = 200
+"""Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of their width."""
+LEVELS = {"true positives at 1 % false": 0.01, "true positives at 0.1 % false": 0.001}
+FEW = 20
+"""Members and others that a client must have for an AUC of its own."""
+
+
+@dataclass
+class Row:
+    """One finding."""
+
+    method: str
+    viewer: str
+    attack: str
+    measure: str
+    value: float
+    low: float
+    high: float
+    """A bootstrap interval of 95 % of `value`; of an attack on the relation, what 95 % of permutations give."""
+    chance: float
+    """What guessing gives."""
+    samples: int
+    runs: int = 1
+
+
+Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]
+"""Client, member and score of each sample."""
+
+
+def auc(member: np.ndarray, score: np.ndarray) -> float:
+    """Area under the ROC curve; NaN unless there are members and others."""
+    m = int(member.sum())
+    if not 0 < m < len(member):
+        return float("nan")
+    ranks = _mean_ranks(np.unique(score, return_inverse=True)[1])  # from 1; equal scores share theirs
+    return float((ranks[member].sum() - m * (m + 1) / 2) / (m * (len(member) - m)))
+
+
+def membership(method: str, view: str, attack: str, scored: Labelled, runs: int, control: Labelled) -> list[Row]:
+    """AUC over all clients and for single ones, true positives at low false ones, and the control.
+
+    `control`: the same attack on memberships that were shuffled within each client.
+    """
+    _, member, score = scored
+    _, shuffled, mixed = control
+    rng = np.random.default_rng(0)
+    draws = [rng.integers(0, len(member), len(member)) for _ in range(DRAWS)]
+    again = [rng.integers(0, len(shuffled), len(shuffled)) for _ in range(DRAWS)]
+
+    def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Row:
+        known = [value for value in drawn if value == value]
+        low, high = np.percentile(known, [2.5, 97.5]) if known else (np.nan, np.nan)
+        return Row(method, view, attack, measure, value, float(low), float(high), chance, n, runs)
+
+    rows = [row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))]
+    drawn = [auc(shuffled[d], mixed[d]) for d in again]
+    rows.append(row("AUC, control: memberships shuffled", auc(shuffled, mixed), drawn, 0.5, len(shuffled)))
+    for words, level in LEVELS.items():
+        drawn = [_true(member[d], score[d], level) for d in draws]
+        rows.append(row(words, _true(member, score, level), drawn, level, len(member)))
+    return rows + _by_client(scored, row)
+
+
+def shuffle(client: np.ndarray, member: np.ndarray) -> np.ndarray:
+    """Memberships permuted within each client (and so as many members as before)."""
+    rng, mixed = np.random.default_rng(1), member.copy()
+    for c in np.unique(client):
+        mixed[client == c] = rng.permutation(member[client == c])
+    return mixed
+
+
+def _true(member: np.ndarray, score: np.ndarray, level: float) -> float:
+    """Members above the least threshold that at most `level` of the others exceed."""
+    others = score[~member]
+    if not len(others) or not member.any():
+        return float("nan")
+    threshold = np.sort(others)[-1 - int(level * len(others))]
+    return float((score[member] > threshold).mean())
+
+
+def _by_client(scored: Labelled, row: Callable[..., Row]) -> list[Row]:
+    """The worst client, and small against large ones."""
+    client, member, score = scored
+    own, sizes = {}, {}
+    for c in np.unique(client):
+        mine = client == c
+        if min(member[mine].sum(), (~member[mine]).sum()) >= FEW:
+            own[c], sizes[c] = auc(member[mine], score[mine]), int(member[mine].sum())
+    if not own:
+        return []
+    rows = [row("AUC, mean over clients", float(np.mean(list(own.values()))), (), 0.5, len(own)),
+            row("AUC, worst client", max(own.values()), (), 0.5, len(own))]  # fmt: skip
+    middle = float(np.median(list(sizes.values())))
+    for words, small in (("AUC, clients with fewer samples", True), ("AUC, clients with more samples", False)):
+        values = [own[c] for c in own if (sizes[c] <= middle) == small]
+        if values:
+            rows.append(row(words, float(np.mean(values)), (), 0.5, len(values)))
+    return rows
+
+
+def thresholds(run: Observed) -> list[Row]:
+    """Loss threshold on one run, in the eyes of each viewer that sees a model."""
+    rows, s = [], run.samples
+    for view in VIEWS:
+        score = s.confidence[view]
+        if not np.isnan(score).any():
+            control = s.client, shuffle(s.client, s.member), score
+            rows += membership(run.method, view, "loss threshold", (s.client, s.member, score), 1, control)
+    return rows
+
+
+def lira(runs: Sequence[Observed]) -> list[Row]:
+    """Online LiRA over runs of one method that differ by their seed."""
+    rows = []
+    for view in VIEWS:
+        scores = [run.samples.confidence[view] for run in runs]
+        if any(np.isnan(score).any() for score in scores):
+            continue
+        members = [run.samples.member for run in runs]
+        clients = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
+        digests = [run.samples.digest for run in runs]
+        truth = _scored(clients, digests, members, scores)
+        if len(set(truth[1].tolist())) == 2:
+            mixed = [shuffle(run.samples.client, run.samples.member) for run in runs]
+            control = _scored(clients, digests, mixed, scores)
+            rows += membership(runs[0].method, view, "LiRA", truth, len(runs), control)
+    return rows
+
+
+def _scored(
+    clients: np.ndarray, digests: Sequence[np.ndarray], members: Sequence[np.ndarray], scores: Sequence[np.ndarray]
+) -> Labelled:
+    kept, ratio = ratios(digests, members, scores)
+    return clients[kept], np.concatenate(members)[kept], ratio
+
+
+def ratios(digests: Sequence[np.ndarray], members: Sequence[np.ndarray], scores: Sequence[np.ndarray]) -> tuple[
+    np.ndarray, np.ndarray
+]:  # fmt: skip
+    """LiRA's log likelihood ratios: the places of the samples that have one (in the concatenation), and these.
+
+    A sample has one in a run where among the other runs it was trained on in some, and only tested on in others.
+    """
+    by: dict[int, list[int]] = defaultdict(list)
+    digest, member, score = (np.concatenate(column) for column in (digests, members, scores))
+    for place, value in enumerate(digest.tolist()):
+        by[value].append(place)
+    within = {True: [], False: []}  # type: dict[bool, list[float]]
+    for places in by.values():
+        for kind in (True, False):
+            values = score[[p for p in places if member[p] == kind]]
+            within[kind] += (values - values.mean()).tolist() if len(values) > 1 else []
+    spread = {kind: max(float(np.std(v)) * 2**0.5, 1e-6) if v else 1.0 for kind, v in within.items()}
+    kept, ratio = [], []
+    for places in by.values():
+        for p in places:
+            others = [q for q in places if q != p]
+            inside, outside = (score[[q for q in others if member[q] == kind]] for kind in (True, False))
+            if len(inside) and len(outside):
+                kept.append(p)
+                ratio.append(_log(score[p], inside, spread[True]) - _log(score[p], outside, spread[False]))
+    return np.array(kept, dtype=np.int64), np.array(ratio)
+
+
+def _log(x: float, values: np.ndarray, spread: float) -> float:
+    return float(-(((x - values.mean()) / spread) ** 2) / 2 - np.log(spread))
+
+
+# ---------------------------------------------------------------- the relation, and label mixes
+
+
+def relations(run: Observed) -> list[Row]:
+    """From the relation, by layer: who shares a group, and how alike two clients' label mixes are.
+
+    The server sees the whole cube, another client its own row: its measure is the mean over clients.
+    """
+    rows: list[Row] = []
+    apart = ~np.eye(len(run.counts), dtype=bool)
+    shares = run.counts / run.counts.sum(1, keepdims=True).clip(1)
+    alike = 1 - np.abs(shares[:, None] - shares[None]).sum(2) / 2
+    same = np.equal.outer(run.groups, run.groups)
+    for layer, R in run.relation.items():
+        columns = [R[apart[:, j], j] for j in range(len(R))]
+        if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:  # nobody's, or one row for all: sample counts
+            continue
+        if len(set(run.groups)) > 1:
+            rows += _related(run, layer, R, same, "who shares a group", "AUC", auc, 0.5)
+        rows += _related(run, layer, R, alike, "how alike label mixes are", "rank correlation", _ranked, 0.0)
+    return rows
+
+
+def _related(
+    run: Observed, layer: str, R: np.ndarray, truth: np.ndarray, question: str, measure: str,
+    of: Callable[[np.ndarray, np.ndarray], float], chance: float,
+) -> list[Row]:  # fmt: skip
+    n = len(R)
+    apart, rng = ~np.eye(n, dtype=bool), np.random.default_rng(0)
+    orders = [rng.permutation(n) for _ in range(DRAWS)]
+
+    def whole(T: np.ndarray) -> float:
+        return of(T[apart], R[apart])
+
+    def single(T: np.ndarray) -> float:
+        return _mean([of(T[i, apart[i]], R[i, apart[i]]) for i in range(n)])
+
+    rows = []
+    for viewer, value in (("server: relation", whole), ("another client: its row", single)):
+        permuted = [value(truth[np.ix_(order, order)]) for order in orders[: DRAWS if viewer[0] == "s" else DRAWS // 4]]
+        low, high = np.percentile([v for v in permuted if v == v] or [np.nan], [2.5, 97.5])
+        name = f"{measure}, layer {layer}" if layer != "mean" else f"{measure}, mean over layers"
+        rows.append(Row(run.method, viewer, question, name, value(truth), float(low), float(high), chance, n))
+    return rows
+
+
+def _mean(values: Sequence[float]) -> float:
+    """Of those that are numbers."""
+    known = [value for value in values if value == value]
+    return float(np.mean(known)) if known else float("nan")
+
+
+def _ranked(a: np.ndarray, b: np.ndarray) -> float:
+    """Spearman's rank correlation; NaN where one of both is constant."""
+    x, y = (np.unique(v, return_inverse=True)[1] for v in (a, b))
+    x, y = (_mean_ranks(v) for v in (x, y))
+    return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else float("nan")
+
+
+def _mean_ranks(v: np.ndarray) -> np.ndarray:
+    counts = np.bincount(v)
+    last = np.cumsum(counts)
+    ranks: np.ndarray = (last - (counts - 1) / 2)[v]
+    return ranks
+
+
+def label_mixes(run: Observed) -> list[Row]:
+    """From the biases of uploaded classifiers, less their mean: how well the order of a client's classes follows."""
+    if run.heads is None:
+        return []
+    change = run.heads - run.heads.mean(0)
+    if not np.isfinite(change).all() or np.ptp(change) < 1e-12:
+        return []
+    shares = run.counts / run.counts.sum(1, keepdims=True).clip(1)
+
+    def value(order: np.ndarray) -> float:
+        values = [_ranked(shares[i], change[j]) for i, j in enumerate(order)]
+        return _mean(values)
+
+    rng, n = np.random.default_rng(0), len(change)
+    permuted = [value(rng.permutation(n)) for _ in range(DRAWS)]
+    low, high = np.percentile([v for v in permuted if v == v] or [np.nan], [2.5, 97.5])
+    return [Row(run.method, "server: upload", "label mix from the classifier's bias", "rank correlation by class",
+                value(np.arange(n)), float(low), float(high), 0.0, n)]  # fmt: skip

@@ -1,0 +1,179 @@
+"""What an attacker can look at after a run: how sure models are of each sample, uploads' classifiers, the relation.
+
+Nothing is trained, and the run folder is only read. A sample is known by a digest of its numbers as they were read, so
+that the same sample is recognised in runs of other seeds, where it may be a training sample or a test sample.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import xxhash
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning.callbacks.checkpoint import has_checkpoint, restore
+from fl_lightning.config import Config, check
+from fl_lightning.core import Client
+from fl_lightning.core.layout import Layout
+from fl_lightning.engine.federation import Federation
+from fl_lightning.results.folder import RunFolder
+from fl_lightning.run import assemble, launch
+
+VIEWS = {
+    "public: global model": "the global model, as it would be exported",
+    "public: personal model": "the client's final model, as it would be exported",
+    "server: upload": "the client's last upload",
+    "another client": "what the next client begins the next round with",
+}
+"""Models that are looked at, by viewer."""
+
+
+@dataclass
+class Samples:
+    """One row for each training and test sample of each client."""
+
+    client: np.ndarray
+    digest: np.ndarray
+    """uint64: equal for equal samples."""
+    member: np.ndarray
+    """Bool: it was trained on by its client; else it is a test sample of it."""
+    confidence: dict[str, np.ndarray] = field(default_factory=dict)
+    """By view: log p(y) - log(1 - p(y)), NaN where there is no such model."""
+
+
+@dataclass
+class Observed:
+    """One run."""
+
+    method: str
+    seed: int
+    samples: Samples
+    counts: np.ndarray
+    """(N, C): training samples by client and class."""
+    groups: list[int]
+    """The planted group of each client; all 0 where there are none."""
+    heads: np.ndarray | None
+    """(N, C): of each client's last upload the classifier's bias; None: no upload with one is kept."""
+    relation: dict[str, np.ndarray] = field(default_factory=dict)
+    """(N, N) rows of the last round by layer; `mean` over layers. Empty: no relation of all clients is kept."""
+    claim: float | None = None
+    """`privacy_epsilon` of the run's summary."""
+
+
+def observed(config: Config, folder: Path) -> Observed:
+    """What is left of the finished run in `folder`.
+
+    Raises:
+        BadInput: it has no checkpoint, or its data no classes.
+    """
+    check("audit", str(folder), has_checkpoint(folder / "checkpoints"), "it has no checkpoint: its models are not kept")
+    check("audit", config.data.task, config.data.task == "classification", "an audit is of runs with classes")
+    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
+    return launch(single, _observed, folder)["observed"]
+
+
+def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
+    fed = assemble(fabric, config, folder, [])
+    kept = RunFolder(folder)
+    relation = _relation(kept, fed.run.clients)
+    restore(fed.run, folder / "checkpoints", "last")
+    summary = kept.read_summary() or {}
+    claim = summary.get("privacy_epsilon") if summary.get("privacy_unit") == "client" else None
+    data = fed.run.data
+    whole = Observed(
+        fed.run.method_name, config.seed, _samples(fed), data.class_counts, list(data.groups), _heads(fed), relation,
+        claim,
+    )  # fmt: skip
+    return {"observed": whole}
+
+
+@torch.no_grad()
+def _samples(fed: Federation) -> Samples:
+    run, rows = fed.run, list[tuple[Any, ...]]()
+    for id in range(run.clients):
+        data = run.data.client(id, run.device, run.dtype)
+        parts = [list(part.batches(run.config.evaluation.batch_size)) for part in (data.train, data.test)]
+        digests = [_digest(x) for part in run.data.raw(id) for x in part]
+        member = np.repeat([True, False], [sum(len(y) for _, y in part) for part in parts])
+        batches = [batch for part in parts for batch in part]
+        views = {view: _confidence(fed, view, id, batches) for view in VIEWS}
+        rows.append((np.full(len(digests), id), np.array(digests, dtype=np.uint64), member, views))
+    client, digest, member = (np.concatenate([row[k] for row in rows]) for k in range(3))
+    views = {view: np.concatenate([row[3][view] for row in rows]) for view in VIEWS}
+    return Samples(client, digest, member, views)
+
+
+def _digest(x: Tensor) -> int:
+    return xxhash.xxh3_64_intdigest(x.contiguous().cpu().numpy().tobytes())
+
+
+def _confidence(fed: Federation, view: str, id: int, batches: list[tuple[Tensor, Tensor]]) -> np.ndarray:
+    """Of the samples of client `id`, in the eyes of a viewer."""
+    count = sum(len(y) for _, y in batches)
+    model = _model(fed, view, id)
+    if model is None:
+        return np.full(count, np.nan)
+    client, kind, vector = model
+    client.ready(kind, vector)
+    client.module.model.eval()
+    values = []
+    for x, y in batches:
+        scores = fed.run.method.outputs(client, x, kind).double()
+        own = scores.gather(1, y[:, None])[:, 0]
+        others = scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
+        values.append((own - others).cpu().numpy())
+    return np.nan_to_num(np.concatenate(values), nan=0.0, posinf=1e6, neginf=-1e6)
+
+
+def _model(fed: Federation, view: str, id: int) -> tuple[Client, str, Tensor] | None:
+    """Handle, kind and vector; None: there is no such model, or not a whole one."""
+    run, evaluator = fed.run, fed.evaluator
+    if view == "public: global model":
+        vector = evaluator.global_model(id) if evaluator.has_global else None
+        return None if vector is None else (evaluator.at_rest(id), "global", vector)
+    if view == "public: personal model":
+        kind, vector, buffers = evaluator.final_model(id)
+        return None if kind == "global" else (evaluator.at_rest(id, buffers), kind, vector)
+    if view == "server: upload":
+        group, state = run.group_of(id), run.states.get(id)
+        whole = group.up_mask[group.layout.is_parameter].all()
+        there = state is not None and id in run.server.uploaded and whole and not run.policy.for_judge
+        return (evaluator.at_rest(id), "after", state.received["model"]) if state is not None and there else None
+    members = run.group_of(id).members
+    if len(members) < 2 or not run.group_of(id).down_mask.any():
+        return None
+    other = members[(members.index(id) + 1) % len(members)]
+    vector, buffers = evaluator.beginning(other)
+    return evaluator.at_rest(other, buffers), "before", vector
+
+
+def _heads(fed: Federation) -> np.ndarray | None:
+    """Biases of the classifiers that clients last uploaded, (N, C)."""
+    run, rows = fed.run, []
+    for id in range(run.clients):
+        group, state = run.group_of(id), run.states.get(id)
+        block = _bias(group.layout, group.up_mask, run.data.num_classes)
+        if block is None or state is None or id not in run.server.uploaded or run.policy.for_judge:
+            return None
+        rows.append(state.received["model"][block].double().cpu().numpy())
+    return np.stack(rows)
+
+
+def _bias(layout: Layout, sent: np.ndarray, classes: int) -> slice | None:
+    blocks = [b for b, up in zip(layout.blocks, sent, strict=True) if up and b.head and b.shape == (classes,)]
+    return slice(blocks[-1].start, blocks[-1].stop) if blocks else None
+
+
+def _relation(folder: RunFolder, clients: int) -> dict[str, np.ndarray]:
+    """The rows of the last round in which everybody took part, and more than one source counted."""
+    for t in reversed(folder.relation_rounds()):
+        view = folder.read_relation(t)
+        if view.receivers == view.sources == list(range(clients)):
+            layers = {name: view.rows[:, k] for k, name in enumerate(view.layers)}
+            return {"mean": view.rows.mean(1)} | layers
+    return {}

@@ -1,0 +1,119 @@
+"""`audit.json`, `audit.csv` and `audit.html`: the same rows three times. The page needs no script and no network."""
+
+from __future__ import annotations
+
+import csv
+import dataclasses
+import io
+import json
+import math
+from collections.abc import Sequence
+from html import escape
+from itertools import groupby
+from typing import Any
+
+from fl_lightning import __version__
+from fl_lightning.audit.attacks import Row
+
+MARKER = '<meta name="generator" content="fl-train audit'
+STYLE = """
+*{box-sizing:border-box}
+body{margin:0;color:#1d2430;background:#fff;font:16px/1.5 system-ui,"Segoe UI",Roboto,Arial,sans-serif}
+main{max-width:88rem;margin:0 auto;padding:1.5rem 1rem 4rem}
+h1{font-size:clamp(1.5rem,1rem + 2vw,2.3rem);line-height:1.2}
+h2{font-size:1.25rem;margin:2.4rem 0 .4rem}p{max-width:48rem;margin:.4rem 0}.note{color:#5a6474;font-size:.92rem}
+.wide{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums;width:100%}
+th,td{padding:.3rem .7rem;border-bottom:1px solid #dde2e8;text-align:left;white-space:nowrap}.n{text-align:right}
+.bar{width:14rem;position:relative;height:1.1rem;background:#f1f3f6}.bar i{position:absolute;display:block}
+.range{top:.3rem;height:.5rem;background:#8fb3c2}.dot{top:.1rem;width:.25rem;height:.9rem;background:#1f6f8b}
+.guess{top:0;bottom:0;border-left:2px dotted #8b95a3}
+.much .dot{background:#b3261e}.much .v{color:#b3261e;font-weight:700}
+@media(max-width:44rem){th,td{padding:.3rem .4rem;white-space:normal;font-size:.85rem}
+:is(th,td):is(:nth-child(5),:nth-child(8),:nth-child(9)){display:none}}
+"""
+ATTACKS = {
+    "LiRA": "Was a sample trained on? Online LiRA over the study's runs: each sample was trained on in some, and only "
+    "tested on in others. Intervals of 95 % are bootstraps over samples, not over runs.",
+    "loss threshold": "Was a sample trained on? Its loss under one model, training against test samples of the same "
+    "client. Intervals of 95 % are bootstraps over samples.",
+    "who shares a group": "Do weights of the last round's relation tell which clients share a planted group? The "
+    "interval is what 95 % of permutations of the clients give.",
+    "how alike label mixes are": "Do weights of the last round's relation follow how alike label mixes are? The "
+    "interval is what 95 % of permutations of the clients give.",
+    "label mix from the classifier's bias": "Do the biases of an uploaded classifier follow how often the client has "
+    "each class? The interval is what 95 % of permutations of the clients give.",
+}
+"""What each attack asks, in words."""
+PERMUTED = ("who", "how", "label")
+
+
+def as_json(rows: Sequence[Row], claims: dict[str, float]) -> str:
+    """Rows and claimed epsilons; what is not a number is null."""
+    plain = [{k: None if _odd(v) else v for k, v in dataclasses.asdict(row).items()} for row in rows]
+    content = {"version": __version__, "rows": plain, "claimed_epsilon": {k: _finite(v) for k, v in claims.items()}}
+    return json.dumps(content, indent=1) + "\n"
+
+
+def as_csv(rows: Sequence[Row]) -> str:
+    """One line for each row; what is not a number is empty."""
+    text = io.StringIO()
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow([field.name for field in dataclasses.fields(Row)])
+    writer.writerows(["" if _odd(v) else v for v in dataclasses.astuple(row)] for row in rows)
+    return text.getvalue()
+
+
+def as_html(rows: Sequence[Row], title: str, claims: dict[str, float], notes: Sequence[str]) -> str:
+    """The page: a table for each attack, methods and viewers one below the other."""
+    order = {attack: k for k, attack in enumerate(ATTACKS)}
+    parts = []
+    for attack, group in groupby(sorted(rows, key=lambda row: order[row.attack]), key=lambda row: row.attack):
+        lines = "".join(map(_line, group))
+        head = "<tr><th>method</th><th>viewer</th><th>measure</th><th class=n>value</th><th></th>"
+        head += "<th class=n>95 %</th><th class=n>chance</th><th class=n>of</th><th class=n>runs</th></tr>"
+        parts.append(f"<h2>{escape(attack)}</h2><p>{escape(ATTACKS[attack])}</p>"
+                     f'<div class="wide"><table>{head}{lines}</table></div>')  # fmt: skip
+    claimed = "".join(f"<p>{escape(m)} claims epsilon {v:.4g} for a client.</p>" for m, v in claims.items())
+    more = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
+    return (
+        f'<!doctype html><html lang="en"><head><meta charset="utf-8">{MARKER} {__version__}">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>Audit of {escape(title)}</title><style>{STYLE}</style></head><body><main>"
+        f"<h1>What {escape(title)} tells of its clients</h1>"
+        '<p class="note">Measured, not guaranteed: a stronger attack may learn more. Red: the interval lies beyond '
+        f"chance.</p>{claimed}{more}{''.join(parts)}</main></body></html>\n"
+    )
+
+
+def _line(row: Row) -> str:
+    low, high = row.low, row.high
+    beyond = (row.value > high) if row.attack.startswith(PERMUTED) else (low > row.chance)
+    least, most = (-1.0, 1.0) if row.chance == 0 and "correlation" in row.measure else (0.0, 1.0)
+
+    def at(x: float) -> float:
+        return 100 * (min(max(x, least), most) - least) / (most - least)
+
+    bar = f'<i class="guess" style="left:{at(row.chance):.1f}%"></i>'
+    if not _odd(low):
+        bar += f'<i class="range" style="left:{at(low):.1f}%;width:{max(at(high) - at(low), 0.5):.1f}%"></i>'
+    if not _odd(row.value):
+        bar += f'<i class="dot" style="left:{at(row.value):.1f}%"></i>'
+    interval = "" if _odd(low) else f"{low:.3f} to {high:.3f}"
+    return (
+        f"<tr{' class=much' if beyond else ''}><td>{escape(row.method)}</td><td>{escape(row.viewer)}</td>"
+        f"<td>{escape(row.measure)}</td><td class='n v'>{_number(row.value)}</td><td><div class=bar>{bar}</div></td>"
+        f"<td class=n>{interval}</td><td class=n>{row.chance:g}</td><td class=n>{row.samples:,}</td>"
+        f"<td class=n>{row.runs}</td></tr>"
+    )
+
+
+def _number(value: float) -> str:
+    return "" if _odd(value) else f"{value:.3f}"
+
+
+def _odd(value: Any) -> bool:
+    return isinstance(value, float) and not math.isfinite(value)
+
+
+def _finite(value: float) -> float | None:
+    return value if math.isfinite(value) else None

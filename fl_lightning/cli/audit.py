@@ -1,0 +1,82 @@
+"""`fl-train audit`: what a finished run, or a study, tells of its clients' data, by viewer."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_lightning.cli.commands import load
+from fl_lightning.cli.settings import read_line
+from fl_lightning.config import check
+from fl_lightning.study.folder import StudyFolder
+
+if TYPE_CHECKING:
+    from fl_lightning.audit.attacks import Row
+    from fl_lightning.audit.observe import Observed
+
+FILES = ("audit.json", "audit.csv", "audit.html")
+
+
+def audit(argv: list[str]) -> None:
+    """Look at the models of one run, or of all runs of a study, and write what they tell."""
+    line = read_line(argv, "audit")
+    check("audit", line.words, len(line.words) == 1, "one run folder, or one study: fl-train audit DIR --out DIR")
+    folder, out = Path(line.words[0]), Path(line.values.out)
+    check("audit", str(folder), folder.is_dir(), "there is no such folder")
+    check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
+    listed = _runs(folder)
+    from fl_lightning.audit import attacks, page
+    from fl_lightning.audit.observe import observed
+    from fl_lightning.files import atomic_write
+
+    rows: list[Row] = []
+    notes: list[str] = []
+    claims: dict[str, float] = {}
+    unseen: dict[str, list[str]] = {}
+    seen: dict[Path, Observed] = {}  # rows of a study share runs
+    for label, places in listed.items():
+        runs: list[Observed] = []
+        for place in places:
+            if place not in seen:
+                print(f"audit: {place}", file=sys.stderr)
+                seen[place] = observed(load(place), place)
+            runs.append(replace(seen[place], method=label))
+        claimed = [run.claim for run in runs if run.claim is not None]
+        claims |= {label: max(claimed)} if claimed else {}
+        rows += attacks.lira(runs) if len(runs) > 2 else []
+        if 1 < len(runs) < 3:
+            notes.append(f"{label}: {len(runs)} runs, and LiRA needs 3 at least, of other seeds.")
+        last = runs[-1]  # one run: the others would be more of the same
+        rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
+        for view, values in last.samples.confidence.items():
+            if (values != values).any():
+                unseen.setdefault(view, []).append(label)
+    notes += [f"No whole model is kept or sent for {view}: {', '.join(labels)}." for view, labels in unseen.items()]
+    texts = (page.as_json(rows, claims), page.as_csv(rows), page.as_html(rows, folder.name, claims, notes))
+    out.mkdir(parents=True, exist_ok=True)
+    for name, text in zip(FILES, texts, strict=True):
+        with atomic_write(out / name) as aside:
+            aside.write_text(text, encoding="utf-8")
+    for row in rows:
+        if row.measure.startswith(("AUC", "rank correlation")) and "layer " not in row.measure and row.low == row.low:
+            interval = f"({row.low:.3f} to {row.high:.3f})"
+            print(f"{row.method}: {row.viewer}: {row.attack}: {row.measure} {row.value:.3f} {interval}")
+    print(f"the page: {out / FILES[-1]}")
+
+
+def _runs(folder: Path) -> dict[str, list[Path]]:
+    """Finished runs by label (and setting): one of a run folder, all seeds of each row of a study."""
+    study = StudyFolder(folder)
+    if not study:
+        check("audit", str(folder), (folder / "summary.json").is_file(), "it is neither a study nor a finished run")
+        return {folder.name: [folder]}
+    listed: dict[str, list[Path]] = {}
+    for cell in study.cells():
+        setting = ", ".join(f"{key}={value}" for key, value in cell["setting"].items())
+        if study.finished(cell["folder"]):
+            name = f"{cell['label']} ({setting})" if setting else cell["label"]
+            listed.setdefault(name, []).append(folder / cell["folder"])
+    check("audit", str(folder), bool(listed), "no run of this study has ended")
+    return listed

@@ -1,0 +1,168 @@
+"""What an audit measures: attacks on drawn scores whose AUC is known, and the command on a small study."""
+
+from __future__ import annotations
+
+import csv
+import json
+from collections.abc import Callable
+from pathlib import Path
+
+import numpy as np
+import pytest
+import yaml
+from scipy.stats import norm, spearmanr
+from sklearn.metrics import roc_auc_score, roc_curve
+
+from fl_lightning.audit import attacks, page
+from fl_lightning.audit.observe import VIEWS, Observed, Samples
+from fl_lightning.cli import main
+
+VIEW = next(iter(VIEWS))
+
+
+def drawn(seeds: int, effect: float, hardness: float, n: int = 400) -> list[Observed]:
+    """Runs in which members' confidence is higher by `effect` standard deviations, and samples differ by `hardness`."""
+    rng = np.random.default_rng(0)
+    hard, runs = rng.normal(0, hardness, n), []
+    for seed in range(seeds):
+        member = rng.random(n) < 0.5
+        score = hard + effect * member + rng.normal(0, 1, n)
+        confidence = dict.fromkeys(VIEWS, np.full(n, np.nan)) | {VIEW: score}
+        samples = Samples(np.arange(n) % 4, np.arange(n, dtype=np.uint64), member, confidence)
+        runs.append(Observed("fedavg", seed, samples, np.ones((4, 2)), [0] * 4, None))
+    return runs
+
+
+def row(rows: list[attacks.Row], measure: str) -> attacks.Row:
+    [one] = [r for r in rows if r.measure == measure]
+    return one
+
+
+def test_areas_and_true_positives_are_scikit_learns() -> None:
+    rng = np.random.default_rng(0)
+    member, score = rng.random(3000) < 0.3, rng.normal(size=3000).round(2)
+    assert attacks.auc(member, score) == pytest.approx(roc_auc_score(member, score), abs=1e-12)
+    false, true, _ = roc_curve(member, score, drop_intermediate=False)
+    for level in (0.001, 0.01, 0.3):
+        assert attacks._true(member, score, level) == pytest.approx(true[false <= level].max(), abs=1e-12)
+
+
+def test_a_loss_threshold_has_the_auc_of_two_gaussians() -> None:
+    [run] = drawn(1, effect=1.0, hardness=0.0, n=4000)
+    rows = attacks.thresholds(run)
+    one, control = row(rows, "AUC"), row(rows, "AUC, control: memberships shuffled")
+    assert one.low <= norm.cdf(1 / 2**0.5) <= one.high and one.high - one.low < 0.05
+    assert abs(control.value - 0.5) < 0.03
+    low = row(rows, "true positives at 1 % false")
+    assert low.value == pytest.approx(norm.sf(norm.isf(0.01) - 1), abs=0.03)
+    assert row(rows, "AUC, worst client").value >= row(rows, "AUC, mean over clients").value
+
+
+def test_lira_sees_what_a_threshold_does_not() -> None:
+    """Samples differ far more among each other than by membership: only LiRA takes that out."""
+    runs = drawn(12, effect=2.0, hardness=10.0)
+    threshold, lira = row(attacks.thresholds(runs[0]), "AUC"), row(attacks.lira(runs), "AUC")
+    control = row(attacks.lira(runs), "AUC, control: memberships shuffled")
+    assert threshold.value < 0.6 < 0.85 < lira.value
+    assert abs(control.value - 0.5) < 0.03 and lira.runs == 12
+
+
+def test_without_an_effect_lira_is_chance() -> None:
+    lira = row(attacks.lira(drawn(8, effect=0.0, hardness=3.0)), "AUC")
+    assert abs(lira.value - 0.5) < 0.03
+
+
+def test_the_relation_against_permutations() -> None:
+    rng, n = np.random.default_rng(0), 12
+    groups = [k % 3 for k in range(n)]
+    counts = rng.integers(1, 50, (n, 5))
+    same = np.equal.outer(groups, groups)
+    relation = {"mean": 0.1 * same + rng.random((n, n)) * 0.01, "body": rng.random((n, n)), "one": np.ones((n, n))}
+    [run] = drawn(1, 0, 0)
+    run.counts, run.groups, run.relation = counts, groups, relation
+    rows = [r for r in attacks.relations(run) if r.attack == "who shares a group"]
+    by = {(r.viewer.partition(":")[0], r.measure): r for r in rows}
+    for viewer in ("server", "another client"):
+        known, noise = by[viewer, "AUC, mean over layers"], by[viewer, "AUC, layer body"]
+        assert known.value == 1 > known.high
+        assert noise.low - 0.1 < noise.value < noise.high + 0.1
+    assert len(by) == 4  # a row that is the same for all is no relation
+
+
+def test_ranks_are_spearmans() -> None:
+    rng = np.random.default_rng(0)
+    a, b = rng.integers(0, 5, 50).astype(float), rng.normal(size=50)
+    assert attacks._ranked(a, b) == pytest.approx(spearmanr(a, b).statistic)
+
+
+def test_label_mixes_follow_biases() -> None:
+    rng = np.random.default_rng(0)
+    counts = rng.integers(1, 100, (10, 6))
+    [run] = drawn(1, 0, 0)
+    run.counts, run.heads = counts, counts / counts.sum(1, keepdims=True)
+    [one] = attacks.label_mixes(run)
+    assert one.value > 0.7 > one.high
+    run.heads = rng.normal(size=(10, 6))
+    [none] = attacks.label_mixes(run)
+    assert none.low - 0.1 < none.value < none.high + 0.1
+
+
+def test_the_files_say_the_same() -> None:
+    rows = attacks.thresholds(drawn(1, 1.0, 0.0)[0])
+    content = json.loads(page.as_json(rows, {"fedavg": 2.0}))
+    table = list(csv.DictReader(page.as_csv(rows).splitlines()))
+    text = page.as_html(rows, "a<b", {"fedavg": 2.0}, ["a note"])
+    assert len(content["rows"]) == len(table) == len(rows) == text.count("<tr") - 1
+    assert content["claimed_epsilon"] == {"fedavg": 2.0} and "claims epsilon 2" in text and "a&lt;b" in text
+    for one, line, kept in zip(rows, table, content["rows"], strict=True):
+        assert float(line["value"]) == one.value == kept["value"]
+        assert (line["low"] == "") == (kept["low"] is None) == bool(np.isnan(one.low))
+
+
+@pytest.mark.slow
+def test_a_study_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit: Callable[..., Path]) -> None:
+    base = [
+        "kapc_digits",
+        {
+            "federation.rounds": 3, "federation.clients": 4, "federation.local_epochs": 8, "data.partition": "iid",
+            "data.planted": "labels", "data.groups": 2, "data.client_test": 0.5, "data.fraction": 0.5,
+            "fabric.threads": 1, "fabric.accelerator": "cpu", "loggers": None, "callbacks.heatmaps": None,
+        },
+    ]  # fmt: skip
+    (tmp_path / "s.yaml").write_text(yaml.safe_dump({"base": base, "methods": ["kapc"], "seeds": "0-3"}))
+    assert main(["study", "s.yaml", "--out", "s", "--workers", "1"]) == 0
+    before = {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()}
+    assert main(["audit", "s", "--out", "a"]) == 0
+    assert {p: p.read_bytes() for p in (tmp_path / "s").rglob("*") if p.is_file()} == before
+    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
+    assert {"LiRA", "loss threshold", "who shares a group"} <= {r["attack"] for r in rows}
+    alone = [r for r in rows if r["method"] == "local" and r["attack"] == "loss threshold" and r["measure"] == "AUC"]
+    assert [r["viewer"] for r in alone] == ["public: personal model"] and alone[0]["low"] > 0.5
+    control = [r for r in rows if "control" in r["measure"]]
+    assert all(abs(r["value"] - 0.5) < 0.1 for r in control)
+    groups = [r for r in rows if r["attack"] == "who shares a group" and r["method"] == "kapc"]
+    assert max(r["value"] for r in groups) > 0.9
+    assert main(["audit", "s/runs/kapc/seed-0", "--out", "a"]) == 0
+    assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
+
+
+@pytest.mark.parametrize(
+    ("words", "says"),
+    [
+        (["--out", "a"], "audit: [] is not allowed; one run folder, or one study"),
+        (["nowhere", "--out", "a"], "audit: 'nowhere' is not allowed; there is no such folder"),
+        (["empty", "--out", "a"], "it is neither a study nor a finished run"),
+        (["empty"], "out: it must be given"),
+        (["empty", "--out", "file"], "out: 'file' is not allowed; it is no folder"),
+    ],
+)
+def test_what_cannot_be_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], words: list[str], says: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "empty").mkdir()
+    (tmp_path / "file").write_text("x")
+    assert main(["audit", *words]) == 2
+    err = capsys.readouterr().err.strip()
+    assert says in err and len(err.splitlines()) == 1
+    assert not (tmp_path / "a").exists()
