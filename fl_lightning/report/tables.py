@@ -59,7 +59,19 @@ def overview(runs: list[RunResult]) -> Table:
         "seed": lambda run: text(run.setting("seed")),
         "version": lambda run: text(run.facts.get("version")),
     }
+    if any("privacy_epsilon" in run.summary for run in runs):
+        facts["privacy"] = privacy
     return Table(["", *_names(runs)], [[name, *(fact(run) for run in runs)] for name, fact in facts.items()])
+
+
+def privacy(run: RunResult) -> str:
+    """Epsilon and delta of the run, and whose data they are about; a method's own report names what it covers."""
+    kept = run.summary
+    if "privacy_epsilon" not in kept:
+        return "nothing is protected"
+    whose = f"for each {kept['privacy_unit']}" if "privacy_unit" in kept else str(kept.get("privacy_covers", ""))
+    size = "infinite" if kept["privacy_epsilon"] is None else f"{float(kept['privacy_epsilon']):.3g}"
+    return f"epsilon {size} at delta {float(kept['privacy_delta']):g}, {whose}"
 
 
 def remarks(runs: list[RunResult]) -> list[str]:

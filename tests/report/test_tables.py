@@ -272,3 +272,15 @@ def test_final_scores_of_earlier_versions_are_named_by_what_they_are(make_run: M
     assert cells["model"] == "after local training"
     assert cells["all clients at the end: model"] == "global model"
     assert {row[0]: row[1] for row in fairness(load([path])).rows}["scores of"] == "round 3: after local training"
+
+
+def test_epsilon_is_shown_with_its_unit_where_a_run_has_one(make_run: MakeRun) -> None:
+    protects = ', "privacy_epsilon": 7.9876, "privacy_delta": 1e-05, "privacy_unit": "client"'
+    endless = ', "privacy_epsilon": null, "privacy_delta": 1e-05, "privacy_covers": "nothing: no noise"'
+    runs = load([make_run("a", summary=protects), make_run("b"), make_run("c", summary=endless)])
+    shown = {row[0]: row[1:] for row in overview(runs).rows}["privacy"]
+    assert shown == [
+        "epsilon 7.99 at delta 1e-05, for each client", "nothing is protected",
+        "epsilon infinite at delta 1e-05, nothing: no noise",
+    ]  # fmt: skip
+    assert "privacy" not in {row[0] for row in overview(runs[1:2]).rows}
