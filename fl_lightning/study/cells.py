@@ -46,6 +46,11 @@ class Cell:
     """What the scores are."""
 
     @property
+    def column(self) -> str:
+        """The column of metrics.csv that has its mean over clients by round."""
+        return f"mean_{self.metric}" if self.judge == self.run.judge else f"{self.metric}_{self.judge}"
+
+    @property
     def unit(self) -> tuple[str, int]:
         """What it is paired by: setting and seed."""
         return self.setting, self.seed

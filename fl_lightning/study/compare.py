@@ -211,7 +211,7 @@ def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
     """MiB, seconds and modelled seconds of the channel, of the run or up to the target; None if it never reached it."""
     run = cell.run
     if target is not None:
-        return reached(run, target, f"mean_{cell.metric}" if cell.judge == run.judge else f"{cell.metric}_{cell.judge}")
+        return reached(run, target, cell.column)
     return {name: run.spent(name) for name in ("mib", "wall", "channel")}
 
 

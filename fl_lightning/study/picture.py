@@ -107,9 +107,7 @@ def _panels(
 
 def _curve(cells: Sequence[Cell]) -> tuple[np.ndarray, np.ndarray] | None:
     """Rounds, (T,), and of each seed the mean score, (seeds, T), in those rounds that all seeds have judged."""
-    columns = [f"mean_{c.metric}" if c.judge == c.run.judge else f"{c.metric}_{c.judge}" for c in cells]
-    pairs = zip(cells, columns, strict=True)
-    scores = [{int(row["round"]): row[column] for row in cell.run.judged(column)} for cell, column in pairs]
+    scores = [{int(row["round"]): row[cell.column] for row in cell.run.judged(cell.column)} for cell in cells]
     rounds = sorted(set.intersection(*map(set, scores)))
     return (np.array(rounds), np.array([[by[t] for t in rounds] for by in scores])) if rounds else None
 
