@@ -91,6 +91,11 @@ class Checkpoint(Observer):
         self.saved, self._saved_at = record.round, time.monotonic()
         self._took = self._saved_at - begun
 
+    def save(self, run: RunContext) -> None:
+        """Save the run as it is now, without a score."""
+        with undisturbed():
+            self._last = self._save(run, run.folder / "checkpoints", None)
+
     def summarize(self, run: RunContext) -> dict[str, int]:
         """The round that `--checkpoint best` stands for."""
         if not run.is_main or not self.best:

@@ -100,7 +100,7 @@ def clients(run: RunContext, scores: list[float], kinds: list[str], last: Mappin
     seen = list(dict.fromkeys(column for row in last.values() for column in row if column not in _KNOWN))
     named = ["name"] if data.client_names else []
     table = Cells(["client", *named, "train_samples", "test_samples", "classes", f"final_{name}", "model", *seen])
-    classes = (data.class_counts > 0).sum(axis=1).tolist()
+    classes = (data.class_counts > 0).sum(axis=1).tolist() if data.holds_all else [None] * run.clients
     for client in range(min(run.clients, MOST_ROWS)):
         row = last.get(client, {})
         facts = [

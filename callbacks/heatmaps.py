@@ -57,7 +57,7 @@ class Heatmaps(Observer):
         """Draw the pictures into `record.images`."""
         if not run.is_main:
             return
-        if run.data.task == "classification" and not self._split_drawn:
+        if run.data.task == "classification" and run.data.holds_all and not self._split_drawn:
             self._split_drawn = True
             split = draw_split(run.data.class_counts, run.data.client_names, run.data.class_names)
             self._save(run, "split", split)

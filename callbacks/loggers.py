@@ -209,7 +209,7 @@ class WandB(Observer):
             aside.write_text(f"{opened.id}\n")
         opened.define_metric("round")
         opened.define_metric("*", step_metric="round")
-        if run.data.task == "classification":
+        if run.data.task == "classification" and run.data.holds_all:
             opened.summary["data/heterogeneity"] = exhibits.heterogeneity(run.data.class_counts)
         return opened
 

@@ -92,14 +92,21 @@ def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
 # ---------------------------------------------------------------- on every rank
 
 
-def fit_on_rank(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
-    """`fit` on one rank, where a caller's own task has been launched already."""
+def fit_on_rank(
+    fabric: Fabric, config: Config, folder: Path, resume: bool, put_together: Callable[..., Federation] | None = None
+) -> dict[str, Any]:
+    """`fit` on one rank, where a caller's own task has been launched already.
+
+    `put_together`: makes the federation of (fabric, config, folder, callbacks); None: `assemble`.
+    """
     folder = fabric.broadcast(folder)  # under torchrun or SLURM rank 0 alone has chosen it
     with log.kept(folder / "log.txt", f"rank {fabric.global_rank}: " if fabric.global_rank else ""):
-        return _logged(fabric, config, folder, resume)
+        return _logged(fabric, config, folder, resume, put_together or assemble)
 
 
-def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[str, Any]:
+def _logged(
+    fabric: Fabric, config: Config, folder: Path, resume: bool, put_together: Callable[..., Federation]
+) -> dict[str, Any]:
     callbacks = {name: instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()}
     loggers = [instantiate(f"loggers.{name}", c) for name, c in config.loggers.items()]
     writer = RunFolderWriter(RunFolder(folder))
@@ -107,7 +114,7 @@ def _logged(fabric: Fabric, config: Config, folder: Path, resume: bool) -> dict[
     for name, callback in callbacks.items():
         if isinstance(callback, Relation):
             raise BadInput(f"callbacks.{name}", type(callback).__name__, "a relation is brought by a method")
-    fed = assemble(fabric, config, folder, in_order([*callbacks.values(), writer], loggers))
+    fed = put_together(fabric, config, folder, in_order([*callbacks.values(), writer], loggers))
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
     elif resume and (rows := writer.folder.read("metrics")):
@@ -155,7 +162,7 @@ def _export(
     fed = assemble(fabric, config, folder, [])
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
-    return {"kind": kind, **_written(fed, client, vector, buffers, out)}
+    return {"kind": kind, **written(fed, client, vector, buffers, out)}
 
 
 def _predictor(
@@ -182,14 +189,18 @@ def _join(
     rule = rule_of(fed.run, group)
     kind = "after" if labelled and rounds else "before"
     trained = rounds if (labelled or rule.unlabelled) and rule.trains != "nothing" else 0
-    written = _written(fed, group.members[0], vector, buffers, out)  # any client with the same architecture
-    return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **written}
+    model_facts = written(fed, group.members[0], vector, buffers, out)  # any client with the same architecture
+    return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **model_facts}
 
 
-def _written(
+def written(
     fed: Federation, client: int, vector: torch.Tensor, buffers: list[torch.Tensor], out: Path
 ) -> dict[str, Any]:
-    """Write one model as safetensors; returns the run's round and what its class is called with."""
+    """Write one model (D,) with its buffers as safetensors; returns the run's round and what its class is called with.
+
+    Raises:
+        RunFailed: the file cannot be written.
+    """
     run = fed.run
     group = run.group_of(client)
     module = fed.worker.trainers[group.index].module

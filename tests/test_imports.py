@@ -30,7 +30,7 @@ ORDER = (
     ("knowledge", "report", "training"),
     ("engine",),
     ("run",),
-    ("audit", "planning"),
+    ("audit", "deploy", "planning"),
     ("study",),
     ("checking", "gains"),
     ("cli",),

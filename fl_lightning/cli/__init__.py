@@ -33,6 +33,7 @@ Personalised federated learning: who learned what from whom.
   dashboard     the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
   plan          memory and time of a fit     fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
   submit        submit a fit to SLURM        fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 4:00:00
+  deploy        a method as a Flower app     fl-train deploy --config kapc_digits.yaml --out app
   study         methods, settings and seeds  fl-train study study.yaml --out studies/digits --workers 2
   reproduce     a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
   tune          tune methods, then compare   fl-train tune study.yaml --out tuned/digits --trials 20
@@ -50,7 +51,9 @@ COMMANDS = {
     **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
     **{
         name: (name, name)
-        for name in ("compare", "dashboard", "submit", "study", "reproduce", "tune", "worth", "archive", "audit")
+        for name in (
+            "compare", "dashboard", "submit", "deploy", "study", "reproduce", "tune", "worth", "archive", "audit"
+        )
     },
     "status": ("status", "status"),
     "plan": ("planning", "plan"),

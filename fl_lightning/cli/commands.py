@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
+from fl_lightning.cli import ends
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli.resolve import complete, method_entry, plan, start_of, to_yaml
 from fl_lightning.cli.settings import Layer, Settings, read_line
@@ -76,11 +77,15 @@ def export(argv: list[str]) -> None:
     """Write one client's model as safetensors, and beside it (and on the screen) the lines that load it."""
     values = read_line(argv, "export").values
     folder, out = Path(values.run), Path(values.out)
-    config = load(folder)
-    loader = _free(out, values.out)
-    from fl_lightning.run import export as engine
+    if (folder / ends.SITE).is_file():
+        loader = _free(out, values.out)
+        config, facts = ends.exported(folder, values.client, out)
+    else:
+        config = load(folder)
+        loader = _free(out, values.out)
+        from fl_lightning.run import export as engine
 
-    facts = engine(config, folder, values.client, out, values.checkpoint)
+        facts = engine(config, folder, values.client, out, values.checkpoint)
     text = _snippet(config, folder, f"client {values.client}", out, facts)
     loader.write_text(text, encoding="utf-8")
     print(text, end="")
@@ -208,6 +213,8 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
     saved = runs.saved_layer(folder)
     if saved is None:
         raise BadInput("run", str(folder), f"there is no run: {runs.CONFIG} is missing")
+    allowed = f"its clients' models and data are at their sites: fl-train export --run FOLDER/{folder.name} there"
+    check("run", str(folder), not (folder / ends.CENTER).is_file(), allowed)
     return complete(plan([saved, *(flags or [])]))
 
 

@@ -72,7 +72,7 @@ def fit_keys() -> dict[str, Action]:
 
 def passed_on(command: str) -> dict[str, Action]:
     """The keys of `fit` that a command accepts beside its own: all of them, or those that a study's base may set."""
-    if command in ("submit", "plan", "check-method"):
+    if command in ("submit", "plan", "check-method", "deploy"):
         return fit_keys()
     if command in ("study", "reproduce", "tune", "worth"):
         more = {"config"} if command == "worth" else set()

@@ -121,6 +121,11 @@ COMMANDS = {
         **JOB,
         "array": (str | None, None, "A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'."),
     }),
+    "deploy": Command("Write a method as a Flower app, for clients that are sites of their own. Keys of fit, too.", {
+        "out": (str, REQUIRED, "DIR: a new folder for the app; its name is the run's."),
+        "sites": (str | None, None, "DIR: also write the config's data as one file for each client, to rehearse with."),
+        "rehearse": (bool, True, "First run two rounds by messages and by the simulator; refuse where they differ."),
+    }),
     "study": Command("Run what is missing of a grid of methods, settings, seeds. Keys with a dot override its base.", {
         "out": (str, REQUIRED, "DIR: the study's folder, new or with a part of the runs."),
         **PART,

@@ -177,7 +177,7 @@ class RunContext:
 
     def check_validation(self, why: str) -> None:
         """Raise `BadInput` unless every client has validation data, which the method needs."""
-        if not all(len(self.data.client(c).validation) for c in self.at_home(range(self.clients))):
+        if not all(self.data.validation_sizes[c] for c in range(self.clients)):
             allowed = f"{self.method_name} {why}: above 0, and enough for every client"
             raise BadInput("data.validation", self.config.data.validation, allowed)
 

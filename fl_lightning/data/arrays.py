@@ -100,6 +100,34 @@ def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | 
     return parts
 
 
+def site(root: str, task: Task) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]], np.ndarray | None]:
+    """One site's samples and labels by part (`train`, `validation` and `test`, of which the last two may be empty), and
+    the public samples where the file has any. A file with the key `raw` has its axes as clients train on them."""
+    names = [f"{letter}_{part}" for part in ("train", "validation", "test") for letter in "xy"]
+    wanted = [*names, "x_public", "raw"]
+    content = _read("data", root, lambda archive: {key: archive[key] for key in wanted if key in archive})
+    public = content.get("x_public")
+
+    def read(part: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        pool = _pool("data", root, part, x, y, task, "raw" in content)
+        return pool.read_all(), pool.labels
+
+    parts: dict[str, tuple[np.ndarray, np.ndarray]] = {}
+    for part in ("train", "validation", "test"):
+        lacks = (f"x_{part}" in content) != (f"y_{part}" in content)
+        check("data", root, not lacks, f"it must hold x_{part} and y_{part} together")
+        if len(content.get(f"x_{part}", ())):
+            parts[part] = read(part, content[f"x_{part}"], content[f"y_{part}"])
+    check("data", root, bool(parts) or public is not None, "it must hold x_train and y_train")
+    some = next(iter(parts.values()), None)
+    if some is not None:
+        nothing = some[0][:0], some[1][:0]
+        parts = {part: parts.get(part, nothing) for part in ("train", "validation", "test")}
+    if public is None:
+        return parts, None
+    return parts, read("public", public, np.zeros(len(public), np.float32 if task == "regression" else np.int64))[0]
+
+
 def _read(key: str, root: str, choose: Callable[[Any], T]) -> T:
     """What `choose` takes of the archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken."""
     path = Path(root).expanduser()
@@ -115,7 +143,9 @@ def _read(key: str, root: str, choose: Callable[[Any], T]) -> T:
         raise BadInput(key, root, f"it cannot be read as an .npz archive ({reason})") from error
 
 
-def _pool(key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification") -> Pool:
+def _pool(
+    key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification", raw: bool = False
+) -> Pool:
     if len(x.shape) == 0 or len(y.shape) == 0 or len(x) == 0:
         raise BadInput(key, root, f"x_{part} or y_{part} is empty")
     y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
@@ -134,7 +164,7 @@ def _pool(key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Ta
     x = x if x.dtype == np.uint8 else x.astype(np.float32)
     if not (finite := np.isfinite(x)).all():
         raise BadInput(key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})")
-    return Pool.of(_channels_first(key, root, part, x), y)
+    return Pool.of(x if raw else _channels_first(key, root, part, x), y)
 
 
 def _first(bad: np.ndarray) -> int:

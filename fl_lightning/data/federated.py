@@ -5,7 +5,7 @@ from __future__ import annotations
 import copy
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import ClassVar, Literal
 
 import numpy as np
 import torch
@@ -37,6 +37,8 @@ class FederatedData:
     """Every client's samples, materialised when first asked for."""
 
     _round = 1  # whose tasks clients have
+    holds_all: ClassVar[bool] = True
+    """Whether every client's samples are in this process, so that tables over all clients can be made."""
 
     def __init__(
         self,
@@ -78,8 +80,7 @@ class FederatedData:
         """Different tokens of texts; 0: samples are no texts."""
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
-        self.train_sizes = [len(index) for index in shares[0]]
-        self.test_sizes = [len(index) for index in shares[2]]
+        self.train_sizes, self.validation_sizes, self.test_sizes = ([len(i) for i in indices] for indices in shares)
         strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
         """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one.
@@ -183,6 +184,35 @@ class FederatedData:
         """The clients of the run among those that the data were `dealt` to, numbered as the run does."""
         return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
 
+    # ---------------------------------------------------------------- for sites that are to have their own samples
+
+    @property
+    def is_plain(self) -> bool:
+        """Whether samples reach clients as they were read: not turned, and the same in every round."""
+        return not any(self._angles) and self._drifting is None
+
+    @property
+    def scale(self) -> tuple[Tensor, Tensor]:
+        """Mean and standard deviation that inputs are normalised by, float32, by channel or feature."""
+        return self._train.mean, self._train.std
+
+    def raw(self, i: int) -> dict[str, tuple[Tensor, Tensor]]:
+        """Client `i`'s samples and labels as they were read, by part: `train`, `validation`, `test`."""
+        pools = dict(zip(("train", "validation", "test"), (self._train, self._train, self._test), strict=True))
+        rows = {part: torch.from_numpy(share[i]) for part, share in zip(pools, self._shares, strict=True)}
+        return {part: (pool.raw[rows[part]], pool.labels[rows[part]]) for part, pool in pools.items()}
+
+    @property
+    def raw_public(self) -> Tensor | None:
+        """The public samples as they were read."""
+        return None if self._public is None else self._public.raw
+
+    def example(self, i: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
+        """Two samples at most of client `i`, as it trains on them: what operations are counted on."""
+        return next(iter(self.client(i, device, dtype).train.batches(2)))
+
+    # ---------------------------------------------------------------- a client that is new
+
     def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Samples of a client that is new, as everybody's are prepared.
 
@@ -213,6 +243,7 @@ class FederatedData:
         extended, labels = copy.copy(self), [y.cpu().numpy() for _, y in parts.train.batches(4096)]
         extended._newcomer, extended.clients, extended.groups = parts, self.clients + 1, [*self.groups, 0]
         extended.train_sizes = [*self.train_sizes, max(1, len(parts.train))]
+        extended.validation_sizes = [*self.validation_sizes, len(parts.validation)]
         extended.test_sizes = [*self.test_sizes, len(parts.test)]
         if self.task == "classification":
             y = np.concatenate(labels).ravel() if labels else np.zeros(0, np.int64)

@@ -113,8 +113,7 @@ class Trainer:
         for client in run.at_home(self.group.members):
             self.bind_initial()
             try:
-                part = run.data.client(client, run.device, run.dtype).train
-                x, y = next(iter(part.batches(2)))
+                x, y = run.data.example(client, run.device, run.dtype)
                 with self.module.cast():
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
                     self.module.train_only(trains)

@@ -24,6 +24,7 @@ class RunFolderWriter(Observer):
         self._told = False
         self._began = time.perf_counter()
         self._code: dict[str, bytes] = {}
+        self.unlike: dict[str, float] = {}
 
     def on_fit_start(self, run: RunContext) -> None:
         """Drop rows of rounds that the checkpoint does not know; write who holds what."""
@@ -35,8 +36,10 @@ class RunFolderWriter(Observer):
             self._code = owncode.read(owncode.paths(run.config))
             data = run.data
             self.folder.names = data.client_names
-            counts = data.class_counts if data.task == "classification" else None
+            counts = data.class_counts if data.task == "classification" and data.holds_all else None
             self.folder.write_split(data.train_sizes, data.test_sizes, counts, data.class_names)
+            if not data.holds_all:  # what compares clients' data is nobody's to know
+                return
             if (line := imbalance.line(data, run.config.evaluation.metrics or ())) and not run.resumed_from:
                 log.say(line)
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
@@ -86,11 +89,14 @@ class RunFolderWriter(Observer):
             **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
             **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
             **self.unlike,
-            **({"least_test_class": run.data.least_test_class} if run.config.evaluation.metrics else {}),
+            **({"least_test_class": run.data.least_test_class} if self._tells_classes(run) else {}),
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,
         }
+
+    def _tells_classes(self, run: RunContext) -> bool:
+        return bool(run.config.evaluation.metrics) and run.data.holds_all
 
     def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
         """Write `final.csv` and `newcomers.csv`; the run has ended."""

@@ -49,8 +49,9 @@ class IFCA(KClusters):
         """Take the best."""
         models = [client.composed(p) for p in (payload, *payload.further.values())]
         losses = [client.loss(client.data.train, model) for model in models] if len(models) > 1 else [0.0]
-        known = int(client.run.server.memory["cluster"][client.id])
-        client.scratch["cluster"] = losses.index(min(losses)) if len(client.data.train) else known
+        best = losses.index(min(losses))
+        here = len(client.data.train) > 0
+        client.scratch["cluster"] = best if here else int(client.run.server.memory["cluster"][client.id])
         client["model"].copy_(models[client.scratch["cluster"]])
 
     def upload(self, client: Client, payload: Payload) -> Payload:

@@ -51,7 +51,7 @@ class KNNPer(Method):
     def check(self, run: RunContext) -> None:
         """Classes are needed, and validation data where they are to tell lam."""
         super().check(run)
-        fine = self.lam is not None or all(len(run.data.client(c).validation) for c in run.at_home(range(run.clients)))
+        fine = self.lam is not None or all(run.data.validation_sizes[c] for c in range(run.clients))
         allowed = "knnper chooses lam on validation data: above 0, and enough for every client; or give method.lam"
         check("data.validation", run.config.data.validation, fine, allowed)
 

@@ -1,0 +1,73 @@
+"""`fl-train deploy`: a method as a Flower app, after a rehearsal that its numbers are the simulator's."""
+
+from __future__ import annotations
+
+import tempfile
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from fl_lightning import owncode
+from fl_lightning.cli.resolve import complete, plan, to_yaml
+from fl_lightning.cli.settings import read_line
+from fl_lightning.config import Component, check
+from fl_lightning.errors import RunFailed
+
+if TYPE_CHECKING:
+    from fl_lightning.config import Config
+
+CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
+"""Of the centre: after every round, so that a centre that goes on asks for no round that a site has left behind."""
+
+
+def deploy(argv: list[str]) -> None:
+    """Write the app's folder and, where they are asked for, files with the data of rehearsal sites.
+
+    Raises:
+        BadInput: the method, or something else, cannot be deployed.
+        RunFailed: the rehearsal came to other numbers than the simulator.
+    """
+    line = read_line(argv, "deploy")
+    values, folder = line.values, Path(line.values.out)
+    check("out", values.out, not folder.exists(), "it exists; the app wants a folder of its own")
+    sites = Path(values.sites) if values.sites is not None else None
+    check("sites", values.sites, sites is None or not sites.exists(), "it exists; the files want a folder of their own")
+    config = complete(plan(line.layers))
+    kept = config.callbacks.get("checkpoint", CHECKPOINT)
+    saved = Component(CHECKPOINT.class_path, kept.init_args | CHECKPOINT.init_args)
+    config = replace(config, callbacks=config.callbacks | {"checkpoint": saved})
+    from fl_lightning.data import prepare
+    from fl_lightning.deploy import app
+    from fl_lightning.deploy.center import check_deployable
+    from fl_lightning.deploy.data import Facts, with_loop, write_sites
+    from fl_lightning.run import instantiate
+
+    check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()])
+    config = with_loop(config)
+    if values.rehearse:
+        _rehearse(config)
+    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    name = folder.name
+    files = app.write(folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config)))
+    print(f"app: {folder} ({len(files)} files); the commands: {folder / 'README.md'}")
+    if sites is not None:
+        written = write_sites(data, sites)
+        print(f"data of {len(written)} sites to rehearse with: {written[0]} to {written[-1].name}")
+
+
+def _rehearse(config: Config) -> None:
+    """Two rounds by messages, and the same by the simulator.
+
+    Raises:
+        BadInput: a hook reads what does not travel; it is named.
+        RunFailed: they differ.
+    """
+    from fl_lightning.deploy.rehearsal import differences, rehearse, short, simulate
+
+    config = short(config)
+    with tempfile.TemporaryDirectory() as made:
+        unlike = differences(simulate(config, Path(made)), rehearse(config, Path(made)))
+    clients, rounds = config.federation.clients, config.federation.rounds
+    if unlike:
+        raise RunFailed(f"the rehearsal differs from the simulator in {len(unlike)} cells; the first: {unlike[0]}")
+    print(f"rehearsal: {rounds} rounds of {clients} clients by messages are those of the simulator, bit by bit")

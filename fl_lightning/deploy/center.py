@@ -1,0 +1,246 @@
+"""The centre: a federation whose visits and scores are made by sites. All else of a round is the engine's.
+
+Only step 3 of `Federation.round`, the visits, and the scores of what sites alone can score are other than in a
+simulation: a `RemoteWorker` and a `RemoteEvaluator` send messages in place of training and scoring.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from lightning.fabric import Fabric
+from torch import Tensor
+
+from fl_lightning import __version__
+from fl_lightning.callbacks.base import Callback, Transform
+from fl_lightning.config import Config
+from fl_lightning.core import Payload
+from fl_lightning.deploy import wire
+from fl_lightning.deploy.data import Facts, NotHere, at_center
+from fl_lightning.deploy.exchange import Exchange
+from fl_lightning.deploy.site import Located, digest_of, located
+from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.pool import Pool
+from fl_lightning.engine.record import ClientResult, Results, Timer
+from fl_lightning.engine.worker import Worker
+from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.run import assemble
+from fl_lightning.storage.state import MODEL, ClientState
+
+
+class RemotePool(Pool):
+    """What the server last received of every site. The client's own vectors are NaN: they never arrive.
+
+    Where it has a copy of its own (`keeps_received`), that begins with the first values, as in a simulation.
+    """
+
+    def _fresh(self, client: int) -> ClientState:
+        state, layout = super()._fresh(client), self.run.group_of(client).layout
+        for vector in state.vectors.values():
+            vector.copy_(wire.empty(layout, vector))
+        return state
+
+
+class RemoteWorker(Worker):
+    """Sends each client of a cohort what is its, and takes in what comes back."""
+
+    exchange: Exchange
+
+    def visits(self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer) -> Results:
+        """A visit by message to every client of `cohort`; which of them failed, and why.
+
+        Raises:
+            BadClient: one failed, and the run does not go on without it (`federation.on_bad_client`).
+        """
+        results, evaluator = Results(), self.evaluator
+        assert isinstance(evaluator, RemoteEvaluator)
+        left = list(cohort)
+        attempts = 2 if self.run.config.federation.on_bad_client == "retry" else 1
+        for attempt in range(1, attempts + 1):
+            messages: dict[int, bytes] = {}
+            for c in left:
+                described, tensors = wire.of_payload(downloads[c])
+                header, more = evaluator.context(c, with_models=False)
+                header |= {"kind": "visit", "round": t, "attempt": attempt, "scored": scored, "payload": described}
+                messages[c] = self.exchange.pack(header, tensors | more, c)
+            answers = self.exchange.ask(t, "visit", messages, attempt)
+            failed = [f for c in left if (f := self._take(t, c, answers.get(c), downloads[c], results)) is not None]
+            for failure in failed:
+                if not self.run.tolerant:
+                    raise failure
+                results.failures.append((failure, "retried" if attempt < attempts else "skipped"))
+            left = [failure.client for failure in failed]
+        timer.lap("client")
+        return results
+
+    def _take(self, t: int, c: int, answer: Any, sent: Payload, results: Results) -> BadClient | None:
+        """Put one client's answer where the server looks for it; the failure, where it is none."""
+        try:
+            header, upload = self._upload(t, c, answer)
+            values = wire.check_values(header["values"])
+        except wire.Unreadable as error:
+            return BadClient(c, t, "upload", f"{self.exchange.name(c)} sent what is refused: {error}")
+        except BadClient as failure:
+            return failure
+        state, layout = self.pool.state(c), self.run.group_of(c).layout
+        state.received[MODEL].copy_(_over(state.received[MODEL], upload, layout))
+        for slot, vector in upload.vectors.items():
+            state.received[slot].copy_(vector)
+        state.rounds += 1
+        result = ClientResult(c, values, uncounted=str(header["uncounted"]))
+        result.traffic = np.array((sent.by_layer, upload.by_layer))
+        result.sent = np.array((sent.layers_sent, upload.layers_sent))
+        result.statistics = upload.statistics | upload.extra
+        results.clients[c] = result
+        self.client_ended(c)
+        return None
+
+    def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload]:
+        header, tensors = self.exchange.read(t, c, answer, "training")
+        group = self.run.group_of(c)
+        upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
+        slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
+        if not set(upload.vectors) <= slots or (upload.sent & ~group.up_mask).any():
+            raise wire.Unreadable("it holds what the method does not upload")
+        if not self.run.method.changes_upload and not np.array_equal(upload.sent, group.up_mask):
+            raise wire.Unreadable("blocks are missing that the method uploads")
+        wire.check_finite(upload)
+        return header, upload
+
+
+class RemoteEvaluator(Evaluator):
+    """Has sites score what they alone can: every model is scored on a client's own test data."""
+
+    exchange: Exchange
+    _finals: dict[int, dict[str, Any]]
+
+    def context(self, c: int, with_models: bool) -> tuple[wire.Header, wire.Tensors]:
+        """What the server has for a client now: whether there is a global model, and with `with_models` that model."""
+        run, group = self.run, self.run.group_of(c)
+        header: wire.Header = {"has_global": self.has_global, "uploaded": c in run.server.uploaded}
+        tensors: wire.Tensors = {}
+        model = self.global_model(c) if with_models else None
+        if model is not None:
+            header["global"], tensors["global"] = _places(model, group)
+        elif with_models and run.relation.is_global:
+            header["shared"] = np.flatnonzero(group.down_mask).tolist()
+            tensors["shared"] = wire.columns(group.vectors[MODEL], group.layout, group.down_mask)
+        return header, tensors
+
+    def after_aggregation(self, t: int, results: Results) -> None:
+        """Scores of models that exist only now, by one more message to each client of the round."""
+        if not ((self.has_global and self.wants("global")) or self.wants("finetuned")):
+            return
+        for c, header in self._ask(t, "score", list(results.clients), results).items():
+            results.clients[c].values |= wire.check_values(header["values"])
+
+    def everyone(self) -> dict[str, Any]:
+        """The final models of all clients, by their sites."""
+        results = Results()
+        answers = self._ask(self.run.server.round, "final", list(range(self.run.clients)), results)
+        self._finals = {c: header["scores"] for c, header in answers.items()}
+        self._lost = {failure.client: failure for failure, _ in results.failures}
+        return super().everyone()
+
+    def _final_scores(self, id: int) -> dict[str, Any]:
+        if id in self._lost:
+            raise self._lost[id]
+        scores = self._finals[id]
+        kind, further = scores.pop("kind"), scores.pop("further")
+        return {"kind": str(kind), "further": wire.check_values(further), **wire.check_values(scores)}
+
+    def _ask(self, t: int, kind: str, clients: Sequence[int], results: Results) -> dict[int, wire.Header]:
+        messages = {}
+        for c in clients:
+            header, tensors = self.context(c, with_models=True)
+            messages[c] = self.exchange.pack(header | {"kind": kind, "round": t, "attempt": 1}, tensors, c)
+        answers, headers = self.exchange.ask(t, kind, messages, 1), {}
+        for c in clients:
+            try:
+                headers[c], _ = self.exchange.read(t, c, answers.get(c), "evaluation")
+            except BadClient as failure:
+                if not self.run.tolerant:
+                    raise
+                results.failures.append((failure, "not judged"))
+        return headers
+
+
+def _places(model: Tensor, group: Any) -> tuple[dict[str, list[int]], Tensor]:
+    """Of a server's model for a client: which blocks are sent, and which are the client's own, and the former."""
+    sent, own = group.down_mask.copy(), []
+    for k, block in enumerate(group.layout.blocks):
+        numbers = model[block.start : block.stop]
+        if bool(numbers.isnan().all()) and block.size:
+            own.append(k)
+            sent[k] = False
+        elif not sent[k] and not torch.equal(numbers, group.initial[block.start : block.stop]):
+            sent[k] = True
+    return {"sent": np.flatnonzero(sent).tolist(), "own": own}, wire.columns(model, group.layout, sent)
+
+
+def _over(old: Tensor, upload: Payload, layout: Any) -> Tensor:
+    """What the server has received of a client so far, with this upload in it."""
+    new = old.clone()
+    return wire.fill(new, layout, upload.sent, wire.columns(upload.vector, layout, upload.sent), "it")
+
+
+# ---------------------------------------------------------------- putting it together
+
+
+def federation_of(
+    exchange: Exchange, facts: Facts, public: Path | None, fabric: Fabric, config: Config, folder: Path,
+    callbacks: Sequence[Callback],
+) -> Federation:  # fmt: skip
+    """The federation at the centre, once all sites have told how many samples they have.
+
+    Raises:
+        BadInput: it cannot be deployed; a line says what reads what does not travel.
+    """
+    check_deployable(config, callbacks)
+    exchange.tolerant = config.federation.on_bad_client != "stop"
+    sizes = exchange.gathered(config.clients)
+    parts = {part: {c: size[k] for c, size in sizes.items()} for k, part in enumerate(("train", "validation", "test"))}
+    try:
+        fed = assemble(fabric, config, folder, list(callbacks), at_center(facts, config, parts, public))
+    except NotHere as error:
+        raise refusal(config, located(error)) from error
+    exchange.check_beginnings(digest_of(fed), __version__)
+    return remote(fed, exchange)
+
+
+def remote(fed: Federation, exchange: Exchange) -> Federation:
+    """`fed` with its visits and scores made by sites."""
+    old, run = fed.worker, fed.run
+    pool = RemotePool(run, old.trainers)
+    evaluator = RemoteEvaluator(run, old.trainers, old.guard, fed.reducer)
+    worker = RemoteWorker(run, pool, old.trainers, old.guard, evaluator, old.transforms, old.observers)
+    worker.exchange = evaluator.exchange = exchange
+    exchange.method = run.method_name
+    return Federation(run, pool, worker, evaluator, fed.reducer)
+
+
+def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
+    """Raise `BadInput` for what has no meaning, or another one, where every client is a site of its own."""
+    for callback in callbacks:
+        if isinstance(callback, Transform):
+            allowed = "a transform works at both ends of the wire, and sites have no part of it yet: null"
+            raise BadInput(callback.config_key, type(callback).__name__, allowed)
+    if config.data.held_out_clients:
+        raise BadInput("data.held_out_clients", config.data.held_out_clients, "a site is a client: fl-train join: 0")
+    if config.data.global_test:
+        raise BadInput("data.global_test", True, "no site has the test data of all: false")
+    if config.data.drift_every is not None:
+        raise BadInput("data.drift_every", config.data.drift_every, "sites' tasks are their own: null")
+    if config.fabric.executor not in ("auto", "loop"):
+        raise BadInput("fabric.executor", config.fabric.executor, "a site has one client: auto or loop")
+
+
+def refusal(config: Config, error: Located) -> BadInput:
+    """The line for a method that reads what does not travel."""
+    name = config.method.class_path.rpartition(".")[2].lower()
+    return BadInput("method", name, f"{error.hook} reads {error.what}, which does not travel: it cannot be deployed")

@@ -1,0 +1,229 @@
+"""Who asks whom: messages to sites, their answers, what comes late, twice or not at all.
+
+A transport delivers a message at most once and may lose any. So what is not answered is sent again under the same
+(run, round, client), until the deadline; a site that has answered it sends the same bytes again.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Any, Protocol
+
+from fl_lightning import log
+from fl_lightning.deploy import wire
+from fl_lightning.errors import BadClient, BadInput, RunFailed
+
+MOST_BEYOND = 2**20
+"""Bytes that an answer may have beyond twice the federation's models: header, statistics (ours)."""
+
+
+class Transport(Protocol):
+    """What carries messages to sites; an address is whatever it calls a site by."""
+
+    def addresses(self) -> list[int]:
+        """The sites that can be reached now."""
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        """Send; returns a name for the message. It may never arrive."""
+
+    def pull(self) -> list[tuple[str, bytes | None]]:
+        """Answers that have come, by the message's name; None: nobody will answer it."""
+
+    def pause(self) -> None:
+        """Wait a moment before the next look."""
+
+
+@dataclass
+class Limits:
+    """Seconds of patience."""
+
+    gather: float = 600.0
+    """For all sites to be there. 600: a person starts them by hand."""
+    visit: float = 3600.0
+    """For one answer, sent again or not. 3600: a round of some hundred batches of a large model on a CPU."""
+    again: float = 90.0
+    """Between two sendings. 90: a site that has died is known to be dead after 60 (Flower's heartbeat)."""
+
+
+@dataclass
+class Exchange:
+    """The centre's end. `run_id` names the run for the sites, `fingerprint` its configuration."""
+
+    transport: Transport
+    run_id: str
+    fingerprint: str
+    limits: Limits = field(default_factory=Limits)
+    tolerant: bool = False
+    """Whether the run goes on without a site that cannot take part (`federation.on_bad_client`)."""
+    most: int | None = None
+    """Bytes of an answer at most; None: any."""
+    method: str = ""
+    """For messages."""
+    bytes_sent: int = 0
+    bytes_received: int = 0
+    out: dict[int, str] = field(default_factory=dict)
+    """Clients whose site cannot take part, and why."""
+    _address: dict[int, int] = field(default_factory=dict)
+    _client_at: dict[int, int] = field(default_factory=dict)
+    _hellos: dict[int, wire.Header] = field(default_factory=dict)
+    _greeted: dict[int, float] = field(default_factory=dict)
+    _open: dict[str, tuple[int, Any]] = field(default_factory=dict)
+    """By a message's name: the address, and what it was (`hello`, or round, kind, attempt)."""
+
+    def name(self, client: int) -> str:
+        """What messages to the user call a client's site."""
+        own = str(self._hellos.get(client, {}).get("name") or "")
+        return f"site {client} ({own})" if own else f"site {client}"
+
+    def pack(self, header: Mapping[str, Any], tensors: wire.Tensors, client: int | None) -> bytes:
+        """A message to `client` (None: to whom it may be)."""
+        common = {"run": self.run_id, "fingerprint": self.fingerprint, "client": client}
+        return wire.pack({**header, **common}, tensors)
+
+    # ---------------------------------------------------------------- who is there
+
+    def gathered(self, clients: int) -> dict[int, list[int]]:
+        """Wait until every client has a site; samples for training, validation and test by client (none of one that
+        cannot take part).
+
+        Raises:
+            RunFailed: some are missing when the time is over, or one cannot take part and the run does not go on so.
+        """
+        deadline = time.monotonic() + self.limits.gather
+        while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
+            self._greet()
+            self._listen({})
+            if time.monotonic() > deadline:
+                names = ", ".join(map(str, missing))
+                raise RunFailed(f"no site for client {names} after {self.limits.gather:.0f} s; is it started?")
+            self.transport.pause()
+        if len(self.out) == clients:
+            raise RunFailed("no site can take part")
+        return {c: self._hellos[c]["sizes"] if c in self._hellos else [0, 0, 0] for c in range(clients)}
+
+    def check_beginnings(self, initial: str, version: str) -> None:
+        """Leave out a site that has another version of the package, or begins with other weights.
+
+        Raises:
+            RunFailed: there is one, and the run does not go on without it.
+        """
+        for c, hello in sorted(self._hellos.items()):
+            if hello["version"] != version:
+                self._leave_out(c, f"it has fl_lightning {hello['version']}, the centre has {version}")
+            elif hello["initial"] and hello["initial"] != initial:
+                self._leave_out(c, "it begins with other weights than the centre: model.weights, or another torch")
+
+    def _leave_out(self, client: int, why: str) -> None:
+        line = f"{self.name(client)} cannot take part: {why}"
+        if not self.tolerant:
+            raise RunFailed(line)
+        log.say(f"{line}; the run goes on without it")
+        self.out[client] = why
+
+    def _greet(self) -> None:
+        """Say hello to each site that is new, or has not answered for a while."""
+        now = time.monotonic()
+        for address in self.transport.addresses():
+            if address in self._client_at or now - self._greeted.get(address, -self.limits.again) < self.limits.again:
+                continue
+            self._greeted[address] = now
+            header = {"kind": "hello", "round": 0, "attempt": 1}
+            self._push(address, self.pack(header, {}, None), "hello")
+
+    def _welcome(self, address: int, header: wire.Header) -> None:
+        """A site has told who it is."""
+        client, sizes = header.get("site"), header.get("sizes")
+        if type(client) is not int or client < 0:
+            raise RunFailed(f"the site at {address} did not say which client it is: client=K in its node config")
+        known = self._address.get(client)
+        if known is not None and known != address and known in self.transport.addresses():
+            line = f"the sites at {known} and {address} both say that they are client {client}"
+            if not self.tolerant:
+                raise RunFailed(line)
+            log.say(f"{line}; the first is kept")
+            self._client_at[address] = -1
+            return
+        self._client_at[address] = client
+        if "failed" in header:
+            self._leave_out(client, str(header["failed"][1]))
+            return
+        if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
+            raise RunFailed(f"site {client} did not tell how many samples it has")
+        self._address[client], self._hellos[client] = address, header
+        log.note(f"{self.name(client)} is there: {sizes[0]} samples for training, {sizes[2]} for test")
+
+    # ---------------------------------------------------------------- asking
+
+    def ask(self, t: int, kind: str, messages: Mapping[int, bytes], attempt: int) -> dict[int, Any]:
+        """The answer of each client to its message, unpacked; None where there is none in time."""
+        key = (t, kind, attempt)
+        answers: dict[int, Any] = {}
+        deadline, sent = time.monotonic() + self.limits.visit, dict.fromkeys(messages, -1e9)
+        there = [c for c in messages if c not in self.out]
+        while len(answers) < len(there) and time.monotonic() < deadline:
+            now = time.monotonic()
+            for c in there:
+                if c not in answers and now - sent[c] >= self.limits.again and c in self._address:
+                    sent[c] = now
+                    self._push(self._address[c], messages[c], key)
+            self._greet()
+            lost = self._listen({key: answers})
+            for c in lost:  # nobody will answer: send again soon, to wherever the site is then
+                sent[c] = min(sent[c], now - self.limits.again + min(5.0, self.limits.again))
+            if len(answers) < len(there):
+                self.transport.pause()
+        return {c: answers.get(c) for c in messages}
+
+    def _push(self, address: int, message: bytes, what: Any) -> None:
+        name = self.transport.push(address, message, self.limits.visit)
+        self._open[name] = address, what
+        self.bytes_sent += len(message) if what != "hello" else 0
+
+    def _listen(self, waiting: Mapping[Any, dict[int, Any]]) -> list[int]:
+        """Take what has come: into `waiting`, by what was asked; the clients whose message is lost."""
+        lost = []
+        for name, content in self.transport.pull():
+            address, what = self._open.pop(name, (None, None))
+            if address is None:
+                continue
+            client = self._client_at.get(address, -1)
+            if content is None:
+                self._greeted.pop(address, None)
+                lost += [client] if what in waiting else []
+                continue
+            if what != "hello":
+                self.bytes_received += len(content)
+            try:
+                header, tensors = wire.unpack(content, self.most)
+            except wire.Unreadable as error:
+                header, tensors = {"unreadable": str(error)}, {}
+            if what == "hello":
+                self._welcome(address, header)
+            elif what in waiting and client not in waiting[what]:
+                waiting[what][client] = (header, tensors)
+        return lost
+
+    def read(self, t: int, c: int, answer: Any, stage: str) -> tuple[wire.Header, wire.Tensors]:
+        """Header and tensors of an answer that is one.
+
+        Raises:
+            BadClient: there is none, or the site says that it failed.
+            BadInput: a hook of the method asks for what does not travel.
+        """
+        if answer is None:
+            absent = f"it did not answer within {self.limits.visit:.0f} s"
+            raise BadClient(c, t, "download", f"{self.name(c)}: {self.out.get(c, absent)}")
+        header, tensors = answer
+        if "unreadable" in header:
+            raise BadClient(c, t, "upload", f"{self.name(c)} sent what is refused: {header['unreadable']}")
+        if "refused" in header:
+            what, hook = (str(word) for word in header["refused"])
+            raise BadInput("method", self.method, f"{hook} reads {what}, which does not travel: it cannot be deployed")
+        if "failed" in header:
+            at, reason = (str(word) for word in header["failed"])
+            raise BadClient(c, t, at, f"{self.name(c)}: {reason}")
+        if (header.get("run"), header.get("round"), header.get("client")) != (self.run_id, t, c):
+            raise BadClient(c, t, "upload", f"{self.name(c)} answered another message than round {t}'s")
+        return header, tensors

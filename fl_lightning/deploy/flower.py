@@ -1,0 +1,108 @@
+"""Flower's two ends: a ServerApp and a ClientApp that carry bytes, and nothing else.
+
+The only file that imports flwr, and the only other that it imports is `relay`: `fl-train deploy` copies both into the
+app's folder, so that an environment with flwr alone can run them. The federation is computed by processes of
+`fl-train`'s own environment: one at the centre, which this ServerApp starts and talks to through pipes, and one at each
+site, which the ClientApp finds at a socket and starts where there is none. They stay from message to message; Flower
+makes a new process for every message that a ClientApp gets.
+"""
+
+from __future__ import annotations
+
+import signal
+import subprocess
+from typing import IO
+
+import numpy as np
+from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
+from flwr.clientapp import ClientApp
+from flwr.serverapp import Grid, ServerApp
+
+from fl_lightning.deploy.relay import COMMAND, HERE, answered, python_of, read_frame, write_frame
+
+
+def records(body: bytes) -> RecordDict:
+    """Bytes as Flower carries them: an array in pieces, addressed by their content."""
+    return RecordDict({"body": ArrayRecord({"bytes": Array(np.frombuffer(body, np.uint8))})})
+
+
+def body_of(message: Message) -> bytes:
+    """What `records` was given; raises ValueError for anything else."""
+    array = message.content["body"]["bytes"].numpy()
+    if array.dtype != np.uint8 or array.ndim != 1:
+        raise ValueError("no bytes")
+    return bytes(array.tobytes())
+
+
+# ---------------------------------------------------------------- the centre
+
+server = ServerApp()
+
+
+@server.main()
+def center(grid: Grid, context: Context) -> None:
+    """Start the centre's process, and carry its messages until it ends."""
+    config = context.run_config
+    command = [python_of(config), *COMMAND, "center", "--app", str(HERE)]
+    for key in ("out", "name", "public", "gather", "visit", "again"):
+        if config.get(key) not in (None, ""):
+            command += [f"--{key}", str(config[key])]
+    process = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE)
+    assert process.stdin is not None and process.stdout is not None
+    try:
+        serve(grid, process.stdout, process.stdin)
+    finally:
+        process.stdin.close()  # the centre ends where it reads nothing more
+        try:
+            code = process.wait(60)
+        except subprocess.TimeoutExpired:
+            process.send_signal(signal.SIGTERM)
+            code = process.wait()
+    if code:
+        raise RuntimeError(f"the centre's process ended with exit code {code}")
+
+
+def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
+    """Do what the centre asks for, frame by frame."""
+    waiting: list[str] = []
+    while True:
+        try:
+            wish, body = read_frame(source)
+        except EOFError:
+            return
+        if wish["op"] == "addresses":
+            write_frame(out, {"addresses": [str(node) for node in grid.get_node_ids()]})
+        elif wish["op"] == "push":
+            content = records(body)
+            content["about"] = ConfigRecord({"run": wish["run"]})
+            node, ttl = int(wish["address"]), float(wish["ttl"])
+            message = Message(content, dst_node_id=node, message_type="train", group_id=wish["group"], ttl=ttl)
+            names = list(grid.push_messages([message]))
+            waiting += names
+            write_frame(out, {"name": names[0] if names else ""})
+        else:
+            answers, bodies = [], []
+            for reply in grid.pull_messages(waiting) if waiting else ():
+                name = reply.metadata.reply_to_message_id
+                waiting.remove(name)
+                try:
+                    content = None if reply.has_error() else body_of(reply)
+                except Exception:  # whatever a hostile site has made of it
+                    content = b""
+                answers.append([name, -1 if content is None else len(content)])
+                bodies.append(content or b"")
+            write_frame(out, {"answers": answers}, b"".join(bodies))
+
+
+# ---------------------------------------------------------------- a site
+
+client = ClientApp()
+
+
+@client.train()
+def site(message: Message, context: Context) -> Message:
+    """Carry one message to the site's process, and its answer back."""
+    config = context.node_config
+    run = str(message.content["about"]["run"])
+    answer = answered(body_of(message), run, config)
+    return Message(records(answer), reply_to=message)

@@ -1,0 +1,121 @@
+"""A deployment in one process: sites that get bytes and give bytes, and a comparison with the simulator, bit by bit."""
+
+from __future__ import annotations
+
+import uuid
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from lightning.fabric import Fabric
+
+from fl_lightning.callbacks.base import Callback
+from fl_lightning.config import Config
+from fl_lightning.csvtable import Row
+from fl_lightning.data import prepare
+from fl_lightning.deploy.center import federation_of
+from fl_lightning.deploy.data import Facts, at_site, with_loop, write_sites
+from fl_lightning.deploy.exchange import Exchange, Limits
+from fl_lightning.deploy.site import Site
+from fl_lightning.engine.federation import Federation
+from fl_lightning.results.folder import RunFolder
+from fl_lightning.run import fit_on_rank, launch
+
+TABLES = ("metrics", "clients", "final")
+OF_THE_MACHINE = ("seconds", "memory")
+"""Columns that begin so tell of machines, not of what was computed."""
+LIMITS = 10.0, 10.0, 1.0
+"""Seconds of patience in one process."""
+
+
+@dataclass
+class LocalTransport:
+    """Sites in this process. `change`: what becomes of a message on its way, as a list (lost: none; twice: two)."""
+
+    sites: Sequence[Callable[[bytes], bytes]]
+    change: Callable[[int, bytes], list[bytes]] = lambda address, message: [message]
+    wire: list[bytes] = field(default_factory=list)
+    """All that sites have sent."""
+    waiting: deque[tuple[str, bytes | None]] = field(default_factory=deque)
+
+    def addresses(self) -> list[int]:
+        """Sites by their place."""
+        return list(range(len(self.sites)))
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        """Answered at once."""
+        name = uuid.uuid4().hex
+        for one in self.change(address, message):
+            answer = self.sites[address](one)
+            self.wire.append(answer)
+            self.waiting.append((name, answer))
+        return name
+
+    def pull(self) -> list[tuple[str, bytes | None]]:
+        """All answers."""
+        come = list(self.waiting)
+        self.waiting.clear()
+        return come
+
+    def pause(self) -> None:
+        """There is nothing to wait for."""
+
+
+def rehearse(config: Config, folder: Path, transport: Callable[..., LocalTransport] = LocalTransport) -> Path:
+    """Run `config` in `folder` as a centre and its sites, in this process, on files of the sites' own; the run folder.
+
+    Raises:
+        BadInput: the method, or something else, cannot be deployed.
+    """
+    config = with_loop(config)
+    data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
+    facts, files = Facts.of(data), write_sites(data, folder / "data")
+    center = folder / "center"
+    center.mkdir()
+    public = folder / "data" / "public.npz" if facts.public else None
+
+    def put_together(fabric: Fabric, config: Config, out: Path, callbacks: Sequence[Callback]) -> Federation:
+        sites = []
+        for client, file in enumerate(files):
+            own = folder / f"site-{client}"
+            own.mkdir()
+            sites.append(Site(fabric, config, own, at_site(facts, config, client, file), client, "rehearsal"))
+        exchange = Exchange(transport([site.answer for site in sites]), "rehearsal", "rehearsal", Limits(*LIMITS))
+        return federation_of(exchange, facts, public, fabric, config, out, callbacks)
+
+    launch(config, partial(fit_on_rank, put_together=put_together), center, False)
+    return center
+
+
+def simulate(config: Config, folder: Path) -> Path:
+    """Run `config` in `folder` as `fl-train fit` does, in the loop; the run folder."""
+    out = folder / "simulation"
+    out.mkdir()
+    launch(with_loop(config), fit_on_rank, out, False)
+    return out
+
+
+def differences(one: Path, other: Path) -> list[str]:
+    """Cells of two run folders' tables that are not the same, but for seconds and memory."""
+    unlike = []
+    for table in TABLES:
+        rows = [[_computed(row) for row in RunFolder(path).read(table)] for path in (one, other)]
+        if len(rows[0]) != len(rows[1]):
+            unlike.append(f"{table}: {len(rows[0])} and {len(rows[1])} rows")
+        for k, (a, b) in enumerate(zip(*rows, strict=False)):
+            names = [name for name in dict.fromkeys([*a, *b]) if str(a.get(name)) != str(b.get(name))]
+            unlike += [f"{table} row {k}, {name}: {a.get(name)} and {b.get(name)}" for name in names]
+    return unlike
+
+
+def _computed(row: Row) -> dict[str, Any]:
+    return {name: value for name, value in row.items() if not name.startswith(OF_THE_MACHINE)}
+
+
+def short(config: Config, rounds: int = 2) -> Config:
+    """`config` with so many rounds, without loggers and pictures: enough to see what travels."""
+    fewer = replace(config.federation, rounds=min(rounds, config.federation.rounds))
+    return replace(config, federation=fewer, callbacks={}, loggers={})

@@ -1,0 +1,142 @@
+"""What Flower's two ends need beside Flower: frames of bytes, and a site's process that is found or started.
+
+The standard library alone: `fl-train deploy` copies this file into the app's folder, where nothing else is installed.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import shutil
+import socket
+import struct
+import subprocess
+import sys
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+HERE = Path(__file__).resolve().parent
+START = 180.0
+"""Seconds for a site's process to load torch and its data."""
+LENGTHS = struct.Struct(">IQ")
+"""Of a frame: bytes of its JSON and of its body."""
+REFUSED = "refused.txt"
+"""In a site's folder: the sentence that its process has left for the centre, where it could not start."""
+COMMAND = ("-m", "fl_lightning.cli.ends")
+
+
+def write_frame(out: Any, about: dict[str, Any], body: bytes = b"") -> None:
+    """One frame into a file or a socket's file."""
+    text = json.dumps(about).encode()
+    out.write(LENGTHS.pack(len(text), len(body)) + text + body)
+    out.flush()
+
+
+def read_frame(source: Any) -> tuple[dict[str, Any], bytes]:
+    """The next frame; raises EOFError where the other end has gone."""
+    head = source.read(LENGTHS.size)
+    if len(head) < LENGTHS.size:
+        raise EOFError
+    text, body = LENGTHS.unpack(head)
+    content = source.read(text + body)
+    if len(content) < text + body:
+        raise EOFError
+    return json.loads(content[:text]), content[text:]
+
+
+def python_of(config: Any) -> str:
+    """The Python that has fl_lightning: `python` of the node's or run's configuration, else that of `fl-train`."""
+    if config.get("python"):
+        return str(config["python"])
+    command = shutil.which("fl-train")
+    if command is not None:
+        beside = Path(command).resolve().parent / "python"
+        return str(beside) if beside.exists() else sys.executable
+    return sys.executable
+
+
+# ---------------------------------------------------------------- a site
+
+
+def answered(body: bytes, run: str, config: Any) -> bytes:
+    """The answer of the site's process, which is started again where it ends before it has answered."""
+    if Path(run).name != run or not config.get("folder") or "client" not in config:
+        return failed(body, config, "its node config lacks client, data or folder")
+    folder = Path(str(config["folder"])) / run
+    folder.mkdir(parents=True, exist_ok=True)
+    for _ in range(3):
+        connected = connect(folder, config)
+        if isinstance(connected, str):
+            return failed(body, config, connected)
+        try:
+            with connected, connected.makefile("rwb") as file:
+                write_frame(file, {"app": str(HERE)}, body)
+                return read_frame(file)[1]
+        except (OSError, EOFError):  # it has died, or was of an earlier app and has made room
+            time.sleep(0.2)
+    return failed(body, config, "its process died three times; see site.log in the site's folder")
+
+
+def socket_of(folder: Path) -> Path:
+    """Where the process of `folder` listens: a short path that only this user may enter."""
+    digest = hashlib.sha256(str(folder.resolve()).encode()).hexdigest()[:16]
+    place = Path(tempfile.gettempdir()) / f"fl-site-{os.getuid()}-{digest}"
+    place.mkdir(mode=0o700, exist_ok=True)
+    if place.stat().st_uid != os.getuid():
+        raise PermissionError(place)
+    return place / "socket"
+
+
+def connect(folder: Path, config: Any) -> socket.socket | str:
+    """A connection to the site's process, started where there is none; a sentence where it cannot be started."""
+    path, process = socket_of(folder), None
+    deadline = time.monotonic() + START
+    while time.monotonic() < deadline:
+        connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+        try:
+            connection.connect(str(path))
+            return connection
+        except OSError:
+            connection.close()
+        if process is not None and process.poll() is not None:
+            sentence = folder / REFUSED
+            if process.returncode and sentence.is_file():
+                return sentence.read_text(encoding="utf-8")
+            if process.returncode:
+                return "its process does not start; see site.log in the site's folder"
+            process = None  # another one had the folder
+        if process is None:
+            process = started(folder, path, config)
+        time.sleep(0.1)
+    return f"its process did not start within {START:.0f} s"
+
+
+def started(folder: Path, path: Path, config: Any) -> subprocess.Popen[bytes]:
+    """The site's process, which outlives this one."""
+    command = [python_of(config), *COMMAND, "site", "--app", str(HERE), "--socket", str(path)]
+    command += ["--folder", str(folder)]
+    for key in ("data", "client", "site", "idle"):
+        if key in config:
+            command += [f"--{key}", str(config[key])]
+    with (folder / "site.log").open("ab") as log:
+        return subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=log, stderr=log, start_new_session=True, env=dict(os.environ)
+        )
+
+
+def failed(body: bytes, config: Any, why: str) -> bytes:
+    """An answer that says so: the header of a safetensors file without tensors."""
+    about: dict[str, Any] = {}
+    try:
+        size = int.from_bytes(body[:8], "little")
+        header = json.loads(json.loads(body[8 : 8 + size])["__metadata__"]["fl_lightning"])
+        about = {key: header[key] for key in ("kind", "run", "round", "client", "attempt")}
+    except (ValueError, KeyError, TypeError):
+        pass
+    about |= {"failed": ["data", why], "site": config.get("client"), "name": config.get("site", "")}
+    text = json.dumps({"__metadata__": {"fl_lightning": json.dumps(about)}}).encode()
+    text += b" " * (-len(text) % 8)
+    return struct.pack("<Q", len(text)) + text

@@ -1,0 +1,181 @@
+"""A centre and its sites, by messages of bytes alone, come to the bits of the simulator; and what may not travel."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+
+from fl_lightning import catalogue
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.settings import read_line
+from fl_lightning.config import Config
+from fl_lightning.deploy.rehearsal import LocalTransport, differences, rehearse, simulate
+from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.results.folder import RunFolder
+from tests.methods.every import FEW
+
+SMALL = """
+--config kapc_exact_digits --loggers null --callbacks null --fabric.accelerator cpu --fabric.threads 1
+--model mlp --model.hidden [16] --data.fraction 0.3 --data.validation 0.2 --data.public held_back
+--federation.clients 3 --federation.local_epochs 1 --federation.rounds 2 --federation.batch_size 16
+"""
+REFUSED = {
+    "fedora": ("Propagation.init_server", "run.data.client(0)"),
+    "fedproto": ("FedProto.outputs", "run.server.memory['means.known']"),
+    "pfedfda": ("PFedFDA.personal", "run.server.memory['gaussian.means']"),
+}
+"""Methods, the hook, and what it reads that does not travel."""
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
+
+
+def config_of(method: str, *flags: str) -> Config:
+    """Of a federation that takes no time."""
+    small = SMALL.replace("--model.hidden [16]", "") if "--model" in flags else SMALL
+    words = [*small.split(), "--method", method, *(f"--method.{k}={v}" for k, v in FEW.get(method, {}).items())]
+    return complete(plan(read_line([*words, *flags]).layers))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("method", [name for name in catalogue.table("methods") if name not in REFUSED])
+def test_every_method_comes_to_the_same_bits(method: str, tmp_path: Path) -> None:
+    config = config_of(method)
+    assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
+
+
+@pytest.mark.sampled("fedproto")
+@pytest.mark.parametrize("method", REFUSED)
+def test_a_hook_that_reads_what_does_not_travel_is_named(method: str, tmp_path: Path) -> None:
+    hook, what = REFUSED[method]
+    with pytest.raises(BadInput, match=re.escape(f"{hook} reads {what}, which does not travel")):
+        rehearse(config_of(method), tmp_path)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("method", "flags"),
+    [
+        ("selfkapc", "--federation.participation 0.67 --federation.rounds 4"),
+        ("fedavg", "--evaluation.judge before --federation.participation 0.67 --federation.rounds 3"),
+        ("fedavg", "--fabric.precision bf16-true"),
+        ("fedper", "--evaluation.judge finetuned"),
+        ("ditto", "--optimizer.keep_state true --optimizer.momentum 0.9"),
+        ("pfedhn", "--model tests.conftest.NormNet"),
+        ("fedbn", "--model tests.conftest.NormNet"),
+        ("kapc", "--model tests.conftest.NormNet"),
+        ("scaffold", "--model tests.conftest.NormNet"),
+    ],
+)
+def test_other_settings_come_to_the_same_bits(method: str, flags: str, tmp_path: Path) -> None:
+    config = config_of(method, *flags.split())
+    assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
+
+
+def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
+    one = simulate(config_of("fedavg"), tmp_path)
+    (tmp_path / "other").mkdir()
+    other = rehearse(config_of("fedavg", "--optimizer.lr", "0.011"), tmp_path / "other")
+    assert any("accuracy" in line or "train_loss" in line for line in differences(one, other))
+
+
+# ---------------------------------------------------------------- messages that are lost, late, or come twice
+
+
+def _changed(change: Callable[[int, bytes], list[bytes]]) -> Callable[..., LocalTransport]:
+    return lambda sites: LocalTransport(sites, change)
+
+
+def test_messages_lost_and_doubled_change_no_number(tmp_path: Path) -> None:
+    """Every second message is lost once, the others arrive twice."""
+    seen: dict[bytes, int] = {}
+
+    def change(address: int, message: bytes) -> list[bytes]:
+        seen[message] = seen.get(message, 0) + 1
+        return [] if len(seen) % 2 and seen[message] == 1 else [message, message]
+
+    config = config_of("ditto")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("fl_lightning.deploy.rehearsal.LIMITS", (10.0, 10.0, 0.05))
+        run = rehearse(config, tmp_path, _changed(change))
+    assert max(seen.values()) > 1
+    assert differences(simulate(config, tmp_path), run) == []
+
+
+def test_nothing_personal_is_on_the_wire(tmp_path: Path) -> None:
+    """FedPer's classifier and every sample of a site: no row of them is in what sites send."""
+    transports: list[LocalTransport] = []
+
+    def keep(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
+        transports.append(LocalTransport(sites))
+        return transports[0]
+
+    run = rehearse(config_of("fedper"), tmp_path, keep)
+    sent = b"".join(transports[0].wire)
+    import numpy as np
+    from safetensors.torch import load_file
+
+    for client in range(3):
+        [row, *_] = sorted((tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True)
+        model = load_file(row)["row"]
+        shared, personal = model[:64].numpy().tobytes(), model[-176:-16].numpy().tobytes()
+        assert shared in sent
+        assert personal not in sent
+        with np.load(tmp_path / "data" / f"site-{client}.npz") as file:
+            samples = file["x_train"]
+        assert not any(sample.tobytes() in sent for sample in samples)
+    assert run.name == "center"
+
+
+# ---------------------------------------------------------------- hostile and failing sites
+
+
+def _spoilt(how: Callable[[bytes], bytes], at: int) -> Callable[..., LocalTransport]:
+    def make(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
+        good = sites[at]
+        return LocalTransport([*sites[:at], lambda message: how(good(message)), *sites[at + 1 :]])
+
+    return make
+
+
+def _rewritten(change: Callable[[dict, dict], None]) -> Callable[[bytes], bytes]:  # type: ignore[type-arg]
+    from fl_lightning.deploy import wire
+
+    def of(answer: bytes) -> bytes:
+        header, tensors = wire.unpack(answer)
+        if header["kind"] != "visit":
+            return answer
+        change(header, tensors)
+        return wire.pack(header, tensors)
+
+    return of
+
+
+HOSTILE = {
+    "its model has shape": _rewritten(lambda h, t: t.update(model=t["model"][:-1])),
+    "its upload is not finite": _rewritten(lambda h, t: t.update(model=t["model"] * torch.nan)),
+    "answered another message": _rewritten(lambda h, t: h.update(round=h["round"] - 1)),
+    "it holds what the method does not upload": _rewritten(
+        lambda h, t: (h["payload"]["vectors"].append("personal"), t.update({"vectors.personal": t["model"]}))
+    ),
+    "its scores are no numbers": _rewritten(lambda h, t: h.update(values={"accuracy": "all"})),
+    "it is cut short": lambda answer: answer[:100] if b"visit" in answer else answer,
+}
+
+
+@pytest.mark.sampled("cut short", "not finite")
+@pytest.mark.parametrize("line", HOSTILE)
+def test_a_hostile_answer_costs_one_line_and_one_client(
+    line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    config = config_of("fedavg", "--federation.on_bad_client", "skip")
+    run = rehearse(config, tmp_path, _spoilt(HOSTILE[line], 1))
+    rows = RunFolder(run).read("failures")
+    assert [(row["client"], row["outcome"]) for row in rows] == [(1, "skipped"), (1, "skipped")]
+    assert line in capsys.readouterr().err
+    stopped = config_of("fedavg")
+    (tmp_path / "again").mkdir()
+    with pytest.raises(RunFailed, match=f"client 1 failed in round 1, .*site 1.*{line}"):
+        rehearse(stopped, tmp_path / "again", _spoilt(HOSTILE[line], 1))
