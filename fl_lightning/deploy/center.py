@@ -79,7 +79,7 @@ class RemoteWorker(Worker):
         return results
 
     def _take(self, t: int, c: int, answer: Any, sent: Payload, results: Results) -> BadClient | None:
-        """Put one client's answer where the server looks for it; the failure, where it is none."""
+        """Put one client's answer where the server looks for it; the failure, where there is no answer to take."""
         try:
             header, upload = self._upload(t, c, answer)
             values = wire.check_values(header["values"])
