@@ -158,6 +158,12 @@ class Layout:
         self._segments[mask.tobytes(), by_layer] = out
         return out
 
+    def clear_gaps(self, vector: Tensor) -> Tensor:
+        """Set the numbers of `vector` (D,) between blocks to 0, as they arrive where blocks alone travel; returns it."""
+        for block, end in zip(self.blocks, [*(b.start for b in self.blocks[1:]), self.size], strict=True):
+            vector[block.stop : end] = 0
+        return vector
+
     def squared_norms(self, vector: Tensor) -> Tensor:
         """Squared norm of the parameters of each layer in `vector` (D,): float64 (L,), on the CPU."""
         norms = torch.zeros(len(self.layers), dtype=torch.float64)

@@ -196,6 +196,11 @@ class FederatedData:
         """Mean and standard deviation that inputs are normalised by, float32, by channel or feature."""
         return self._train.mean, self._train.std
 
+    @property
+    def strides(self) -> tuple[int, ...]:
+        """Of one raw sample in memory: convolutions round by it."""
+        return tuple(self._train.raw.stride()[1:])
+
     def raw(self, i: int) -> dict[str, tuple[Tensor, Tensor]]:
         """Client `i`'s samples and labels as they were read, by part: `train`, `validation`, `test`."""
         pools = dict(zip(("train", "validation", "test"), (self._train, self._train, self._test), strict=True))

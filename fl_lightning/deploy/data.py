@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -76,6 +77,8 @@ class Facts:
     """What the centre and all sites know of the data, from the data of the configuration: no sample, no count."""
 
     input_shape: list[int]
+    strides: list[int]
+    """Of a sample in memory: convolutions round by it, so that all ends must lay samples out alike."""
     class_names: list[str]
     task: Task
     mean: list[Any]
@@ -93,7 +96,9 @@ class Facts:
         """
         check("data.source", "texts", data.text is None, "sites hold images, series or vectors, no texts yet")
         mean, std = (tensor.tolist() for tensor in data.scale)
-        return cls(list(data.input_shape), data.class_names, data.task, mean, std, data.public_size > 0)
+        return cls(
+            list(data.input_shape), list(data.strides), data.class_names, data.task, mean, std, data.public_size > 0
+        )
 
     def write(self, file: Path) -> None:
         """As JSON: the numbers of 32 bits come back as they were."""
@@ -174,19 +179,28 @@ def _data(
 
     def samples(*names: str) -> Samples:
         x, y = (np.concatenate([parts[name][k] for name in names]) for k in range(2))
-        return Samples(torch.from_numpy(x), torch.from_numpy(y), mean, std)
+        return Samples(laid_out(torch.from_numpy(x), facts.strides), torch.from_numpy(y), mean, std)
 
     train = len(parts["train"][1])
     ends = {"train": (0, train), "validation": (train, train + len(parts["validation"][1]))}
     ends["test"] = (0, len(parts["test"][1]))
     shares = tuple([np.arange(*ends[p] if c in own else (0, 0)) for c in range(clients)] for p in PARTS)
-    pool = None if public is None else Samples(torch.from_numpy(public), torch.zeros(0, dtype=torch.int64), mean, std)
+    pool = None
+    if public is not None:
+        raw = laid_out(torch.from_numpy(public), facts.strides)
+        pool = Samples(raw, torch.zeros(0, dtype=torch.int64), mean, std)
     data = OwnData(
         samples("train", "validation"), samples("test"), shares, list(facts.class_names), [0.0] * clients,  # type: ignore[arg-type]
         config.data.augment, config.data.resident, task=facts.task, public=pool,
     )  # fmt: skip
     data.own = frozenset(own)
     return data
+
+
+def laid_out(samples: Tensor, strides: Sequence[int]) -> Tensor:
+    """A copy of `samples` (n, ...) in which each lies in memory by `strides`."""
+    copy = torch.empty_strided(samples.shape, (math.prod(samples.shape[1:]), *strides), dtype=samples.dtype)
+    return copy.copy_(samples)
 
 
 def _known(data: OwnData, sizes: Mapping[str, Mapping[int, int]], clients: int) -> OwnData:

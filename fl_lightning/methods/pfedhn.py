@@ -84,4 +84,4 @@ class PFedHN(Method):
         """What the server makes for the client now, with the client's running statistics (home rank)."""
         state = group.server.run.states.get(client)
         vector = (group.initial if state is None else state.vectors["model"]).to(group.initial.device, copy=True)
-        return Hypernetwork.of(group.server.memory).write(client, vector)
+        return group.layout.clear_gaps(Hypernetwork.of(group.server.memory).write(client, vector))
