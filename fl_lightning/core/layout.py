@@ -159,7 +159,7 @@ class Layout:
         return out
 
     def clear_gaps(self, vector: Tensor) -> Tensor:
-        """Set the numbers of `vector` (D,) between blocks to 0, as they arrive where blocks alone travel; returns it."""
+        """Set the numbers of `vector` (D,) between blocks to 0, as where blocks alone travel; returns it."""
         for block, end in zip(self.blocks, [*(b.start for b in self.blocks[1:]), self.size], strict=True):
             vector[block.stop : end] = 0
         return vector

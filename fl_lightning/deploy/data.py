@@ -95,6 +95,8 @@ class Facts:
             BadInput: a site could not hold such data in a file of its own.
         """
         check("data.source", "texts", data.text is None, "sites hold images, series or vectors, no texts yet")
+        plain = data.reading.preprocessing is None
+        check("data.source", "a table with preprocessing", plain, "sites hold numbers that need none yet")
         mean, std = (tensor.tolist() for tensor in data.scale)
         return cls(
             list(data.input_shape), list(data.strides), data.class_names, data.task, mean, std, data.public_size > 0
