@@ -184,39 +184,9 @@ class FederatedData:
         """The clients of the run among those that the data were `dealt` to, numbered as the run does."""
         return [place for place, number in enumerate(self.numbers) if number in set(dealt)]
 
-    # ---------------------------------------------------------------- for sites that are to have their own samples
-
-    @property
-    def is_plain(self) -> bool:
-        """Whether samples reach clients as they were read: not turned, and the same in every round."""
-        return not any(self._angles) and self._drifting is None
-
-    @property
-    def scale(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation that inputs are normalised by, float32, by channel or feature."""
-        return self._train.mean, self._train.std
-
-    @property
-    def strides(self) -> tuple[int, ...]:
-        """Of one raw sample in memory: convolutions round by it."""
-        return tuple(self._train.raw.stride()[1:])
-
-    def raw(self, i: int) -> dict[str, tuple[Tensor, Tensor]]:
-        """Client `i`'s samples and labels as they were read, by part: `train`, `validation`, `test`."""
-        pools = dict(zip(("train", "validation", "test"), (self._train, self._train, self._test), strict=True))
-        rows = {part: torch.from_numpy(share[i]) for part, share in zip(pools, self._shares, strict=True)}
-        return {part: (pool.raw[rows[part]], pool.labels[rows[part]]) for part, pool in pools.items()}
-
-    @property
-    def raw_public(self) -> Tensor | None:
-        """The public samples as they were read."""
-        return None if self._public is None else self._public.raw
-
     def example(self, i: int, device: torch.device, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
         """Two samples at most of client `i`, as it trains on them: what operations are counted on."""
         return next(iter(self.client(i, device, dtype).train.batches(2)))
-
-    # ---------------------------------------------------------------- a client that is new
 
     def inputs(self, raw: Tensor, device: torch.device, dtype: torch.dtype) -> Tensor:
         """Samples of a client that is new, as everybody's are prepared.
@@ -316,6 +286,34 @@ class ClientData:
     train: Part
     validation: Part
     test: Part
+
+
+@dataclass(frozen=True)
+class AsRead:
+    """Samples as they were read, for sites that are to have their own."""
+
+    plain: bool
+    """Whether they reach clients so: not turned, and the same in every round."""
+    mean: Tensor
+    """Inputs are normalised by it and by `std`, float32, by channel or feature."""
+    std: Tensor
+    strides: tuple[int, ...]
+    """Of one sample in memory: convolutions round by it."""
+    parts: list[dict[str, tuple[Tensor, Tensor]]]
+    """Of each client, samples and labels for `train`, `validation` and `test`."""
+    public: Tensor | None
+
+    @classmethod
+    def of(cls, data: FederatedData) -> AsRead:
+        """Those of all clients."""
+        train, pools = data._train, {"train": data._train, "validation": data._train, "test": data._test}
+        parts = []
+        for shares in zip(*data._shares, strict=True):
+            rows = {part: torch.from_numpy(share) for part, share in zip(pools, shares, strict=True)}
+            parts.append({part: (pool.raw[rows[part]], pool.labels[rows[part]]) for part, pool in pools.items()})
+        plain = not any(data._angles) and data._drifting is None
+        public = None if data._public is None else data._public.raw
+        return cls(plain, train.mean, train.std, tuple(train.raw.stride()[1:]), parts, public)
 
 
 def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:

@@ -16,6 +16,7 @@ from torch import Tensor
 from fl_lightning.config import Config, check
 from fl_lightning.data import FederatedData
 from fl_lightning.data import arrays as npz
+from fl_lightning.data.federated import AsRead
 from fl_lightning.data.part import Samples
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import atomic_write
@@ -220,12 +221,13 @@ def write_sites(data: FederatedData, folder: Path) -> list[Path]:
     Raises:
         BadInput: the clients' samples are turned, or drift: a file does not say that.
     """
-    check("data.partition", "rotated or planted", data.is_plain, "a rehearsal needs samples that are not turned")
-    public = {} if (samples := data.raw_public) is None else {"x_public": samples.numpy()}
+    read = AsRead.of(data)
+    check("data.partition", "rotated or planted", read.plain, "a rehearsal needs samples that are not turned")
+    public = {} if read.public is None else {"x_public": read.public.numpy()}
     files = []
-    for client in range(data.clients):
+    for client, parts in enumerate(read.parts):
         named: dict[str, np.ndarray] = {"raw": np.ones(1), **public}
-        for part, (x, y) in data.raw(client).items():
+        for part, (x, y) in parts.items():
             named |= {f"x_{part}": x.numpy(), f"y_{part}": y.numpy()}
         files.append(folder / f"site-{client}.npz")
         with atomic_write(files[-1]) as aside, aside.open("wb") as out:
