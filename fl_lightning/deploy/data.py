@@ -98,10 +98,9 @@ class Facts:
         check("data.source", "texts", data.text is None, "sites hold images, series or vectors, no texts yet")
         plain = data.reading.preprocessing is None
         check("data.source", "a table with preprocessing", plain, "sites hold numbers that need none yet")
-        mean, std = (tensor.tolist() for tensor in data.scale)
-        return cls(
-            list(data.input_shape), list(data.strides), data.class_names, data.task, mean, std, data.public_size > 0
-        )
+        read, shape = AsRead.of(data), list(data.input_shape)
+        mean, std = read.mean.tolist(), read.std.tolist()
+        return cls(shape, list(read.strides), data.class_names, data.task, mean, std, read.public is not None)
 
     def write(self, file: Path) -> None:
         """As JSON: the numbers of 32 bits come back as they were."""
