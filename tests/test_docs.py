@@ -55,6 +55,7 @@ ELSEWHERE = {
     "reproduce": "study/test_reproduce.py",
     "tune": "study/test_tune.py",
     "worth": "worth/test_command.py",
+    "deploy": "deploy/test_processes.py",
     "archive": "study/test_archive.py",
     "audit": "privacy/test_audit.py",
     "dashboard": "report/test_workspace.py",

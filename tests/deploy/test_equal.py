@@ -5,6 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -26,6 +27,7 @@ SMALL = """
 REFUSED = {
     "fedora": ("Propagation.init_server", "run.data.client(0)"),
     "fedproto": ("FedProto.outputs", "run.server.memory['means.known']"),
+    "fedtgp": ("FedTGP.outputs", "run.server.memory['means.known']"),
     "pfedfda": ("PFedFDA.personal", "run.server.memory['gaussian.means']"),
 }
 """Methods, the hook, and what it reads that does not travel."""
@@ -72,6 +74,14 @@ def test_a_hook_that_reads_what_does_not_travel_is_named(method: str, tmp_path: 
 def test_other_settings_come_to_the_same_bits(method: str, flags: str, tmp_path: Path) -> None:
     config = config_of(method, *flags.split())
     assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
+
+
+def test_the_page_lists_the_refused_methods_and_how_many_are_equal() -> None:
+    text = PAGE.read_text()
+    rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| `([^`]+)` \|$", text, re.MULTILINE)
+    assert {name: (hook, what) for name, hook, what in rows} == REFUSED
+    methods = len(catalogue.table("methods"))
+    assert f"{methods - len(REFUSED)} of {methods} methods, bit by bit" in text
 
 
 def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
@@ -140,7 +150,7 @@ def _spoilt(how: Callable[[bytes], bytes], at: int) -> Callable[..., LocalTransp
     return make
 
 
-def _rewritten(change: Callable[[dict, dict], None]) -> Callable[[bytes], bytes]:  # type: ignore[type-arg]
+def _rewritten(change: Callable[[dict[str, Any], dict[str, Any]], Any]) -> Callable[[bytes], bytes]:
     from fl_lightning.deploy import wire
 
     def of(answer: bytes) -> bytes:
