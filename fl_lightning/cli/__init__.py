@@ -52,7 +52,16 @@ COMMANDS = {
     **{
         name: (name, name)
         for name in (
-            "compare", "dashboard", "submit", "deploy", "study", "reproduce", "tune", "worth", "archive", "audit"
+            "compare",
+            "dashboard",
+            "submit",
+            "deploy",
+            "study",
+            "reproduce",
+            "tune",
+            "worth",
+            "archive",
+            "audit",
         )
     },
     "status": ("status", "status"),
