@@ -22,6 +22,7 @@ MODULES = {
     "watch": ("seglearn",),
     "hf": ("datasets", "pyarrow"),
     "text": ("tokenizers",),
+    "onnx": ("onnxscript",),
 }
 """Import names of each extra's packages."""
 

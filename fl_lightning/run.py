@@ -19,16 +19,16 @@ from typing import Any, Literal, cast
 import torch
 import torch.distributed as dist
 from lightning.fabric import Fabric
-from safetensors.torch import save_model
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import device, log
+from fl_lightning import catalogue, device, log
 from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
 from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data.columns import NEWCOMER
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
@@ -37,11 +37,13 @@ from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
-from fl_lightning.files import atomic_write
+from fl_lightning.exporting.about import about
+from fl_lightning.exporting.formats import Format, write
 from fl_lightning.files import join as join_lock
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.base import Method
 from fl_lightning.models import arguments_of, build
+from fl_lightning.models.base import inputs
 from fl_lightning.parallel import fabric_of, launched_from_outside
 from fl_lightning.results.folder import RunFolder, best
 from fl_lightning.rng import key
@@ -63,12 +65,12 @@ def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[s
     return launch(config, _test, folder, which)
 
 
-def export(config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]) -> dict[str, Any]:
-    """Write one client's model as safetensors to `out`; returns its kind, round and the model's arguments."""
-    if not 0 <= client < config.clients:
-        raise BadInput("client", client, f"it must lie in [0, {config.clients - 1}]")
+def export(
+    config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], kind: Format = "safetensors"
+) -> dict[str, Any]:
+    """Write the model of a client, by name or number, to `out`; returns its kind, round and the model's arguments."""
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return launch(single, _export, folder, client, out, which)
+    return launch(single, _export, folder, client, out, which, kind)
 
 
 def predictor(config: Config, folder: Path, client: int, which: Literal["last", "best"]) -> Predictor:
@@ -157,12 +159,25 @@ def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
 
 
 def _export(
-    fabric: Fabric, config: Config, folder: Path, client: int, out: Path, which: Literal["last", "best"]
+    fabric: Fabric, config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], form: Format
 ) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
+    number = _number(fed.run.data, client)
     _restore(fed, which)
-    kind, vector, buffers = fed.evaluator.final_model(client)
-    return {"kind": kind, **written(fed, client, vector, buffers, out)}
+    kind, vector, buffers = fed.evaluator.final_model(number)
+    facts = written(fed, number, vector, buffers, out, form=form)
+    return {"kind": kind, "whose": fed.run.data.called(number), **facts}
+
+
+def _number(data: FederatedData, client: str) -> int:
+    """The number of the client that goes by this name, or has it."""
+    names = data.client_names
+    if client in names:
+        return names.index(client)
+    known = client.isdigit() and int(client) < data.clients
+    near = catalogue.did_you_mean(client, names) if names else ""
+    check("client", client, known, f"it must lie in [0, {data.clients - 1}]{', or be a name' if names else ''}{near}")
+    return int(client)
 
 
 def _predictor(
@@ -189,16 +204,23 @@ def _join(
     rule = rule_of(fed.run, group)
     kind = "after" if labelled and rounds else "before"
     trained = rounds if (labelled or rule.unlabelled) and rule.trains != "nothing" else 0
-    model_facts = written(fed, group.members[0], vector, buffers, out)  # any client with the same architecture
-    return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **model_facts}
+    # Any client with the same architecture.
+    facts = written(fed, group.members[0], vector, buffers, out, NEWCOMER)
+    return {"kind": kind, "labelled": labelled, "rule": rule.says, "trained": trained, **scores, **facts}
 
 
 def written(
-    fed: Federation, client: int, vector: torch.Tensor, buffers: list[torch.Tensor], out: Path
-) -> dict[str, Any]:
-    """Write one model (D,) with its buffers as safetensors; returns the run's round and what its class is called with.
+    fed: Federation, client: int, vector: torch.Tensor, buffers: list[torch.Tensor], out: Path,
+    who: int | None = None, form: Format = "safetensors",
+) -> dict[str, Any]:  # fmt: skip
+    """Write one model (D,) with its buffers; returns the run's round, what its class is called with, and what is said
+    of its data.
+
+    `client` has the architecture, and `who` made the inputs: its number among all that the data were dealt to (None:
+    the client's).
 
     Raises:
+        BadInput: torch cannot export it as `form`.
         RunFailed: the file cannot be written.
     """
     run = fed.run
@@ -208,11 +230,11 @@ def written(
     module.binding.bind(vector, buffers)
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
-    with atomic_write(out) as aside:
-        save_model(model, str(aside))  # tensors that the model ties are written once
+    known = about(run.data, run.data.numbers[client] if who is None else who)
+    write(model, form, out, inputs(2, run.data.input_shape, run.data.text), known)
     component = run.config.models[group.index].component
     arguments = arguments_of(component, run.data.input_shape, run.data.num_classes, run.data.text)
-    facts = {"round": run.server.round, "component": component, "arguments": arguments}
+    facts = {"round": run.server.round, "component": component, "arguments": arguments, "about": known}
     if type(run.method).build is not Method.build:
         facts["built_by"] = run.config.method
     facts |= {"input_shape": tuple(run.data.input_shape), "classes": run.data.num_classes, "text": run.data.text}

@@ -24,7 +24,7 @@ ORDER = (
     ("data", "models", "parallel", "provenance", "results", "storage"),
     ("core", "drawing"),
     ("privacy",),
-    ("callbacks",),
+    ("callbacks", "exporting"),
     ("methods.common",),
     ("methods",),
     ("knowledge", "report", "training"),

@@ -24,6 +24,8 @@ BASE: Layer = {
 and as public data, so that methods which ask for either find it."""
 SAVED: Layer = {"callbacks": {"checkpoint": {"every": 1, "best": False, "seconds": 0}}}
 WIDTH = 12
+QUICK = ("runs", "seed", "resume", "partial", "skip", "bytes")
+"""The checks of `--quick`, which need no second process and no other data or networks."""
 
 
 def check_method(argv: list[str]) -> None:
@@ -37,12 +39,13 @@ def check_method(argv: list[str]) -> None:
     words, values = line.words, line.values
     second = words[1] if len(words) > 1 else None
     check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
-    config = _config(words[0], line.layers)
+    config = _config(words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers)
     out = Path(values.out) if values.out is not None else None
     check("out", values.out, out is None or not out.exists(), "it exists; the runs want a folder of their own")
     from fl_lightning.checking.checks import NAMES
 
-    names = [name.strip() for name in (values.only or ",".join(NAMES)).split(",")]
+    check("quick", values.quick, not (values.quick and values.only), "beside only, which names the checks")
+    names = [name.strip() for name in (values.only or ",".join(QUICK if values.quick else NAMES)).split(",")]
     for name in names:
         check("only", name, name in NAMES, f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}")
     with _folder(out) as folder:

@@ -9,12 +9,13 @@ from fl_lightning import catalogue
 from fl_lightning.cli import ends
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli.resolve import complete, method_entry, plan, start_of, to_yaml
+from fl_lightning.cli.schema import SUFFIXES
 from fl_lightning.cli.settings import Layer, Settings, read_line
-from fl_lightning.config import check
+from fl_lightning.config import check, flat
 from fl_lightning.configuration.explain import explained
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
-from fl_lightning.metric import BY_TASK, FURTHER, MODELS
+from fl_lightning.metric import BY_TASK, FURTHER
 from fl_lightning.provenance import name_of
 
 if TYPE_CHECKING:
@@ -74,21 +75,26 @@ def test(argv: list[str]) -> None:
 
 
 def export(argv: list[str]) -> None:
-    """Write one client's model as safetensors, and beside it (and on the screen) the lines that load it."""
+    """Write one client's model, and beside it the file that loads it and predicts raw rows."""
     values = read_line(argv, "export").values
     folder, out = Path(values.run), Path(values.out)
+    beside = _free(out, values.out, SUFFIXES[values.format])
     if (folder / ends.SITE).is_file():
-        loader = _free(out, values.out)
-        config, facts = ends.exported(folder, values.client, out)
+        check("format", values.format, values.format == "safetensors", "of a site's folder safetensors alone")
+        number = int(values.client) if values.client.isdigit() else -1
+        check("client", values.client, number >= 0, "of a site's folder it must be the client's number")
+        config, facts = ends.exported(folder, number, out)
     else:
+        for path in (value for _, value in flat(runs.saved_layer(folder) or {}) if str(value).startswith("__main__.")):
+            name = path.rpartition(".")[2]
+            way = f"move the class to a file, my_parts.py, and write my_parts.{name} in the run's config.yaml"
+            what = f"{name} was defined in a script (__main__), which export cannot import: {way}"
+            check("run", values.run, False, what)
         config = load(folder)
-        loader = _free(out, values.out)
         from fl_lightning.run import export as engine
 
-        facts = engine(config, folder, values.client, out, values.checkpoint)
-    text = _snippet(config, folder, f"client {values.client}", out, facts)
-    loader.write_text(text, encoding="utf-8")
-    print(text, end="")
+        facts = engine(config, folder, values.client, out, values.checkpoint, values.format)
+    _write_loader(beside, folder, facts.get("whose", f"client {values.client}"), out, facts, values.format)
 
 
 def report(argv: list[str]) -> None:
@@ -126,13 +132,11 @@ def join(argv: list[str]) -> None:
     values = read_line(argv, "join").values
     folder, out = Path(values.run), Path(values.out)
     config = load(folder)
-    loader = _free(out, values.out)
+    beside = _free(out, values.out)
     from fl_lightning.run import join as engine
 
     facts = engine(config, folder, values.data, out, values.rounds, values.architecture)
-    text = _snippet(config, folder, "a new client", out, facts)
-    loader.write_text(text, encoding="utf-8")
-    print(text, end="")
+    _write_loader(beside, folder, "a new client", out, facts)
     scores = [by for m in (*BY_TASK.values(), *FURTHER.values()) for by in (m.by("received"), m.name)]
     for name in ("labelled", "rule", *scores, "loss"):
         if name in facts:
@@ -152,11 +156,23 @@ def relative(argv: list[str]) -> None:
         print(f"{name:28s} {value}")
 
 
-def _free(out: Path, given: str) -> Path:
-    """The `.py` to be written beside the safetensors file `out`; `BadInput` unless both can be written."""
+def _write_loader(
+    beside: Path, folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str = "safetensors"
+) -> None:
+    """Write the file that loads the model, and say how it is used."""
+    from fl_lightning.exporting.loader import loader
+
+    text = loader(folder, whose, out, facts, kind)
+    beside.write_text(text, encoding="utf-8")
+    print("".join(line for line in text.splitlines(keepends=True)[:2] if line.startswith("#")), end="")
+    print(f"from {beside.stem} import predict  # {beside}: predict(rows) names the class of each raw row")
+
+
+def _free(out: Path, given: str, suffix: str = ".safetensors") -> Path:
+    """The `.py` to be written beside the file `out`; `BadInput` unless both can be written."""
     loader = out.with_suffix(".py")
     check("out", given, out.parent.is_dir(), f"there is no folder {out.parent}")
-    check("out", given, out.suffix == ".safetensors", "it must end with .safetensors")
+    check("out", given, out.suffix == suffix, f"it must end with {suffix}")
     for path in (out, loader):
         check("out", given, not path.exists(), f"{path} exists, and is not written over")
     return loader
@@ -216,33 +232,3 @@ def load(folder: Path, flags: list[Layer] | None = None) -> Config:
     allowed = f"its clients' models and data are at their sites: fl-train export --run FOLDER/{folder.name} there"
     check("run", str(folder), not (folder / ends.CENTER).is_file(), allowed)
     return complete(plan([saved, *(flags or [])]))
-
-
-def _snippet(config: Config, folder: Path, whose: str, out: Path, facts: dict[str, Any]) -> str:
-    """Python that loads the exported model."""
-    path, method = facts["component"].class_path, facts.get("built_by")
-    imports, made = _called(path, facts["arguments"])
-    adapters = getattr(facts["component"], "adapters", None)
-    if method or adapters is not None:
-        kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
-        imports = f"from fl_lightning.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
-        component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
-        text = f", {facts['text']!r}" if facts["text"] is not None else ""
-        made = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"
-    if method:  # the method's own network, with the user's in it
-        own, call = _called(method.class_path, method.init_args)
-        imports, made = f"{imports}{own}", f"{call}.build({made}, {facts['classes']})"
-    scored = f"# Scored by more than model(x): {facts['scored_as']}\n" if "scored_as" in facts else ""
-    return (
-        f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
-        f"from safetensors.torch import load_model\n\n{imports}\n"
-        f"model = {made}\n"
-        f'load_model(model, "{out.name}")\n'
-        "model.eval()\n"
-    )
-
-
-def _called(class_path: str, arguments: dict[str, Any]) -> tuple[str, str]:
-    """The line that imports a class, and the expression that makes an object of it."""
-    module, _, name = class_path.rpartition(".")
-    return f"from {module} import {name}\n", f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"

@@ -29,6 +29,8 @@ RUN: Keys = {"run": (str, REQUIRED, "DIR: the run folder.")}
 CHECKPOINT: Keys = {
     "checkpoint": (Literal["last", "best"], "last", "The newest checkpoint, or the one with the best mean accuracy."),
 }
+SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
+"""How a file ends that is exported in each format."""
 WORKERS: Keys = {
     "workers": (PositiveInt | None, None, "Processes, one run at a time each (default: one a core; with GPUs one)."),
 }
@@ -67,9 +69,11 @@ FIT: Keys = {
 COMMANDS = {
     "fit": Command("Train a federation. Later config files and flags override earlier ones.", FIT),
     "test": Command("Evaluate the models of a finished run again.", RUN | CHECKPOINT),
-    "export": Command("Write a client's model as safetensors, with code that loads it.", RUN | CHECKPOINT | {
-        "client": (int, REQUIRED, "The client's number, from 0."),
-        "out": (str, REQUIRED, "FILE.safetensors: the file to write."),
+    "export": Command("Write a client's model, with code that loads it and predicts raw rows.", RUN | CHECKPOINT | {
+        "client": (str, REQUIRED, "The client's name, or its number, from 0."),
+        "out": (str, REQUIRED, "FILE: the file to write; it ends with .safetensors, .pt2 (torch_export) or .onnx."),
+        "format": (Literal["safetensors", "torch_export", "onnx"], "safetensors", "Tensors, or the graph that torch "
+                   "traces: torch.export's, or ONNX (extra onnx)."),
     }),
     "join": Command("Give a new client a personalised model from a finished run, which is not changed.", RUN | {
         "data": (str, REQUIRED, "FILE.npz: x_train, y_train (omit: no labels) and, to score it, x_test, y_test."),
@@ -171,6 +175,7 @@ COMMANDS = {
     }, "STUDY | FILE.zip"),
     "check-method": Command("Test a method of your own (seeds, resume, cohorts, bytes, ranks). Keys of fit, too.", {
         "only": (str | None, None, "Some checks by name, separated by commas (default: all)."),
+        "quick": (bool, False, "Only the checks of seeds, resume, cohorts, failures and bytes, in three rounds."),
         "out": (str | None, None, "DIR: a new folder that keeps the runs (default: they are deleted)."),
     }, "METHOD"),
 }  # fmt: skip

@@ -25,6 +25,8 @@ SCALERS = {
 """`data.scale` by name."""
 NEWCOMER = -1
 """The number of a client that is new, by which its own fit is kept."""
+PROBES = 64
+"""Rows by which a scaler is found to be affine."""
 EMPTY = ("", "na", "nan", "null")
 """What an empty cell may hold, in small letters."""
 
@@ -152,6 +154,26 @@ class Preprocessing:
             with _Blamed(key, getattr(self.data, key.removeprefix("data.")), name):
                 numbers = np.asarray(step.fit(numbers).transform(numbers))
         self._fits[who if self.own else 0] = steps
+
+    def affine(self, who: int) -> tuple[list[float], list[float], list[float]]:
+        """What fills an empty cell of each feature, and slope and shift behind it; 0, 1 and 0 of one-hot features.
+
+        Raises:
+            BadInput: the scaler does more than that.
+        """
+        width = int(self.numeric.sum())
+        fills, zero, slope = (np.full(len(self.numeric), value) for value in (0.0, 0.0, 1.0))
+        for key, step in self._fits[who if self.own else 0]:
+            if key == "data.impute":
+                fills[self.numeric] = step.statistics_
+                continue
+            made = [np.asarray(step.transform(np.full((1, width), value)), np.float64)[0] for value in (0.0, 1.0)]
+            zero[self.numeric], slope[self.numeric] = made[0], made[1] - made[0]
+            probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
+            exact = np.allclose(step.transform(probes), probes * (made[1] - made[0]) + made[0], rtol=1e-5, atol=1e-5)
+            allowed = f"it does more than scale each column, which an exported file cannot: {', '.join(SCALERS)}"
+            check("data.scale", self.data.scale, exact, allowed)
+        return fills.tolist(), slope.tolist(), zero.tolist()
 
     def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
         """Samples (n, features) of client `who`, float32 of the same shape."""

@@ -107,6 +107,11 @@ class FederatedData:
         return int(counts[counts > 0].min())
 
     @property
+    def statistics(self) -> tuple[Tensor, Tensor]:
+        """Mean and deviation by which inputs are normalised, shaped to broadcast against one sample."""
+        return self._train.mean, self._train.std
+
+    @property
     def client_names(self) -> list[str]:
         """Of the clients that take part, in order; empty: they have numbers alone."""
         names = self.reading.client_names

@@ -16,7 +16,7 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, split_source
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each user)"
@@ -69,11 +69,12 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
         labels = np.array([(encode(label) or [0])[0] for _, label, _ in samples], np.int64)
         return Pool(labels, lambda index: tokens[index], np.array([number for *_, number in samples], np.int64))
 
+    reading = Reading(tokens=Tokens(names, data.length, "last"))
     ours = pool(train)
     if test:
-        return Source(ours, pool(test), names, users, vocabulary=len(names))
+        return Source(ours, pool(test), names, users, vocabulary=len(names), reading=reading)
     made = split_source(ours, names, users, data.split_seed) if data.reads_test else Source(ours, ours, names, users)
-    return Source(made.train, made.test, names, users, vocabulary=len(names))
+    return Source(made.train, made.test, names, users, vocabulary=len(names), reading=reading)
 
 
 def _pairs(part: Samples, user: str) -> Iterator[tuple[Any, Any]]:

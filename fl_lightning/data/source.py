@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from typing import Literal
 
 import numpy as np
 
@@ -78,6 +79,20 @@ class Pool:
 
 
 @dataclass(frozen=True)
+class Tokens:
+    """How a text becomes token numbers."""
+
+    names: list[str]
+    """Of the tokens, by number."""
+    length: int
+    """Tokens of a sample."""
+    keep: Literal["first", "last"] = "first"
+    """What is kept of a longer text."""
+    tokenizer: str | None = None
+    """Of word pieces: the tokenizer as JSON; None: a token is a character."""
+
+
+@dataclass(frozen=True)
 class Reading:
     """How raw samples, as a user's file has them, become inputs of a model."""
 
@@ -85,6 +100,8 @@ class Reading:
     """Of all clients that the data were dealt to; empty: they have numbers alone."""
     columns: Columns | None = None
     """Of a table whose samples are features."""
+    tokens: Tokens | None = None
+    """Of texts."""
     preprocessing: Preprocessing | None = None
     """What has been fitted; its clients have the numbers that the data were dealt to."""
 

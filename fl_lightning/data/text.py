@@ -5,12 +5,13 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
+from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Reading, Source, Tokens
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 
@@ -43,7 +44,8 @@ def load(data: DataConfig) -> Source:
         check("data.length", length, len(tokens) >= need, what)
     spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
-    return Source(train, test, names, [file.stem for file in files], vocabulary=len(names))
+    reading = Reading(tokens=Tokens(names, length, "first", getattr(encode, "json", None)))
+    return Source(train, test, names, [file.stem for file in files], vocabulary=len(names), reading=reading)
 
 
 def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode]:
@@ -71,7 +73,9 @@ def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
     def tokens_of(pool: Pool) -> Pool:
         return replace(pool, read=lambda index: encoded[pool.read(index)])
 
-    return replace(source, train=tokens_of(source.train), test=tokens_of(source.test), vocabulary=len(names))
+    reading = replace(source.reading, tokens=Tokens(names, data.length, "first", getattr(encode, "json", None)))
+    train, test = tokens_of(source.train), tokens_of(source.test)
+    return replace(source, train=train, test=test, vocabulary=len(names), reading=reading)
 
 
 def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
@@ -93,7 +97,18 @@ def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode]:
     trainer = WordPieceTrainer(vocab_size=size, special_tokens=["<unknown>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     names = [str(tokenizer.id_to_token(number)) for number in range(tokenizer.get_vocab_size())]
-    return names, lambda text: tokenizer.encode(text).ids
+    return names, WordPieces(tokenizer)
+
+
+class WordPieces:
+    """Texts to numbers by a tokenizer that has learned."""
+
+    def __init__(self, tokenizer: Any) -> None:
+        self.tokenizer, self.json = tokenizer, str(tokenizer.to_str())
+
+    def __call__(self, text: str) -> list[int]:
+        """The numbers of a text's pieces."""
+        return list(self.tokenizer.encode(text).ids)
 
 
 def _read(root: str, file: Path) -> str:

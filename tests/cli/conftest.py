@@ -31,8 +31,8 @@ class Engine(ModuleType):
         self.calls.append((config, folder, which))
         return {"mean_accuracy": 0.75, "accuracies": [0.5, 1.0]}
 
-    def export(self, config: Config, folder: Path, client: int, out: Path, which: str) -> dict[str, Any]:
-        self.calls.append((config, folder, client, out, which))
+    def export(self, config: Config, folder: Path, client: str, out: Path, which: str, kind: str) -> dict[str, Any]:
+        self.calls.append((config, folder, client, out, which, kind))
         return {
             "kind": "after",
             "round": 3,

@@ -70,9 +70,10 @@ def test_test_cannot_change_the_run(engine: Any, refused: Callable[..., str]) ->
 def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "m.safetensors"]) == 0
-    assert engine.calls[-1][1:] == (Path("runs/a"), 3, Path("m.safetensors"), "last")
+    assert engine.calls[-1][1:] == (Path("runs/a"), "3", Path("m.safetensors"), "last", "safetensors")
     text = Path("m.py").read_text()
-    assert capsys.readouterr().out == text
+    told = capsys.readouterr().out.splitlines()
+    assert told[0] == text.splitlines()[0] and told[-1].startswith("from m import predict")
     names: dict[str, Any] = {}
     exec(text.partition("load_model(")[0], names)
     assert names["model"].classifier.out_features == 10
@@ -80,7 +81,11 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
 
 @pytest.mark.parametrize(
     ("flags", "told"),
-    [("--client x", "client: 'x'"), ("--client 0 --out no/m.safetensors", "out: "), ("", "client: it must be given")],
+    [
+        ("--format tar --client 0", "format: 'tar'"),
+        ("--client 0 --out no/m.safetensors", "out: "),
+        ("", "client: it must be given"),
+    ],
 )
 def test_bad_exports(engine: Any, refused: Callable[..., str], flags: str, told: str) -> None:
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0

@@ -1,0 +1,37 @@
+"""What is said of a model's data beside its weights: how raw rows become inputs, and what its classes are called."""
+
+from __future__ import annotations
+
+import dataclasses
+from typing import Any
+
+from fl_lightning.data import FederatedData
+
+
+def about(data: FederatedData, who: int) -> dict[str, Any]:
+    """Plain data, ready for JSON, as `plain.inputs` and `plain.names` read them.
+
+    Args:
+        data: of the run.
+        who: number of the client among all that the data were dealt to, or `data.columns.NEWCOMER`.
+
+    Raises:
+        BadInput: a transformer of the user's own does more than scale single columns.
+    """
+    reading = data.reading
+    kind = "table" if reading.columns is not None else "images" if len(data.input_shape) == 3 else "vectors"
+    mean, std = data.statistics
+    fills = scale = shift = columns = None
+    if reading.columns is not None:
+        columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
+    if reading.preprocessing is not None:
+        fills, scale, shift = reading.preprocessing.affine(who)
+    return {
+        "input": "text" if data.vocabulary else kind,
+        "shape": list(data.input_shape),
+        "class_names": data.class_names if data.task == "classification" else [],
+        "columns": columns,
+        "empty": fills, "scale": scale, "shift": shift,
+        "mean": mean.tolist(), "std": std.tolist(),
+        "tokens": None if reading.tokens is None else dataclasses.asdict(reading.tokens),
+    }  # fmt: skip

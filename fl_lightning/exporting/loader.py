@@ -1,0 +1,99 @@
+"""The Python file beside an exported model: it loads the model and predicts raw rows, mostly without this package."""
+
+from __future__ import annotations
+
+import inspect
+import pprint
+from pathlib import Path
+from typing import Any
+
+from fl_lightning.exporting import plain
+from fl_lightning.exporting.source import standalone
+from fl_lightning.metric import MODELS
+
+_END = '''
+
+def predict(rows):
+    """Class names of raw rows (of a regression numbers); `inputs` says what a row may be."""
+    with torch.no_grad():
+        return names(ABOUT, model(inputs(ABOUT, rows)))
+
+
+if __name__ == "__main__":  # python THIS_FILE rows.csv: a prediction for each row of a table
+    import csv
+    import sys
+
+    with open(sys.argv[1], newline="", encoding="utf-8-sig") as file:
+        for name in predict(list(csv.DictReader(file))):
+            print(name)
+'''
+_GRAPHS = {
+    "torch_export": "model = torch.export.load(HERE / {name!r}).module()\n",
+    "onnx": '''
+try:
+    from onnxruntime import InferenceSession
+
+    session = InferenceSession(str(HERE / {name!r}))
+except ImportError:  # slower, and in the package onnx itself
+    from onnx.reference import ReferenceEvaluator
+
+    session = ReferenceEvaluator(str(HERE / {name!r}))
+
+
+def model(x):
+    """Inputs to class scores."""
+    return torch.from_numpy(session.run(None, {{"x": x.numpy()}})[0])
+''',
+}
+
+
+def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str) -> str:
+    """Its text.
+
+    Args:
+        folder: of the run.
+        whose: the client, in words.
+        out: the exported file, which lies beside it.
+        facts: what `run.export` returned.
+        kind: the format.
+    """
+    scored = f"# Scored by more than model(x): {facts['scored_as']}\n" if "scored_as" in facts else ""
+    head = f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
+    here = "from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
+    if kind == "safetensors":
+        imports, made = _made(facts)
+        load = f'load_model(model, str(HERE / "{out.name}"))\nmodel.eval()\n'
+        body = f"from safetensors.torch import load_model\n\n{imports}\n\nmodel = {made}\n{load}"
+    else:
+        body = _GRAPHS[kind].format(name=out.name)
+    text = f"{head}from __future__ import annotations\n\n{here}\n{body}"
+    if "about" not in facts:
+        return text
+    known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
+    functions = inspect.getsource(plain).partition("import torch\n")[2]
+    imports = "import math\nfrom collections.abc import Mapping, Sequence\nfrom typing import Any\n"
+    return f"{text}{known}\n{imports}{functions}{_END}"
+
+
+def _made(facts: dict[str, Any]) -> tuple[str, str]:
+    """What comes before the model is made (imports, and a shipped architecture's own lines), and what makes it."""
+    path, method = facts["component"].class_path, facts.get("built_by")
+    adapters = getattr(facts["component"], "adapters", None)
+    if not method and adapters is None:
+        lines, made = _called(path, facts["arguments"])
+        return standalone(path) or lines, made
+    kinds = ["Network"] + ["Text"] * (facts["text"] is not None)
+    imports = f"from fl_lightning.components import {', '.join(kinds)}\nfrom fl_lightning.models import build\n"
+    component = f"Network({path!r}, {facts['arguments']!r}, adapters={adapters!r})"
+    text = f", {facts['text']!r}" if facts["text"] is not None else ""
+    made = f"build({component}, {facts['input_shape']!r}, {facts['classes']}{text})"
+    if method:  # the method's own network, with the user's in it
+        own, call = _called(method.class_path, method.init_args)
+        imports, made = f"{imports}{own}", f"{call}.build({made}, {facts['classes']})"
+    return imports, made
+
+
+def _called(class_path: str, arguments: dict[str, Any]) -> tuple[str, str]:
+    """The line that imports a class, and the expression that makes an object of it."""
+    module, _, name = class_path.rpartition(".")
+    return f"from {module} import {name}\n", f"{name}({', '.join(f'{k}={v!r}' for k, v in arguments.items())})"

@@ -1,0 +1,63 @@
+"""The source of a shipped architecture, as lines that need torch (some torchvision), and not this package."""
+
+from __future__ import annotations
+
+import ast
+import importlib
+import inspect
+from pathlib import Path
+from typing import Any
+
+PACKAGE = "fl_lightning"
+STANDINS = {
+    "check": "def check(key, value, holds, allowed):\n    if not holds:\n        raise ValueError(allowed)\n",
+    "BadInput": "class BadInput(ValueError):\n    pass\n",
+}
+"""In place of what our architectures take from this package to refuse arguments."""
+
+
+def standalone(class_path: str) -> str | None:
+    """Imports and definitions that the class needs, in order; None: it is no shipped architecture."""
+    module, _, name = class_path.rpartition(".")
+    if not module.startswith(f"{PACKAGE}.models."):
+        return None
+    imports: dict[str, None] = {}
+    definitions: dict[str, str] = {}
+    _collect(module, name, imports, definitions)
+    body = "\n\n".join(text.strip() for text in definitions.values())
+    return "\n".join(imports) + "\n\n\n" + body + "\n"
+
+
+def _collect(module: str, name: str, imports: dict[str, None], definitions: dict[str, str]) -> None:
+    """Add a definition of a module, behind those that it uses."""
+    if name in definitions:
+        return
+    if name in STANDINS:
+        definitions[name] = STANDINS[name]
+        return
+    text = Path(inspect.getfile(importlib.import_module(module))).read_text(encoding="utf-8")
+    tree = ast.parse(text)
+    ours: dict[str, str] = {}
+    own: dict[str, ast.stmt] = {}
+    for node in tree.body:
+        if isinstance(node, ast.ImportFrom) and str(node.module).startswith(PACKAGE):
+            ours |= {alias.asname or alias.name: str(node.module) for alias in node.names}
+        elif isinstance(node, ast.Import | ast.ImportFrom) and getattr(node, "module", "") != "__future__":
+            imports[ast.unparse(node)] = None
+        elif isinstance(node, ast.ClassDef | ast.FunctionDef):
+            own[node.name] = node
+        elif isinstance(node, ast.Assign):
+            own |= {target.id: node for target in node.targets if isinstance(target, ast.Name)}
+    node = own[name]
+    definitions[name] = ""  # its place is behind those that it uses, and a definition may use itself
+    for used in _names(node):
+        if used in ours:
+            _collect(ours[used], used, imports, definitions)
+        elif used in own and used != name:
+            _collect(module, used, imports, definitions)
+    del definitions[name]
+    definitions[name] = ast.get_source_segment(text, node) or ""
+
+
+def _names(node: Any) -> list[str]:
+    return list(dict.fromkeys(part.id for part in ast.walk(node) if isinstance(part, ast.Name)))

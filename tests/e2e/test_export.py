@@ -1,0 +1,265 @@
+"""An exported model predicts raw rows as the run scored it, in a process that cannot import this package."""
+
+from __future__ import annotations
+
+import csv
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors import safe_open
+
+from fl_lightning import Run, catalogue
+from fl_lightning.cli import main
+from fl_lightning.config import DataConfig
+from fl_lightning.data import prepare
+from fl_lightning.exporting.source import standalone
+
+QUICK = "--federation.rounds 2 --federation.local_epochs 2 --loggers null --callbacks.heatmaps null --method fedper"
+TEST = """
+import importlib.abc, json, sys
+
+class Absent(importlib.abc.MetaPathFinder):
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] == "fl_lightning":
+            raise ModuleNotFoundError(name)
+
+sys.meta_path.insert(0, Absent())
+sys.path.insert(0, sys.argv[1])
+import importlib
+module = importlib.import_module(sys.argv[2])
+print(json.dumps(module.predict(json.load(open(sys.argv[3])))))
+"""
+
+
+def predicted(folder: Path, module: str, rows: list[object]) -> list[str]:
+    """What the exported file says of raw rows, in another process without this package."""
+    (folder / "test.py").write_text(TEST)
+    (folder / "rows.json").write_text(json.dumps(rows))
+    command = [sys.executable, "test.py", str(folder), module, "rows.json"]
+    done = subprocess.run(command, cwd=folder, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+    return list(json.loads(done.stdout))
+
+
+def trained(folder: Path, flags: str) -> Run:
+    assert main(["fit", *f"{flags} {QUICK} --out {folder} --name run".split()]) == 0
+    return Run(folder / "run")
+
+
+def exported(folder: Path, client: str, form: str = "safetensors") -> str:
+    out = folder / f"m_{form}{ {'safetensors': '.safetensors', 'torch_export': '.pt2', 'onnx': '.onnx'}[form] }"
+    flags = ["--run", str(folder / "run"), "--client", client, "--out", str(out), "--format", form]
+    assert main(["export", *flags]) == 0
+    return out.stem
+
+
+SITES = ("Aarau", "Basel", "Chur")
+
+
+def hospitals(folder: Path) -> tuple[str, list[dict[str, str]]]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for number in range(180):
+        dose = rng.normal(3, 2)
+        age = "" if rng.random() < 0.2 else f"{rng.normal(60, 9):.0f}"
+        outcome = "ill" if dose + rng.normal() > 3 else "well"
+        rows.append(
+            {
+                "site": SITES[number % 3],
+                "age": age,
+                "dose": f"{dose:.3f}",
+                "sex": rng.choice(["f", "m"]),
+                "out": outcome,
+            }
+        )
+    with (folder / "t.csv").open("w", newline="") as file:
+        out = csv.DictWriter(file, rows[0])
+        out.writeheader()
+        out.writerows(rows)
+    keys = "--data.label_column out --data.group_column site --data.partition natural --federation.clients 3"
+    return f"--data.root {folder}/t.csv {keys} --data.one_hot [sex] --data.impute median", rows
+
+
+@pytest.mark.parametrize(
+    ("form", "scale"),
+    [
+        ("safetensors", "--data.scale robust --data.fitted own"),
+        ("safetensors", ""),
+        ("torch_export", "--data.scale minmax"),
+    ],
+)
+def test_a_tables_rows(tmp_path: Path, form: str, scale: str) -> None:
+    flags, rows = hospitals(tmp_path)
+    run = trained(tmp_path, f"{flags} {scale} --data.folds 3 --model mlp")
+    module = exported(tmp_path, "Basel", form)
+    answers = predicted(tmp_path, module, rows)
+    config = DataConfig(
+        root=f"{tmp_path}/t.csv", label_column="out", group_column="site", partition="natural", one_hot=["sex"],
+        impute="median", folds=3, columns=["age", "dose", "sex"],
+    )  # fmt: skip
+    own = prepare(config, 3, 0)
+    x = torch.cat([x for x, _ in own.client(1).test.batches(99)]) * own._train.std + own._train.mean
+    tested = [
+        r for r in rows if r["site"] == "Basel" and any(abs(float(r["dose"]) - v) < 1e-3 for v in x[:, 1].tolist())
+    ]
+    assert len(tested) == own.test_sizes[1]
+    right = [answer == r["out"] for answer, r in zip(answers, rows, strict=True) if r in tested]
+    assert np.mean(right) == pytest.approx(run.final["accuracy"][1], abs=1e-6)
+    assert set(answers) <= {"ill", "well"}
+
+
+def test_metadata_of_the_tensors(tmp_path: Path) -> None:
+    flags, rows = hospitals(tmp_path)
+    trained(tmp_path, f"{flags} --data.scale standard --model mlp")
+    module = exported(tmp_path, "1")
+    with safe_open(tmp_path / f"{module}.safetensors", "pt") as file:
+        about = json.loads(file.metadata()["fl_lightning"])
+    assert about["class_names"] == ["ill", "well"] and about["columns"][2] == ["sex", ["f", "m"]]
+    assert "client 1 (Basel)" in (tmp_path / f"{module}.py").read_text()
+    done = subprocess.run(
+        [sys.executable, f"{module}.py", "t.csv"], cwd=tmp_path, capture_output=True, text=True, check=True
+    )
+    assert done.stdout.split() == predicted(tmp_path, module, rows)
+
+
+@pytest.mark.parametrize("form", ["safetensors", "torch_export"])
+@pytest.mark.parametrize("model", ["cnn --model.padding 2"])
+def test_images(tmp_path: Path, model: str, form: str) -> None:
+    run = trained(tmp_path, f"--model {model} --federation.clients 5 --data.fraction 0.4")
+    module = exported(tmp_path, "3", form)
+    data = prepare(DataConfig(fraction=0.4), 5, 0)
+    index = torch.from_numpy(data._shares[2][3])
+    raw, labels = data._test.raw[index], data._test.labels[index]
+    answers = predicted(tmp_path, module, raw.tolist())
+    right = [answer == str(int(label)) for answer, label in zip(answers, labels, strict=True)]
+    assert np.mean(right) == pytest.approx(run.final["accuracy"][3], abs=1e-6)
+    assert predicted(tmp_path, module, raw[:, 0].tolist()) == answers  # without an axis for the one channel
+
+
+def test_texts(tmp_path: Path) -> None:
+    rng = np.random.default_rng(0)
+    lines = ["site,review,mood"]
+    for number in range(120):
+        mood = ["poor", "good"][int(rng.random() < 0.5)]
+        lines.append(f"{SITES[number % 3]},a {mood if rng.random() < 0.8 else 'plain'} film no {number},{mood}")
+    (tmp_path / "r.csv").write_text("\n".join(lines))
+    keys = "--data.columns [review] --data.tokens characters --data.length 24 --data.label_column mood"
+    natural = "--data.group_column site --data.partition natural --federation.clients 3 --data.client_test 0.3"
+    run = trained(tmp_path, f"--data.root {tmp_path}/r.csv {keys} {natural} --model textcnn --model.embedding 16")
+    module = exported(tmp_path, "Chur")
+    config = DataConfig(
+        root=f"{tmp_path}/r.csv", columns=["review"], tokens="characters", length=24, label_column="mood",
+        group_column="site", partition="natural", client_test=0.3,
+    )  # fmt: skip
+    data = prepare(config, 3, 0)
+    names = data.reading.tokens.names  # type: ignore[union-attr]
+    index = torch.from_numpy(data._shares[2][2])
+    texts = ["".join(names[k] for k in row if k) for row in data._test.raw[index].tolist()]
+    answers = predicted(tmp_path, module, texts)
+    right = [data.class_names.index(a) == int(y) for a, y in zip(answers, data._test.labels[index], strict=True)]
+    assert np.mean(right) == pytest.approx(run.final["accuracy"][2], abs=1e-6)
+
+
+@pytest.mark.parametrize("name", sorted(catalogue.table("models")))
+def test_every_shipped_architecture_has_lines_of_its_own(name: str) -> None:
+    text = standalone(catalogue.table("models")[name].class_path)
+    assert text is not None and "fl_lightning" not in text
+    compile("from __future__ import annotations\n" + text, name, "exec")
+
+
+def test_onnx(tmp_path: Path) -> None:
+    pytest.importorskip("onnxscript")
+    trained(tmp_path, "--model mlp --federation.clients 5 --data.fraction 0.4")
+    graph, plain = exported(tmp_path, "2", "onnx"), exported(tmp_path, "2")
+    raw = prepare(DataConfig(fraction=0.4), 5, 0)._test.raw[:20].tolist()
+    assert predicted(tmp_path, graph, raw) == predicted(tmp_path, plain, raw)
+
+
+STRANGE = """
+import torch
+
+class Strange(torch.nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.out(x.flatten(1)) + (1 if float(x.sum()) > 0 else 0)
+"""
+
+
+@pytest.mark.parametrize("form", ["torch_export", "onnx"])
+def test_a_model_that_torch_refuses_is_one_line(
+    tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    pytest.importorskip("onnxscript")
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / f"strange_{form}.py").write_text(STRANGE)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    trained(tmp_path, f"--model strange_{form}.Strange --federation.clients 5 --data.fraction 0.4")
+    capsys.readouterr()
+    out = f"m{ {'torch_export': '.pt2', 'onnx': '.onnx'}[form] }"
+    assert main(["export", "--run", "run", "--client", "0", "--out", out, "--format", form]) == 2
+    lines = capsys.readouterr().err.splitlines()
+    assert len(lines) == 1, lines
+    [line] = lines
+    assert f"format: '{form}' is not allowed; torch cannot export this model" in line
+    assert not (tmp_path / out).exists() and not (tmp_path / "m.py").exists()
+
+
+def test_what_cannot_be_exported_is_one_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    flags, _ = hospitals(tmp_path)
+    trained(tmp_path, f"{flags} --data.scale sklearn.preprocessing.PowerTransformer --model mlp")
+    capsys.readouterr()
+
+    def refused(*words: str) -> str:
+        assert main(["export", "--run", str(tmp_path / "run"), "--out", f"{tmp_path}/m.safetensors", *words]) == 2
+        return capsys.readouterr().err
+
+    assert "data.scale: 'sklearn.preprocessing.PowerTransformer' is not allowed; it does more" in refused(
+        "--client", "0"
+    )
+    assert "client: 'Basle' is not allowed; it must lie in [0, 2], or be a name (did you mean Basel?)" in refused(
+        "--client", "Basle"
+    )
+
+
+SCRIPT = """
+import torch
+import fl_lightning
+
+class Net(torch.nn.Module):
+    def __init__(self, num_classes: int) -> None:
+        super().__init__()
+        self.out = torch.nn.Linear(64, num_classes)
+
+    def forward(self, x):
+        return self.out(x.flatten(1))
+
+few = {"federation.rounds": 1, "federation.clients": 5, "data.fraction": 0.4, "federation.local_epochs": 1}
+fl_lightning.fit(few | {"model": Net, "loggers": None, "callbacks": {"heatmaps": None}, "name": "own"})
+"""
+
+
+def test_a_class_of_a_script_is_refused_with_the_way_out(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "script.py").write_text(SCRIPT)
+    subprocess.run([sys.executable, "script.py"], check=True, capture_output=True)
+    words = ["export", "--run", "runs/own", "--client", "0", "--out", "m.safetensors"]
+    assert main(words) == 2
+    assert "Net was defined in a script (__main__), which export cannot import: move" in capsys.readouterr().err
+    (tmp_path / "my_parts_of_a_script.py").write_text(SCRIPT.partition("few =")[0])
+    config = tmp_path / "runs" / "own" / "config.yaml"
+    config.write_text(config.read_text().replace("__main__.Net", "my_parts_of_a_script.Net"))
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(words) == 0
+    assert "from my_parts_of_a_script import Net" in (tmp_path / "m.py").read_text()
