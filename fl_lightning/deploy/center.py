@@ -21,7 +21,7 @@ from fl_lightning.config import Config
 from fl_lightning.core import Payload
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.data import Facts, NotHere, at_center
-from fl_lightning.deploy.exchange import Exchange
+from fl_lightning.deploy.exchange import MOST_BEYOND, Exchange
 from fl_lightning.deploy.site import Located, digest_of, located
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
@@ -221,6 +221,8 @@ def remote(fed: Federation, exchange: Exchange) -> Federation:
     worker = RemoteWorker(run, pool, old.trainers, old.guard, evaluator, old.transforms, old.observers)
     worker.exchange = evaluator.exchange = exchange
     exchange.method = run.method_name
+    vectors = 1 + sum(slot.exchanged for slot in run.method.slots().values())
+    exchange.most = MOST_BEYOND + 2 * vectors * max(group.initial.nbytes for group in run.groups)
     return Federation(run, pool, worker, evaluator, fed.reducer)
 
 

@@ -15,8 +15,8 @@ from fl_lightning import log
 from fl_lightning.deploy import wire
 from fl_lightning.errors import BadClient, BadInput, RunFailed
 
-MOST_BEYOND = 2**20
-"""Bytes that an answer may have beyond twice the federation's models: header, statistics (ours)."""
+MOST_BEYOND = 2**26
+"""Bytes that an answer may have beyond twice what a client uploads in vectors: header, statistics, predictions (ours)."""
 
 
 class Transport(Protocol):
