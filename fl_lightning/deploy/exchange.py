@@ -16,7 +16,7 @@ from fl_lightning.deploy import wire
 from fl_lightning.errors import BadClient, BadInput, RunFailed
 
 MOST_BEYOND = 2**26
-"""Bytes that an answer may have beyond twice what a client uploads in vectors: header, statistics, predictions (ours)."""
+"""Bytes of an answer beyond twice what a client uploads in vectors: header, statistics, predictions (ours)."""
 
 
 class Transport(Protocol):
