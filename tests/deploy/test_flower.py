@@ -129,7 +129,14 @@ def test_three_supernodes_come_to_the_simulators_bits(
         registered = machines.flwr("supernode", "register", f"node{k}.pub", "centre", "--format", "json")
         assert "node-id" in registered, registered
         machines.node(k, tmp_path / "sites" / f"site-{k}.npz")
-    out = machines.flwr("run", "app", "centre", "--stream", "-c", f'out="{tmp_path}/runs" again=600')
+    out = machines.flwr(
+        "run",
+        "app",
+        "centre",
+        "--stream",
+        "-c",
+        f'out="{tmp_path}/runs" public="{tmp_path}/sites/public.npz" again=600',
+    )
     run = tmp_path / "runs" / "app"
     assert (run / "summary.json").is_file(), out[-3000:]
     assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []

@@ -91,7 +91,8 @@ def run_of(app: Path, configs: list[dict[str, Any]], folder: Path, resume: bool 
     config, mark = config_of(app), fingerprint(app)
     folder.mkdir(exist_ok=resume)
     exchange = Exchange(Processes(configs), "run", mark, Limits(120, 120, 20))
-    put_together = partial(federation_of, exchange, Facts.read(app / "facts.json"), None)
+    public = app.parents[1] / "sites" / "public.npz"
+    put_together = partial(federation_of, exchange, Facts.read(app / "facts.json"), public)
     launch(config, fit_on_rank, folder, resume, put_together)
     return folder
 
