@@ -62,6 +62,9 @@ def test_what_is_uploaded_by_hand() -> None:
     assert kept.pop("conv.bias") == [0, 1]
     assert kept.pop("body.bias") == [1, 1, 0, 0]
     assert all(all(flags) for flags in kept.values())
+    layout = Layout(nn.Sequential(nn.Conv2d(1, 1, 3), nn.Linear(2, 2)), "1")
+    mask = most_changed(layout, torch.arange(float(layout.size)))
+    assert mask[:9].tolist() == [False] * 8 + [True]  # nine tenths of nine numbers
 
 
 def uploaded(fed: Any, masks: list[Tensor]) -> Any:
