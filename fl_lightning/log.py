@@ -6,7 +6,8 @@ import contextlib
 import logging
 import sys
 import warnings
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextvars import ContextVar
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
@@ -58,7 +59,8 @@ class Log:
             self._waiting = None
 
 
-_log: Log | None = None
+_log: ContextVar[Log | None] = ContextVar("log", default=None)
+"""Of the run that is going on: runs that train together each have a context of their own."""
 
 
 def say(line: str) -> None:
@@ -69,14 +71,14 @@ def say(line: str) -> None:
 
 def note(line: str) -> None:
     """Keep a line in the log of the run that is going on in this process, if one is."""
-    if _log is not None:
-        _log.add(line)
+    if (log := _log.get()) is not None:
+        log.add(line)
 
 
 def begun() -> None:
     """The first round is done: from now on there is something to keep."""
-    if _log is not None:
-        _log.begin()
+    if (log := _log.get()) is not None:
+        log.begin()
 
 
 @contextlib.contextmanager
@@ -85,17 +87,9 @@ def kept(file: Path, who: str = "") -> Iterator[None]:
 
     A start that is refused (`BadInput`) before its first round leaves nothing.
     """
-    global _log
-    before, log = _log, Log(file, who)
-    handler, shown = _Handler(logging.WARNING), warnings.showwarning
-
-    def show(message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
-        log.add(f"{category.__name__}: {message}")
-        shown(message, category, *where, **more)
-
-    _log = log
-    logging.getLogger().addHandler(handler)
-    warnings.showwarning = show
+    log = Log(file, who)
+    before = _log.set(log)
+    _listener.begin()
     try:
         yield
         log.add("ended")
@@ -105,10 +99,37 @@ def kept(file: Path, who: str = "") -> Iterator[None]:
             log.begin()
         raise
     finally:
-        _log = before
-        logging.getLogger().removeHandler(handler)
-        if warnings.showwarning is show:
-            warnings.showwarning = shown
+        _log.reset(before)
+        _listener.end()
+
+
+class _Listener:
+    """Notes what libraries log and warn of, as long as a run is going on: once, however many runs are."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._handler = _Handler(logging.WARNING)
+        self._shown: Callable[..., None] = warnings.showwarning
+
+    def begin(self) -> None:
+        """One run more."""
+        self._runs += 1
+        if self._runs == 1:
+            logging.getLogger().addHandler(self._handler)
+        if warnings.showwarning != self._show:
+            self._shown, warnings.showwarning = warnings.showwarning, self._show
+
+    def end(self) -> None:
+        """One run less."""
+        self._runs -= 1
+        if self._runs == 0:
+            logging.getLogger().removeHandler(self._handler)
+            if warnings.showwarning == self._show:
+                warnings.showwarning = self._shown
+
+    def _show(self, message: Warning | str, category: type[Warning], *where: Any, **more: Any) -> None:
+        note(f"{category.__name__}: {message}")
+        self._shown(message, category, *where, **more)
 
 
 class _Handler(logging.Handler):
@@ -119,3 +140,6 @@ class _Handler(logging.Handler):
         note(f"{record.levelname} of {record.name}: {record.getMessage()}")
         if logging.getLogger().handlers == [self] and logging.lastResort is not None:
             logging.lastResort.handle(record)
+
+
+_listener = _Listener()

@@ -37,8 +37,13 @@ WORKERS: Keys = {
 CHANGED: Keys = {
     "accept_changed_code": (bool, False, "Continue although your own code has changed; both versions are kept."),
 }
+TOGETHER: Keys = {
+    "together": (int | str | None, None, "Runs that train together in a process: a number, 1, or "
+                 "auto, which measures (default: the study's)."),
+}  # fmt: skip
 PART: Keys = (
     WORKERS
+    | TOGETHER
     | CHANGED
     | {
         "methods": (str | None, None, "Run only these methods now: labels with commas (forced rows are always run)."),

@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.cli import folder as runs
-from fl_lightning.cli import schema, studyfile
+from fl_lightning.cli import schema, studyfile, together
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, layer_of, read_config, read_line
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, script, send
@@ -71,6 +71,10 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
     folder.check(wanted, to_settings(base), all_runs)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
+    wanted_together = wanted.together if values.together is None else values.together
+    executors: dict[str, str] = {}
+    if not values.slurm:
+        chosen, executors = together.with_executors(folder, chosen, wanted_together, configs)
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, values.accept_changed_code)
     if values.slurm:
@@ -80,8 +84,9 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
     with folder.locked():
         folder.check(wanted, to_settings(base), all_runs)  # another process may have been in it meanwhile
         folder.write(wanted, to_yaml(base), all_runs)
+        together.keep(folder, executors)
         code.accept(folder, todo)
-        _run(folder, chosen, len(all_runs), values.workers, shlex.join(line))
+        _run(folder, chosen, len(all_runs), values.workers, wanted_together, shlex.join(line))
     return folder
 
 
@@ -114,8 +119,9 @@ def resolve(
     return base, all_runs, configs
 
 
-def train(config: Config, folder: Path, accept: bool = False) -> None:
-    """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have changed."""
+def train(config: Config, folder: Path, accept: bool = False, together: Any = None) -> None:
+    """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have changed.
+    `together`: what drives the run beside others."""
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
@@ -123,7 +129,7 @@ def train(config: Config, folder: Path, accept: bool = False) -> None:
     if saved is not None:
         runs.check_goes_on(saved, config, folder, accept)
     with runs.opened(Start(str(folder.parent), folder.name, resume=True), folder.name, config) as place:
-        fit(config, place, resume=True)
+        fit(config, place, resume=True, together=together)
 
 
 def run_one(job: Job) -> str | None:
@@ -160,6 +166,7 @@ def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
 
 
 def _check_values(values: Any) -> None:
+    together.check_number(values.together)
     if values.slurm:
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
         check_job(values)
@@ -220,18 +227,23 @@ def _check_different(listed: list[Run], configs: list[Config]) -> None:
 # ---------------------------------------------------------------- running
 
 
-def _run(folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, workers: int | None, line: str) -> None:
+def _run(
+    folder: StudyFolder, chosen: list[tuple[Run, Config]], whole: int, workers: int | None, at_once: int | str,
+    line: str,
+) -> None:  # fmt: skip
     """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
     from fl_lightning import provenance
     from fl_lightning.study.runner import Runner
+    from fl_lightning.study.workers import one_by_one
 
     provenance.look()  # likewise
     jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
-    runner = Runner(folder, [run for run, _ in chosen], run_one, jobs)
+    most = together.most_at_once(at_once, [config for _, config in chosen])
+    runner = Runner(folder, [run for run, _ in chosen], one_by_one(run_one) if most == 1 else together.drive, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
     try:
-        runner.run(worker_count(workers, chosen[0][1]))
+        runner.run(worker_count(workers, chosen[0][1]), most)
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             print(f"study: stopped with {runner.progress()}; it goes on with: {line}", file=sys.stderr)
@@ -252,7 +264,7 @@ def fetch(configs: list[Config]) -> None:
     """
     from fl_lightning.data.load import OVERRIDES
     from fl_lightning.data.vision import RECIPES
-    from fl_lightning.study.workers import run_all
+    from fl_lightning.study.workers import one_by_one, run_all
 
     sets = {
         (config.data.source, config.data.root): config
@@ -261,7 +273,9 @@ def fetch(configs: list[Config]) -> None:
     }
     with (
         tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)) as ended,
+        contextlib.closing(
+            run_all(one_by_one(_loaded), list(sets.values()), 1, Path(logs), lambda numbers: None)
+        ) as ended,
     ):
         absent = [one.error for one in ended if one.error is not None]
     if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):

@@ -96,6 +96,11 @@ class Part(ABC):
         """The part of which this one is a `subset`; else this one."""
         return self
 
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """All samples as stored, x (n, ...) and y (n, ...), where they lie in memory as they are trained on."""
+        return None
+
     def subset(self, index: Tensor) -> Part:
         """The samples at `index` (int64 [m], places in this part as stored), augmented as this part is."""
         return SubsetPart(self, index)
@@ -126,6 +131,11 @@ class ResidentPart(Part):
     def __init__(self, x: Tensor, y: Tensor, augmentation: Augmentation | None) -> None:
         super().__init__(len(y), augmentation)
         self.x, self.y = x, y
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs and labels, unless they are augmented."""
+        return None if self.augmented else (self.x, self.y)
 
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
         x, y = self.x, self.y
@@ -168,6 +178,11 @@ class TargetPart(Part):
         if len(targets) != len(part):
             raise ValueError(f"{len(targets)} targets for {len(part)} samples")
         self._part, self._targets = part, targets
+
+    @property
+    def tensors(self) -> tuple[Tensor, Tensor] | None:
+        """Inputs, and the targets."""
+        return None if self._part.tensors is None else (self._part.tensors[0], self._targets)
 
     def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
         targets = self._targets if order is None else self._targets[sent(order, self._targets.device)]

@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 
@@ -26,6 +27,14 @@ from fl_lightning.storage.state import MODEL, ClientState
 
 _START = "received."
 """Before the names of what is kept of the model that a client began its last round with."""
+
+
+class ToScore(NamedTuple):
+    """A model of a client that is about to be scored: with others it can be scored beforehand."""
+
+    kind: str
+    client: Client
+    vector: Tensor
 
 
 class Evaluator:
@@ -71,6 +80,23 @@ class Evaluator:
         if kind == judge and len(validation):
             scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, validation, digest)
         return scores | self._on_global_test(kind, client, vector, digest)
+
+    def stacks(self, client: Client) -> bool:
+        """Whether models of the client can be scored beside others (`score_ahead`)."""
+        executor, data = self.trainers[client.group.index].executor, client.data
+        plain = self.remembered.enabled and not scoring.further_metrics(self.run)
+        return plain and (executor.scores(data.test) or executor.scores(data.validation))
+
+    def score_ahead(self, models: Sequence[ToScore]) -> None:
+        """Score models of one architecture at once, so that `scores` finds what it would compute.
+
+        What fails here will fail again where client and round are named.
+        """
+        if not models:
+            return
+        executor = self.trainers[models[0].client.group.index].executor
+        with contextlib.suppress(Exception):
+            self.remembered.compute(executor, self.run.judge, models)
 
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
         """Bind `vector`, to be scored as `kind`; returns its digest."""
@@ -262,6 +288,8 @@ class Evaluator:
         A client that fails here has uploaded already: it only goes without the score.
         """
         self._scored, self.remembered.shared = (None, None), (None, b"")
+        if self.has_global and self.wants("global"):
+            self._global_ahead(results.clients)
         for id, result in results.clients.items():
             try:
                 with self.guard.naming(t, id, self):
@@ -277,6 +305,17 @@ class Evaluator:
                     raise
                 results.failures.append((failure.bare(), "not judged"))
         self.remembered.shared = None
+
+    def _global_ahead(self, ids: Iterable[int]) -> None:
+        """Score what the server has for these clients beside each other, where that can be."""
+        models: dict[int, list[ToScore]] = {}
+        with contextlib.suppress(BadClient):
+            for id in ids:
+                client = self.at_rest(id, self.run.group_of(id).initial_buffers)
+                if self.stacks(client) and (model := self.global_model(id)) is not None:
+                    models.setdefault(client.group.index, []).append(ToScore("global", client, model))
+            for some in models.values():
+                self.score_ahead(some)
 
 
 def _one_for_all(evaluator: Evaluator) -> bool:

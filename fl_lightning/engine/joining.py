@@ -6,7 +6,6 @@ import contextlib
 import copy
 import itertools
 import math
-from collections.abc import Generator
 from dataclasses import replace
 from typing import Any, NamedTuple, cast
 
@@ -17,7 +16,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Aggregator, client_memory
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
-from fl_lightning.core import Client, Fit, ModelGroup, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Client, ModelGroup, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.core.newcomer import ALONE, GLOBAL, MIX, PERSONAL
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
@@ -26,7 +25,7 @@ from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer
-from fl_lightning.engine.visit import Visit
+from fl_lightning.engine.visit import Steps, Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
@@ -162,11 +161,14 @@ class NewcomerVisit(Visit):
         job.keep = False
         return job
 
-    def carry_out(self, steps: Generator[LocalJob, Fit, None]) -> None:
+    def carry_out(self, steps: Steps) -> None:
         """Train one phase after the other."""
         with self.worker.guard.naming(self.t, self.id, self), contextlib.suppress(StopIteration):
             job = next(steps)
             while True:
+                if not isinstance(job, LocalJob):
+                    job = steps.send(None)
+                    continue
                 [fit] = self.trainer.loop.train([job])
                 if self.personal:  # running statistics move whatever trains
                     self.client.overwrite(self.client.payload)

@@ -16,6 +16,7 @@ from fl_lightning.core.run import RunContext
 from fl_lightning.data.part import Part
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
+from fl_lightning.training.executors.base import Executor, ScoreJob
 
 T = TypeVar("T")
 MOST_NAMED = 10
@@ -73,6 +74,8 @@ class Remembered:
         method = type(run.method)
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
+        self.ahead = False
+        """Whether models are scored beforehand, beside each other: then all are known by their bytes."""
         self._last: dict[tuple[int, Any], dict[str, tuple[Part, bytes, Any]]] = {}
         """By client and what was computed, for the last model of each kind: data, digest and result."""
         self.shared: tuple[Tensor | None, bytes] | None = None
@@ -82,7 +85,7 @@ class Remembered:
         """Of the model `vector` (D,) with the client's buffers; empty where nothing is remembered: also of a model that
         clients replace by the server's, so that it is not scored again."""
         run = client.run
-        replaced = kind == "after" and run.policy.starts_from_server and run.judge != "after"
+        replaced = kind == "after" and run.policy.starts_from_server and run.judge != "after" and not self.ahead
         if not self.enabled or replaced:
             return b""
         shared = self.shared
@@ -90,12 +93,36 @@ class Remembered:
         self.shared = shared and (vector, own)
         return own + b"".join(map(_hashed, client.state.buffers))
 
+    def compute(self, executor: Executor, judge: str, models: Sequence[tuple[str, Client, Tensor]]) -> None:
+        """Score models beside each other on their clients' test data, the judge's on validation data too, where they
+        are not known: `get` will find them."""
+        self.ahead = True
+        jobs: list[ScoreJob] = []
+        places: list[tuple[Any, str, Client, bytes]] = []
+        for kind, client, vector in models:
+            digest, data = self.digest(kind, client, vector), client.data
+            for what, part in ((measured, data.test), (score, data.validation)):
+                if not (executor.scores(part) and (what is measured or kind == judge)):
+                    continue
+                if self._known(what, client, part, digest) is None:
+                    jobs.append(ScoreJob(vector, client.state.buffers, part))
+                    places.append((what, kind, client, digest))
+        totals = executor.score(jobs) if jobs else []
+        for (what, kind, client, digest), job, total in zip(places, jobs, totals, strict=True):
+            value = total / len(job.part)
+            result = {client.run.data.metric: value} if what is measured else value
+            self._last.setdefault((client.id, what), {})[kind] = job.part, digest, result
+
+    def _known(self, what: Any, client: Client, part: Part, digest: bytes) -> tuple[Part, bytes, Any] | None:
+        last = self._last.get((client.id, what), {})
+        return next((entry for entry in last.values() if entry[0] is part and entry[1] == digest), None)
+
     def get(self, compute: Callable[[str, Client, Part], T], kind: str, client: Client, part: Part, digest: bytes) -> T:
         """`compute` of the bound model, whose `digest` it is, on `part`: as it was, or computed now."""
         if not digest:
             return compute(kind, client, part)
         last = self._last.setdefault((client.id, compute), {})
-        known = next((entry for entry in last.values() if entry[0] is part and entry[1] == digest), None)
+        known = self._known(compute, client, part, digest)
         if known is None:
             known = part, digest, compute(kind, client, part)
         else:

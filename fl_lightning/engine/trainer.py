@@ -2,27 +2,35 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+import math
+from collections.abc import Hashable, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fl_lightning import log
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
-from fl_lightning.device import graph_type
+from fl_lightning.device import graph_type, no_draws
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
+from fl_lightning.methods.base import Method
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
-from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make
+from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make, seconds_by_client, shared
 from fl_lightning.training.executors.loop import Loop
+from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import make_optimizer
 from fl_lightning.training.schedule import Length
+
+WORTH_TOGETHER = 0.7
+"""Runs train together for what takes at most this share of the loop's time: passes are not always full."""
 
 
 class Trainer:
@@ -51,6 +59,8 @@ class Trainer:
         """What training on one sample costs, once the run has begun; None where it could not be counted."""
         self.uncounted = "the run has not begun"
         """Then: why not."""
+        self.together: Together | None = None
+        """What drives the run beside others, with which its clients then train."""
         self._masked: dict[bytes, SampleCost | None] = {}
 
     def bind_initial(self) -> None:
@@ -65,7 +75,22 @@ class Trainer:
             config.optimizer, data.input_shape, data.num_classes, run.dtype, config.federation.batch_size, sizes,
             min(run.cohort_size, len(sizes)), self.group.whole_last, config.fabric.channels_last, data.text,
         )  # fmt: skip
-        return make(name, self.fabric, self.module, self.optimizer, spec)
+        parts = self.fabric, self.module, self.optimizer
+        if name == "vmap" and self.together is not None:
+            return shared(self.together, self._kind(spec), *parts, spec)
+        return make(name, *parts, spec)
+
+    def _kind(self, spec: ExecutorSpec) -> Hashable:
+        """What must be the same for the clients of two runs to train in one pass."""
+        run, module, method = self.run, self.module, type(self.run.method)
+        digest = xxhash.xxh3_128()
+        for tensor in self.group.frozen.values():
+            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
+        built = "" if method.build is Method.build else repr(run.config.method)
+        network = repr(run.config.models[self.group.index].component), repr(module.model), built, digest.hexdigest()
+        blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
+        steps = repr(replace(spec.config, lr=0.0)), spec.largest_batch, str(spec.dtype), run.config.fabric.precision
+        return network, blocks, module.trainable.tobytes(), steps, tuple(spec.input_shape), module.metric.name
 
     def contest(self) -> Contest:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by
@@ -143,6 +168,26 @@ def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
         trainer.executor, reason = trainer.made(name)
         if reason is not None and run.is_main:
             log.say(f"fabric.executor {name}: {reason}; {trainer.group.name} trains in the loop")
+
+
+def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
+    """How clients of several runs train faster, `jobs` at once: one by one or stacked, with what was measured; or why
+    they cannot be stacked."""
+    trainer.together = Together()
+    executor, reason = trainer.made("vmap")
+    if not isinstance(executor, Shared):
+        return reason or "nothing is stacked"
+    contest = trainer.contest()
+    copies = max(1, jobs // max(1, len(contest.steps)))
+
+    def many() -> list[LocalJob]:
+        return [job for _ in range(copies) for job in contest.jobs()]
+
+    with no_draws(trainer.run.device):
+        seconds = seconds_by_client({"loop": trainer.loop, "vmap": executor.executor}, many, repeats=2)
+    loop, stacked = seconds["loop"], seconds.get("vmap", math.inf)
+    times = f"a client: loop {1000 * loop:.3g} ms, stacked {1000 * stacked:.3g} ms"
+    return ("vmap" if stacked < WORTH_TOGETHER * loop else "loop"), times
 
 
 def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:

@@ -16,7 +16,7 @@ from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
-from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.evaluation import Evaluator, ToScore
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
 from fl_lightning.engine.pool import Pool
@@ -25,6 +25,9 @@ from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
+
+Steps = Generator[LocalJob | ToScore, Fit | None, None]
+"""It pauses at what others may do at the same time; what is sent back is what a job came to."""
 
 
 class Host(Protocol):
@@ -71,19 +74,20 @@ class Visit:
         self.flops: dict[str, int] = {}
         self.steps = self._steps()
 
-    def _steps(self) -> Generator[LocalJob, Fit, None]:
-        """From receiving to uploading. It pauses at every phase of training, so that others can come as far."""
+    def _steps(self) -> Steps:
+        """From receiving to uploading. It pauses at every phase of training and before scores, so that others can come
+        as far."""
         yield from self.receive()
         self.worker.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
-        self.score("before")
+        yield from self.score("before")
         yield from self.learn(self.run.method.phases)
         self.timer.lap("client")
-        self.score("after")
+        yield from self.score("after")
         self.upload()
         self.timer.lap("client")
 
-    def receive(self) -> Generator[LocalJob, Fit, None]:
+    def receive(self) -> Steps:
         """What the server has sent arrives, as transforms leave it, and the client begins with it."""
         run, method = self.run, self.run.method
         self.stage = "data"
@@ -107,7 +111,7 @@ class Visit:
             first = method.receive(client, client.payload)
         yield from self.train(first)
 
-    def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Generator[LocalJob, Fit, None]:
+    def learn(self, phases: Callable[[Client, Payload], Iterable[Phase]]) -> Steps:
         """Local training in the `phases` of the method."""
         client = self.client
         start = client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
@@ -117,7 +121,7 @@ class Visit:
         yield from self.train(planned)
         self.trained(start)
 
-    def train(self, phases: Iterable[Phase] | None) -> Generator[LocalJob, Fit, None]:
+    def train(self, phases: Iterable[Phase] | None) -> Steps:
         """One phase after the other; the method goes on between them."""
         self.stage = "training"
         rest = iter(phases or ())
@@ -131,12 +135,13 @@ class Visit:
             if job is None:
                 continue
             fit = yield job
+            assert fit is not None
             self.client.fits.append(fit)
             keep_optimizer(self.client, phase, job)
             self.count(phase, job, fit)
             if phase.scores is not None:
                 self.timer.lap("client")
-                self.score(phase.scores)
+                yield from self.score(phase.scores)
                 self.stage = "training"
 
     def job(self, phase: Phase) -> LocalJob | None:
@@ -211,12 +216,15 @@ class Visit:
             norms["upload_norm"] = torch.linalg.vector_norm(torch.stack(parts))
         return norms
 
-    def score(self, kind: str) -> None:
+    def score(self, kind: str) -> Steps:
         """Score the client's personal model, where the round asks for it."""
         evaluator = self.worker.evaluator
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
-            self.result.values |= evaluator.scores(kind, self.client, self.run.method.personal(self.client))
+            vector = self.run.method.personal(self.client)
+            if evaluator.stacks(self.client):
+                yield ToScore(kind, self.client, vector)
+            self.result.values |= evaluator.scores(kind, self.client, vector)
             self.timer.lap("evaluation")
 
     def check_memory(self, part: object) -> None:

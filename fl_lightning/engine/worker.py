@@ -13,7 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Fit, Payload, RunContext
-from fl_lightning.engine.evaluation import Evaluator
+from fl_lightning.engine.evaluation import Evaluator, ToScore
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Results, Timer
@@ -111,20 +111,26 @@ class Worker:
             with contextlib.suppress(torch.OutOfMemoryError):  # then they come when they are visited
                 self.run.store.fetch(coming)
             while jobs:
-                jobs = self._advance(visits, self._train(visits, jobs))
+                to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
+                to_score = {c: job for c, job in jobs.items() if isinstance(job, ToScore)}
+                if to_score:  # first, so that all train at the same time
+                    self.evaluator.score_ahead(list(to_score.values()))
+                    jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
+                else:
+                    jobs = self._advance(visits, self._train(visits, to_train))
         finally:
             for visit in visits.values():
                 visit.steps.close()
             self.run.store.release()
 
-    def _advance(self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]) -> dict[int, LocalJob]:
-        """Each visit goes on with what its last phase came to, up to its next one: what is to be trained now."""
-        jobs: dict[int, LocalJob] = {}
+    def _advance(self, visits: dict[int, Visit], fits: Mapping[int, Fit | None]) -> dict[int, LocalJob | ToScore]:
+        """Each visit goes on with what its last phase came to, up to its next one: what is to be trained or scored."""
+        jobs: dict[int, LocalJob | ToScore] = {}
         for c, fit in fits.items():
             visit = visits[c]
             with self.guard.catch(visit):
                 try:
-                    jobs[c] = visit.steps.send(fit)  # type: ignore[arg-type]  # None begins
+                    jobs[c] = visit.steps.send(fit)
                 except StopIteration:
                     if self.run.tolerant:
                         self.guard.check_finite(visit.t, [visit.result])

@@ -44,6 +44,10 @@ class StudyFolder:
         """Whether there is a study."""
         return self._cells.is_file()
 
+    def begun(self) -> bool:
+        """Whether a run of the study is there, begun or finished."""
+        return any((self.path / "runs").glob("**/config.yaml"))
+
     def finished(self, folder: str) -> bool:
         """Whether the run in `folder` (relative) has ended well."""
         return (self.path / folder / "summary.json").is_file()

@@ -18,7 +18,7 @@ from fl_lightning import catalogue
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 
-KEYS = ("base", "methods", "seeds", "grid", "forced", "paper")
+KEYS = ("base", "methods", "seeds", "grid", "forced", "together", "paper")
 AXES = ("data", "federation", "model", "optimizer")
 """What a grid may vary: anything that all methods share."""
 OWN = ("optimizer", "evaluation", "callbacks")
@@ -89,6 +89,8 @@ class Study:
     seeds: list[int]
     grid: dict[str, list[Any]]
     forced: bool
+    together: int | str = "auto"
+    """How many runs train together in a process; no run's numbers depend on it once the study has begun."""
     paper: dict[str, Any] | None = None
     """What `fl-train reproduce` compares it with (study/papers.py); nothing of it decides a run."""
 
@@ -114,8 +116,11 @@ class Study:
         check("methods", methods, fine, "it must be a list of names, or of mappings of a name and arguments")
         paper = content.get("paper")
         check("paper", paper, isinstance(paper, dict | None), "it must be a mapping (docs/studies.md)")
+        together = content.get("together", "auto")
+        fine = together == "auto" or (type(together) is int and together > 0)
+        check("together", together, fine, "it must be a whole number from 1, or auto")
         axes = _grid(grid) if "grid" in content else {}
-        study = cls(content["base"], methods, read_seeds(content["seeds"]), axes, forced, paper)
+        study = cls(content["base"], methods, read_seeds(content["seeds"]), axes, forced, together, paper)
         study.check()
         return study
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
-from collections.abc import Callable
 from typing import Any
 
 from rich.console import Console
@@ -15,7 +14,7 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.study.board import Board, called, words
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run
-from fl_lightning.study.workers import Ended, run_all
+from fl_lightning.study.workers import Ended, Serve, run_all
 
 NAMED = 3
 """Failed runs that the last line names."""
@@ -29,14 +28,12 @@ class Runner:
     Args:
         folder: the study's.
         runs: that are to be; those that have finished are left alone.
-        work: runs one, given its job; None or one line that says why it failed.
-        jobs: what `work` is given, in the order of `runs`.
+        serve: what a worker does (study/workers.py).
+        jobs: what it is given, in the order of `runs`.
     """
 
-    def __init__(
-        self, folder: StudyFolder, runs: list[Run], work: Callable[[Any], str | None], jobs: list[Any]
-    ) -> None:
-        self.folder, self.work = folder, work
+    def __init__(self, folder: StudyFolder, runs: list[Run], serve: Serve, jobs: list[Any]) -> None:
+        self.folder, self.serve = folder, serve
         todo = [k for k, run in enumerate(runs) if not folder.finished(run.folder)]
         self.todo, self.jobs = [runs[k] for k in todo], [jobs[k] for k in todo]
         self.board = Board(folder, [cell for run in runs for cell in run.cells()])
@@ -48,8 +45,8 @@ class Runner:
         self._live: Live | None = None
         self._shown = -SECONDS
 
-    def run(self, count: int) -> None:
-        """Run what is missing in `count` workers.
+    def run(self, count: int, most: int = 1) -> None:
+        """Run what is missing in `count` workers, `most` runs at a time in each.
 
         Raises:
             RunFailed: runs have failed; the others have been run.
@@ -61,7 +58,7 @@ class Runner:
             self._live.start()
         try:
             logs = self.folder.path / "logs"
-            with contextlib.closing(run_all(self.work, self.jobs, count, logs, self._show)) as all_ended:
+            with contextlib.closing(run_all(self.serve, self.jobs, count, logs, self._show, most)) as all_ended:
                 for ended in all_ended:
                     self._tell(ended)
             self._show([], last=True)

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 import warnings
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -36,14 +36,21 @@ class Ended:
     error: str | None
 
 
-class Worker:
-    """One process that runs `work(job)` for one job after another; its output goes to the file `log`."""
+More = Callable[[bool], "tuple[int, Any] | None"]
+"""The next job with its number; None: there is none now, or, asked with True, none at all."""
+Serve = Callable[[More], Iterator[tuple[int, "str | None"]]]
+"""Runs jobs, and says of each how it has ended: None, or one line that says why it failed."""
 
-    def __init__(self, work: Callable[[Any], str | None], log: Path) -> None:
+
+class Worker:
+    """One process that runs jobs, up to `most` at a time; its output goes to the file `log`."""
+
+    def __init__(self, serve: Serve, log: Path, most: int = 1) -> None:
         context = multiprocessing.get_context("fork")
-        self.job: int | None = None
+        self.jobs: list[int] = []
+        self.most = most
         self.pipe, theirs = context.Pipe()
-        self.process = context.Process(target=_serve, args=(theirs, self.pipe, work, log, os.getpid()))
+        self.process = context.Process(target=_serve, args=(theirs, self.pipe, serve, log, os.getpid()))
         with warnings.catch_warnings():
             warnings.simplefilter("ignore", DeprecationWarning)  # Python 3.12 on threads: libraries' idle ones here
             self.process.start()
@@ -51,50 +58,60 @@ class Worker:
 
     def start(self, number: int, job: Any) -> None:
         """Begin with a job."""
-        self.job = number
-        self.pipe.send(job)
+        self.jobs.append(number)
+        self.pipe.send((number, job))
 
-    def answer(self) -> Ended:
-        """How its job has ended; a process that died takes its job along."""
-        assert self.job is not None
+    def answers(self) -> list[Ended]:
+        """How a job has ended; a process that died takes all of its jobs along."""
         try:
-            error = self.pipe.recv()
+            number, error = self.pipe.recv()
         except (EOFError, OSError):
             self.process.join(PATIENCE)
             code = self.process.exitcode
             how = f"killed by {signal.Signals(-code).name}" if code is not None and code < 0 else f"exit code {code}"
-            error = f"its process died ({how})"
-        ended, self.job = Ended(self.job, error), None
-        return ended
+            ended, self.jobs = [Ended(job, f"its process died ({how})") for job in self.jobs], []
+            return ended
+        self.jobs.remove(number)
+        return [Ended(number, error)]
+
+
+def one_by_one(work: Callable[[Any], str | None]) -> Serve:
+    """Runs one job after the other."""
+
+    def serve(more: More) -> Iterator[tuple[int, str | None]]:
+        while (job := more(True)) is not None:
+            yield job[0], work(job[1])
+
+    return serve
 
 
 def run_all(
-    work: Callable[[Any], str | None], jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None]
+    serve: Serve, jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None], most: int = 1
 ) -> Generator[Ended, None, None]:
-    """Run `work(job)` for all jobs in `count` processes, and say of each how it has ended, as it ends.
+    """Run all jobs in `count` processes, `most` at a time in each, and say of each how it has ended, as it ends.
 
     Args:
-        work: returns None, or one line that says why it failed. Ctrl-C and SIGTERM of this process reach it as
-            KeyboardInterrupt.
+        serve: what a process does. Ctrl-C and SIGTERM of this process reach it as KeyboardInterrupt.
         logs: folder for what workers print.
-        told: called with the numbers of the jobs that are running, every `TICK` seconds.
+        on_look: called with the numbers of the jobs that are running, every `TICK` seconds.
     """
     left = list(range(len(jobs)))[::-1]
-    workers = [Worker(work, logs / f"worker-{k + 1}.log") for k in range(min(count, len(jobs)))]
+    most = min(most, max(1, -(-len(jobs) // count)))  # all processes have their share
+    workers = [Worker(serve, logs / f"worker-{k + 1}.log", most) for k in range(min(count, len(jobs)))]
     try:
         while True:
             for k, worker in enumerate(workers):
-                if worker.job is None and left:
-                    if not worker.process.is_alive():
-                        worker = workers[k] = Worker(work, logs / f"worker-{k + 1}.log")
+                while len(worker.jobs) < worker.most and left:
+                    if not worker.jobs and not worker.process.is_alive():
+                        worker = workers[k] = Worker(serve, logs / f"worker-{k + 1}.log", most)
                     number = left.pop()
                     worker.start(number, jobs[number])
-            busy = {worker.pipe: worker for worker in workers if worker.job is not None}
+            busy = {worker.pipe: worker for worker in workers if worker.jobs}
             if not busy:
                 return
-            on_look([worker.job for worker in busy.values() if worker.job is not None])
+            on_look([job for worker in busy.values() for job in worker.jobs])
             for pipe in wait(list(busy), TICK):
-                yield busy[pipe].answer()  # type: ignore[index]
+                yield from busy[pipe].answers()  # type: ignore[index]
     finally:
         _stop(workers)
 
@@ -111,7 +128,7 @@ def _stop(workers: list[Worker]) -> None:
         worker.pipe.close()
 
 
-def _serve(pipe: Connection, parents: Connection, work: Callable[[Any], str | None], log: Path, parent: int) -> None:
+def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, parent: int) -> None:
     """One worker: jobs in, answers out, until this process is told to end."""
     ended = False
 
@@ -130,11 +147,20 @@ def _serve(pipe: Connection, parents: Connection, work: Callable[[Any], str | No
         os.dup2(into, stream)
     sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
     gc.freeze()  # what has been imported is not looked through again and again
-    try:
+
+    def more(waits: bool) -> tuple[int, Any] | None:
         while os.getppid() == parent and not ended:
-            if pipe.poll(1.0):
-                pipe.send(work(pipe.recv()))
-                gc.collect()  # a run's models are in circles, and another's come on top
+            if pipe.poll(1.0 if waits else 0.0):
+                job: tuple[int, Any] = pipe.recv()
+                return job
+            if not waits:
+                break
+        return None
+
+    try:
+        for number, error in serve(more):
+            pipe.send((number, error))
+            gc.collect()  # a run's models are in circles, and another's come on top
     except (KeyboardInterrupt, EOFError, BrokenPipeError):
         pass
     finally:

@@ -33,9 +33,15 @@ class Terms:
     """
 
     def __init__(self, room: Tensor, anchor: Tensor | None, linear: Tensor | None, columns: Sequence[Columns]) -> None:
-        self.room, self.anchor = room, anchor
+        self.room, self.anchor, self.columns = room, anchor, columns
         self.linear = None if linear is None else linear.expand_as(room)
         self._parts = [(room[:, start:stop], twice) for start, stop, twice in columns]
+
+    def narrow(self, k: int) -> Terms:
+        """Those of the first `k` rows, in the same memory."""
+        columns = [(a, b, c[:k] if isinstance(c, Tensor) else c) for a, b, c in self.columns]
+        anchor = None if self.anchor is None else self.anchor[:k]
+        return Terms(self.room[:k], anchor, None if self.linear is None else self.linear[:k], columns)
 
     def value(self, rows: Tensor) -> Tensor:
         """Of each of the `rows` (k, D), shape (k,)."""

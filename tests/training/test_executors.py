@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import pairwise
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -41,11 +42,12 @@ from fl_lightning.storage.state import ClientState
 from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob
 from fl_lightning.training.executors.choice import make
+from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.graph import Graph
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.stack import Stack
-from fl_lightning.training.executors.vmap import Vmap, laid_out
-from fl_lightning.training.schedule import Length
+from fl_lightning.training.executors.vmap import Vmap
+from fl_lightning.training.schedule import Length, stream
 
 Make = Callable[..., Federation]
 
@@ -282,15 +284,44 @@ def test_one_that_raises_leaves_all_as_they_were(federation: Make) -> None:
     assert all(torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True))
 
 
-def test_batches_are_laid_out() -> None:
-    def batch(*values: int) -> tuple[Tensor, Tensor]:
-        return torch.tensor(values, dtype=torch.float32)[:, None], torch.tensor(values)
+class Batches:
+    """A part whose epoch is these batches, of a job that goes through it once."""
 
-    x, y, weight, active = laid_out([[batch(1, 2), batch(3)], [], [batch(4)], []], size=2)
-    assert x[..., 0].tolist() == [[[1, 2], [3, 1]], [[1, 1]] * 2, [[4, 4], [4, 4]], [[1, 1]] * 2]
+    def __init__(self, *batches: tuple[int, ...]) -> None:
+        self.batches, self.size = batches, 2
+        self.counts, self.tensors = [len(b) for b in batches], None
+
+    def feed(self) -> Feed:
+        made = Feed.__new__(Feed)
+        pairs = [(torch.tensor(b, dtype=torch.float32)[:, None], torch.tensor(b)) for b in self.batches]
+        made.size, made.counts, made._tensors, made._rest = 2, self.counts, None, iter(pairs)
+        made._job = SimpleNamespace(part=SimpleNamespace(batches=lambda n: iter(pairs)))  # type: ignore[assignment]
+        return made
+
+
+def test_batches_are_laid_out() -> None:
+    x, y, weight = laid_out({0: Batches((1, 2), (3,)).feed(), 2: Batches((4,)).feed()}, 4, 0, 2)
+    assert x[..., 0].tolist() == [[[1, 2], [3, 3]], [[0, 0]] * 2, [[4, 4], [0, 0]], [[0, 0]] * 2]
     assert torch.equal(x[..., 0].long(), y)
     assert weight.tolist() == [[[0.5, 0.5], [1, 0]], [[0, 0]] * 2, [[1, 0], [0, 0]], [[0, 0]] * 2]
-    assert active.tolist() == [[True, False, True, False], [True, False, False, False]]
+
+
+@pytest.mark.parametrize("batch_size", [3, 4])
+def test_samples_in_memory_are_laid_out_as_they_are_trained_on(federation: Make, batch_size: int) -> None:
+    """Several epochs, the first and the last of which are gone through in part; batches below those of the pass."""
+    fed = federation(FedAvg(), batch_size=batch_size)
+    for job in jobs_of(fed):
+        length = Length(steps=2 * job.schedule.steps_per_epoch(len(job.part)) - 1)
+        job.schedule = replace(job.schedule, length=length)
+        want = list(stream(job.part, job.schedule))
+        feed = Feed(job, 4)
+        assert feed._tensors is not None
+        for first, count in ((0, 2), (2, len(want) - 2)):
+            x, y, weight = laid_out({1: feed}, 2, first, count)
+            for k, (images, labels) in enumerate(want[first : first + count]):
+                assert torch.equal(x[1, k, : len(labels)], images)
+                assert torch.equal(y[1, k, : len(labels)], labels)
+                assert weight[1, k].tolist() == pytest.approx([1 / len(labels)] * len(labels) + [0] * (4 - len(labels)))
 
 
 def test_the_largest_batch() -> None:
@@ -502,15 +533,15 @@ def test_one_that_fails_fails_alone(federation: Make, hook: str) -> None:
 def test_a_batch_that_fails_is_trained_one_by_one(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     fine, fed = (named(federation(Local(), clients=5, on_bad_client="skip"), "vmap") for _ in range(2))
     run(fine)
-    original = laid_out
+    original = vmap.Feed
 
-    def burst(slots: Any, *more: Any) -> Any:
-        if slots[3]:
+    def burst(job: LocalJob, size: int) -> Feed:
+        if job.schedule.client == 3:
             raise ArithmeticError("it burst")
-        return original(slots, *more)
+        return original(job, size)
 
     fed.prepare()
-    monkeypatch.setattr(vmap, "laid_out", burst)
+    monkeypatch.setattr(vmap, "Feed", burst)
     record = fed.round(1)
     fed.round(2)
     assert [(f["client"], f["stage"], f["outcome"]) for f in record.failures] == [(3, "training", "skipped")]
@@ -747,16 +778,3 @@ def test_batches_larger_than_the_federations_are_left_to_the_loop(federation: Ma
     assert [kind.takes(job) for job in (jobs[0], large[0])] == [True, False]
     with pytest.raises(ValueError, match="the loop"):
         kind.train(large)
-
-
-def test_short_batches_lie_anywhere() -> None:
-    """A client may go through several epochs within one layout."""
-
-    def batch(*values: int) -> tuple[Tensor, Tensor]:
-        return torch.tensor(values, dtype=torch.float32)[:, None], torch.tensor(values)
-
-    x, y, weight, active = laid_out([[batch(1, 2), batch(3), batch(4, 5), batch(6)], [batch(7)]], size=2)
-    assert x[..., 0].tolist() == [[[1, 2], [3, 1], [4, 5], [6, 1]], [[7, 7]] * 4]
-    assert torch.equal(x[..., 0].long(), y)
-    assert weight.tolist() == [[[0.5, 0.5], [1, 0], [0.5, 0.5], [1, 0]], [[1, 0], *[[0, 0]] * 3]]
-    assert active.tolist() == [[True, True], *[[True, False]] * 3]

@@ -62,6 +62,16 @@ class LocalJob:
 
 
 @dataclass(frozen=True)
+class ScoreJob:
+    """A model that is to be scored on one part of the data."""
+
+    vector: Tensor
+    """The model (D,)."""
+    buffers: list[Tensor]
+    part: Part
+
+
+@dataclass(frozen=True)
 class ExecutorSpec:
     """What an executor needs to know of a run. Nothing in it depends on the rank."""
 
@@ -101,6 +111,14 @@ class Executor(ABC):
     def takes(self, job: LocalJob) -> bool:
         """Whether it can train this job; else the loop does."""
         return True
+
+    def scores(self, part: Part) -> bool:
+        """Whether `score` takes models on this part."""
+        return False
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
+        """What the run's metric adds up to over each part, shape (): the number of right answers."""
+        raise NotImplementedError
 
     @abstractmethod
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:

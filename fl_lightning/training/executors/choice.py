@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Hashable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import get_args
 
@@ -24,7 +24,8 @@ from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
 from fl_lightning.training.executors.graph import Graph
 from fl_lightning.training.executors.loop import Loop
-from fl_lightning.training.executors.vmap import Vmap
+from fl_lightning.training.executors.together import Shared, Together
+from fl_lightning.training.executors.vmap import MOST_AT_ONCE, Vmap
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 
@@ -49,15 +50,36 @@ def make(
         return Loop(fabric, module, optimizer), None
     if name == "graph" and graph_type(fabric.device) is None:
         return Graph(fabric, module, optimizer, spec), None  # raises
+    kinds: dict[Name, type[Vmap] | type[Graph]] = {"vmap": Vmap, "graph": Graph}
+    return _fit(name, lambda: kinds[name](fabric, module, optimizer, spec), fabric, module, optimizer, spec)
+
+
+def shared(
+    together: Together, kind: Hashable, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer,
+    spec: ExecutorSpec,
+) -> tuple[Executor, str | None]:  # fmt: skip
+    """As `make`, `vmap` with all runs that `together` drives whose clients are of this `kind`."""
+
+    def executor() -> Vmap:
+        return together.executor(kind, lambda: Vmap(fabric, module, optimizer, replace(spec, cohort=MOST_AT_ONCE)))
+
+    found, reason = _fit("vmap", executor, fabric, module, optimizer, spec)
+    return (Shared(found, together) if isinstance(found, Vmap) else found), reason
+
+
+def _fit(
+    name: Name, executor: Callable[[], Vmap | Graph], fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer,
+    spec: ExecutorSpec,
+) -> tuple[Executor, str | None]:  # fmt: skip
+    """What `executor` makes, or the loop and why."""
     reason = unfit(name, fabric, module, spec)
     if reason is None:
         x, y, gradients, reason = _probed(name, fabric, module, spec)
         if reason is None:
-            kinds: dict[Name, type[Vmap] | type[Graph]] = {"vmap": Vmap, "graph": Graph}
-            executor = kinds[name](fabric, module, optimizer, spec)
-            reason = executor.unlike(x, y, gradients) if isinstance(executor, Vmap) else executor.unlike(x, y)
+            made = executor()
+            reason = made.unlike(x, y, gradients, module) if isinstance(made, Vmap) else made.unlike(x, y)
             if reason is None:
-                return executor, None
+                return made, None
     return Loop(fabric, module, optimizer), reason
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 import torch
@@ -17,17 +18,25 @@ from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
 
+ALIGNED = 16
+"""Numbers: every model in a stack begins at a multiple of as many (64 bytes), since kernels may go by that."""
+
 
 class Stack:
-    """`width` models side by side, and SGD over all of them in operations whose number does not grow with theirs."""
+    """`width` models side by side, and SGD over all of them in operations whose number does not grow with theirs.
+
+    Between two models there is a gap: no operation then takes the numbers of two models for one run of them, and what
+    becomes of a model does not depend on its slot.
+    """
 
     def __init__(self, module: ClientModule, config: OptimizerConfig, width: int, dtype: torch.dtype) -> None:
         layout, device = module.layout, module.device_of_model
         self.module, self.config, self.width = module, config, width
-        self.rows = torch.zeros(width, layout.size, dtype=dtype, device=device)
+        self._like = torch.empty(0, dtype=dtype, device=device)
+        self.rows = self._bank(layout.size)
         self.parameters = self.rows[:, : module.used]
-        self.gradients = torch.zeros_like(self.parameters)
-        self.momentum = torch.zeros_like(self.parameters) if config.momentum else None
+        self.gradients = self._bank()
+        self.momentum = self._bank() if config.momentum else None
         wide = torch.promote_types(dtype, torch.float32)
         self.lr = torch.zeros(width, 1, dtype=wide, device=device)
         self.losses, self.pulls = (torch.zeros(width, dtype=wide, device=device) for _ in range(2))
@@ -38,14 +47,21 @@ class Stack:
         self._masks: dict[int, np.ndarray] = {}
         self._held: dict[tuple[str, int], Tensor] = {}
         self._chosen: np.ndarray | None = None
-        self._choose(module.trainable)
+        self._narrow: dict[int, Narrow] = {}
+        self.choose(module.trainable)
         self.terms: Terms | None = None
         self.decay: float | Tensor = 0.0
+
+    def _bank(self, columns: int | None = None, width: int | None = None) -> Tensor:
+        """Memory for `columns` (None: those of parameters) of each model, with a gap behind them; zeros."""
+        columns = self.module.used if columns is None else columns
+        apart = (columns // ALIGNED + 1) * ALIGNED
+        return self._like.new_zeros(self.width if width is None else width, apart)[:, :columns]
 
     def _hold(self, name: str, width: int) -> Tensor:
         """Memory (width, columns of parameters) by name: the same at every call, since a CUDA graph reads it."""
         if (name, width) not in self._held:
-            self._held[name, width] = torch.zeros_like(self.parameters[:width])
+            self._held[name, width] = self._bank(width=width)
         return self._held[name, width]
 
     @property
@@ -55,11 +71,12 @@ class Stack:
         added = (False, False) if terms is None else (terms.anchor is not None, terms.linear is not None)
         return *added, tuple(self.names)
 
-    def _choose(self, wanted: np.ndarray) -> None:
+    def choose(self, wanted: np.ndarray) -> None:
         """The parameters (bool, in the order of the blocks) whose gradients a backward pass is to find."""
         if self._chosen is not None and (wanted == self._chosen).all():
             return
         self._chosen = wanted
+        self._narrow.clear()
         layout = self.module.layout
         trained = [b for b, t in zip(layout.blocks, wanted.tolist(), strict=False) if t]
         self.names = [b.name for b in trained]
@@ -73,20 +90,27 @@ class Stack:
     def _view(bank: Tensor, start: int, stop: int, shape: tuple[int, ...]) -> Tensor:
         return bank[:, start:stop].unflatten(1, shape) if shape else bank[:, start]
 
+    def narrow(self, width: int) -> Narrow:
+        """The first `width` of the models."""
+        if width not in self._narrow:
+            self._narrow[width] = Narrow(self, width)
+        return self._narrow[width]
+
     @torch.no_grad()
     def load(self, jobs: Sequence[LocalJob]) -> None:
-        """Lay out the clients of `jobs`, each in its slot; the others hold the first one's model, without any term.
+        """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the first one's model,
+        without any term.
 
         Raises:
             ValueError: one has a loss or a step of its own, which would be left out.
         """
         if any(job.alone for job in jobs):
             raise ValueError("a loss or a step of one's own is for the loop")
-        self.lr.zero_()
         for bank in (self.losses, self.pulls, self.gradients, self.momentum):
             if bank is not None:
                 bank.zero_()
         at = {job.place: job for job in jobs}
+        rates = [0.0] * self.width
         for slot in range(self.width):
             job = at.get(slot, jobs[0])
             self.rows[slot].copy_(job.vector)
@@ -95,13 +119,14 @@ class Stack:
         self._mask(jobs)
         self._set_terms(jobs)
         for slot, job in at.items():
-            self.lr[slot] = job.lr
+            rates[slot] = job.lr
             for name, value in job.kept.items():
                 assert self.momentum is not None
                 k = self.trainable[int(name.rsplit(".", 1)[1])]
                 if self._masks[slot][k]:  # else it waits where it is
                     block = self.module.layout.blocks[k]
                     self.momentum[slot, block.start : block.stop].copy_(value.flatten())
+        self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
 
     def _mask(self, jobs: Sequence[LocalJob]) -> None:
         """What trains, and decays: one row where that is the same for all of `jobs`."""
@@ -110,7 +135,7 @@ class Stack:
         if not all(mask.any() for mask in masks):
             raise ValueError("no block is left to train")
         self._masks = {job.place: mask for job, mask in zip(jobs, masks, strict=True)}
-        self._choose(np.logical_or.reduce(masks))
+        self.choose(np.logical_or.reduce(masks))
         alike = all((mask == masks[0]).all() for mask in masks)
         slots = [0] if alike else [job.place for job in jobs]
         width = 1 if alike else self.width
@@ -127,6 +152,8 @@ class Stack:
         has_linear = any(job.objective.linear is not None for job in jobs)
         layout, used, width = self.module.layout, self.module.used, self.width
         self.terms = None
+        for narrow in self._narrow.values():
+            narrow.terms = None
         for job in jobs:
             job.pulled_numbers = job.objective.pulled_numbers(layout)
         if not pulls and not has_linear:
@@ -146,53 +173,78 @@ class Stack:
         columns = [(0, used, 0.0 if twice is None else twice)]
         self.terms = Terms(self._hold("room", width), anchor, linear, columns)
 
-    @torch.no_grad()
-    def store(self, jobs: Sequence[LocalJob], counts: Sequence[tuple[int, int]]) -> list[Fit]:
-        """Write back what `load` has laid out; `counts`: steps and samples of each job."""
-        fits = []
-        for job, (steps, samples) in zip(jobs, counts, strict=True):
-            slot = job.place
-            job.vector.copy_(self.rows[slot])
-            for bank, buffer in zip(self.buffers, job.buffers, strict=True):
-                buffer.copy_(bank[slot])
-            if job.keep and self.momentum is not None and steps:
-                blocks = [(n, k, self.module.layout.blocks[k]) for n, k in enumerate(self.trainable)]
-                job.kept = job.kept | {
-                    f"momentum.{n}": self._view(self.momentum, b.start, b.stop, b.shape)[slot].clone()
-                    for n, k, b in blocks
-                    if self._masks[slot][k]
-                }
-            each = max(steps, 1)
-            sizes = step_sizes(self.config, job.lr, steps)
-            fits.append(Fit(self.losses[slot] / each, self.pulls[slot] / each, steps, samples, sizes))
-        return fits
+    def take(self, job: LocalJob, steps: int, samples: int) -> Trained:
+        """What has become of `job`, as copies: what follows may write over its slot."""
+        slot, each = job.place, max(steps, 1)
+        kept = job.kept
+        if job.keep and self.momentum is not None and steps:
+            blocks = [(n, k, self.module.layout.blocks[k]) for n, k in enumerate(self.trainable)]
+            kept = kept | {
+                f"momentum.{n}": self._view(self.momentum, b.start, b.stop, b.shape)[slot].clone()
+                for n, k, b in blocks
+                if self._masks[slot][k]
+            }
+        sizes = step_sizes(self.config, job.lr, steps)
+        fit = Fit(self.losses[slot] / each, self.pulls[slot] / each, steps, samples, sizes)
+        return Trained(self.rows[slot].clone(), [bank[slot].clone() for bank in self.buffers], kept, fit)
+
+    def descend(self, losses: Tensor) -> None:
+        """One step of SGD of all models down the gradients in `gradients` and down the terms; `losses` (width,)."""
+        self.narrow(self.width).descend(losses)
+
+
+@dataclass(frozen=True)
+class Trained:
+    """What has become of a job, before anything of the job is written to."""
+
+    vector: Tensor
+    buffers: list[Tensor]
+    kept: dict[str, Tensor]
+    fit: Fit
 
     @torch.no_grad()
-    def descend(self, losses: Tensor, active: Tensor | None = None) -> None:
-        """One step of SGD down the gradients in `gradients` and down the terms.
+    def write(self, job: LocalJob) -> Fit:
+        """Have the job be what has become of it."""
+        job.vector.copy_(self.vector)
+        for buffer, value in zip(job.buffers, self.buffers, strict=True):
+            buffer.copy_(value)
+        job.kept = self.kept
+        return self.fit
 
-        Args:
-            losses: of each model (width,), to be added up.
-            active: which models take the step, bool (width,); None: all.
-        """
-        config, gradients, momentum = self.config, self.gradients, self.momentum
-        if self.terms is not None:
+
+class Narrow:
+    """The first `width` models of a stack: views of its memory, and a step of them."""
+
+    def __init__(self, stack: Stack, width: int) -> None:
+        self.stack, self.width = stack, width
+        self.views, self.gradient_views = ([v[:width] for v in views] for views in (stack.views, stack.gradient_views))
+        self.fixed = {name: view[:width] for name, view in stack.fixed.items()}
+        self.parameters, self.gradients = stack.parameters[:width], stack.gradients[:width]
+        self.momentum = None if stack.momentum is None else stack.momentum[:width]
+        self.lr, self.losses, self.pulls = stack.lr[:width], stack.losses[:width], stack.pulls[:width]
+        self.terms: Terms | None = None
+        """Those of the stack, once a step has been taken."""
+
+    @torch.no_grad()
+    def descend(self, losses: Tensor) -> None:
+        """One step of SGD down the gradients in `gradients` and down the terms; `losses` (width,) are added up."""
+        stack, config, gradients = self.stack, self.stack.config, self.gradients
+        if stack.terms is not None:
+            if self.terms is None:
+                self.terms = stack.terms.narrow(self.width)
             added = self.terms.value(self.parameters)
             gradients.add_(self.terms.gradient())
             losses = losses + added
-            self.pulls.add_(added if active is None else torch.where(active, added, 0))
-        self.losses.add_(losses if active is None else torch.where(active, losses, 0))
-        gradients.mul_(self.trains)
+            self.pulls.add_(added)
+        self.losses.add_(losses)
+        if stack.terms is not None or len(stack.trains) > 1:  # else nothing but what trains has a gradient
+            gradients.mul_(stack.trains[: self.width])
         if config.clip_norm is not None:
             norm = torch.linalg.vector_norm(gradients, dim=1, keepdim=True)
             gradients.mul_(clip_factor(norm, config.clip_norm))
-        before = None if momentum is None or active is None else momentum.clone()
-        momenta = [] if momentum is None else [momentum]
-        [step] = direction([self.parameters], [gradients], momenta, self.decay, config.momentum, config.nesterov)
-        if active is not None:
-            step = torch.where(active[:, None], step, 0)  # a factor of 0 would let a number that is not finite through
-            if momentum is not None and before is not None:
-                momentum.copy_(torch.where(active[:, None], momentum, before))
+        momenta = [] if self.momentum is None else [self.momentum]
+        decay = stack.decay[: self.width] if isinstance(stack.decay, Tensor) else stack.decay
+        [step] = direction([self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov)
         self.parameters.addcmul_(step, self.lr, value=-1)
 
 

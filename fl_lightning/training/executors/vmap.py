@@ -3,146 +3,281 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from itertools import islice
+from contextlib import nullcontext
 
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning.core.phase import Batch, Fit
-from fl_lightning.device import sent
-from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob
-from fl_lightning.training.executors.stack import Stacked
+from fl_lightning.core.phase import Fit
+from fl_lightning.data import Part
+from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, ScoreJob
+from fl_lightning.training.executors.feed import Feed, laid_out
+from fl_lightning.training.executors.replay import Function, recorded
+from fl_lightning.training.executors.stack import Stacked, Trained
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
-from fl_lightning.training.schedule import stream
 
-MOST_AT_ONCE = 32
-"""Clients that `vmap` trains at once. Each takes memory for four models and its batches; beyond that, little is won."""
-
+MOST_AT_ONCE = 128
+"""Models of one pass on a CPU. On an EPYC a client and step of the digits' MLP takes 44 us in a pass of 10, 23 in one
+of 32, 16 in one of 128 and 23 in one of 256."""
+MOST_BESIDE = 32
+"""Models of one pass on an accelerator, where each takes memory for four models and its batches."""
+WIDTHS = (4, 8, 16, 32, 64, MOST_AT_ONCE)
+"""Shapes of a pass on a CPU: as clients run out of batches, passes become narrower."""
+SCORED = 32
+"""Samples of a slot where models are scored. Ours: a client of the digits has some 30 test samples."""
+MOST_SCORED = 256
+"""Samples of a part that is scored in slots: each takes a copy of the model."""
 AHEAD = 16
 """Steps whose batches `vmap` lays out together: one copy for each client and so many steps, not one for each step."""
 
 
 class Vmap(Stacked):
-    """Many clients at once: `torch.func` over stacked models.
+    """Many clients at once: `torch.func` over stacked models, its operations written down once for each shape.
 
-    Every pass has the same shape, [width, largest batch, ...]: clients and samples that are missing are filled up with
-    copies of weight 0, and a client's place is that in the cohort. Its numbers then do not depend on who trains beside
-    it, nor on the number of ranks.
+    A pass has the shape [width, largest batch, ...]: what is missing is filled up with copies of weight 0. On a CPU it
+    has one of the `WIDTHS`, for which it has been tested on this machine that a model's numbers depend neither on the
+    width nor on the slot (`unlike`). An accelerator's passes have one width, and a client's slot is its place in the
+    cohort. Either way its numbers do not depend on who trains beside it, nor on the number of ranks.
     """
 
     name = "vmap"
 
     def __init__(self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec) -> None:
-        super().__init__(fabric, module, optimizer, spec, width_of(spec.cohort))
-        self.at_once = self.stack.width
-        stack, model = self.stack, module.model
+        self.sorts = fabric.device.type == "cpu"
+        width = widened(spec.cohort) if self.sorts else width_of(spec.cohort)
+        super().__init__(fabric, module, optimizer, spec, width)
+        self.at_once = width
+        self._even: bool | None = None
+        """Whether a model's numbers are the same in all passes; None: it has not been tested."""
+        self._recorded: dict[tuple[object, ...], Function] = {}
+        model, metric = module.model, module.metric
 
-        def loss(trained: Sequence[Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
-            scores = functional_call(model, dict(zip(stack.names, trained, strict=True)) | fixed, (x,))
-            return (module.metric.loss(scores, y, "none") * weight).sum()
+        def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
+            return (metric.loss(functional_call(model, trained | fixed, (x,)), y, "none") * weight).sum()
 
-        self._gradients = vmap(grad_and_value(loss))
+        self._differentiated = vmap(grad_and_value(loss))
 
-    def unlike(self, x: Tensor, y: Tensor, gradients: Sequence[Tensor]) -> str | None:
-        """Why this model cannot be trained so, if it cannot: on the bound model, (x, y) must have these `gradients`."""
-        stack, row = self.stack, self.module.binding.vector
-        assert row is not None
-        stack.rows.copy_(row)
-        x, y, weight, _ = laid_out([[(x, y)], *[[]] * (stack.width - 1)], self.spec.largest_batch, self.spec.dtype)
+    # ---------------------------------------------------------------- one step
+
+    def _gradients(
+        self, width: int, x: Tensor, y: Tensor, weight: Tensor, cast: bool = True
+    ) -> tuple[list[Tensor], Tensor]:
+        """Gradients of the first `width` models on their batches, one tensor for each parameter, and losses (width,);
+        with `cast` in the precision of the run."""
+        narrow, names, fixed = self.stack.narrow(width), list(self.stack.names), list(self.stack.fixed)
+        inputs = [*narrow.views, *narrow.fixed.values(), x, y, weight]
+        key = (cast, tuple(names), *((tuple(tensor.shape), tensor.dtype) for tensor in (x, y, weight)))
+        if key not in self._recorded:
+
+            def step(*tensors: Tensor) -> list[Tensor]:
+                trained = dict(zip(names, tensors[: len(names)], strict=True))
+                rest = dict(zip(fixed, tensors[len(names) : -3], strict=True))
+                with self._cast() if cast else nullcontext():
+                    gradients, losses = self._differentiated(trained, rest, *tensors[-3:])
+                return [*gradients.values(), losses]
+
+            self._recorded[key] = recorded(step, inputs)
+        with torch.no_grad():
+            *gradients, losses = self._recorded[key](*inputs)
+        return gradients, losses
+
+    def unlike(self, x: Tensor, y: Tensor, gradients: Sequence[Tensor], module: ClientModule) -> str | None:
+        """Why the model of `module` cannot be trained so, if it cannot: as it is bound, (x, y) must have these
+        `gradients`."""
+        stack, bound = self.stack, module.binding
+        assert bound.vector is not None
+        stack.rows.copy_(bound.vector)
+        for bank, buffer in zip(stack.buffers, bound.buffers, strict=True):
+            bank.copy_(buffer)
+        stack.choose(module.trainable)
+        width = WIDTHS[0] if self.sorts else stack.width
+        size, n = self.spec.largest_batch, len(y)
+        x, y = (torch.cat([tensor, tensor[:1].expand(size - n, *tensor.shape[1:])]) for tensor in (x, y))
+        batch = x.expand(width, *x.shape), y.expand(width, *y.shape)
+        weight = torch.zeros(width, size, dtype=losses_type(self.spec.dtype), device=x.device)
+        weight[:, :n] = 1 / n
         try:
-            with self._cast():  # to see that it runs; the numbers are compared in full precision
-                self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
-            measured, _ = self._gradients(stack.views, stack.fixed, x[:, 0], y[:, 0], weight[:, 0])
+            self._gradients(width, *batch, weight)  # to see that it runs
+            measured, _ = self._gradients(width, *batch, weight, cast=False)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
             return f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0] + ")"
         for ours, theirs in zip(measured, gradients, strict=True):
             if (ours[0] - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
                 return "the model does not treat the samples of a batch one by one"
+        if self.sorts and self._even is None:
+            self._even = self._same_everywhere(x, y)
+        if self._even is False:
+            return "on this machine a model's numbers depend on how many are trained beside it"
         return None
+
+    def _same_everywhere(self, x: Tensor, y: Tensor) -> bool:
+        """Whether models have the same bits at each width, and in each slot; batches are made up, after (x, y)."""
+        stack, width = self.stack, self.stack.width
+        draws = torch.Generator().manual_seed(0)
+        noise = torch.randn(width, self.module.used, generator=draws, dtype=torch.float32)
+        models = stack.rows.clone()
+        models[:, : self.module.used] += 0.1 * noise.to(models.dtype)
+        images = x.expand(width, *x.shape)
+        if images.is_floating_point():
+            images = images + torch.randn(images.shape, generator=draws).to(images.dtype)
+        labels = y.expand(width, *y.shape)
+        weight = torch.full((width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype))
+        first: list[Tensor] = []
+        for size in (w for w in WIDTHS if w <= width):
+            for order in torch.randperm(width, generator=draws).split(size):
+                if len(order) < size:
+                    continue
+                stack.rows[:size] = models[order]
+                found, losses = self._gradients(size, images[order], labels[order], weight[:size])
+                if not first:
+                    first = [
+                        torch.full((width, *part.shape[1:]), torch.nan, dtype=part.dtype) for part in (*found, losses)
+                    ]
+                for known, part in zip(first, (*found, losses), strict=True):
+                    fresh = known[order].isnan()
+                    if not bool((fresh | (known[order] == part)).all()):
+                        return False
+                    known[order] = part
+        return True
+
+    # ---------------------------------------------------------------- scores
+
+    def scores(self, part: Part) -> bool:
+        """Small parts that lie in memory, on a CPU."""
+        return self.sorts and 0 < len(part) <= MOST_SCORED and part.tensors is not None
+
+    @torch.no_grad()
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
+        """All at once, `SCORED` samples of a model in each slot."""
+        chunks = [(k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)]
+        outputs: list[list[Tensor]] = [[] for _ in jobs]
+        stack, metric, classes = self.stack, self.module.metric, self.module.num_classes
+        for begin in range(0, len(chunks), stack.width):
+            some = chunks[begin : begin + stack.width]
+            width = widened(len(some))
+            like = jobs[0].part.tensors
+            assert like is not None
+            x = like[0].new_zeros(width, SCORED, *like[0].shape[1:])
+            for slot, (k, first) in enumerate(some):
+                stack.rows[slot].copy_(jobs[k].vector)
+                for bank, buffer in zip(stack.buffers, jobs[k].buffers, strict=True):
+                    bank[slot].copy_(buffer)
+                tensors = jobs[k].part.tensors
+                assert tensors is not None
+                inputs = tensors[0][first : first + SCORED]
+                x[slot, : len(inputs)].copy_(inputs)
+            found = self._outputs(width, x)
+            for slot, (k, first) in enumerate(some):
+                outputs[k].append(found[slot, : len(jobs[k].part) - first])
+        totals = []
+        for job, parts in zip(jobs, outputs, strict=True):
+            tensors = job.part.tensors
+            assert tensors is not None
+            totals.append(metric.total(torch.cat(parts), tensors[1], classes))
+        return totals
+
+    def _outputs(self, width: int, x: Tensor) -> Tensor:
+        """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation mode."""
+        narrow, names = self.stack.narrow(width), [*self.stack.names, *self.stack.fixed]
+        inputs = [*narrow.views, *narrow.fixed.values(), x]
+        key = ("scores", tuple(names), tuple(x.shape))
+        if key not in self._recorded:
+            model = self.module.model
+
+            def forward(*tensors: Tensor) -> list[Tensor]:
+                with self._cast():
+                    passed = vmap(lambda named, x: functional_call(model, named, (x,)))
+                    return [passed(dict(zip(names, tensors[:-1], strict=True)), tensors[-1])]
+
+            training = model.training
+            model.eval()
+            self._recorded[key] = recorded(forward, inputs)
+            model.train(training)
+        [outputs] = self._recorded[key](*inputs)
+        return outputs
+
+    # ---------------------------------------------------------------- training
 
     def takes(self, job: LocalJob) -> bool:
         """Nor those whose batches are larger than its passes."""
         return super().takes(job) and min(job.schedule.batch_size, len(job.part)) <= self.spec.largest_batch
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """All at once.
+        """All at once; of many, those together that are alike in what trains, and in the number of their batches.
 
         Raises:
             ValueError: a job is for the loop.
         """
         if not all(map(self.takes, jobs)):
             raise ValueError("what is larger than its batches, or has a loss or a step of its own, is for the loop")
-        stack = self.stack
-        stack.load(jobs)
         self.module.model.train()
-        steps, samples = [0] * len(jobs), [0] * len(jobs)
-        rest = [stream(job.part, job.schedule) for job in jobs]
-        while any(ahead := [list(islice(it, AHEAD)) for it in rest]):
-            slots: list[list[Batch]] = [[] for _ in range(stack.width)]
-            for job, batches in zip(jobs, ahead, strict=True):
-                slots[job.place] = batches
-            self._steps(slots)
-            for k, batches in enumerate(ahead):
-                steps[k] += len(batches)
-                samples[k] += sum(len(y) for _, y in batches)
-        return stack.store(jobs, list(zip(steps, samples, strict=True)))
+        trained: dict[int, Trained] = {}
+        for some in self._passes(jobs):
+            trained |= self._pass({k: jobs[k] for k in some})
+        return [trained[k].write(job) for k, job in enumerate(jobs)]
 
-    def _steps(self, slots: Sequence[Sequence[Batch]]) -> None:
-        """As many steps as the client with the most batches has in `slots`."""
-        stack = self.stack
-        x, y, weight, active = laid_out(slots, self.spec.largest_batch, self.spec.dtype)
-        everyone = min(len(some) for some in slots)
-        for k in range(active.shape[0]):
-            with self._cast():
-                gradients, losses = self._gradients(stack.views, stack.fixed, x[:, k], y[:, k], weight[:, k])
-            torch._foreach_copy_(stack.gradient_views, list(gradients))
-            stack.descend(losses, None if k < everyone else active[k])
+    def _passes(self, jobs: Sequence[LocalJob]) -> Iterator[list[int]]:
+        """Which jobs, by their numbers, are in one pass, in the order of their slots."""
+        if not self.sorts:
+            yield list(range(len(jobs)))
+            return
+        steps = [sum(count for _, _, count in job.schedule.pieces(len(job.part))) for job in jobs]
+        kinds: dict[tuple[object, ...], list[int]] = {}
+        for k in sorted(range(len(jobs)), key=lambda k: -steps[k]):
+            objective, trains = jobs[k].objective, jobs[k].trains
+            kind = objective.pulls, objective.linear is not None, None if trains is None else trains.tobytes()
+            kinds.setdefault(kind, []).append(k)
+        for alike in kinds.values():
+            for first in range(0, len(alike), self.stack.width):
+                some = alike[first : first + self.stack.width]
+                for place, k in enumerate(some):
+                    jobs[k].place = place
+                yield some
+
+    def _pass(self, jobs: dict[int, LocalJob]) -> dict[int, Trained]:
+        """Train so many as there are slots; nothing of the jobs is written to."""
+        stack, trained = self.stack, dict[int, Trained]()
+        stack.load(list(jobs.values()))
+        feeds = {k: Feed(job, self.spec.largest_batch) for k, job in jobs.items()}
+        ends: dict[int, list[int]] = {}
+        for k, feed in feeds.items():
+            ends.setdefault(len(feed), []).append(k)
+        for step in range(max(ends) + 1):
+            for k in ends.get(step, ()):  # before a step of others writes over its slot
+                trained[k] = stack.take(jobs[k], step, sum(feeds[k].counts))
+            left = len(jobs) - len(trained)
+            if not left:
+                break
+            width = widened(left) if self.sorts else stack.width
+            if step % AHEAD == 0:
+                rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
+                count = min(AHEAD, max(ends) - step)
+                laid = laid_out(rest, width, step, count, self.spec.dtype)
+            self._step(width, *(tensor[:width, step % AHEAD] for tensor in laid))
+        return trained
+
+    def _step(self, width: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
+        """A step of the first `width` models."""
+        narrow = self.stack.narrow(width)
+        gradients, losses = self._gradients(width, x, y, weight)
+        torch._foreach_copy_(narrow.gradient_views, gradients)
+        narrow.descend(losses)
+
+
+def losses_type(dtype: torch.dtype) -> torch.dtype:
+    """In which losses of models of `dtype` are weighted."""
+    return torch.promote_types(dtype, torch.float32)
+
+
+def widened(count: int) -> int:
+    """The width of a CPU's pass for so many models, or of the widest."""
+    return next((width for width in WIDTHS if width >= count), WIDTHS[-1])
 
 
 def width_of(cohort: int) -> int:
-    """How many of a cohort's clients `Vmap` trains at once."""
-    groups = -(-cohort // MOST_AT_ONCE)
+    """How many of a cohort's clients `Vmap` trains at once on an accelerator."""
+    groups = -(-cohort // MOST_BESIDE)
     return max(2, -(-cohort // groups))  # of one model, convolutions take another kernel
-
-
-def laid_out(
-    slots: Sequence[Sequence[Batch]], size: int, dtype: torch.dtype = torch.float32
-) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-    """The next batches by slot: x (width, steps, size, ...), y and weight (width, steps, size), active (steps, width).
-
-    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills a batch up is its
-    client's first sample, which is finite if the others are, and has weight 0.
-    """
-    width = len(slots)
-    first = next(batches for batches in slots if batches)
-    count = max(len(batches) for batches in slots)
-    like, label = first[0]
-    x = like.new_empty(width, count * size, *like.shape[1:])
-    y = label.new_empty(width, count * size, *label.shape[1:])
-    weight = torch.zeros(width, count, size, dtype=torch.promote_types(dtype, torch.float32))
-    active = torch.zeros(count, width, dtype=torch.bool)
-    for slot, batches in enumerate(slots):
-        x[slot] = batches[0][0][0] if batches else like[0]
-        y[slot] = batches[0][1][0] if batches else label[0]
-        active[: len(batches), slot] = True
-        for place, run in _runs(batches, size):
-            start, stop = place * size, place * size + sum(len(labels) for _, labels in run)
-            torch.cat([images for images, _ in run], out=x[slot, start:stop])
-            torch.cat([labels for _, labels in run], out=y[slot, start:stop])
-        for k, (_, labels) in enumerate(batches):
-            weight[slot, k, : len(labels)] = 1 / len(labels)
-    device = like.device
-    shaped = x.unflatten(1, (count, size)), y.unflatten(1, (count, size))
-    return *shaped, sent(weight, device), sent(active, device)
-
-
-def _runs(batches: Sequence[Batch], size: int) -> Iterator[tuple[int, Sequence[Batch]]]:
-    """`found` in stretches that lie side by side, each with its place: only the last batch of each is not of `size`."""
-    first = 0
-    for k, (_, labels) in enumerate(batches):
-        if len(labels) < size or k == len(batches) - 1:
-            yield first, batches[first : k + 1]
-            first = k + 1

@@ -1,0 +1,161 @@
+"""How many runs of a study train together in a process, and how their clients train (docs/performance.md)."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import tempfile
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, cast
+
+from fl_lightning import log
+from fl_lightning.config import Config, check
+from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.files import atomic_write
+
+if TYPE_CHECKING:
+    from fl_lightning.study.folder import StudyFolder
+    from fl_lightning.study.workers import More
+    from fl_lightning.training.executors.base import Name
+
+RECORD = "executors.json"
+"""In the study's folder: how the clients of each kind of run train, so that a continued study stays as it is."""
+FULL = 256
+"""Clients that train at once, where `auto` says how many runs do: two passes of the widest. Ours."""
+WORTH_MEASURING = 2_000
+"""Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the loop."""
+
+
+def most_at_once(wanted: int | str, configs: Sequence[Config]) -> int:
+    """How many runs of `configs` train together in one process; 1: no two."""
+    for config in configs:
+        single = config.fabric.devices in (1, "auto") and config.fabric.num_nodes == 1
+        if not single or any("wandb" in name for name in config.loggers):
+            return 1  # processes of its own, or a logger of which a process has one
+    if wanted != "auto":
+        return int(wanted)
+    fewest = min(max(1, round(c.federation.participation * c.federation.clients)) for c in configs)
+    return max(1, FULL // fewest)
+
+
+def with_executors(
+    folder: StudyFolder, pairs: Sequence[tuple[Any, Config]], wanted: int | str, whole: Sequence[Config]
+) -> tuple[list[tuple[Any, Config]], dict[str, str]]:
+    """`pairs` of runs and configs, each with the executor that runs of its kind have in this study.
+
+    With `auto` it is measured once for each kind, in the order of the pairs; a number takes `vmap` for all; with 1, and
+    where the base names an executor, it is the base's. Runs that are there already keep what they began with.
+
+    Args:
+        whole: the configs of all runs of the study.
+
+    Returns:
+        These, and what is to be `keep`t in the study's folder.
+    """
+    free = [config for _, config in pairs if config.fabric.executor == "loop"]
+    known = _record(folder.path)
+    if known is None and folder.begun():
+        known = {"": "loop"}  # it was begun with runs that train one by one
+    if (wanted == 1 and not known) or not free:
+        return list(pairs), {}
+    known = known or {}
+    visits = sum(round(c.federation.rounds * c.federation.participation * c.federation.clients) for c in whole)
+    for config in free:
+        kind = kind_of(config)
+        if "" in known or kind in known:
+            continue
+        if wanted == "auto":
+            known[kind] = _measured(config) if visits >= WORTH_MEASURING else "loop"
+        else:
+            known[kind] = "loop" if wanted == 1 else "vmap"
+
+    def chosen(config: Config) -> Config:
+        name = known.get("", known.get(kind_of(config), "loop"))
+        if config.fabric.executor != "loop" or name == "loop":
+            return config
+        return replace(config, fabric=replace(config.fabric, executor=cast("Name", name)))
+
+    return [(run, chosen(config)) for run, config in pairs], known
+
+
+def keep(folder: StudyFolder, known: dict[str, str]) -> None:
+    """Write down how clients train in this study."""
+    if known and known != _record(folder.path):
+        with atomic_write(folder.path / RECORD) as aside:
+            aside.write_text(json.dumps(known, indent=1) + "\n")
+
+
+def check_number(value: Any) -> None:
+    """Raise `BadInput` unless it may be `together`."""
+    fine = value in (None, "auto") or (type(value) is int and value > 0)
+    check("together", value, fine, "it must be a whole number from 1, or auto")
+
+
+def kind_of(config: Config) -> str:
+    """What decides how fast clients train: model, data, batches and optimiser."""
+    models = [f"{m.component.class_path.rpartition('.')[2].lower()} {m.component.init_args}" for m in config.models]
+    batches = f"{config.data.source} in batches of {config.federation.batch_size}"
+    return ", ".join([*models, batches, config.optimizer.name])
+
+
+def _record(path: Path) -> dict[str, str] | None:
+    """What was chosen for this study; None: nothing yet."""
+    file = path / RECORD
+    try:
+        known = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(known, dict) or not set(known.values()) <= {"loop", "vmap"}:
+            raise ValueError("it holds something else")
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise BadInput("out", str(path), f"its {RECORD} cannot be read ({error}): delete it") from None
+    return known
+
+
+def _measured(config: Config) -> str:
+    """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
+    from fl_lightning.study.workers import one_by_one, run_all
+
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        contextlib.closing(run_all(one_by_one(_gain), [config], 1, Path(logs), lambda numbers: None)) as ended,
+    ):
+        answer = next(iter(ended)).error
+    executor, _, line = (answer or "loop|").partition("|")
+    log.say(f"together auto: {executor} for {line}")
+    return executor
+
+
+def _gain(config: Config) -> str:
+    """The executor, and how it was found."""
+    from fl_lightning.run import gains_together
+
+    name = ", ".join(model.component.class_path.rpartition(".")[2].lower() for model in config.models)
+    try:
+        reason = gains_together(config, FULL)
+    except (BadInput, RunFailed, Exception) as error:
+        reason = f"it cannot be measured ({' '.join(str(error).split())})"
+    return f"loop|{name}: {reason}" if isinstance(reason, str) else f"{reason[0]}|{name} ({reason[1]})"
+
+
+def drive(more: More) -> Iterator[tuple[int, str | None]]:
+    """What a worker does whose runs train together."""
+    import torch
+
+    from fl_lightning.cli.study import run_safely, train
+    from fl_lightning.training.executors.together import Together
+
+    together = Together()
+
+    def works(waits: bool) -> Any:
+        job = more(waits)
+        if job is None:
+            return None
+        number, (config, folder) = job
+        if config.fabric.threads is not None:  # each run would put back what it found, in the middle of the others
+            torch.set_num_threads(config.fabric.threads)
+        return number, lambda: run_safely(lambda: train(config, folder, accept=True, together=together))
+
+    yield from together.drive(works)

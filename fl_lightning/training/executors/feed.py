@@ -1,0 +1,103 @@
+"""The batches of jobs that train side by side, laid out for a stretch of steps at a time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from itertools import islice
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from fl_lightning.data.sampling import batch_sizes
+from fl_lightning.device import sent
+from fl_lightning.training.executors.base import LocalJob
+from fl_lightning.training.schedule import order_key, stream
+
+
+class Feed:
+    """The batches of one job, each of at most `size` samples. They are asked for in order, and each once."""
+
+    def __init__(self, job: LocalJob, size: int) -> None:
+        part, schedule = job.part, job.schedule
+        self.size = size
+        self._pieces = list(schedule.pieces(len(part)))
+        sizes = batch_sizes(len(part), schedule.batch_size, schedule.whole_last) if self._pieces else []
+        self.counts = [n for _, first, count in self._pieces for n in sizes[first : first + count]]
+        """Samples of each batch."""
+        self._job, self._sizes = job, sizes
+        self._tensors = part.tensors
+        self._index = torch.empty(0, dtype=torch.int64)
+        self._rest = iter(()) if self._tensors is not None else stream(part, schedule)
+
+    def __len__(self) -> int:
+        """How many batches there are."""
+        return len(self.counts)
+
+    @property
+    def like(self) -> tuple[Tensor, Tensor]:
+        """Some of its samples."""
+        return self._tensors or next(iter(self._job.part.batches(1)))
+
+    def fill(self, x: Tensor, y: Tensor, first: int, count: int) -> None:
+        """Write batches `first` to `first + count` to x and y (>= count * size, ...), as far as there are so many.
+
+        A batch that is smaller is filled up with the first sample, which is finite if the others are.
+        """
+        stop = min(first + count, len(self)) - first
+        if stop > 0 and self._tensors is not None:
+            rows = self._order()[first * self.size : (first + stop) * self.size]
+            for tensor, into in zip(self._tensors, (x, y), strict=True):
+                torch.index_select(tensor, 0, sent(rows, tensor.device), out=into[: len(rows)])
+        elif stop > 0:
+            for k, (images, labels) in enumerate(islice(self._rest, stop)):
+                start, n = k * self.size, self.counts[first + k]
+                for batch, into in ((images, x), (labels, y)):
+                    into[start : start + n] = batch
+                    into[start + n : start + self.size] = batch[:1]
+        for into in (x, y):
+            into[max(stop, 0) * self.size :].zero_()
+
+    def _order(self) -> Tensor:
+        """The places of the samples, batch after batch, each of `size`."""
+        if len(self._index):
+            return self._index
+        schedule, draws, total = self._job.schedule, torch.Generator(), sum(self._sizes)
+        parts = []
+        for epoch, first, count in self._pieces:
+            padded = torch.zeros(len(self._sizes), self.size, dtype=torch.int64)
+            order = torch.randperm(total, generator=draws.manual_seed(order_key(schedule, epoch)))
+            if schedule.batch_size == self.size:
+                padded.view(-1)[:total] = order
+            else:
+                for row, some in zip(padded, order.split(self._sizes), strict=True):
+                    row[: len(some)] = some
+            parts.append(padded[first : first + count])
+        self._index = torch.cat(parts).view(-1)
+        return self._index
+
+
+def laid_out(
+    feeds: Mapping[int, Feed], width: int, first: int, count: int, dtype: torch.dtype = torch.float32
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Batches `first` to `first + count` of the feeds by slot: x (width, count, size, ...), y and weight (width, count,
+    size).
+
+    A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills up has weight 0.
+    """
+    some = next(iter(feeds.values()))
+    size, (like, label) = some.size, some.like
+    x = like.new_empty(width, count * size, *like.shape[1:])
+    y = label.new_empty(width, count * size, *label.shape[1:])
+    counts = np.zeros((width, count), dtype=np.int64)
+    for slot in range(width):
+        if slot in feeds:
+            feeds[slot].fill(x[slot], y[slot], first, count)
+            here = feeds[slot].counts[first : first + count]
+            counts[slot, : len(here)] = here
+        else:
+            x[slot].zero_()
+            y[slot].zero_()
+    each = torch.from_numpy(np.where(np.arange(size) < counts[..., None], 1 / np.maximum(counts, 1)[..., None], 0.0))
+    weight = sent(each.to(torch.promote_types(dtype, torch.float32)), like.device)
+    return x.unflatten(1, (count, size)), y.unflatten(1, (count, size)), weight

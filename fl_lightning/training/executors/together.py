@@ -1,0 +1,165 @@
+"""Runs of one process that train together: each stops where it has something to train or to score, and what all of
+them have goes through the same passes.
+
+Every run is a greenlet: a call stack of its own that only stops where it says so. So the engine's rounds stay plain
+functions, and a run's failures stay its own (docs/decisions/0040).
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Hashable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+import torch
+from greenlet import getcurrent, greenlet
+from torch import Tensor
+
+from fl_lightning.core.phase import Fit
+from fl_lightning.data import Part
+from fl_lightning.training.executors.base import Executor, LocalJob, ScoreJob
+from fl_lightning.training.executors.vmap import Vmap
+
+Work = Callable[[], Any]
+"""A run from start to end."""
+
+
+@dataclass
+class _Request:
+    """What a run waits for."""
+
+    executor: Vmap
+    what: Literal["train", "score"]
+    jobs: Sequence[Any]
+
+
+class Together:
+    """Drives several runs, and pools what they train and score.
+
+    Between two stops a run has the process to itself. What is global to the process must be the same for all of them
+    (number of threads, determinism); the gradient mode is put back at every stop.
+    """
+
+    def __init__(self) -> None:
+        self._hub = getcurrent()
+        self._executors: dict[Hashable, Vmap] = {}
+        self._requests: dict[greenlet, _Request] = {}
+
+    def executor(self, key: Hashable, make: Callable[[], Vmap]) -> Vmap:
+        """The executor for all models of this `key`, made by the first run that asks for it."""
+        if key not in self._executors:
+            self._executors[key] = make()
+        return self._executors[key]
+
+    def wait(self, request: _Request) -> list[Any]:
+        """Stop the run that calls this until its request has been dealt with; raises what went wrong."""
+        if getcurrent() is self._hub:  # nobody else is there
+            return _dealt_with(request.executor, request.what, request.jobs)
+        self._requests[getcurrent()] = request
+        graded = torch.is_grad_enabled()
+        try:
+            results: list[Any] = self._hub.switch()
+        finally:
+            torch.set_grad_enabled(graded)
+        return results
+
+    def drive(self, more: Callable[[bool], tuple[Any, Work] | None]) -> Iterator[tuple[Any, Any]]:
+        """Run works, as many at a time as `more` gives, and say of each what it has returned, as it ends.
+
+        Args:
+            more: the next work with a name; None: there is none now, or, asked with True (nothing else is left to do),
+                none at all.
+
+        An exception that a work does not catch (Ctrl-C) ends all of them.
+        """
+        live: dict[greenlet, Any] = {}
+        try:
+            while True:
+                while (work := more(not live)) is not None:
+                    run = greenlet(work[1], self._hub)
+                    live[run] = work[0]
+                    yield from self._advance(live, {run: ()})
+                if not live:
+                    return
+                yield from self._advance(live, self._answers())
+        finally:
+            for run in live:
+                self._requests.pop(run, None)
+            for run in list(live):
+                if not run.dead:
+                    _ended(run)
+
+    def _advance(self, live: dict[greenlet, Any], answers: dict[greenlet, Any]) -> Iterator[tuple[Any, Any]]:
+        """Let runs go on with their answers, up to where they stop next."""
+        for run, answer in answers.items():
+            graded = torch.is_grad_enabled()
+            try:
+                if isinstance(answer, Exception):
+                    result = run.throw(answer)
+                elif answer == ():
+                    result = run.switch()
+                else:
+                    result = run.switch(answer)
+            finally:
+                torch.set_grad_enabled(graded)
+            if run.dead:
+                yield live.pop(run), result
+
+    def _answers(self) -> dict[greenlet, Any]:
+        """Deal with what runs wait for: with scores first, so that as many as can train at the same time."""
+        waiting = {run: request for run, request in self._requests.items() if request.what == "score"}
+        waiting = waiting or dict(self._requests)
+        answers: dict[greenlet, Any] = {}
+        for executor in dict.fromkeys(request.executor for request in waiting.values()):
+            ours = {run: request for run, request in waiting.items() if request.executor is executor}
+            try:
+                jobs = [job for request in ours.values() for job in request.jobs]
+                results = iter(_dealt_with(executor, next(iter(ours.values())).what, jobs))
+                answers |= {run: [next(results) for _ in request.jobs] for run, request in ours.items()}
+            except Exception:  # whose fault it is shows when each is alone
+                for run, request in ours.items():
+                    try:
+                        answers[run] = _dealt_with(executor, request.what, request.jobs)
+                    except Exception as error:
+                        answers[run] = error
+        for run in answers:
+            del self._requests[run]
+        return answers
+
+
+def _dealt_with(executor: Vmap, what: str, jobs: Sequence[Any]) -> list[Any]:
+    return executor.train(jobs) if what == "train" else executor.score(jobs)
+
+
+def _ended(run: greenlet) -> None:
+    """End a run that waits, as Ctrl-C would: it closes what is open."""
+    with contextlib.suppress(BaseException):  # it ends in its own way, and so do the others
+        run.throw(KeyboardInterrupt)
+
+
+class Shared(Executor):
+    """An executor that several runs train with: it stops the run until all others have come as far."""
+
+    name = "vmap"
+
+    def __init__(self, executor: Vmap, together: Together) -> None:
+        self.fabric, self.module, self.optimizer = executor.fabric, executor.module, executor.optimizer
+        self.executor, self.together = executor, together
+        self.at_once = executor.at_once
+
+    def takes(self, job: LocalJob) -> bool:
+        """What the executor takes."""
+        return self.executor.takes(job)
+
+    def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
+        """With the jobs of all runs that wait."""
+        return self.together.wait(_Request(self.executor, "train", jobs))
+
+    def scores(self, part: Part) -> bool:
+        """What the executor scores."""
+        return self.executor.scores(part)
+
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
+        """With the models of all runs that wait."""
+        return self.together.wait(_Request(self.executor, "score", jobs))
