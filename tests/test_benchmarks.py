@@ -311,3 +311,19 @@ def test_the_calibrations_students_learn(script: Load) -> None:
         scored = worth.logits([p[:, c : c + 1] for p in models["local"]], torch.from_numpy(x)[None, None])[0, 0]
         best = ((x - world.shifts[c]) @ world.teachers[c] * world.slope / 8**0.5 + world.offsets[c] > 0) == y
         assert ((scored > 0).numpy() == y).mean() > best.mean() - 0.08
+
+
+def test_runs_together_are_measured(
+    script: Load, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line with both sides; both train the same runs."""
+    together = script("together")
+    monkeypatch.setattr(
+        sys, "argv", ["together.py", "--only", "ten-seeds", "--seeds", "2", "--rounds", "1", "--pairs", "1"]
+    )
+    together.main()
+    *_, line = capsys.readouterr().out.splitlines()
+    assert line.startswith("| 2 seeds of fedavg, together | ")
+    loop, stacked = (float(cell) for cell in line.split(" | ")[1:3])
+    assert 0 < stacked < 60
+    assert 0 < loop < 60

@@ -264,7 +264,7 @@ def fetch(configs: list[Config]) -> None:
     """
     from fl_lightning.data.load import OVERRIDES
     from fl_lightning.data.vision import RECIPES
-    from fl_lightning.study.workers import one_by_one, run_all
+    from fl_lightning.study.workers import run_all
 
     sets = {
         (config.data.source, config.data.root): config
@@ -274,7 +274,7 @@ def fetch(configs: list[Config]) -> None:
     with (
         tempfile.TemporaryDirectory() as logs,
         contextlib.closing(
-            run_all(one_by_one(_loaded), list(sets.values()), 1, Path(logs), lambda numbers: None)
+            run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)
         ) as ended,
     ):
         absent = [one.error for one in ended if one.error is not None]

@@ -116,11 +116,11 @@ def _record(path: Path) -> dict[str, str] | None:
 
 def _measured(config: Config) -> str:
     """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
-    from fl_lightning.study.workers import one_by_one, run_all
+    from fl_lightning.study.workers import run_all
 
     with (
         tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(one_by_one(_gain), [config], 1, Path(logs), lambda numbers: None)) as ended,
+        contextlib.closing(run_all(_gain, [config], 1, Path(logs), lambda numbers: None)) as ended,
     ):
         answer = next(iter(ended)).error
     executor, _, line = (answer or "loop|").partition("|")

@@ -193,12 +193,12 @@ def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
     """
     import fl_lightning.run
     import fl_lightning.study.trials  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning.study.workers import one_by_one, run_all
+    from fl_lightning.study.workers import run_all
 
     jobs = searches * -(-count // len(searches))
     teller, failures = _Teller(searches), {}
     try:
-        for ended in run_all(one_by_one(run_trials), jobs, count, out / "logs", lambda running: teller.tell()):
+        for ended in run_all(run_trials, jobs, count, out / "logs", lambda running: teller.tell()):
             if ended.error is not None:
                 failures[jobs[ended.job].entry.label] = ended.error
         teller.tell(last=True)

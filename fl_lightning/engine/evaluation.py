@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Sequence
 from functools import cached_property
-from typing import Any, NamedTuple
+from typing import Any
 
 from torch import Tensor
 
@@ -17,6 +17,7 @@ from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.protocols import Reducer
 from fl_lightning.data.part import Part
 from fl_lightning.engine import scoring
+from fl_lightning.engine.ahead import Ahead, ToScore
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Results, means, numbers, spread
@@ -29,14 +30,6 @@ _START = "received."
 """Before the names of what is kept of the model that a client began its last round with."""
 
 
-class ToScore(NamedTuple):
-    """A model of a client that is about to be scored: with others it can be scored beforehand."""
-
-    kind: str
-    client: Client
-    vector: Tensor
-
-
 class Evaluator:
     """Scores models. `run.judge` says by which kind of them the run is judged."""
 
@@ -46,6 +39,7 @@ class Evaluator:
         """To be asked for global models."""
         self.stage = "evaluation"
         self.remembered = scoring.Remembered(run)
+        self.ahead = Ahead(run, trainers, self.remembered)
         self._scored: tuple[Tensor | None, Any] = (None, None)
         """The last global model that was scored on the test set of all, and how: several clients may share it."""
 
@@ -80,23 +74,6 @@ class Evaluator:
         if kind == judge and len(validation):
             scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, validation, digest)
         return scores | self._on_global_test(kind, client, vector, digest)
-
-    def stacks(self, client: Client) -> bool:
-        """Whether models of the client can be scored beside others (`score_ahead`)."""
-        executor, data = self.trainers[client.group.index].executor, client.data
-        plain = self.remembered.enabled and not scoring.further_metrics(self.run)
-        return plain and (executor.scores(data.test) or executor.scores(data.validation))
-
-    def score_ahead(self, models: Sequence[ToScore]) -> None:
-        """Score models of one architecture at once, so that `scores` finds what it would compute.
-
-        What fails here will fail again where client and round are named.
-        """
-        if not models:
-            return
-        executor = self.trainers[models[0].client.group.index].executor
-        with contextlib.suppress(Exception):
-            self.remembered.compute(executor, self.run.judge, models)
 
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
         """Bind `vector`, to be scored as `kind`; returns its digest."""
@@ -289,7 +266,7 @@ class Evaluator:
         """
         self._scored, self.remembered.shared = (None, None), (None, b"")
         if self.has_global and self.wants("global"):
-            self._global_ahead(results.clients)
+            global_ahead(self, results.clients)
         for id, result in results.clients.items():
             try:
                 with self.guard.naming(t, id, self):
@@ -306,16 +283,16 @@ class Evaluator:
                 results.failures.append((failure.bare(), "not judged"))
         self.remembered.shared = None
 
-    def _global_ahead(self, ids: Iterable[int]) -> None:
-        """Score what the server has for these clients beside each other, where that can be."""
-        models: dict[int, list[ToScore]] = {}
-        with contextlib.suppress(BadClient):
-            for id in ids:
-                client = self.at_rest(id, self.run.group_of(id).initial_buffers)
-                if self.stacks(client) and (model := self.global_model(id)) is not None:
-                    models.setdefault(client.group.index, []).append(ToScore("global", client, model))
-            for some in models.values():
-                self.score_ahead(some)
+
+def global_ahead(evaluator: Evaluator, ids: Iterable[int]) -> None:
+    """Score what the server has for these clients beside each other, where that can be."""
+    run, models = evaluator.run, list[ToScore]()
+    with contextlib.suppress(BadClient):
+        for id in ids:
+            client = evaluator.at_rest(id, run.group_of(id).initial_buffers)
+            model = evaluator.global_model(id) if evaluator.ahead.takes(client) else None
+            models += [] if model is None else [ToScore("global", client, model)]
+        evaluator.ahead.score(models)
 
 
 def _one_for_all(evaluator: Evaluator) -> bool:

@@ -16,7 +16,8 @@ from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
-from fl_lightning.engine.evaluation import Evaluator, ToScore
+from fl_lightning.engine.ahead import ToScore
+from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
 from fl_lightning.engine.pool import Pool
@@ -222,7 +223,7 @@ class Visit:
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
             vector = self.run.method.personal(self.client)
-            if evaluator.stacks(self.client):
+            if evaluator.ahead.takes(self.client):
                 yield ToScore(kind, self.client, vector)
             self.result.values |= evaluator.scores(kind, self.client, vector)
             self.timer.lap("evaluation")

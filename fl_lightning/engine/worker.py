@@ -13,7 +13,8 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Fit, Payload, RunContext
-from fl_lightning.engine.evaluation import Evaluator, ToScore
+from fl_lightning.engine.ahead import ToScore
+from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Results, Timer
@@ -114,7 +115,7 @@ class Worker:
                 to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
                 to_score = {c: job for c, job in jobs.items() if isinstance(job, ToScore)}
                 if to_score:  # first, so that all train at the same time
-                    self.evaluator.score_ahead(list(to_score.values()))
+                    self.evaluator.ahead.score(list(to_score.values()))
                     jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
                 else:
                     jobs = self._advance(visits, self._train(visits, to_train))

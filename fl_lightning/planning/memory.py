@@ -158,7 +158,7 @@ class Setup:
         fabric = self.config.fabric
         wanted = fabric.executor in ("vmap", "auto") and self.config.optimizer.name == "sgd"
         wanted = wanted and not fabric.channels_last and all(p.stacks for p in self.profiles)
-        return width_of(len(cohorts(self.config)[0])) if wanted else 1
+        return width_of(len(cohorts(self.config)[0]), self.hardware.accelerator) if wanted else 1
 
     def mean(self, bytes_: Iterable[float]) -> float:
         """Over the clients of the busiest rank, of `bytes_` by architecture."""

@@ -14,7 +14,7 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.study.board import Board, called, words
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run
-from fl_lightning.study.workers import Ended, Serve, run_all
+from fl_lightning.study.workers import Ended, Serve, serve_all
 
 NAMED = 3
 """Failed runs that the last line names."""
@@ -58,7 +58,7 @@ class Runner:
             self._live.start()
         try:
             logs = self.folder.path / "logs"
-            with contextlib.closing(run_all(self.serve, self.jobs, count, logs, self._show, most)) as all_ended:
+            with contextlib.closing(serve_all(self.serve, self.jobs, count, logs, self._show, most)) as all_ended:
                 for ended in all_ended:
                     self._tell(ended)
             self._show([], last=True)

@@ -86,6 +86,13 @@ def one_by_one(work: Callable[[Any], str | None]) -> Serve:
 
 
 def run_all(
+    work: Callable[[Any], str | None], jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None]
+) -> Generator[Ended, None, None]:
+    """As `serve_all`, one job after the other in each process: `work` returns None, or why the job failed."""
+    return serve_all(one_by_one(work), jobs, count, logs, on_look)
+
+
+def serve_all(
     serve: Serve, jobs: Sequence[Any], count: int, logs: Path, on_look: Callable[[list[int]], None], most: int = 1
 ) -> Generator[Ended, None, None]:
     """Run all jobs in `count` processes, `most` at a time in each, and say of each how it has ended, as it ends.

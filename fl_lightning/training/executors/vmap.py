@@ -47,7 +47,7 @@ class Vmap(Stacked):
 
     def __init__(self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec) -> None:
         self.sorts = fabric.device.type == "cpu"
-        width = widened(spec.cohort) if self.sorts else width_of(spec.cohort)
+        width = width_of(spec.cohort, fabric.device.type)
         super().__init__(fabric, module, optimizer, spec, width)
         self.at_once = width
         self._even: bool | None = None
@@ -277,7 +277,9 @@ def widened(count: int) -> int:
     return next((width for width in WIDTHS if width >= count), WIDTHS[-1])
 
 
-def width_of(cohort: int) -> int:
-    """How many of a cohort's clients `Vmap` trains at once on an accelerator."""
+def width_of(cohort: int, device: str) -> int:
+    """Models of a pass for a cohort on a kind of device."""
+    if device == "cpu":
+        return widened(cohort)
     groups = -(-cohort // MOST_BESIDE)
     return max(2, -(-cohort // groups))  # of one model, convolutions take another kernel

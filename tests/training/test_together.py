@@ -1,0 +1,208 @@
+"""Runs that train together: the same bits as alone, and failures that stay each run's own."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadClient
+from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.methods.fedproto import FedProto
+from fl_lightning.methods.fedprox import FedProx
+from fl_lightning.methods.kapc import KAPC
+from fl_lightning.methods.local import Local
+from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.training.executors.replay import recorded
+from fl_lightning.training.executors.together import Shared, Together
+from fl_lightning.training.executors.vmap import WIDTHS, widened
+
+Make = Callable[..., Federation]
+
+
+def vmapped(fed: Federation, together: Together | None = None) -> Federation:
+    fed.run.config.fabric.executor = "vmap"
+    for trainer in fed.worker.trainers:
+        trainer.together = together
+    return fed
+
+
+def whole(fed: Federation) -> list[Any]:
+    """All rounds; what each client came to."""
+    fed.prepare()
+    return [client for t in range(1, fed.run.rounds + 1) for client in fed.round(t).clients]
+
+
+def models(fed: Federation) -> list[Tensor]:
+    return [fed.run.states[c].vectors["model"].clone() for c in sorted(fed.run.states)]
+
+
+def drive(together: Together, works: Sequence[Callable[[], Any]]) -> dict[int, Any]:
+    """What each work returns, or the exception that it raises."""
+
+    def caught(work: Callable[[], Any]) -> Any:
+        try:
+            return work()
+        except Exception as error:
+            return error
+
+    left = [(k, lambda work=work: caught(work)) for k, work in enumerate(works)]
+    return dict(together.drive(lambda waits: left.pop(0) if left else None))
+
+
+COMPANY: list[Callable[[], Any]] = [
+    lambda: FedProx(mu=0.5), Local, FedAvg, Ditto, lambda: KAPC(solver="exact"), SCAFFOLD, FedPer, FedProto, FedAvg,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(
+    "number", [3, pytest.param(10, marks=pytest.mark.slow), pytest.param(50, marks=pytest.mark.slow)]
+)
+def test_a_run_has_the_same_bits_alone_and_among_others(federation: Make, number: int) -> None:
+    """In each place, beside runs of other methods, seeds and sizes of clients; its scores and losses too."""
+    changes = {"clients": 5, "optimizer": {"momentum": 0.5}}
+    alone = vmapped(federation(FedProx(mu=0.5), **changes))
+    scores = whole(alone)
+    together = Together()
+    others = [
+        vmapped(federation(COMPANY[k % len(COMPANY)](), seed=k, **changes), together) for k in range(1, number + 1)
+    ]
+    ours = vmapped(federation(FedProx(mu=0.5), **changes), together)
+    feds = [*others[: number // 2], ours, *others[number // 2 :]]
+    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
+    found = ended[number // 2]
+    assert isinstance(ours.worker.trainers[0].executor, Shared)
+    assert all(torch.equal(a, b) for a, b in zip(models(alone), models(ours), strict=True))
+    assert repr(found) == repr(scores)
+    assert not any(isinstance(result, Exception) for result in ended.values())
+
+
+def test_runs_share_their_passes(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three runs of two rounds: as many passes as one run has, each with the clients of all."""
+    together = Together()
+    feds = [vmapped(federation(Local(), seed=k), together) for k in range(3)]
+    for fed in feds:
+        fed.prepare()
+    [executor] = {fed.worker.trainers[0].executor.executor for fed in feds}  # type: ignore[attr-defined]
+    sizes: list[int] = []
+    train = executor.train
+    monkeypatch.setattr(executor, "train", lambda jobs: sizes.append(len(jobs)) or train(jobs))
+    drive(together, [lambda fed=fed: [fed.round(t) for t in (1, 2)] for fed in feds])  # type: ignore[misc]
+    assert sizes == [12, 12]
+
+
+def test_other_models_and_optimisers_train_beside_them(federation: Make) -> None:
+    together = Together()
+    kinds = [{}, {"optimizer": {"momentum": 0.9}}, {"batch_size": 3}]
+    alone = [vmapped(federation(FedAvg(), **changes)) for changes in kinds]
+    feds = [vmapped(federation(FedAvg(), **changes), together) for changes in kinds]
+    want = [whole(fed) for fed in alone]
+    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
+    assert [repr(ended[k]) for k in range(3)] == [repr(one) for one in want]
+    assert len({fed.worker.trainers[0].executor.executor for fed in feds}) == 3  # type: ignore[attr-defined]
+
+
+def test_a_run_that_fails_ends_alone(federation: Make) -> None:
+    """One diverges, one cannot read its data, one fails between two rounds; the others end as they would have."""
+    want = whole(vmapped(federation(Local(), seed=7)))
+    together = Together()
+    diverges, unreadable, fails, fine = (vmapped(federation(Local(), seed=k), together) for k in (1, 2, 3, 7))
+    vectors = diverges.run.groups[0].initial
+    vectors.fill_(torch.nan)
+
+    def refuse(*args: Any) -> Any:
+        raise OSError("No space left on device")
+
+    def unread() -> Any:
+        unreadable.prepare()
+        for c in range(unreadable.run.clients):
+            data = unreadable.run.data.client(c, unreadable.run.device, unreadable.run.dtype)
+            data.train.x = data.train.x[:1]  # type: ignore[attr-defined]  # its order asks for what is not there
+        return [unreadable.round(t) for t in (1, 2)]
+
+    fails.tell = refuse  # type: ignore[method-assign]
+    works = [lambda: whole(diverges), unread, lambda: whole(fails), lambda: whole(fine)]
+    ended = drive(together, works)
+    assert isinstance(ended[0], BadClient)
+    assert "not finite" in str(ended[0])
+    assert isinstance(ended[1], BadClient)
+    assert "stage training" in str(ended[1])
+    assert "No space left" in str(ended[2])
+    assert repr(ended[3]) == repr(want)
+
+
+def test_ctrl_c_ends_all_of_them(federation: Make) -> None:
+    together, closed = Together(), []
+
+    def run(fed: Federation) -> None:
+        try:
+            whole(fed)
+        finally:
+            closed.append(fed)
+
+    first, second = (vmapped(federation(Local(), seed=k), together) for k in range(2))
+
+    def interrupt(*args: Any) -> Any:
+        raise KeyboardInterrupt
+
+    second.evaluator.after_aggregation = interrupt  # type: ignore[method-assign]
+    with pytest.raises(KeyboardInterrupt):
+        drive(together, [lambda: run(first), lambda: run(second)])
+    assert closed == [second, first]
+
+
+def test_the_gradient_mode_is_each_runs_own() -> None:
+    together = Together()
+    seen = []
+
+    class Waits:
+        def train(self, jobs: Sequence[Any]) -> list[Any]:
+            return list(jobs)
+
+    shared = Shared.__new__(Shared)
+    shared.executor, shared.together = Waits(), together  # type: ignore[assignment]
+
+    def without() -> None:
+        with torch.no_grad():
+            shared.train([1])
+            seen.append(torch.is_grad_enabled())
+
+    def plain() -> None:
+        seen.append(torch.is_grad_enabled())
+        shared.train([2])
+        seen.append(torch.is_grad_enabled())
+
+    drive(together, [without, plain])
+    assert torch.is_grad_enabled()
+    assert seen == [True, False, True]
+
+
+def test_widths() -> None:
+    assert [widened(n) for n in (1, 4, 5, 33, 128, 500)] == [4, 4, 8, 64, 128, 128]
+    assert sorted(WIDTHS) == list(WIDTHS)
+
+
+def test_what_is_recorded_is_what_was_computed() -> None:
+    """Operations in place, several results, dead ends, constants from outside; on other numbers of the same shape."""
+    weight = torch.randn(5, 3)
+    model = nn.Sequential(nn.Linear(5, 4), nn.Tanh(), nn.Linear(4, 3))
+
+    def function(x: Tensor, y: Tensor) -> list[Tensor]:
+        spare = x.exp() + 1  # goes nowhere
+        largest, places = (x @ weight).max(1)
+        total = x.clone()
+        total.add_(y).mul_(2)
+        halves = torch.cat(total.split([2, 3], 1), 1)
+        del spare
+        return [largest, places, halves, model(x), x.view(x.shape) * 1]
+
+    draws = [(torch.randn(7, 5), torch.randn(7, 5)) for _ in range(3)]
+    replay = recorded(function, draws[0])
+    for x, y in draws:
+        assert all(torch.equal(a, b) for a, b in zip(replay(x, y), function(x, y), strict=True))
