@@ -71,7 +71,8 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
     folder.check(wanted, to_settings(base), all_runs)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
-    wanted_together = wanted.together if values.together is None else values.together
+    asked = getattr(values, "together", None)
+    wanted_together = wanted.together if asked is None else asked
     executors: dict[str, str] = {}
     if not values.slurm:
         chosen, executors = together.with_executors(folder, chosen, wanted_together, configs)
@@ -166,7 +167,7 @@ def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
 
 
 def _check_values(values: Any) -> None:
-    together.check_number(values.together)
+    together.check_number(getattr(values, "together", None))
     if values.slurm:
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
         check_job(values)
@@ -273,9 +274,7 @@ def fetch(configs: list[Config]) -> None:
     }
     with (
         tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(
-            run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)
-        ) as ended,
+        contextlib.closing(run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)) as ended,
     ):
         absent = [one.error for one in ended if one.error is not None]
     if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):
