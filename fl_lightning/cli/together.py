@@ -29,7 +29,9 @@ WORTH_MEASURING = 2_000
 
 
 def most_at_once(wanted: int | str, configs: Sequence[Config]) -> int:
-    """How many runs of `configs` train together in one process; 1: no two."""
+    """How many runs of `configs` train together in one process; 1: no two, as where nothing is stacked."""
+    if not any(config.fabric.executor == "vmap" for config in configs):
+        return 1
     for config in configs:
         single = config.fabric.devices in (1, "auto") and config.fabric.num_nodes == 1
         if not single or any("wandb" in name for name in config.loggers):

@@ -124,11 +124,14 @@ def test_a_study_that_was_begun_one_by_one_goes_on_so(ask: Callable[..., Any], t
 
 
 def test_what_cannot_train_together_does_not(tmp_path: Path) -> None:
-    _, _, configs = resolve(Study.of({**MORE, "base": [*MORE["base"], {"fabric.devices": 2}]}))
+    """Runs of several processes, and those that train in the loop: each has a worker for itself."""
+    for words, want in (({}, (1, 1)), ({"fabric.executor": "vmap"}, (8, 64)), ({"fabric.devices": 2}, (1, 1))):
+        _, _, configs = resolve(Study.of({**MORE, "base": [*MORE["base"], words]}))
+        assert (together.most_at_once(8, configs), together.most_at_once("auto", configs)) == want
+    _, _, configs = resolve(
+        Study.of({**MORE, "base": [*MORE["base"], {"fabric.executor": "vmap", "fabric.devices": 2}]})
+    )
     assert together.most_at_once(8, configs) == 1
-    _, _, configs = resolve(Study.of(MORE))
-    assert together.most_at_once(8, configs) == 8
-    assert together.most_at_once("auto", configs) == 64
 
 
 def test_what_is_measured_is_found_to_be_faster(tmp_path: Path) -> None:
