@@ -23,6 +23,7 @@ import torch
 
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.study import QUIET, run_safely
+from fl_lightning.cli.together import driven
 from fl_lightning.config import Config
 from fl_lightning.files import make_folder
 from fl_lightning.run import fit
@@ -57,10 +58,11 @@ def one_by_one(configs: Sequence[Config], folder: Path) -> None:
 def together(configs: Sequence[Config], folder: Path) -> None:
     """As a study with `--together N`."""
     hub, left = Together(), list(enumerate(configs))
+    put_together = driven(hub)
 
     def work(k: int, config: Config) -> str | None:
         make_folder(folder / str(k))
-        return run_safely(lambda: fit(config, folder / str(k), together=hub) and None)
+        return run_safely(lambda: fit(config, folder / str(k), put_together=put_together) and None)
 
     def more(waits: bool) -> tuple[int, Callable[[], str | None]] | None:
         if not left:
@@ -88,15 +90,15 @@ def row(
     work = together if beside else one_by_one
     seconds(one_by_one, loop[:1])
     seconds(work, stacked[:1])
-    found = []
+    measured = []
     for k in range(pairs):
         if k % 2:
             b, a = seconds(work, stacked), seconds(one_by_one, loop)
         else:
             a, b = seconds(one_by_one, loop), seconds(work, stacked)
-        found.append((a, b, b / a))
-    a, b, ratio = (statistics.median(column) for column in zip(*found, strict=True))
-    least, most = min(f[2] for f in found), max(f[2] for f in found)
+        measured.append((a, b, b / a))
+    a, b, ratio = (statistics.median(column) for column in zip(*measured, strict=True))
+    least, most = min(f[2] for f in measured), max(f[2] for f in measured)
     print(f"| {name} | {a:.2f} | {b:.2f} | **{ratio:.2f}** [{least:.2f}, {most:.2f}] | {goal} |", flush=True)
 
 

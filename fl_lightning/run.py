@@ -13,7 +13,6 @@ import tempfile
 import warnings
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any, Literal, cast
 
@@ -36,7 +35,6 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
-from fl_lightning.engine.trainer import faster_together
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.exporting.about import about
@@ -49,28 +47,20 @@ from fl_lightning.models.base import inputs
 from fl_lightning.parallel import fabric_of, launched_from_outside
 from fl_lightning.results.folder import RunFolder, best
 from fl_lightning.rng import key
-from fl_lightning.training.executors.together import Together
 
 
-def fit(config: Config, folder: Path, resume: bool = False, together: Together | None = None) -> dict[str, Any]:
-    """Run `config` in `folder` (made by the caller), from the start or from its last checkpoint; `together` drives it
-    beside other runs of this process.
+def fit(
+    config: Config, folder: Path, resume: bool = False, put_together: Callable[..., Federation] | None = None
+) -> dict[str, Any]:
+    """Run `config` in `folder` (made by the caller), from the start or from its last checkpoint; `put_together` as for
+    `fit_on_rank`.
 
     Returns:
         What `summary.json` holds.
     """
     if config.fabric.precision == "16-mixed" and device.resolved(config.fabric.accelerator) == "cpu":
         raise BadInput("fabric.precision", "16-mixed", "a CPU trains with bf16-mixed, 32-true or 64-true")
-    driven = None if together is None else partial(_driven, together)
-    return launch(config, fit_on_rank, folder, resume, driven)
-
-
-def _driven(together: Together, *parts: Any) -> Federation:
-    """As `assemble`, for a run that `together` drives."""
-    fed = assemble(*parts)
-    for trainer in fed.worker.trainers:
-        trainer.together = together
-    return fed
+    return launch(config, fit_on_rank, folder, resume, put_together)
 
 
 def test(config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
@@ -102,22 +92,6 @@ def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
     """
     single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
     return launch(single, _join, folder, *newcomer)
-
-
-def gains_together(config: Config, jobs: int) -> str | tuple[str, str]:
-    """Which executor is faster where so many clients of several runs train at once, and how that was found; or why they
-    cannot."""
-    single = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
-    answer = launch(single, _gains, jobs)["answer"]
-    return cast("str | tuple[str, str]", answer)
-
-
-def _gains(fabric: Fabric, config: Config, jobs: int) -> dict[str, Any]:
-    with tempfile.TemporaryDirectory() as folder:
-        fed = assemble(fabric, config, Path(folder), [])
-        answers = [faster_together(trainer, jobs) for trainer in fed.worker.trainers]
-    slower = next((answer for answer in answers if isinstance(answer, str) or answer[0] == "loop"), answers[0])
-    return {"answer": slower}
 
 
 # ---------------------------------------------------------------- on every rank

@@ -12,6 +12,7 @@ import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -71,8 +72,8 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
     folder.check(wanted, to_settings(base), all_runs)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
-    asked = getattr(values, "together", None)
-    wanted_together = wanted.together if asked is None else asked
+    given = getattr(values, "together", None)
+    wanted_together = wanted.together if given is None else given
     executors: dict[str, str] = {}
     if not values.slurm:
         chosen, executors = together.with_executors(folder, chosen, wanted_together, configs)
@@ -120,9 +121,9 @@ def resolve(
     return base, all_runs, configs
 
 
-def train(config: Config, folder: Path, accept: bool = False, together: Any = None) -> None:
+def train(config: Config, folder: Path, accept: bool = False, put_together: Any = None) -> None:
     """Run `config` in `folder`, from the start or from its checkpoint. `accept`: own code may have changed.
-    `together`: what drives the run beside others."""
+    `put_together`: as for `fl_lightning.run.fit`."""
     from fl_lightning.run import fit
 
     print(f"---- {time.strftime('%F %T')} {folder}", file=sys.stderr)
@@ -130,12 +131,12 @@ def train(config: Config, folder: Path, accept: bool = False, together: Any = No
     if saved is not None:
         runs.check_goes_on(saved, config, folder, accept)
     with runs.opened(Start(str(folder.parent), folder.name, resume=True), folder.name, config) as place:
-        fit(config, place, resume=True, together=together)
+        fit(config, place, resume=True, put_together=put_together)
 
 
-def run_one(job: Job) -> str | None:
+def run_one(job: Job, put_together: Any = None) -> str | None:
     """Run one job of a worker, its code checked before; None, or one line that says why it failed."""
-    return run_safely(lambda: train(*job, accept=True))
+    return run_safely(lambda: train(*job, accept=True, put_together=put_together))
 
 
 def run_safely(work: Callable[[], None]) -> str | None:
@@ -241,7 +242,9 @@ def _run(
     provenance.look()  # likewise
     jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
     most = together.most_at_once(at_once, [config for _, config in chosen])
-    runner = Runner(folder, [run for run, _ in chosen], one_by_one(run_one) if most == 1 else together.drive, jobs)
+    beside = partial(together.drive, lambda config, place, put_together: run_one((config, place), put_together))
+    worker = one_by_one(run_one) if most == 1 else beside
+    runner = Runner(folder, [run for run, _ in chosen], worker, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
     try:
         runner.run(worker_count(workers, chosen[0][1]), most)

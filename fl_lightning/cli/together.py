@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -16,9 +16,11 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import atomic_write
 
 if TYPE_CHECKING:
+    from fl_lightning.engine.federation import Federation
     from fl_lightning.study.folder import StudyFolder
     from fl_lightning.study.workers import More
     from fl_lightning.training.executors.base import Name
+    from fl_lightning.training.executors.together import Together
 
 RECORD = "executors.json"
 """In the study's folder: how the clients of each kind of run train, so that a continued study stays as it is."""
@@ -132,24 +134,60 @@ def _measured(config: Config) -> str:
 
 def _gain(config: Config) -> str:
     """The executor, and how it was found."""
-    from fl_lightning.run import gains_together
-
     name = ", ".join(model.component.class_path.rpartition(".")[2].lower() for model in config.models)
     try:
-        reason = gains_together(config, FULL)
+        reason = _faster(config, FULL)
     except (BadInput, RunFailed, Exception) as error:
         reason = f"it cannot be measured ({' '.join(str(error).split())})"
     return f"loop|{name}: {reason}" if isinstance(reason, str) else f"{reason[0]}|{name} ({reason[1]})"
 
 
-def drive(more: More) -> Iterator[tuple[int, str | None]]:
-    """What a worker does whose runs train together."""
+def _faster(config: Config, jobs: int) -> str | tuple[str, str]:
+    """Which executor is faster where so many clients of several runs train at once, and how that was found; or why they
+    cannot."""
+    from fl_lightning.run import launch
+
+    single = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
+    return cast("str | tuple[str, str]", launch(single, _answer, jobs)["answer"])
+
+
+def _answer(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
+    from fl_lightning.engine.trainer import faster_together
+    from fl_lightning.run import assemble
+
+    with tempfile.TemporaryDirectory() as folder:
+        fed = assemble(fabric, config, Path(folder), [])
+        answers = [faster_together(trainer, jobs) for trainer in fed.worker.trainers]
+    slower = next((answer for answer in answers if isinstance(answer, str) or answer[0] == "loop"), answers[0])
+    return {"answer": slower}
+
+
+def driven(together: Together) -> Callable[..., Federation]:
+    """What puts a run together that `together` drives beside others: `fit`'s `put_together`."""
+    from fl_lightning.run import assemble
+
+    def assembled(*parts: Any) -> Federation:
+        fed = assemble(*parts)
+        for trainer in fed.worker.trainers:
+            trainer.together = together
+        return fed
+
+    return assembled
+
+
+def drive(
+    run: Callable[[Config, Path, Callable[..., Federation]], str | None], more: More
+) -> Iterator[tuple[int, str | None]]:
+    """What a worker does whose runs train together.
+
+    `run`: runs a config in a folder, put together by a function; None, or one line that says why it failed.
+    """
     import torch
 
-    from fl_lightning.cli.study import run_safely, train
     from fl_lightning.training.executors.together import Together
 
     together = Together()
+    put_together = driven(together)
 
     def works(waits: bool) -> Any:
         job = more(waits)
@@ -158,6 +196,6 @@ def drive(more: More) -> Iterator[tuple[int, str | None]]:
         number, (config, folder) = job
         if config.fabric.threads is not None:  # each run would put back what it found, in the middle of the others
             torch.set_num_threads(config.fabric.threads)
-        return number, lambda: run_safely(lambda: train(config, folder, accept=True, together=together))
+        return number, lambda: run(config, folder, put_together)
 
     yield from together.drive(works)

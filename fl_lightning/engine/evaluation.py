@@ -146,8 +146,7 @@ class Evaluator:
 
     def finetune(self, t: int, id: int) -> tuple[Tensor, list[Tensor]]:
         """A copy of the global model (else of the client's own), trained on its own data without any term: model and
-        buffers, as `final_model` gives them; they are bound.
-        """
+        buffers, as `final_model` gives them; they are bound."""
         run, model = self.run, self.global_model(id)
         if model is not None:
             vector, buffers = model, run.group_of(id).initial_buffers
@@ -225,8 +224,7 @@ class Evaluator:
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts
-        is_global = run.judge == "global" or (run.judge == "before" and begins_with_global)
-        is_global = is_global and _one_for_all(self)
+        is_global = (run.judge == "global" or (run.judge == "before" and begins_with_global)) and _one_for_all(self)
         return {
             "judge": run.judge,
             "final_model": "finetuned" if run.judge == "finetuned" else "global" if is_global else "personal",

@@ -63,8 +63,8 @@ def shared(
     def executor() -> Vmap:
         return together.executor(kind, lambda: Vmap(fabric, module, optimizer, replace(spec, cohort=MOST_AT_ONCE)))
 
-    found, reason = _fit("vmap", executor, fabric, module, optimizer, spec)
-    return (Shared(found, together) if isinstance(found, Vmap) else found), reason
+    chosen, reason = _fit("vmap", executor, fabric, module, optimizer, spec)
+    return (Shared(chosen, together) if isinstance(chosen, Vmap) else chosen), reason
 
 
 def _fit(

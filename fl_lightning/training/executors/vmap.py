@@ -131,12 +131,12 @@ class Vmap(Stacked):
                 if len(order) < size:
                     continue
                 stack.rows[:size] = models[order]
-                found, losses = self._gradients(size, images[order], labels[order], weight[:size])
+                slopes, losses = self._gradients(size, images[order], labels[order], weight[:size])
                 if not first:
                     first = [
-                        torch.full((width, *part.shape[1:]), torch.nan, dtype=part.dtype) for part in (*found, losses)
+                        torch.full((width, *part.shape[1:]), torch.nan, dtype=part.dtype) for part in (*slopes, losses)
                     ]
-                for known, part in zip(first, (*found, losses), strict=True):
+                for known, part in zip(first, (*slopes, losses), strict=True):
                     fresh = known[order].isnan()
                     if not bool((fresh | (known[order] == part)).all()):
                         return False
@@ -169,9 +169,9 @@ class Vmap(Stacked):
                 assert tensors is not None
                 inputs = tensors[0][first : first + SCORED]
                 x[slot, : len(inputs)].copy_(inputs)
-            found = self._outputs(width, x)
+            answers = self._outputs(width, x)
             for slot, (k, first) in enumerate(some):
-                outputs[k].append(found[slot, : len(jobs[k].part) - first])
+                outputs[k].append(answers[slot, : len(jobs[k].part) - first])
         totals = []
         for job, parts in zip(jobs, outputs, strict=True):
             tensors = job.part.tensors
