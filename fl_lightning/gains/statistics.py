@@ -221,7 +221,7 @@ def _largest(metric: Name, difference: np.ndarray, samples: Samples, own: np.nda
     """What one sample of a class, `own` (n,), can contribute to the difference at most."""
     n, labels = len(samples), samples.labels
     if metric == "mae":
-        return float(np.abs(difference).max())
+        return max(float(np.nanmax(np.abs(difference))), 1e-12)  # equal models: hardly any width, but one
     if metric == "accuracy":
         return 1 / n
     classes, counts = np.unique(labels, return_counts=True)

@@ -207,3 +207,11 @@ def test_more_cycles_narrow_as_foretold() -> None:
         foretold.append(few.half_after(8))
         reached.append(many.half)
     assert np.median(np.array(foretold) / np.array(reached)) == pytest.approx(1, abs=0.1)
+
+
+def test_equal_regressions_do_not_differ() -> None:
+    _, _, samples = made()
+    samples = Samples(np.zeros(60, int), samples.folds, samples.units)
+    errors = Scores(np.abs(np.random.default_rng(1).normal(0, 1, (3, 60))))
+    got = estimated("mae", errors, errors, samples)
+    assert got.gain == 0 and 0 < got.half < 1e-9
