@@ -242,3 +242,13 @@ def test_what_cannot_be_checked_is_refused(
     assert main(["check-method", *words]) == 2
     out, err = capsys.readouterr()
     assert out == "" and err.startswith(f"fl-train: error: {said}")
+
+
+@pytest.mark.slow
+def test_a_quick_check_runs_six_checks(capsys: pytest.CaptureFixture[str]) -> None:
+    """13 seconds of CPU time for FedProx, on one core."""
+    assert main(["check-method", "fedprox", "--quick"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[:2] for line in lines] == [
+        ["ok", name] for name in ("runs", "seed", "resume", "partial", "skip", "bytes")
+    ]

@@ -78,6 +78,7 @@ def export(argv: list[str]) -> None:
     """Write one client's model, and beside it the file that loads it and predicts raw rows."""
     values = read_line(argv, "export").values
     folder, out = Path(values.run), Path(values.out)
+    runs.check_path("run", folder)
     beside = _free(out, values.out, SUFFIXES[values.format])
     if (folder / ends.SITE).is_file():
         check("format", values.format, values.format == "safetensors", "of a site's folder safetensors alone")

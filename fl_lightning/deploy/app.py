@@ -9,15 +9,17 @@ import hashlib
 import json
 from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
 from fl_lightning import __version__
 from fl_lightning.config import check
-from fl_lightning.deploy.data import Facts
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
+
+if TYPE_CHECKING:
+    from fl_lightning.deploy.data import Facts  # it takes torch, which `--help` does without
 
 FLWR = "1.41.0"
 """The version of Flower that the app is tested with; 1.41 moved all of Flower's interfaces to one HTTP port."""

@@ -21,7 +21,7 @@ def run_of(
     tmp_path, clients: int = 5, is_main: bool = True, rounds: int = 4, task: str = "regression"
 ) -> SimpleNamespace:
     counts = np.arange(clients * 3).reshape(clients, 3)
-    data = SimpleNamespace(task=task, class_counts=counts, client_names=[], class_names=[])
+    data = SimpleNamespace(task=task, class_counts=counts, client_names=[], class_names=[], holds_all=True)
     return SimpleNamespace(is_main=is_main, clients=clients, rounds=rounds, folder=tmp_path, data=data, resumed_from=0)
 
 

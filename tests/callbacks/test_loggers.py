@@ -27,7 +27,7 @@ PICTURE = np.arange(40 * 50 * 3, dtype=np.uint8).reshape(40, 50, 3)
 RELATION = RelationView(np.array([[[0.75, 0.25]], [[0.5, 0.5]]], np.float32), [0, 1], ["fc"], [0, 1])
 MLP = ModelConfig(Component("my.Net", {"api_key": "hush", "tokens": 4}))
 DATA = SimpleNamespace(
-    metric=ACCURACY, task="classification", client_names=[], class_names=[],
+    metric=ACCURACY, task="classification", client_names=[], class_names=[], holds_all=True,
     class_counts=np.array([[4, 0], [2, 2]]), train_sizes=[4, 4],
     test_sizes=[1, 2],
 )  # fmt: skip

@@ -73,11 +73,11 @@ def of_study(name: str) -> dict[str, Flat]:
 
 def of_config(name: str) -> Flat:
     """The values of `fl-train fit --config NAME`."""
-    from fl_lightning.api import _layers
     from fl_lightning.cli.resolve import complete, plan
+    from fl_lightning.cli.settings import read_line
 
     path = str(FOLDER / name) if name.endswith(".yaml") else name
-    return plain(complete(plan(_layers(["--config", path])[0])))
+    return plain(complete(plan(read_line(["--config", path]).layers)))
 
 
 def common_of(all_values: Iterable[Flat]) -> Flat:

@@ -115,8 +115,8 @@ def test_a_run_without_a_checkpoint(fit: Callable[..., Path], refused: Refused) 
 
 def test_export_of_a_client_that_does_not_exist(fit: Callable[..., Path], refused: Refused) -> None:
     fit("a")
-    assert refused("export --run runs/a --client 5 --out m.safetensors").startswith("client: 5 ")
-    assert refused("export --run runs/a --client -1 --out m.safetensors").startswith("client: -1 ")
+    assert refused("export --run runs/a --client 5 --out m.safetensors").startswith("client: '5' ")
+    assert refused("export --run runs/a --client -1 --out m.safetensors").startswith("client: '-1' ")
 
 
 @pytest.mark.sampled("hidden", "fedavg")

@@ -30,7 +30,7 @@ from fl_lightning.privacy.mechanism import Noise, clipped, kinds_of, noisy
 from fl_lightning.results.folder import RunFolder
 
 Make = Callable[..., Federation]
-REFUSED = ("fedcac", "fedfomo", "fedora", "ifca")
+REFUSED = ("fedcac", "fedfomo", "fedora", "flayer", "ifca")
 BOUNDED = [name for name in NAMES if name not in REFUSED]
 
 

@@ -59,7 +59,7 @@ def test_columns_stand_in_sections(column: str, name: str, kept: str) -> None:
         ("total_upload_bytes", "communication/total_upload_bytes"),
         ("total_channel_s", "communication/total_channel_s"),
         ("wall_seconds", "cost/wall_seconds"),
-        ("privacy_epsilon", "privacy/privacy_epsilon"),
+        ("privacy_epsilon", "privacy/epsilon"),
         ("method", "run/method"),
     ],
 )
