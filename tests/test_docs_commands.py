@@ -36,7 +36,8 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"fl-train study study.yaml .*", r"fl-train (status|compare) .*", r"fl-train archive .* --out .*",
     ),
     "test_docs.py::test_examples_run": (
-        r"fl-train fit --(model|method|data.source) .*(my_|digits.npz|images).*", r"fl-train check-method my_(methods|optimizer).*",
+        r"fl-train fit --(model|method|data.source) .*(my_|digits.npz|images).*",
+        r"fl-train check-method my_(methods|optimizer).*",
     ),
     "test_site.py::test_the_site_builds_without_a_warning": (r"uv run sphinx-build .*",),
     "test_configs.py::test_it_runs_without_data_and_without_a_network": (r"fl-train fit --config \S+ --smoke",),

@@ -81,7 +81,7 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -
 def test_a_split_that_is_cut_short_says_so() -> None:
     rows = [{"client": c, "train_samples": 1, "test_samples": 1, "class_0": 1} for c in range(MOST_CLIENTS + 3)]
 
-    run = SimpleNamespace(rows={"split": rows}.get, name="a", client_names=[], facts={"heterogeneity_hellinger": 0.5})
+    run = SimpleNamespace(rows={"split": rows}.get, name="a", client_names={}, facts={"heterogeneity_hellinger": 0.5})
     words = split_words(splits([run])[0], [run])  # type: ignore[list-item]
     assert words.startswith(f"{MOST_CLIENTS + 3} clients (the first {MOST_CLIENTS} are shown) with")
 

@@ -243,7 +243,7 @@ def test_clients_that_train_at_once_are_weighed_together() -> None:
     loop = config(model=CNN, clients=10)
     vmap = replace(loop, fabric=replace(loop.fabric, executor="vmap"))
     one, ten = (parts(made, IMAGES)["a client's visit"] for made in (loop, vmap))
-    assert 10 * one < ten < 30 * one
+    assert 10 * one < ten < 3 * 16 * one  # a pass for ten clients is 16 wide on a CPU
     turned = replace(vmap, fabric=replace(vmap.fabric, channels_last=True))
     assert parts(turned, IMAGES)["a client's visit"] == one + 4 * 16 * 3 * 32 * 32  # in the loop, on a turned copy
     adam = replace(vmap, optimizer=replace(vmap.optimizer, name="adam"))

@@ -80,7 +80,7 @@ SECTIONS: dict[str, tuple[Panel, ...]] = {
         Panel("Bytes in a round", ("communication/upload_bytes", "communication/download_bytes")),
     ),
     "Privacy": (
-        Panel("Epsilon of the run", ("privacy/privacy_epsilon",), "bars"),
+        Panel("Epsilon of the run", ("privacy/epsilon",), "bars"),
         Panel("Epsilon of a round", ("privacy/privacy_epsilon_round",), "bars"),
     ),
     "Machine": (

@@ -127,7 +127,7 @@ def test_metadata_of_the_tensors(tmp_path: Path) -> None:
     assert done.stdout.split() == predicted(tmp_path, module, rows)
 
 
-@pytest.mark.parametrize("form", ["safetensors", "torch_export"])
+@pytest.mark.parametrize("form", ["safetensors", pytest.param("torch_export", marks=pytest.mark.slow)])
 @pytest.mark.parametrize("model", ["cnn --model.padding 2"])
 def test_images(tmp_path: Path, model: str, form: str) -> None:
     run = trained(tmp_path, f"--model {model} --federation.clients 5 --data.fraction 0.4")
@@ -172,6 +172,7 @@ def test_every_shipped_architecture_has_lines_of_its_own(name: str) -> None:
     compile("from __future__ import annotations\n" + text, name, "exec")
 
 
+@pytest.mark.slow
 def test_onnx(tmp_path: Path) -> None:
     pytest.importorskip("onnxscript")
     trained(tmp_path, "--model mlp --federation.clients 5 --data.fraction 0.4")
@@ -248,6 +249,7 @@ fl_lightning.fit(few | {"model": Net, "loggers": None, "callbacks": {"heatmaps":
 """
 
 
+@pytest.mark.slow
 def test_a_class_of_a_script_is_refused_with_the_way_out(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,7 +2,7 @@
 them have goes through the same passes.
 
 Every run is a greenlet: a call stack of its own that only stops where it says so. So the engine's rounds stay plain
-functions, and a run's failures stay its own (docs/decisions/0040).
+functions, and a run's failures stay its own (docs/decisions/0028).
 """
 
 from __future__ import annotations
