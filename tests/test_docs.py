@@ -164,7 +164,14 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
             known = {*keys(parser.parser_of(command))} if command != "status" else set()
             flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
-            own = command in ("study", "reproduce", "tune", "worth", "check-method")  # those of `fit` are theirs, too
+            own = command in (
+                "study",
+                "reproduce",
+                "tune",
+                "worth",
+                "check-method",
+                "deploy",
+            )  # those of `fit` are theirs, too
             assert flags - known <= ({*keys(fit_parser())} if own else set()), line
     assert not (folder / "runs").exists()
 

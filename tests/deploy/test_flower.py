@@ -117,6 +117,7 @@ def machines(flower: Path, tmp_path: Path) -> Iterator[Machines]:
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_three_supernodes_come_to_the_simulators_bits(
     machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

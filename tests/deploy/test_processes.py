@@ -98,6 +98,7 @@ def run_of(app: Path, configs: list[dict[str, Any]], folder: Path, resume: bool 
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_killed_sites_lose_nothing(app: Path, sites: list[dict[str, Any]], tmp_path: Path) -> None:
     """kill -9 at random moments: the numbers are those of the simulator, and the export is the personal model."""
     over, kills = threading.Event(), []
@@ -127,6 +128,7 @@ def test_killed_sites_lose_nothing(app: Path, sites: list[dict[str, Any]], tmp_p
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_a_centre_that_goes_on_comes_to_the_same_bits(
     app: Path, sites: list[dict[str, Any]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -151,6 +153,7 @@ def test_a_centre_that_goes_on_comes_to_the_same_bits(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 @pytest.mark.parametrize(
     ("spoil", "sentence"),
     [
@@ -171,6 +174,7 @@ def test_data_that_do_not_fit_are_one_line(
 
 
 @pytest.mark.slow
+@pytest.mark.alone
 def test_two_sites_with_one_identity_are_one_line(app: Path, sites: list[dict[str, Any]], tmp_path: Path) -> None:
     twice = [sites[0], sites[0] | {"folder": str(tmp_path / "another")}]
     try:

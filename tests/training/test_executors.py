@@ -448,7 +448,7 @@ def every_method() -> list[Method]:
     return [replace(m, **next((v for cls, v in small.items() if isinstance(m, cls)), {})) for m in drawn]
 
 
-PLAIN_STEPS = ("APFL", "PFedMe", "PerFedAvg", "SCAFFOLD")
+PLAIN_STEPS = ("APFL", "FLAYER", "PFedMe", "PerFedAvg", "SCAFFOLD")
 """Methods that refuse an optimiser with a memory."""
 
 

@@ -44,6 +44,10 @@ def worst_off(G: Tensor, guide: Tensor, c: float) -> Tensor:
     return w
 
 
+RADIUS = 1e-7
+"""Below so small a radius the step's second part is lost in float32's rounding, and its weights cannot be found."""
+
+
 def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
     """d + c ||d|| D_w / ||D_w||, of the guidance vector d and the `worst_off` w; over 1 + c^2 where it is `rescaled`.
 
@@ -57,6 +61,8 @@ def conflict_free(G: Tensor, c: float, *, rescaled: bool) -> Tensor:
         return torch.full((len(G),), 1 / len(G), dtype=G.dtype)
     G = (G + G.T) / (2 * scale)
     guide = guidance(G)
+    if c < RADIUS:
+        return guide
     w = worst_off(G, guide, c)
     lengths = [float((v @ G @ v).clamp_min(0).sqrt()) for v in (guide, w)]
     step = guide + (c * lengths[0] / lengths[1] * w if lengths[1] > 1e-12 else 0)
