@@ -157,7 +157,8 @@ def test_noise_from_the_system_is_never_the_same(federation: Make) -> None:
         return torch.cat([x for *_, x in spy.kinds])
 
     assert torch.equal(once(True), once(True))
-    assert not torch.isclose(once(False), once(False)).any()
+    same = torch.isclose(once(False), once(False))  # single numbers of thousands may be alike by chance
+    assert same.float().mean() < 0.01
 
 
 # ---------------------------------------------------------------- what is declared
