@@ -52,7 +52,7 @@ class Columns:
 
     @classmethod
     def of(cls, names: Sequence[str], rows: Sequence[Sequence[str]], one_hot: Sequence[str]) -> Columns:
-        """Of the cells `rows`; the values of a column are ordered as text, and an empty cell is none of them."""
+        """Of the cells `rows`; the values of a column are ordered as text, without empty cells."""
         cells = {n: {row[place] for row in rows} for place, n in enumerate(names) if n in one_hot}
         return cls(list(names), {n: sorted(v for v in own if v.lower() not in EMPTY) for n, own in cells.items()})
 

@@ -38,7 +38,7 @@ class RunFolderWriter(Observer):
             self.folder.names = data.client_names
             counts = data.class_counts if data.task == "classification" and data.holds_all else None
             self.folder.write_split(data.train_sizes, data.test_sizes, counts, data.class_names)
-            if not data.holds_all:  # what compares clients' data is nobody's to know
+            if not data.holds_all:  # a deployment's server does not know the clients' data
                 return
             if (line := imbalance.line(data, run.config.evaluation.metrics or ())) and not run.resumed_from:
                 log.say(line)

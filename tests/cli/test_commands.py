@@ -72,8 +72,8 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "m.safetensors"]) == 0
     assert engine.calls[-1][1:] == (Path("runs/a"), "3", Path("m.safetensors"), "last", "safetensors")
     text = Path("m.py").read_text()
-    told = capsys.readouterr().out.splitlines()
-    assert told[0] == text.splitlines()[0] and told[-1].startswith("from m import predict")
+    printed = capsys.readouterr().out.splitlines()
+    assert printed[0] == text.splitlines()[0] and printed[-1].startswith("from m import predict")
     names: dict[str, Any] = {}
     exec(text.partition("load_model(")[0], names)
     assert names["model"].classifier.out_features == 10

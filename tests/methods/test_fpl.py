@@ -108,6 +108,6 @@ def test_bytes(federation: Make, net: str) -> None:
     K = len(fed.run.server.memory["clusters.classes"])
     record = fed.round(2)
     for k in range(4):
-        held = int((fed.run.data.class_counts[k] > 0).sum())
+        classes_here = int((fed.run.data.class_counts[k] > 0).sum())
         assert record.traffic[k, 0, -1].tolist() == [0, 0, 4 * K, 4 * 16 * K]
-        assert record.traffic[k, 1, -1].tolist() == [0, 0, 2 * 4 * held, 4 * 16 * held]
+        assert record.traffic[k, 1, -1].tolist() == [0, 0, 2 * 4 * classes_here, 4 * 16 * classes_here]

@@ -413,8 +413,8 @@ def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStud
     assert {file.name for file in folder.iterdir()} == {"accuracy-by-round.svg", "differences-to-local.svg"}
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "accuracy-by-round.svg").read_text())
     assert {"data.alpha=0.1", "data.alpha=0.3", "local", "kapc", "round"} <= {text.strip("\u200b") for text in texts}
-    found = cells.read([study])[0]
-    forests = picture.draw(found, compare(found))["differences-to-local"][0].axes[:3]
+    read_cells = cells.read([study])[0]
+    forests = picture.draw(read_cells, compare(read_cells))["differences-to-local"][0].axes[:3]
     assert len({axes.get_xlim() for axes in forests}) == 1
     before = (folder / "differences-to-local.svg").read_bytes()
     assert main(["report", str(study), "--figures", "svg"]) == 0
@@ -422,17 +422,17 @@ def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStud
 
 
 def test_curves_are_means_and_bands_over_seeds(make_study: MakeStudy) -> None:
-    found = cells.read([make_study(plan(3))])[0]
-    drawn = picture.draw(found, compare(found))
+    read_cells = cells.read([make_study(plan(3))])[0]
+    drawn = picture.draw(read_cells, compare(read_cells))
     (axes,) = drawn["accuracy-by-round"][0].axes
     ours = axes.lines[1]
-    means = [np.mean(cell.run.column("mean_accuracy")[1]) for cell in found if cell.label == "kapc"]
+    means = [np.mean(cell.run.column("mean_accuracy")[1]) for cell in read_cells if cell.label == "kapc"]
     assert list(ours.get_xdata()) == [1, 2] and ours.get_ydata()[1] == pytest.approx(np.mean(means))
     band = axes.collections[1].get_paths()[0].vertices
     at_end = band[band[:, 0] == 2][:, 1]
     assert at_end.max() - at_end.min() == pytest.approx(2 * np.std(means, ddof=1))
     (axes,) = drawn["differences-to-local"][0].axes
-    wanted = row(compare(found), "kapc")
+    wanted = row(compare(read_cells), "kapc")
     assert list(axes.lines[0].get_xdata()) == pytest.approx([100 * wanted.low, 100 * wanted.high])
     assert axes.lines[1].get_xdata() == pytest.approx([100 * wanted.difference])
 

@@ -76,10 +76,10 @@ def test_a_run_has_the_same_bits_alone_and_among_others(federation: Make, number
     ours = vmapped(federation(FedProx(mu=0.5), **changes), together)
     feds = [*others[: number // 2], ours, *others[number // 2 :]]
     ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
-    found = ended[number // 2]
+    ours_among = ended[number // 2]
     assert isinstance(ours.worker.trainers[0].executor, Shared)
     assert all(torch.equal(a, b) for a, b in zip(models(alone), models(ours), strict=True))
-    assert repr(found) == repr(scores)
+    assert repr(ours_among) == repr(scores)
     assert not any(isinstance(result, Exception) for result in ended.values())
 
 

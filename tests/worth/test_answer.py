@@ -52,9 +52,9 @@ def test_every_verdict_is_found_where_it_is_due() -> None:
     assert measured.method == "ditto"
     assert measured.consortium["sentence"].startswith("It depends on the silo: of 5 silos 1 gains, 1 loses, for 1 it")
     assert measured.consortium["surely_gain"] == ["up"]
-    told = {answer.silo.name: answer.sentence for answer in measured.answers}
-    assert re.search(r"with about \d+ own samples we would know it to within ±\d", told["open"], re.IGNORECASE)
-    assert "verdict takes 40" in told["few"]
+    sentences = {answer.silo.name: answer.sentence for answer in measured.answers}
+    assert re.search(r"with about \d+ own samples we would know it to within ±\d", sentences["open"], re.IGNORECASE)
+    assert "verdict takes 40" in sentences["few"]
 
 
 def test_two_silos_are_no_consortium() -> None:

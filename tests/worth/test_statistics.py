@@ -30,9 +30,9 @@ def made(n: int = 60, cycles: int = 3, classes: int = 2, seed: int = 0) -> tuple
 
 def estimated(metric: worth.Name, alone: Scores, ours: Scores, samples: Samples) -> Estimate:
     parts = [worth.contributions(metric, one, samples) for one in (alone, ours)]
-    found = worth.estimate(metric, *parts, samples)
-    assert found is not None
-    return found
+    estimated = worth.estimate(metric, *parts, samples)
+    assert estimated is not None
+    return estimated
 
 
 def test_one_cycle_of_accuracy_is_the_formula_of_the_mean() -> None:

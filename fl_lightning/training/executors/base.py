@@ -117,7 +117,8 @@ class Executor(ABC):
         return False
 
     def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
-        """What the run's metric adds up to over each part, shape (): the number of right answers."""
+        """What the run's metric adds up to over each part, shape (): the number of right answers. Called only where
+        `scores` says so."""
         raise NotImplementedError
 
     @abstractmethod
