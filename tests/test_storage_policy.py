@@ -35,6 +35,7 @@ CALLBACKS = {
     "trimmedmean": "--callbacks.trimmedmean.share 0.2",
     "krum": "--callbacks.krum.attackers 1",
     "normbound": "--callbacks.normbound.bound 1.0",
+    "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
 }
 MAKES = {"pfedhn", "fedfomo"}
 """Methods whose server makes each client's model anew, or sends others' as they are: no vector to mix into."""

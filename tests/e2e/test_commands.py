@@ -204,6 +204,7 @@ NEEDS = {
     **dict.fromkeys(("feddf", "pfeddf"), "--data.public held_back --method.steps 5"),
     "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.clients [1]",
     "krum": "--callbacks.krum.attackers 0 --method fedavg",
+    "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "median": "--method fedavg",
     "normbound": "--callbacks.normbound.bound 1",
     "trimmedmean": "--callbacks.trimmedmean.share 0.2 --method fedavg",

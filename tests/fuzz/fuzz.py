@@ -49,11 +49,9 @@ SMALL = {
     "callbacks.progress": "null", "data.download": "false",
 }  # fmt: skip
 """Under all edits: what makes a run small."""
-COSTLY = {
-    "federation.rounds", "federation.local_epochs", "evaluation.finetune_epochs", "method.relation_steps",
-    "model.hidden", "model.channels", "fabric.devices",
-}  # fmt: skip
-"""Keys whose large values are legal, and take for ever."""
+COSTLY = {"federation.rounds", "model.hidden", "model.channels", "fabric.devices"}
+COUNTS = ("_epochs", "steps")
+"""Keys, and ends of keys, whose large values are legal, and take for ever."""
 LEFT_OUT = {"config", "out", "print_config", "smoke", "loggers", "data.download"}
 """`out` says where OUT is; downloads and loggers reach for the network."""
 NUMBERS = ["0", "1", "2", "3", "0.5", "0.1", "1e-3", "1.0", "-1", "-0.0", "1e-300", "0.9999999"]
@@ -124,7 +122,10 @@ def case(draw: random.Random, known: dict[str, Key]) -> Case:
     for _ in range(draw.choice([1, 1, 1, 2, 2, 3])):
         key = draw.choice([key for key in known if not at_odds(known[key].beside, edits)])
         fitting = known[key].values
-        values = draw.choice([fitting] * 7 + [NUMBERS, [] if key in COSTLY else WILD, WORDS]) or fitting
+        values = (
+            draw.choice([fitting] * 7 + [NUMBERS, [] if key in COSTLY or key.endswith(COUNTS) else WILD, WORDS])
+            or fitting
+        )
         edits |= known[key].beside if draw.random() < 0.9 else {}
         if draw.random() < 0.05:  # a slip of the fingers
             at = draw.randrange(len(key))

@@ -126,7 +126,10 @@ class Stack:
                 if self._masks[slot][k]:  # else it waits where it is
                     block = self.module.layout.blocks[k]
                     self.momentum[slot, block.start : block.stop].copy_(value.flatten())
-        self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
+        if len(set(rates)) == 1:
+            self.lr.fill_(rates[0])  # the host does not wait for the device
+        else:
+            self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
 
     def _mask(self, jobs: Sequence[LocalJob]) -> None:
         """What trains, and decays: one row where that is the same for all of `jobs`."""
