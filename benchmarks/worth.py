@@ -1,15 +1,19 @@
 """Calibrates `fl-train worth`: consortia with a known truth, small models trained by SGD, and how often it is right.
 
-    python benchmarks/worth.py run results.jsonl --count 300        some 4 s a consortium on one core
+    python benchmarks/worth.py run results.jsonl --count 300        some 3 s a consortium on one core
+    python benchmarks/worth.py promises promises.jsonl --first 10000 --count 300
     python benchmarks/worth.py table results.jsonl
 
 Each consortium is a line of the file, by its number: a stopped run goes on, and several may be put together. Every
-silo has a linear teacher of a shared and an own part, a shift of its features and of its classes; students are logistic
-models or small MLPs, trained with mini-batches. A consortium is trained as `fl-train worth` does: alone, FedAvg judged
-after local training, and FedAvg with few or many further steps, on repeated stratified five-fold; in every second
-consortium the three are instead training alone with other seeds, so that no silo gains. The truth is the mean gain over
-fresh training sets of the silos' sizes, which are drawn and trained `--draws` times and tested on 10,000 fresh samples.
-All trainings of a consortium are one batch of models.
+silo has a linear teacher of a shared and an own part, a shift of its features and of its classes; one in seven has a
+teacher that shares nothing. Samples have 8, 24 or 96 features: the more, and the more alike the teachers, the more a
+silo gains. Students are logistic models or small MLPs, trained with mini-batches. A consortium is trained as `fl-train
+worth` does: alone, FedAvg judged after local training, and FedAvg with few or many further steps, on repeated
+stratified five-fold; in every second consortium the three are instead training alone with other seeds, so that no silo
+gains. The truth is the mean gain over fresh training sets of the silos' sizes, which are drawn, trained and tested on
+fresh samples `--draws` times. Promises are kept or not: of every consortium twice as many cycles are run as are judged,
+and one silo that "cannot tell yet" is given as many fresh samples as its sentence asks for; `promises` runs consortia
+for this alone. All trainings of a consortium are one batch of models.
 """
 
 from __future__ import annotations
@@ -18,7 +22,7 @@ import argparse
 import json
 import math
 from collections import defaultdict
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +33,18 @@ from torch import Tensor
 
 from fl_lightning.data.owntest import folds as cut
 from fl_lightning.gains.measure import measure
-from fl_lightning.gains.silos import Silo
+from fl_lightning.gains.silos import Answer, Silo
 from fl_lightning.gains.statistics import Samples, Scores, verdict
+from fl_lightning.gains.words import narrower
 
-SIZES = (20, 60, 60, 200, 200, 200, 1000, 1000)
-FOLDS, BATCH, ROUNDS, STEPS, RATE, HIDDEN, TESTS = 5, 16, 8, 10, 0.3, 6, 10_000
+SIZES = (20, 60, 60, 200, 200, 200, 1000, 2000)
+WORLDS = ((8, 1.2), (24, 0.7), (96, 0.3))
+"""Features of a sample, and the most that a teacher's own part may weigh, the shared part being 1."""
+FOLDS, BATCH, ROUNDS, STEPS, RATE, HIDDEN = 5, 16, 8, 10, 0.3, 6
+MOST = 20_000
+"""Samples of a silo, above which a promise is not tried."""
+TESTS, AT_ONCE = 2_500, 25
+"""Fresh test samples of a silo for each fresh training set, and training sets that are one batch of models."""
 METHODS = ("after", "short", "long")
 MARGIN = 0.02
 
@@ -41,22 +52,22 @@ MARGIN = 0.02
 class World:
     """The silos of one consortium: teachers, shifts of features and of classes."""
 
-    def __init__(self, number: int, features: int) -> None:
-        self.rng, self.features = np.random.default_rng([31, number]), features
-        own = self.rng.uniform(0, 1.2 if features < 20 else 0.7)  # with more features silos gain more from each other
-        common = self.rng.normal(size=features)
-        self.teachers = [common + own * self.rng.normal(size=features) for _ in SIZES]
-        self.shifts = [self.rng.normal(0, self.rng.uniform(0, 0.6), features) for _ in SIZES]
+    def __init__(self, number: int) -> None:
+        self.rng, (self.features, most) = np.random.default_rng([31, number]), WORLDS[number // 4 % len(WORLDS)]
+        own = self.rng.uniform(0, most)
+        common = self.rng.normal(size=self.features)
+        apart = self.rng.random(len(SIZES)) < 1 / 7
+        self.teachers = [(1 - a) * common + (a or own) * self.rng.normal(size=self.features) for a in apart]
+        self.shifts = [self.rng.normal(0, self.rng.uniform(0, 0.6), self.features) for _ in SIZES]
         self.offsets = self.rng.normal(0, 0.7, len(SIZES))
         self.slope, self.mlp, self.null = self.rng.uniform(1, 3), number % 4 >= 2, number % 2 == 1
 
     def draw(self, silo: int, size: int) -> tuple[np.ndarray, np.ndarray]:
         """Samples (size, features) and their classes 0 or 1."""
-        x = self.rng.normal(size=(size, self.features)) + self.shifts[silo]
-        logit = (
-            self.slope * (x - self.shifts[silo]) @ self.teachers[silo] / math.sqrt(self.features) + self.offsets[silo]
-        )
-        return x.astype(np.float32), (self.rng.random(size) < 1 / (1 + np.exp(-logit))).astype(np.float32)
+        x = self.rng.standard_normal((size, self.features), dtype=np.float32)
+        logit = self.slope * x @ self.teachers[silo] / math.sqrt(self.features) + self.offsets[silo]
+        y = self.rng.random(size) < 1 / (1 + np.exp(-logit))
+        return x + self.shifts[silo].astype(np.float32), y.astype(np.float32)
 
 
 def train(x: Tensor, y: Tensor, sizes: Tensor, world: World, seed: int, federated: bool) -> dict[str, list[Tensor]]:
@@ -121,9 +132,9 @@ def trained(xs: list[list[np.ndarray]], ys: list[list[np.ndarray]], world: World
     return models
 
 
-def measured(world: World, seed: int, cycles: int) -> list[Silo]:
+def measured(world: World, seed: int, cycles: int, sizes: Sequence[int] = SIZES) -> list[Silo]:
     """The silos as `fl-train worth` sees them: drawn, cut, trained and tested, cycle by cycle."""
-    data = [world.draw(c, size) for c, size in enumerate(SIZES)]
+    data = [world.draw(c, size) for c, size in enumerate(sizes)]
     folds = [np.stack([cut(y.astype(int), FOLDS, world.rng) for _ in range(cycles)]) for _, y in data]
     places = [(cycle, fold) for cycle in range(cycles) for fold in range(FOLDS)]
     xs, ys = ([[own[k][of[c] != f] for own, of in zip(data, folds, strict=True)] for c, f in places] for k in (0, 1))
@@ -145,21 +156,50 @@ def measured(world: World, seed: int, cycles: int) -> list[Silo]:
     return silos
 
 
+def first(silo: Silo, cycles: int) -> Silo:
+    """The silo after so many of its cycles."""
+    samples = Samples(silo.samples.labels, silo.samples.folds[:cycles], silo.samples.units)
+    rows = {label: Scores(row.right[:cycles]) for label, row in silo.rows.items()}
+    return Silo(silo.number, silo.name, samples, rows, size=silo.size)
+
+
 def truth(world: World, seed: int, draws: int) -> dict[str, list[float]]:
     """Mean gain of each method over training alone, by silo, over fresh training sets."""
-    sets = [[world.draw(c, size) for c, size in enumerate(SIZES)] for _ in range(draws)]
-    models = trained([[x for x, _ in one] for one in sets], [[y for _, y in one] for one in sets], world, seed)
-    gains: dict[str, list[float]] = {label: [] for label in METHODS}
-    for c in range(len(SIZES)):
-        x, y = world.draw(c, TESTS)
-        tests = torch.from_numpy(x).expand(draws, 1, *x.shape)
-        right = {
-            label: float(((logits([p[:, c : c + 1] for p in model], tests) > 0).numpy() == y).mean())
-            for label, model in models.items()
-        }
-        for label in METHODS:
-            gains[label].append(0.0 if world.null else right[label] - right["local"])
+    gains: dict[str, list[float]] = {label: [0.0] * len(SIZES) for label in METHODS}
+    for part in range(0, 0 if world.null else draws, AT_ONCE):
+        many = min(AT_ONCE, draws - part)
+        sets = [[world.draw(c, size) for c, size in enumerate(SIZES)] for _ in range(many)]
+        xs, ys = ([[own[k] for own in one] for one in sets] for k in (0, 1))
+        models = trained(xs, ys, world, seed + part // AT_ONCE)
+        for c in range(len(SIZES)):
+            x, y = world.draw(c, many * TESTS)
+            tests, labels = torch.from_numpy(x).view(many, 1, TESTS, -1), y.reshape(many, TESTS)
+            right = {
+                label: float(((logits([p[:, c : c + 1] for p in model], tests)[:, 0] > 0).numpy() == labels).mean())
+                for label, model in models.items()
+            }
+            for label in METHODS:
+                gains[label][c] += (right[label] - right["local"]) * many / draws
     return gains
+
+
+def with_more(world: World, seed: int, cycles: int, answers: Sequence[Answer]) -> dict[str, Any] | None:
+    """What becomes of a silo that cannot tell yet with as many fresh samples as its sentence asks for; None without
+    such a silo, or where its sentence asks for more than `MOST`, or says that samples alone do not help."""
+    unsure = [one for one in answers if one.verdict == "cannot tell yet" and not one.reason and one.estimate]
+    if not unsure:
+        return None
+    one = unsure[int(world.rng.integers(len(unsure)))]
+    assert one.estimate is not None
+    wanted = narrower(one.estimate.half)
+    needed = one.estimate.samples_for(one.silo.size, wanted)
+    if needed is None or needed > MOST:
+        return {"size": one.silo.size, "half": one.estimate.half, "wanted": wanted, "needed": needed, "reached": None}
+    sizes = [needed if c == one.silo.number else size for c, size in enumerate(SIZES)]
+    after = measure(measured(world, seed, cycles, sizes), "accuracy", MARGIN).answers[one.silo.number].estimate
+    assert after is not None
+    before = {"size": one.silo.size, "half": one.estimate.half}
+    return before | {"wanted": wanted, "needed": needed, "reached": after.half}
 
 
 def nadeau_bengio(silo: Silo, method: str) -> tuple[float, float]:
@@ -171,30 +211,33 @@ def nadeau_bengio(silo: Silo, method: str) -> tuple[float, float]:
     return float(means.mean()) - half, float(means.mean()) + half
 
 
-def consortium(number: int, features: int, cycles: int, draws: int) -> dict[str, Any]:
+def consortium(number: int, cycles: int, draws: int) -> dict[str, Any]:
     """One line of the file."""
-    world = World(number, features)
-    silos = measured(world, 1000 * number, cycles)
+    world = World(number)
+    longer = measured(world, 1000 * number, 2 * cycles)
     true = truth(world, 1000 * number + 500, draws)
-    answer = measure(silos, "accuracy", MARGIN)
+    answer = measure([first(silo, cycles) for silo in longer], "accuracy", MARGIN)
+    twice = measure(longer, "accuracy", MARGIN)
     rows = []
-    for one in answer.answers:
+    for one, later in zip(answer.answers, twice.answers, strict=True):
         picked = sum(true[m][one.silo.number] * count for m, count in answer.picks.items()) / sum(answer.picks.values())
         low, high = nadeau_bengio(one.silo, answer.method)
         row = {"size": one.silo.size, "true": picked, "verdict": one.verdict, "reason": bool(one.reason)}
-        assert one.estimate is not None
+        assert one.estimate is not None and later.estimate is not None
         row |= {"gain": one.estimate.gain, "half": one.estimate.half, "low": one.low, "high": one.high}
+        row |= {"half_twice": later.estimate.half, "foretold": one.estimate.half_after(2 * cycles)}
         rows.append(row | {"theirs": [low, high], "true_fixed": true[answer.method][one.silo.number]})
-    sure = answer.consortium.get("surely_gain", [])
-    return {
-        "number": number,
-        "features": features,
-        "null": world.null,
-        "mlp": world.mlp,
-        "cycles": cycles,
-        "silos": rows,
-        "sure": len(sure),
-    }
+    line = {"number": number, "features": world.features, "null": world.null, "mlp": world.mlp, "cycles": cycles}
+    more = with_more(world, 1000 * number + 700, cycles, answer.answers)
+    return line | {"silos": rows, "sure": len(answer.consortium.get("surely_gain", [])), "more": more}
+
+
+def promise(number: int, cycles: int) -> dict[str, Any]:
+    """The same with nothing but `more`."""
+    world = World(number)
+    answers = measure(measured(world, 1000 * number, cycles), "accuracy", MARGIN).answers
+    more = with_more(world, 1000 * number + 700, cycles, answers)
+    return {"number": number, "null": world.null, "silos": [], "sure": 0, "more": more}
 
 
 def table(lines: Iterable[dict[str, Any]]) -> str:
@@ -226,7 +269,27 @@ def table(lines: Iterable[dict[str, Any]]) -> str:
         "",
         f"consortia without any gain where a silo surely gains (Holm): {_share([line['sure'] > 0 for line in nulls])}",
     ]
-    return "\n".join(text)
+    return "\n".join([*text, *_promises(lines)])
+
+
+def _promises(lines: Sequence[dict[str, Any]]) -> list[str]:
+    """How many promises were kept, of more own samples by size and of twice as many cycles."""
+    promised = [line["more"] for line in lines if line.get("more")]
+    tried = [one for one in promised if one["reached"] is not None]
+    without = [one["needed"] is None for one in promised]
+    text = [f"half-width promised for more own samples kept: {_share([o['reached'] <= o['wanted'] for o in tried])}"]
+    for size in sorted({one["size"] for one in tried}):
+        own = [one["reached"] <= one["wanted"] for one in tried if one["size"] == size]
+        text.append(f"of silos of {size}: {_share(own)}")
+    text.append(f"samples alone would not do, it said: {_share(without)}; more than {MOST}, not tried: ")
+    text[-1] += f"{sum(one['reached'] is None and one['needed'] is not None for one in promised)}"
+    rows = [row for line in lines for row in line["silos"] if "foretold" in row]
+    if rows:
+        ends = np.percentile([row["half_twice"] / row["foretold"] for row in rows], [10, 50, 90])
+        text.append(
+            "half-width after twice the cycles / foretold, 10, 50, 90 %: " + ", ".join(f"{x:.2f}" for x in ends)
+        )
+    return text
 
 
 def _share(events: list[bool]) -> str:
@@ -236,11 +299,10 @@ def _share(events: list[bool]) -> str:
 def main(argv: list[str] | None = None) -> None:
     """Run consortia, or print the table of a file."""
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=["run", "table"])
+    parser.add_argument("what", choices=["run", "promises", "table"])
     parser.add_argument("file", type=Path)
     parser.add_argument("--count", type=int, default=300, help="consortia: numbers from --first on")
     parser.add_argument("--first", type=int, default=0)
-    parser.add_argument("--features", type=int, default=24, help="of a sample: 8 easy, 24 hard")
     parser.add_argument("--cycles", type=int, default=4)
     parser.add_argument("--draws", type=int, default=100, help="fresh training sets of the truth")
     given = parser.parse_args(argv)
@@ -249,12 +311,13 @@ def main(argv: list[str] | None = None) -> None:
         print(table(lines))
         return
     torch.set_num_threads(1)
-    done = {line["number"] for line in lines if line["features"] == given.features}
+    done = {line["number"] for line in lines}
     for number in range(given.first, given.first + given.count):
         if number not in done:
-            line = json.dumps(consortium(number, given.features, given.cycles, given.draws))
+            promises = given.what == "promises"
+            line = promise(number, given.cycles) if promises else consortium(number, given.cycles, given.draws)
             with given.file.open("a") as file:
-                file.write(line + "\n")
+                file.write(json.dumps(line) + "\n")
 
 
 if __name__ == "__main__":

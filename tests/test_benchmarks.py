@@ -296,14 +296,21 @@ def test_the_calibration_of_worth(script: Load, tmp_path: Path, capsys: pytest.C
     before = file.read_text()
     worth.main(["run", str(file), "--count", "2", "--cycles", "1", "--draws", "2"])
     assert file.read_text() == before
+    worth.main(["promises", str(file), "--first", "2", "--count", "2", "--cycles", "1"])
+    last = json.loads(file.read_text().splitlines()[-1])
+    assert last["number"] == 3 and last["silos"] == []
+    if last["more"] and last["more"]["reached"]:
+        assert last["more"]["needed"] > last["more"]["size"] and last["more"]["reached"] < last["more"]["half"]
     worth.main(["table", str(file)])
-    assert "2 consortia, 1 without any gain" in capsys.readouterr().out
+    shown = capsys.readouterr().out
+    assert "4 consortia, 2 without any gain" in shown and "promised for more own samples kept" in shown
 
 
 def test_the_calibrations_students_learn(script: Load) -> None:
     """Of 1,000 samples an epoch or so of steps learns most of what the teacher knows; alone is one silo's model."""
     worth = script("worth")
-    world = worth.World(0, 8)
+    world = worth.World(0)
+    assert world.features == 8
     data = [world.draw(c, 1000) for c in range(len(worth.SIZES))]
     models = worth.trained([[x for x, _ in data]], [[y for _, y in data]], world, 0)
     for c in range(len(worth.SIZES)):

@@ -217,7 +217,7 @@ def _train(plan: Plan, folder: StudyFolder, facts: dict[str, Any], line: str, be
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
     from fl_lightning.gains import words
 
-    for note in words.beforehand(facts["names"], facts["sizes"], plan.cycles):
+    for note in words.beforehand(facts["names"], facts["sizes"], plan.cycles, facts.get("counts", ())):
         print(f"worth: {note}", file=sys.stderr)
     if plan.minutes is None:
         _cycle(plan, folder, plan.cycles, line, math.inf, begin)

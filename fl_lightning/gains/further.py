@@ -18,7 +18,7 @@ from fl_lightning.gains import words
 from fl_lightning.gains.measure import ALONE
 from fl_lightning.gains.page import Section
 from fl_lightning.gains.scores import one, read
-from fl_lightning.gains.silos import Measured, Silo
+from fl_lightning.gains.silos import Measured
 from fl_lightning.results.result import MIB, RunResult
 
 LABELLED = [0, 5, 20]
@@ -107,46 +107,57 @@ def of_newcomers(tasks: Sequence[Task], method: str, task_metric: str) -> tuple[
 
 
 def of_without(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]) -> tuple[dict[str, Any], Section]:
-    """What each silo loses where another is missing, (silos, silos): by how much the gain of row i falls without j."""
+    """What each silo loses where another is missing, (silos, silos): by how much the score of row i falls without j."""
     names, method, metric = list(facts["names"]), measured.method, measured.metric
     count = len(names)
-    effect = np.full((count, count), math.nan)
+    effect, half = np.full((count, count), math.nan), np.full((count, count), math.nan)
+    ps: dict[tuple[int, int], float] = {}
     for j in range(count if count > 2 else 0):
         for i in range(count):
-            if i != j:
-                effect[i, j] = _missed(out, i, j, measured, folds, facts)
-    content: dict[str, Any] = {"silos": names, "missed": [[_finite(x) for x in row] for row in effect]}
+            missed = _missed(out, i, j, measured, folds, facts) if i != j else None
+            if missed is not None:
+                effect[i, j], half[i, j] = missed.gain, missed.half
+                if not measured.answers[i].reason:
+                    ps[i, j] = missed.p_of_no_gain
+    sure = [pair for pair, is_sure in zip(ps, numbers.holm(list(ps.values())), strict=True) if is_sure]
+    content: dict[str, Any] = {"silos": names, "missed": _plain_table(effect), "half": _plain_table(half)}
+    content["surely"] = [[names[i], names[j]] for i, j in sorted(sure)]
     relation = _relation(out, count, method)
     if relation is not None:
         off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
         rank = stats.spearmanr(effect[off], relation[off]).statistic if off.sum() > 3 else math.nan
         content |= {"relation": relation.tolist(), "rank_correlation": _finite(float(rank))}
+    surely = "; ".join(f"{one} would miss {other}" for one, other in content["surely"]) or "of no pair"
     text = (
         f"How much the score of the silo of a row falls where the silo of a column does not take part ({method}, one "
-        f"cycle; {words.METRICS[metric]}). A positive number: it would be missed. Numbers as small as the intervals "
-        "above are wide may be chance."
+        f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it would be missed. "
+        f"All pairs considered together (Holm, 5 %), it is sure: {surely}."
     )
     rank = content.get("rank_correlation")
     text += f" Rank correlation with the relation that the method has learned: {rank:.2f}." if rank is not None else ""
     section = Section("Who would miss whom", text, ["", *names])
-    for name, row in zip(names, effect, strict=True):
-        section.rows.append([name, *(words.signed(x, metric) if math.isfinite(x) else "-" for x in row)])
+    for name, row, widths in zip(names, effect, half, strict=True):
+        cells = [f"{words.signed(x, metric)} ± {words.amount(w, metric)}" for x, w in zip(row, widths, strict=True)]
+        section.rows.append([name, *(c if math.isfinite(x) else "-" for c, x in zip(cells, row, strict=True))])
     return content, section
 
 
-def _missed(out: Path, i: int, j: int, measured: Measured, folds: int, facts: Mapping[str, Any]) -> float:
+def _missed(
+    out: Path, i: int, j: int, measured: Measured, folds: int, facts: Mapping[str, Any]
+) -> numbers.Estimate | None:
+    """What silo i has from silo j, on the samples that no other silo has; None where that is not defined."""
     method, metric = measured.method, measured.metric
-    whole, part = (_one(place, i, method, folds, facts) for place in (out, out / "without" / f"silo-{j}"))
-    if not len(whole.samples):
-        return math.nan
-    values = [numbers.value(metric, numbers.contributions(metric, s.rows[method], s.samples)) for s in (whole, part)]
-    return values[1] - values[0] if metric == "mae" else values[0] - values[1]
-
-
-def _one(place: Path, client: int, method: str, folds: int, facts: Mapping[str, Any]) -> Silo:
-    """A silo in the first cycle, all its samples counted."""
     recordings = {int(key): number for key, number in facts["recordings"].items()}
-    return one(place, client, facts["names"][client], [method], folds, recordings)
+    like = measured.answers[i].silo
+    if not len(like.samples):
+        return None
+    whole, part = (one(at, like, method, folds, recordings) for at in (out, out / "without" / f"silo-{j}"))
+    there, away = (numbers.contributions(metric, silo.rows[method], silo.samples) for silo in (whole, part))
+    return numbers.estimate(metric, away, there, whole.samples)
+
+
+def _plain_table(table: np.ndarray) -> list[list[float | None]]:
+    return [[_finite(x) for x in row] for row in table.tolist()]
 
 
 def _relation(out: Path, count: int, method: str) -> np.ndarray | None:

@@ -121,14 +121,13 @@ def as_json(measured: Measured) -> dict[str, Any]:
             "low": answer.low, "high": answer.high, "verdict": answer.verdict, "sentence": answer.sentence,
         }  # fmt: skip
         row["between_trainings"] = one.between if one else math.nan
-        row["not_counted"] = answer.silo.left_out
+        row["not_counted"], row["recordings"] = answer.silo.left_out, answer.silo.recordings
         row["methods"] = answer.methods
         if one is not None and not answer.reason:
             row["half_after_8_cycles"] = one.half_after(max(8, one.cycles))
             scale = 1.0 if measured.metric != "mae" else measured.margin / 0.02
-            row["samples_for"] = {
-                f"{w * scale:g}": numbers.samples_for(answer.silo.size, one.half, w * scale) for w in PRECISIONS
-            }
+            count, kind = answer.silo.independent
+            row[f"{kind}_for"] = {f"{w * scale:g}": one.samples_for(count, w * scale) for w in PRECISIONS}
         silos.append(row)
     plain: dict[str, Any] = _plain({"silos": silos, "consortium": measured.consortium, "version": 1})
     return plain

@@ -33,7 +33,8 @@ def score(config: Config, folder: Path, out: Path, rows: Mapping[str, str | None
 
 
 def look(config: Config) -> dict[str, Any]:
-    """The silos before anything is trained: `names`, `sizes`, and of windows the `recordings` by fingerprint.
+    """The silos before anything is trained: `names`, `sizes`, and of windows the `recordings` by fingerprint, and
+    `counts` of the recordings that each silo has.
 
     Raises:
         BadInput: the data are absent, malformed or too few.
@@ -51,7 +52,12 @@ def look(config: Config) -> dict[str, Any]:
             keys = fingerprints(pool.read_all())
             recordings |= dict(zip(keys.tolist(), pool.spans[:, 0].tolist(), strict=True))
     names = data.client_names or [f"silo {c}" for c in range(data.clients)]
-    return {"names": names, "sizes": sizes, "recordings": recordings, "classes": data.num_classes}
+    counts = []
+    for c in range(data.clients if recordings else 0):
+        keys = np.concatenate([fingerprints(part.tested(c)[0].numpy()) for part in parts])
+        counts.append(len({recordings.get(key, key) for key in keys.tolist()}))
+    facts = {"names": names, "sizes": sizes, "recordings": recordings, "counts": counts}
+    return facts | {"classes": data.num_classes}
 
 
 def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mapping[str, str | None]) -> dict[str, Any]:

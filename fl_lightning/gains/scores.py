@@ -67,14 +67,18 @@ def read(
     silos = [_silo(tables, c, name, labels, cycles, folds, recordings) for c, name in enumerate(names)]
     for silo, size in zip(silos, sizes, strict=True):
         silo.size = size
-    _trace(silos, [_cycles(tables, c, labels[0], 1, folds, ["sample"])[0][0] for c in range(len(silos))])
+    _trace(silos)
+    for silo in silos:
+        silo.recordings = len(np.unique(silo.samples.units)) if recordings else 0
     return silos
 
 
-def one(out: Path, client: int, name: str, labels: Sequence[str], folds: int, recordings: Mapping[int, int]) -> Silo:
-    """A silo in the first cycle, all its samples counted; as `read`."""
-    tables = {(label, seed): _table(place(out, label, seed)) for label in labels for seed in range(folds)}
-    return _silo(tables, client, name, labels, 1, folds, recordings)
+def one(out: Path, like: Silo, label: str, folds: int, recordings: Mapping[int, int]) -> Silo:
+    """The silo `like` by one row of the first cycle in `out`: the samples that count in `like`, and as `read`."""
+    tables = {(label, seed): _table(place(out, label, seed)) for seed in range(folds)}
+    silo = _silo(tables, like.number, like.name, [label], 1, folds, recordings)
+    _keep(silo, np.isin(silo.keys, like.keys))
+    return silo
 
 
 def _table(path: Path) -> dict[str, np.ndarray]:
@@ -106,7 +110,7 @@ def _silo(
             raise BadInput("out", str(client), allowed)
         rows[label] = Scores(right.astype(np.float64), outputs if outputs.shape[-1] else None)
     units = np.unique([recordings.get(key, key) for key in keys[0].tolist()], return_inverse=True)[1]
-    return Silo(client, name, Samples(tested[0], of, units), rows)
+    return Silo(client, name, Samples(tested[0], of, units), rows, keys[0])
 
 
 def _cycles(
@@ -128,20 +132,20 @@ def _cycles(
     return [np.stack(kept) for kept in stacked]
 
 
-def _trace(silos: list[Silo], keys: list[np.ndarray]) -> None:
+def _trace(silos: list[Silo]) -> None:
     """Take samples that lie in two silos out of all figures: a federated model has seen them in the other one."""
     holders: dict[int, list[int]] = {}
     coarse: set[int] = set()
-    for silo, own in zip(silos, keys, strict=True):
-        counts = Counter(own.tolist())
-        silo.repeated = sum(count for count in counts.values() if count > 1) if len(own) == silo.size else 0
-        coarse |= {silo.number} if silo.repeated > COARSE * len(own) else set()
+    for silo in silos:
+        counts = Counter(silo.keys.tolist())
+        silo.repeated = sum(count for count in counts.values() if count > 1) if len(silo.keys) == silo.size else 0
+        coarse |= {silo.number} if silo.repeated > COARSE * len(silo.keys) else set()
         for key in counts:
             holders.setdefault(key, []).append(silo.number)
-    for silo, own in zip(silos, keys, strict=True):
+    for silo in silos:
         if silo.number in coarse:
             continue
-        others = [[c for c in holders[key] if c != silo.number and c not in coarse] for key in own.tolist()]
+        others = [[c for c in holders[key] if c != silo.number and c not in coarse] for key in silo.keys.tolist()]
         silo.shared = dict(Counter(c for those in others for c in those))
         if silo.shared:
             _keep(silo, np.array([not those for those in others]))
@@ -150,6 +154,7 @@ def _trace(silos: list[Silo], keys: list[np.ndarray]) -> None:
 def _keep(silo: Silo, kept: np.ndarray) -> None:
     """Leave the samples `kept` (n,) alone."""
     samples, silo.left_out = silo.samples, int((~kept).sum())
+    silo.keys = silo.keys[kept]
     silo.samples = Samples(samples.labels[kept], samples.folds[:, kept], samples.units[kept])
     silo.rows = {
         label: Scores(row.right[:, kept], None if row.outputs is None else row.outputs[:, kept])

@@ -5,6 +5,8 @@ from __future__ import annotations
 from dataclasses import dataclass, field
 from typing import Any
 
+import numpy as np
+
 from fl_lightning.gains.statistics import Estimate, Name, Samples, Scores, Verdict
 
 
@@ -16,6 +18,8 @@ class Silo:
     name: str
     samples: Samples
     rows: dict[str, Scores]
+    keys: np.ndarray = field(default_factory=lambda: np.zeros(0, np.uint64))
+    """(n,) fingerprints of the content of `samples`."""
     shared: dict[int, int] = field(default_factory=dict)
     """Samples that another silo has, too, by its number; they are in no figure, and not in `samples`."""
     left_out: int = 0
@@ -24,6 +28,13 @@ class Silo:
     """Samples that the silo has more than once."""
     size: int = 0
     """Own samples, those that are shared included."""
+    recordings: int = 0
+    """Recordings that its samples are windows of: what is independent. 0: they are no windows."""
+
+    @property
+    def independent(self) -> tuple[int, str]:
+        """How many of them intervals count, and what these are."""
+        return (self.recordings, "recordings") if self.recordings else (self.size, "samples")
 
 
 @dataclass

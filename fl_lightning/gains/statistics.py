@@ -25,8 +25,13 @@ LEVEL = 0.05
 """1 - LEVEL is the level of the intervals; the field's custom."""
 LEAST, LEAST_OF_CLASS = 40, {"accuracy": 10, "balanced_accuracy": 10, "auroc": 20, "mae": 0}
 """Samples of a silo, and of the class that has fewer, below which there is no verdict (simulated sizes: 20 and 60)."""
+LEAST_RECORDINGS = 10
+"""Recordings of a silo whose samples are windows, below which there is no verdict: with fewer an interval over
+recordings covers too little (simulated: docs/decisions/0027)."""
+CAREFUL = 1.4
+"""Factor of the half-width that is foretold for more samples: 95 of 100 are narrower (docs/decisions/0027)."""
 MADE_UP = 0.5
-"""Samples that are added to each class and differ between the models: no interval has the width 0."""
+"""Samples, or recordings, that are added to each class and differ between the models: no interval has the width 0."""
 
 
 @dataclass(frozen=True)
@@ -67,8 +72,9 @@ class Estimate:
     gain: float
     variance: float
     degrees: float
-    between: float
-    """Standard deviation between trainings: what one training owes to the luck of its fit."""
+    common: float
+    """The part of the variance that all samples of a fit have in common: what fits owe to luck."""
+    fits: int
     by_cycles: float
     """B of variance(C') = variance - B (1 / C - 1 / C')."""
     cycles: int
@@ -78,10 +84,34 @@ class Estimate:
         """Half of the width of the interval."""
         return float(WIDER * stats.t.ppf(1 - LEVEL / 2, self.degrees) * math.sqrt(self.variance))
 
+    @property
+    def between(self) -> float:
+        """Standard deviation between trainings: what one training owes to the luck of its fit."""
+        return math.sqrt(self.common * self.fits)
+
     def half_after(self, cycles: int) -> float:
         """The same after as many cycles in all, about."""
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
         return self.half * math.sqrt(max(variance, 0.0) / self.variance)
+
+    def samples_for(self, samples: int, wanted: float) -> int | None:
+        """How many own samples, or recordings, would bring the half-width to `wanted` in 95 of 100 cases, rounded up.
+
+        More samples leave the luck of fits as it is: `common`. None: no number of samples would do. `samples` where the
+        half-width is reached already.
+
+        Args:
+            samples: that the silo has.
+            wanted: half-width.
+        """
+        if wanted >= self.half:
+            return samples
+        allowed = self.variance * (wanted / (CAREFUL * self.half)) ** 2
+        if allowed <= self.common:
+            return None
+        exact = samples * (self.variance - self.common) / (allowed - self.common)
+        step = 10 ** max(0, math.floor(math.log10(exact)) - 1)
+        return math.ceil(exact / step) * step
 
     @property
     def p_of_no_gain(self) -> float:
@@ -167,7 +197,7 @@ def estimate(metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Sa
     """The gain of `federated` over `alone`, both `contributions`; None where the metric is not defined.
 
     The variance is V_s + a + V_x: V_s that of the mean over units of what their samples contribute, class by class;
-    a what `MADE_UP` samples would add; V_x that of fits, as far as it exceeds what their samples explain. Satterthwaite
+    a what `MADE_UP` units would add; V_x that of fits, as far as it exceeds what their samples explain. Satterthwaite
     gives the degrees of freedom.
     """
     difference = federated - alone
@@ -183,7 +213,7 @@ def estimate(metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Sa
     fits = sum(len(np.unique(folds)) for folds in samples.folds)
     scale = share(metric)
     gain = float(scale * _over_cycles(difference).sum())
-    return Estimate(gain, variance, degrees, math.sqrt(common * fits), slope, cycles)
+    return Estimate(gain, variance, degrees, common, fits, slope, cycles)
 
 
 def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[float, float, float]:
@@ -203,7 +233,7 @@ def _variance(metric: Name, difference: np.ndarray, samples: Samples) -> tuple[f
         count = len(np.unique(unit[own]))
         factor = count / max(count - 1, 1)
         part = factor * float(np.square(sums).sum())
-        part += MADE_UP * factor * _largest(metric, difference, samples, own) ** 2
+        part += MADE_UP * factor * (int(own.sum()) / count * _largest(metric, difference, samples, own)) ** 2
         sampled += part
         below += part**2 / max(count - 1, 1)
     fits, within = 0.0, 0.0
@@ -241,15 +271,24 @@ def _over_cycles(parts: np.ndarray) -> np.ndarray:
     return mean
 
 
-def too_few(metric: Name, labels: np.ndarray, size: int | None = None) -> str:
-    """Why a silo with these labels gets no verdict; empty where it does. `size`: where samples are tested repeatedly.
+def too_few(metric: Name, labels: np.ndarray, size: int | None = None, recordings: int = 0) -> str:
+    """Why a silo with these labels gets no verdict; empty where it does.
 
     Of accuracy the class that has fewer is all but the largest; of metrics by class the smallest.
+
+    Args:
+        metric: that gains are of.
+        labels: (n,) class numbers.
+        size: number of samples, where some are tested repeatedly.
+        recordings: that the samples are windows of; 0: they are no windows.
     """
     n, least = size or len(labels), LEAST_OF_CLASS[metric]
     _, counts = np.unique(labels, return_counts=True)
     if n < LEAST:
         return f"it has {n} samples, and a verdict takes {LEAST}"
+    if 0 < recordings < LEAST_RECORDINGS:
+        number = f"{recordings} recording{'s' * (recordings > 1)}"
+        return f"its {n} samples are windows of {number}, and a verdict takes {LEAST_RECORDINGS}"
     if metric != "mae" and len(counts) == 1:
         return "all its samples are of one class"
     rare = n - int(counts.max()) if metric == "accuracy" else int(counts.min())
@@ -264,11 +303,6 @@ def verdict(low: float, high: float, margin: float) -> Verdict:
     if -margin < low and high < margin:
         return "no difference that matters"
     return "gains" if low > 0 else "harmed" if high < 0 else "cannot tell yet"
-
-
-def samples_for(samples: int, half: float, wanted: float) -> int:
-    """About how many own samples would bring the half-width from `half` to `wanted`; a tenth on top (simulated)."""
-    return math.ceil(1.1 * samples * (half / wanted) ** 2)
 
 
 # ---------------------------------------------------------------- choice of the method, and the consortium

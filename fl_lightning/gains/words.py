@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.gains.silos import Answer, Measured, Silo
-from fl_lightning.gains.statistics import LEAST, Name, samples_for, too_few
+from fl_lightning.gains.statistics import LEAST, LEAST_RECORDINGS, Name, too_few
 
 VERDICTS = ("gains", "harmed", "no difference that matters", "cannot tell yet")
 METRICS: dict[Name, str] = {
@@ -34,7 +34,7 @@ def why_not(silo: Silo, metric: Name) -> str:
     """Why a silo gets no verdict; empty where it does."""
     if not len(silo.samples):
         return "all its samples lie in another silo, too"
-    return too_few(metric, silo.samples.labels, min(silo.size, len(silo.samples)))
+    return too_few(metric, silo.samples.labels, min(silo.size, len(silo.samples)), silo.recordings)
 
 
 def amount(value: float, metric: Name) -> str:
@@ -91,19 +91,28 @@ def _what_would_tell(answer: Answer, measured: Measured) -> str:
     """How the interval gets narrower: by more repetitions, or by more own samples. Never what the verdict would be."""
     one, metric = answer.estimate, measured.metric
     assert one is not None
-    later = one.half_after(2 * one.cycles)
-    more = ""
+    later, more = one.half_after(2 * one.cycles), ""
     if later < 0.9 * one.half:
-        more = f"Twice as many repetitions would bring it to {_within(later, metric)}; "
-    steps = [w * (1.0 if metric != "mae" else measured.margin / MARGIN) for w in (0.01, 0.02, 0.03, 0.05, 0.1)]
-    wanted = max((w for w in steps if w < one.half / 1.2), default=one.half / 2)
-    needed = samples_for(answer.silo.size, one.half, wanted)
-    begin = "with about" if more else "With about"
-    return f"{more}{begin} {needed} own samples we would know it to {_within(wanted, metric)}."
+        more = f"Twice as many repetitions would bring it to about ±{amount(later, metric)}{unit_of(metric)}; "
+    wanted = narrower(one.half, 1.0 if metric != "mae" else measured.margin / MARGIN)
+    count, kind = answer.silo.independent
+    needed = one.samples_for(count, wanted)
+    if needed is None:
+        rest = f"more own {kind} alone would hardly narrow it, since it owes too much to the luck of single trainings."
+    else:
+        known = f"within ±{amount(wanted, metric)}{unit_of(metric)}"
+        rest = f"with about {needed} own {kind} we would know it to {known}."
+    return more + (rest if more else rest.capitalize())
 
 
-def _within(half: float, metric: Name) -> str:
-    return f"within ±{amount(half, metric)}{unit_of(metric)}"
+def narrower(half: float, unit: float = 1.0) -> float:
+    """The half-width that is promised next: the widest round one well below `half`, or half of it.
+
+    Args:
+        half: that was reached.
+        unit: of mae what counts as 100 points; 1 otherwise.
+    """
+    return max((w * unit for w in (0.01, 0.02, 0.03, 0.05, 0.1) if w * unit < half / 1.2), default=half / 2)
 
 
 def _notes(answer: Answer, measured: Measured) -> list[str]:
@@ -115,6 +124,8 @@ def _notes(answer: Answer, measured: Measured) -> list[str]:
             notes.append(f"It is a copy of {other.name}: all {count} samples are the same.")
         else:
             notes.append(f"{count} of its {silo.size} samples lie in {other.name}, too; they are not counted.")
+    if silo.recordings and not answer.reason:
+        notes.append(f"Its samples are windows of {silo.recordings} recordings, which are what counts.")
     if silo.repeated and not silo.shared:
         notes.append(f"{silo.repeated} of its samples are there more than once; each counts as one.")
     return notes
@@ -152,23 +163,30 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     return f"{begin}: of {number} silos {listed}; {mean} {ends}.{surely}"
 
 
-def beforehand(names: Sequence[str], sizes: Sequence[int], cycles: int) -> list[str]:
+def beforehand(names: Sequence[str], sizes: Sequence[int], cycles: int, recordings: Sequence[int] = ()) -> list[str]:
     """What can be seen at all with so many samples, before the work begins: gains that four of five such measurements
-    find, by the widths that were simulated (docs/decisions/0027)."""
-    known = np.log([20, 60, 200, 1000])
-    widths = np.log({1: [27, 12, 4.9, 1.5], 2: [25, 10.8, 4.5, 1.3]}.get(cycles, [24, 9.6, 3.7, 1.0]))
+    find, by the widths that were simulated (docs/decisions/0027). `recordings` of each silo, where samples are windows:
+    how alike those of one are cannot be known before, so that it is said what can be seen at best."""
     lines = []
-    slope = (widths[-1] - widths[-2]) / (known[-1] - known[-2])
-    for size in sorted(set(sizes)):
-        those = [name for name, own in zip(names, sizes, strict=True) if own == size]
+    kinds = list(zip(sizes, recordings or [0] * len(sizes), strict=True))
+    for size, count in sorted(set(kinds)):
+        those = [name for name, own in zip(names, kinds, strict=True) if own == (size, count)]
+        listed = f"({', '.join(those[:5])}{', ...' if len(those) > 5 else ''})"
+        begin = f"{size} windows of {count} recordings {listed}" if count else f"{size} samples {listed}"
+        seen = f"a gain above {1.4 * _width(size, cycles):.1f} points can be seen, about"
         if size < LEAST:
-            lines.append(f"{_those(size, those)}: too few for an answer, which takes {LEAST}")
-            continue
-        x = math.log(size)
-        width = widths[-1] + slope * (x - known[-1]) if x > known[-1] else np.interp(x, known, widths)
-        lines.append(f"{_those(size, those)}: a gain above {1.4 * math.exp(width):.1f} points can be seen, about")
+            seen = f"too few for an answer, which takes {LEAST}"
+        elif 0 < count < LEAST_RECORDINGS:
+            seen = f"too few recordings for an answer, which takes {LEAST_RECORDINGS}"
+        elif count:
+            seen = f"at best {seen}; the more alike the windows of a recording, the greater it must be"
+        lines.append(f"{begin}: {seen}")
     return lines
 
 
-def _those(size: int, names: Sequence[str]) -> str:
-    return f"{size} samples ({', '.join(names[:5])}{', ...' if len(names) > 5 else ''})"
+def _width(size: int, cycles: int) -> float:
+    """Half-width of an interval over so many samples, in points (simulated)."""
+    known = np.log([20, 60, 200, 1000])
+    widths = np.log({1: [27, 12, 4.9, 1.5], 2: [25, 10.8, 4.5, 1.3]}.get(cycles, [24, 9.6, 3.7, 1.0]))
+    x, slope = math.log(size), (widths[-1] - widths[-2]) / (known[-1] - known[-2])
+    return math.exp(widths[-1] + slope * (x - known[-1]) if x > known[-1] else np.interp(x, known, widths))

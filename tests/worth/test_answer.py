@@ -6,6 +6,7 @@ import html
 import json
 import re
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -14,8 +15,8 @@ import pytest
 import fl_lightning
 from fl_lightning.cli import main
 from fl_lightning.errors import BadInput
-from fl_lightning.gains import page
-from fl_lightning.gains.measure import measure
+from fl_lightning.gains import page, words
+from fl_lightning.gains.measure import as_json, measure
 from fl_lightning.gains.silos import Measured, Silo
 from fl_lightning.gains.statistics import Samples, Scores
 
@@ -24,8 +25,8 @@ from .conftest import SMALL
 JARGON = r"client|epoch|hyper|baseline|kapc|fedavg|fedper|federat|aggregat|round|seed|fold|cross-valid|p-value|holm"
 
 
-def made(gains: dict[str, tuple[int, float]], cycles: int = 4, twin: bool = False) -> Measured:
-    """Silos of so many samples whose federated models are right so much more often."""
+def made(gains: dict[str, tuple[int, float]], cycles: int = 4, windows: int = 0) -> Measured:
+    """Silos of so many samples, `windows` of them a recording, whose federated models are right so much more often."""
     rng = np.random.default_rng(1)
     silos = []
     for c, (name, (n, gain)) in enumerate(gains.items()):
@@ -36,7 +37,9 @@ def made(gains: dict[str, tuple[int, float]], cycles: int = 4, twin: bool = Fals
             moved = drawn + rng.normal(0, 0.02, (cycles, n))
             rows[label] = Scores((moved < np.clip(chance + gain - less, 0, 1)).astype(float))
         folds = np.stack([rng.permutation(np.arange(n) % 5) for _ in range(cycles)])
-        silos.append(Silo(c, name, Samples(np.arange(n) % 2, folds, np.arange(n)), rows, size=n))
+        units = np.arange(n) // max(windows, 1)
+        silos.append(Silo(c, name, Samples(np.arange(n) % 2, folds, units), rows, size=n))
+        silos[-1].recordings = len(set(units)) if windows else 0
     return measure(silos, "accuracy", None)
 
 
@@ -44,8 +47,8 @@ def test_every_verdict_is_found_where_it_is_due() -> None:
     measured = made(
         {"up": (900, 0.08), "down": (900, -0.08), "same": (3000, 0.0), "few": (30, 0.1), "open": (60, 0.02)}
     )
-    words = {answer.silo.name: answer.verdict for answer in measured.answers}
-    assert words == {
+    verdicts = {answer.silo.name: answer.verdict for answer in measured.answers}
+    assert verdicts == {
         "up": "gains", "down": "harmed", "same": "no difference that matters", "few": "cannot tell yet",
         "open": "cannot tell yet",
     }  # fmt: skip
@@ -55,6 +58,30 @@ def test_every_verdict_is_found_where_it_is_due() -> None:
     sentences = {answer.silo.name: answer.sentence for answer in measured.answers}
     assert re.search(r"with about \d+ own samples we would know it to within ±\d", sentences["open"], re.IGNORECASE)
     assert "verdict takes 40" in sentences["few"]
+
+
+def test_promises_for_windows_are_of_recordings() -> None:
+    """What intervals count is what is asked for: recordings, not their windows; too few of them get no verdict."""
+    measured = made({"few": (80, 0.3), "open": (120, 0.02), "other": (240, 0.0)}, windows=10)
+    few, unsure, _ = measured.answers
+    assert few.verdict == "cannot tell yet" and "windows of 8 recordings, and a verdict takes 10" in few.sentence
+    assert unsure.estimate is not None and unsure.verdict == "cannot tell yet"
+    wanted = words.narrower(unsure.estimate.half)
+    needed = unsure.estimate.samples_for(12, wanted)
+    assert f"about {needed} own recordings" in unsure.sentence and "windows of 12 recordings" in unsure.sentence
+    row = as_json(measured)["silos"][1]
+    assert row["recordings"] == 12 and "samples_for" not in row
+    assert row["recordings_for"]["0.05"] == unsure.estimate.samples_for(12, 0.05)
+
+
+def test_more_samples_are_not_promised_where_trainings_decide() -> None:
+    measured = made({"a": (60, 0.02), "b": (60, 0.0), "c": (60, 0.0)})
+    answer = measured.answers[0]
+    assert answer.estimate is not None
+    answer.estimate = replace(answer.estimate, common=0.9 * answer.estimate.variance)
+    assert "more own samples alone would hardly narrow it" in words.of_silo(answer, measured).lower()
+    foretold = as_json(measured)["silos"][0]["samples_for"]
+    assert {wanted: foretold[wanted] for wanted in ("0.01", "0.02", "0.03")} == dict.fromkeys(["0.01", "0.02", "0.03"])
 
 
 def test_two_silos_are_no_consortium() -> None:

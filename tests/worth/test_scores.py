@@ -47,8 +47,21 @@ def test_windows_of_a_recording_are_one_unit(tmp_path: Path) -> None:
     silos = [list(range(100, 130))]
     written(tmp_path, silos)
     recordings = {k: (k - 100) // 10 for k in silos[0]}
-    assert read(tmp_path, silos, recordings)[0].samples.units.tolist() == [0] * 10 + [1] * 10 + [2] * 10
-    assert len(set(read(tmp_path, silos)[0].samples.units.tolist())) == 30
+    silo, apart = read(tmp_path, silos, recordings)[0], read(tmp_path, silos)[0]
+    assert silo.samples.units.tolist() == [0] * 10 + [1] * 10 + [2] * 10
+    assert silo.independent == (3, "recordings")
+    assert len(set(apart.samples.units.tolist())) == 30 and apart.independent == (30, "samples")
+
+
+def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path: Path) -> None:
+    """Those that another silo has are left out where that silo is absent, too: rows have the same samples."""
+    silos = [list(range(100, 130)), [*range(120, 130), *range(200, 220)]]
+    written(tmp_path, silos)
+    written(tmp_path / "without", silos[:1], seed=3)
+    like = read(tmp_path, silos)[0]
+    both = [scores.one(place, like, "local", FOLDS, {}) for place in (tmp_path, tmp_path / "without")]
+    assert [silo.keys.tolist() for silo in both] == [list(range(100, 120))] * 2
+    assert both[0].rows["local"].right.shape == (1, 20) and len(both[1].samples) == 20
 
 
 def test_equal_samples_of_a_silo_are_one_unit(tmp_path: Path) -> None:

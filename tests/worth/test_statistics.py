@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -71,7 +72,42 @@ def test_samples_of_one_person_count_once() -> None:
     once, persons = estimated("accuracy", alone, ours, samples), estimated("accuracy", *four, repeated)
     assert persons.gain == pytest.approx(once.gain)
     assert persons.half > 1.15 * estimated("accuracy", *four, apart).half
-    assert persons.half == pytest.approx(once.half, rel=0.04)  # half a made-up sample is of 240, not of 60
+    assert persons.half == pytest.approx(once.half)
+
+
+def test_one_recording_tells_nothing() -> None:
+    """500 windows of one recording, all judged better: they count as one, and the interval has every gain in it."""
+    _, _, samples = made(n=500)
+    of_one = Samples(samples.labels, samples.folds, np.zeros(500, int))
+    alone, ours = Scores(np.zeros((3, 500))), Scores(np.ones((3, 500)))
+    got = estimated("accuracy", alone, ours, of_one)
+    assert got.gain == pytest.approx(1) and got.half > 1
+    assert estimated("accuracy", alone, ours, samples).half < 0.01
+
+
+def test_few_recordings_get_no_verdict() -> None:
+    labels = np.arange(60) % 2
+    assert worth.too_few("accuracy", labels, recordings=9) == (
+        "its 60 samples are windows of 9 recordings, and a verdict takes 10"
+    )
+    assert worth.too_few("accuracy", labels, recordings=10) == worth.too_few("accuracy", labels) == ""
+
+
+def test_intervals_over_recordings_cover() -> None:
+    """Of 200 silos with 12 windows in each of 10 recordings that differ: the intervals cover the mean over recordings;
+    as if windows were independent, they would not."""
+    rng, covered, naive = np.random.default_rng(4), 0, 0
+    for _ in range(200):
+        effect, units = rng.normal(0.05, 0.2, 10), np.repeat(np.arange(10), 12)
+        folds = folds_of(2, 120, rng)
+        alone = (rng.random((2, 120)) < 0.5).astype(float)
+        ours = (rng.random((2, 120)) < np.clip(0.5 + effect, 0, 1)[units]).astype(float)
+        for kind in (units, np.arange(120)):
+            got = estimated("accuracy", Scores(alone), Scores(ours), Samples(units % 2, folds, kind))
+            inside = abs(got.gain - 0.05) <= got.half
+            covered += inside and kind is units
+            naive += inside and kind is not units
+    assert covered >= 0.93 * 200 > 0.85 * 200 > naive
 
 
 @pytest.mark.parametrize("classes", [2, 4])
@@ -170,8 +206,16 @@ def test_holm_is_statsmodels_on_a_known_case() -> None:
 
 
 def test_samples_for_a_half_width() -> None:
-    assert worth.samples_for(100, 0.06, 0.03) == 441
-    assert worth.samples_for(100, 0.03, 0.03) == 111
+    """Without luck of fits 1.4² n (h / w)², in two figures, rounded up; with it more, or no number at all."""
+    one = Estimate(gain=0.0, variance=4e-4, degrees=1e9, common=0.0, fits=20, by_cycles=0.0, cycles=4)
+    assert 1.96 * 100 * (one.half / 0.02) ** 2 == pytest.approx(911, abs=1)
+    assert one.samples_for(100, 0.02) == 920 and one.samples_for(100, 1.01 * one.half) == 100
+    lucky = replace(one, common=0.2e-4)
+    wanted = lucky.samples_for(100, 0.02)
+    assert wanted is not None and wanted > 920
+    exact = (one.variance - lucky.common) * 100 / wanted + lucky.common  # the variance with so many
+    assert 1.4 * one.half * math.sqrt(exact / one.variance) <= 0.02
+    assert replace(one, common=1e-4).samples_for(100, 0.02) is None
 
 
 def test_intervals_cover_and_cry_no_wolf() -> None:
