@@ -81,6 +81,9 @@ class Transform(Callback):
     """Whether `init_client` gives anything."""
     further_vectors: ClassVar[bool] = False
     """Whether what it changes includes `payload.vectors`; else it is refused beside a method that exchanges any."""
+    deployed: ClassVar[bool] = False
+    """Whether it works where clients are sites (`fl-train deploy`): the centre runs `on_download`, and the site
+    `on_upload`, which reads nothing of the server. What it keeps with a client travels to the centre in the clear."""
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their first values."""

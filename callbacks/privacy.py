@@ -48,7 +48,7 @@ class LocalPrivacy(Transform, Observer):
             seed can take the noise off. false: the operating system's random numbers, which nobody can repeat.
     """
 
-    changes_upload = client_memory = further_vectors = True
+    changes_upload = client_memory = further_vectors = deployed = True
     accounts: ClassVar[bool] = True
     """It reports epsilon of the whole upload: no method reports one of a part."""
 

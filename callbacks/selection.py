@@ -103,7 +103,7 @@ class LayerSelection(Transform):
             (docs/results/layer-selection.md).
     """
 
-    changes_download = changes_upload = client_memory = True
+    changes_download = changes_upload = client_memory = deployed = True
 
     mu: float | None = 0.7
     client: bool = True

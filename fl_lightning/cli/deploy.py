@@ -40,12 +40,16 @@ def deploy(argv: list[str]) -> None:
     from fl_lightning.deploy import app
     from fl_lightning.deploy.center import check_deployable
     from fl_lightning.deploy.data import Facts, with_loop, write_sites
+    from fl_lightning.deploy.rehearsal import repeatable
     from fl_lightning.run import instantiate
 
     check_deployable(config, [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()])
     config = with_loop(config)
     if values.rehearse:
         _rehearse(config)
+    if "localprivacy" in config.callbacks:
+        config = repeatable(config, False)
+        print("noise: every site draws it from its own system; the seed, which all ends know, could take it off")
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     name = folder.name
     files = app.write(folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config)))

@@ -75,7 +75,8 @@ def _center(words: Namespace, out: BinaryIO) -> None:
     from fl_lightning.deploy.pipes import PipeTransport
     from fl_lightning.run import fit_on_rank, launch
 
-    config, mark = config_of(words.app), fingerprint(words.app)
+    config = config_of(words.app)
+    mark = fingerprint(words.app, config)
     there = Path(words.out) / words.name
     start = Start(words.out, words.name, resume=(there / runs.CONFIG).exists())
     runs.check_name(start)
@@ -127,7 +128,8 @@ def _answer_all(words: Namespace, folder: Path) -> None:
     from fl_lightning.deploy.data import Facts, Unfit, at_site
     from fl_lightning.run import launch
 
-    config, mark = config_of(words.app), fingerprint(words.app)
+    config = config_of(words.app)
+    mark = fingerprint(words.app, config)
     about = {"client": words.client, "fingerprint": mark, "data": str(Path(words.data).resolve())}
     known = json.loads((folder / SITE).read_text(encoding="utf-8")) if (folder / SITE).is_file() else about
     if (known["client"], known["fingerprint"]) != (words.client, mark):

@@ -6,6 +6,7 @@ imports the classes, checks all arguments and fills in their defaults.
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import enum
 import importlib
@@ -14,7 +15,7 @@ import os
 import sys
 from functools import cache
 from pathlib import PurePath
-from typing import Any
+from typing import Any, get_type_hints
 
 import yaml
 from jsonargparse import ArgumentParser
@@ -219,9 +220,22 @@ def _completed(kind: str, key: str, component: Component) -> Component:
 @cache
 def _parser(cls: type, from_engine: frozenset[str]) -> ArgumentParser:
     """The keys of a class's arguments. To read them from its source takes most of the time of a command line."""
+    _look_up_types(cls)
     parser = ArgumentParser(exit_on_error=False)
     parser.add_class_arguments(cls, skip=set(from_engine), fail_untyped=False)
     return parser
+
+
+def _look_up_types(cls: type) -> None:
+    """Give the arguments of a dataclass their types, each as the module of the class that declares it knows it.
+
+    jsonargparse looks in the module of `cls` alone; where a name of a base class is not there, it checks no argument.
+    """
+    if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.init:  # type: ignore[attr-defined]
+        with contextlib.suppress(Exception):  # a class of the user's own may name what is not there
+            types = get_type_hints(cls, include_extras=True)
+            annotations = cls.__init__.__annotations__  # type: ignore[misc]
+            annotations |= {name: types[name] for name in annotations.keys() & types.keys()}
 
 
 def _import(kind: str, key: str, class_path: str) -> Any:

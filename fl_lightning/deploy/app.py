@@ -19,6 +19,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 
 if TYPE_CHECKING:
+    from fl_lightning.config import Config
     from fl_lightning.deploy.data import Facts  # it takes torch, which `--help` does without
 
 FLWR = "1.41.0"
@@ -65,13 +66,18 @@ def write(folder: Path, name: str, config: str, facts: Facts, source: Mapping[st
     return [folder / path for path in files]
 
 
-def fingerprint(app: Path) -> str:
-    """SHA-256 of what decides a client's work: the configuration but for what is FREE, the facts, own code.
+def fingerprint(app: Path, config: Config) -> str:
+    """SHA-256 of what decides a client's work: the `config` of `app` but for what is FREE, transforms that sites run,
+    the facts, own code.
 
     Raises:
         BadInput: the folder is no app of ours.
     """
+    from fl_lightning.deploy.data import of_sites
+
     digest = hashlib.sha256(__version__.encode())
+    transforms = {name: [c.class_path, c.init_args] for name, c in of_sites(config).items()}
+    digest.update(json.dumps(transforms, sort_keys=True).encode() if transforms else b"")
     try:
         settings = yaml.safe_load((app / "config.yaml").read_text(encoding="utf-8"))
         digest.update(json.dumps(_kept(settings), sort_keys=True).encode())

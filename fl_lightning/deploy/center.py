@@ -18,7 +18,7 @@ from torch import Tensor
 from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Transform
 from fl_lightning.config import Config
-from fl_lightning.core import Payload
+from fl_lightning.core import Client, Payload
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.data import Facts, NotHere, at_center
 from fl_lightning.deploy.exchange import MOST_BEYOND, Exchange
@@ -59,6 +59,8 @@ class RemoteWorker(Worker):
         """
         results, evaluator = Results(), self.evaluator
         assert isinstance(evaluator, RemoteEvaluator)
+        for c in cohort:
+            self._select(t, c, downloads[c])
         left = list(cohort)
         attempts = 2 if self.run.config.federation.on_bad_client == "retry" else 1
         for attempt in range(1, attempts + 1):
@@ -78,10 +80,18 @@ class RemoteWorker(Worker):
         timer.lap("client")
         return results
 
+    def _select(self, t: int, c: int, download: Payload) -> None:
+        """Let transforms change what is about to be sent."""
+        if self.transforms:
+            client = Client(self.run, self.run.group_of(c), c, t, self.pool.state(c))
+            client.payload = download
+            for transform in self.transforms:
+                transform.on_download(client, download)
+
     def _take(self, t: int, c: int, answer: Any, sent: Payload, results: Results) -> BadClient | None:
         """Put one client's answer where the server looks for it; the failure, where there is no answer to take."""
         try:
-            header, upload = self._upload(t, c, answer)
+            header, upload, kept = self._upload(t, c, answer)
             values = wire.check_values(header["values"])
         except wire.Unreadable as error:
             return BadClient(c, t, "upload", f"{self.exchange.name(c)} sent what is refused: {error}")
@@ -91,6 +101,7 @@ class RemoteWorker(Worker):
         state.received[MODEL].copy_(_over(state.received[MODEL], upload, layout))
         for slot, vector in upload.vectors.items():
             state.received[slot].copy_(vector)
+        state.memory |= kept
         state.rounds += 1
         result = ClientResult(c, values, uncounted=str(header["uncounted"]))
         result.traffic = np.array((sent.by_layer, upload.by_layer))
@@ -100,17 +111,19 @@ class RemoteWorker(Worker):
         self.client_ended(c)
         return None
 
-    def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload]:
+    def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
         header, tensors = self.exchange.read(t, c, answer, "training")
         group = self.run.group_of(c)
         upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
         slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
         if not set(upload.vectors) <= slots or (upload.sent & ~group.up_mask).any():
             raise wire.Unreadable("it holds what the method does not upload")
-        if not self.run.method.changes_upload and not np.array_equal(upload.sent, group.up_mask):
+        changes = self.run.method.changes_upload or any(transform.changes_upload for transform in self.transforms)
+        if not changes and not np.array_equal(upload.sent, group.up_mask):
             raise wire.Unreadable("blocks are missing that the method uploads")
         wire.check_finite(upload)
-        return header, upload
+        known = {name: x for transform in self.transforms for name, x in transform.init_client(self.run).items()}
+        return header, upload, wire.check_memory(known, tensors)
 
 
 class RemoteEvaluator(Evaluator):
@@ -229,8 +242,8 @@ def remote(fed: Federation, exchange: Exchange) -> Federation:
 def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     """Raise `BadInput` for what has no meaning, or another one, where every client is a site of its own."""
     for callback in callbacks:
-        if isinstance(callback, Transform):
-            allowed = "a transform works at both ends of the wire, and sites have no part of it yet: null"
+        if isinstance(callback, Transform) and not callback.deployed:
+            allowed = "what it does to messages is not done where clients are sites: null"
             raise BadInput(callback.config_key, type(callback).__name__, allowed)
     if config.data.held_out_clients:
         raise BadInput("data.held_out_clients", config.data.held_out_clients, "a site is a client: fl-train join: 0")

@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.config import Config, check
+from fl_lightning.config import Component, Config, check
 from fl_lightning.data import FederatedData
 from fl_lightning.data import arrays as npz
 from fl_lightning.data.federated import AsRead
@@ -235,6 +235,11 @@ def write_sites(data: FederatedData, folder: Path) -> list[Path]:
         with atomic_write(folder / "public.npz") as aside, aside.open("wb") as out:
             np.savez(out, raw=np.ones(1), **public)  # type: ignore[arg-type]
     return files
+
+
+def of_sites(config: Config) -> dict[str, Component]:
+    """The transforms of the configuration that sites run at their end, by name."""
+    return {name: c for name, c in config.callbacks.items() if getattr(c.load(), "deployed", False)}
 
 
 def with_loop(config: Config) -> Config:

@@ -17,7 +17,7 @@ from fl_lightning.config import Config
 from fl_lightning.csvtable import Row
 from fl_lightning.data import prepare
 from fl_lightning.deploy.center import federation_of
-from fl_lightning.deploy.data import Facts, at_site, with_loop, write_sites
+from fl_lightning.deploy.data import Facts, at_site, of_sites, with_loop, write_sites
 from fl_lightning.deploy.exchange import Exchange, Limits
 from fl_lightning.deploy.site import Site
 from fl_lightning.engine.federation import Federation
@@ -116,6 +116,16 @@ def _computed(row: Row) -> dict[str, Any]:
 
 
 def short(config: Config, rounds: int = 2) -> Config:
-    """`config` with so many rounds, without loggers and pictures: enough to see what travels."""
+    """`config` with so many rounds, sites' transforms, no other callbacks: enough to see what travels."""
+    config = repeatable(config, True)
     fewer = replace(config.federation, rounds=min(rounds, config.federation.rounds))
-    return replace(config, federation=fewer, callbacks={}, loggers={})
+    return replace(config, federation=fewer, callbacks=of_sites(config), loggers={})
+
+
+def repeatable(config: Config, value: bool) -> Config:
+    """`config` with noise that the seed gives, or (False) that nobody can repeat."""
+    noise = config.callbacks.get("localprivacy")
+    if noise is None:
+        return config
+    noise = replace(noise, init_args=noise.init_args | {"reproducible": value})
+    return replace(config, callbacks=config.callbacks | {"localprivacy": noise})

@@ -23,9 +23,9 @@ from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Config
-from fl_lightning.core import Client, Payload
+from fl_lightning.core import Client, Payload, RunContext
 from fl_lightning.deploy import wire
-from fl_lightning.deploy.data import NotHere, OwnData, Withheld, with_loop
+from fl_lightning.deploy.data import NotHere, OwnData, Withheld, of_sites, with_loop
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
@@ -33,7 +33,7 @@ from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadClient, redact
 from fl_lightning.files import write_whole
 from fl_lightning.methods.base import Method
-from fl_lightning.run import assemble, written
+from fl_lightning.run import assemble, instantiate, written
 from fl_lightning.storage.state import MODEL
 
 BROUGHT = "received.safetensors"
@@ -41,6 +41,23 @@ BROUGHT = "received.safetensors"
 FAILED = "its site could not go on; the traceback is in failure.txt in the site's folder"
 """What leaves the site of an error: its text could hold a label or a path."""
 NOT_FINITE = "is not finite; lower optimizer.lr"
+
+
+class Uploading(Transform):
+    """A transform's part at the site: the centre has run `on_download` before it sent."""
+
+    changes_upload = client_memory = True
+
+    def __init__(self, transform: Transform) -> None:
+        self.transform = transform
+
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+        """What the transform keeps."""
+        return self.transform.init_client(run)
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        """What the transform does."""
+        self.transform.on_upload(client, payload)
 
 
 class Outbox(Transform):
@@ -76,11 +93,14 @@ class Site:
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
         self.sizes = [size[client] for size in sizes]
         one = replace(config.federation, on_bad_client="skip")  # a client that failed is left as it was
-        config = replace(with_loop(config), federation=one, callbacks={}, loggers={})
+        config = replace(with_loop(config), federation=one, callbacks=of_sites(config), loggers={})
+        self.transforms = [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()]
         self.refused: Located | None = None
         try:
             with_equal_sizes(data, config.clients)
-            self.fed = assemble(fabric, config, folder, [], data)
+            self.fed = assemble(fabric, config, folder, self.transforms, data)
+            for transform in self.transforms:
+                transform.on_fit_start(self.fed.run)
         except NotHere as error:  # the method's first server memory is made of everybody's data
             self.refused = located(error)
             return
@@ -103,7 +123,7 @@ class Site:
         fed.evaluator = fed.worker.evaluator = self.evaluator
         self.group = run.group_of(self.client)
         self.outbox = Outbox()
-        fed.worker.transforms = [self.outbox]
+        fed.worker.transforms = [*map(Uploading, self.transforms), self.outbox]
         choose_executors(run, fed.worker.trainers)
         count_costs(run, fed.worker.trainers)
 
@@ -180,6 +200,9 @@ class Site:
         assert upload is not None
         numbers([result.values])
         described, sent = wire.of_payload(upload)
+        memory = run.states[c].memory
+        kept = [name for transform in self.transforms for name in transform.init_client(run)]
+        sent |= {f"{wire.MEMORY}{name}": memory[name] for name in kept}
         self.outbox.payload = None
         self.fed.pool.forget()
         run.server.round = t

@@ -25,6 +25,8 @@ HEADER = "fl_lightning"
 """Key of the header in the file's metadata."""
 KINDS_OF_NUMBER = (int, float)
 MODEL_KEY = "model"
+MEMORY = "memory."
+"""Before the names of what transforms keep with a client."""
 
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
@@ -163,6 +165,19 @@ def check_values(values: Any) -> dict[str, float]:
     if not fine:
         raise Unreadable("its scores are no numbers with names")
     return dict(values)
+
+
+def check_memory(known: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
+    """What a site's transforms keep, by the names of `known`, which the centre has of that client.
+
+    Raises:
+        Unreadable: something is missing, or of another shape or type.
+    """
+    given = {name: tensors.get(f"{MEMORY}{name}") for name in known}
+    for name, tensor in given.items():
+        if tensor is None or (tensor.shape, tensor.dtype) != (known[name].shape, known[name].dtype):
+            raise Unreadable(f"its {name} is missing, or of another shape or type")
+    return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
 def check_finite(payload: Payload) -> None:

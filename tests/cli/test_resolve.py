@@ -9,9 +9,10 @@ import pytest
 import yaml
 
 from fl_lightning.catalogue import table
-from fl_lightning.cli.resolve import complete, plan, to_yaml
+from fl_lightning.cli.parser import hint, keys
+from fl_lightning.cli.resolve import BASES, _parser, complete, plan, to_yaml
 from fl_lightning.cli.settings import read_line
-from fl_lightning.config import Config
+from fl_lightning.config import Component, Config
 from fl_lightning.errors import BadInput
 
 
@@ -169,3 +170,19 @@ def test_an_argument_without_default_must_be_given(own: str) -> None:
 def test_the_current_directory_comes_last_so_that_it_shadows_nothing(own: str) -> None:
     assert resolved("--callbacks", f"{own}.Bare").callbacks["bare"].init_args == {}
     assert sys.path.index(os.getcwd()) == len(sys.path) - 1
+
+
+@pytest.mark.parametrize("kind", ["methods", "models", "callbacks", "loggers"])
+def test_every_argument_of_a_shipped_class_has_a_type_that_is_checked(kind: str) -> None:
+    """jsonargparse takes any value, and says nothing, where it cannot look a type up."""
+    for entry in table(kind).values():
+        cls = Component(entry.class_path).load()
+        types = {key: str(hint(action)) for key, action in keys(_parser(cls, BASES[kind][1])).items()}
+        assert {key for key, name in types.items() if "Unvalidated" in name or name in ("None", "Any")} == set()
+
+
+@pytest.mark.parametrize("argument", ["checkpoint.keep 1e30", "checkpoint.seconds abc", "quantize.bits 8.5"])
+def test_a_callbacks_argument_of_another_type_is_named(argument: str) -> None:
+    key, value = f"callbacks.{argument}".split()
+    with pytest.raises(BadInput, match=rf"^{key}: '{value}' is not allowed; it must be"):
+        complete(plan(read_line(["--config", "kapc_digits", f"--{key}", value]).layers))

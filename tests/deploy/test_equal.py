@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -69,6 +70,12 @@ def test_a_hook_that_reads_what_does_not_travel_is_named(method: str, tmp_path: 
         ("fedbn", "--model tests.conftest.NormNet"),
         ("kapc", "--model tests.conftest.NormNet"),
         ("scaffold", "--model tests.conftest.NormNet"),
+        ("kapc", "--callbacks.layerselection.mu 0.5 --federation.rounds 4"),
+        ("kapc", "--callbacks.layerselection.mu 0.5 --federation.participation 0.67 --federation.rounds 4"),
+        ("selfkapc", "--callbacks.layerselection.mu 0.5 --model tests.conftest.NormNet --federation.rounds 4"),
+        ("fedper", "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"),
+        ("scaffold", "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"),
+        ("fedhkd", "--method.sigma 0 --callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"),
     ],
 )
 def test_other_settings_come_to_the_same_bits(method: str, flags: str, tmp_path: Path) -> None:
@@ -187,3 +194,45 @@ def test_a_hostile_answer_costs_one_line_and_one_client(
     (tmp_path / "again").mkdir()
     with pytest.raises(RunFailed, match=f"client 1 failed in round 1, .*site 1.*{line}"):
         rehearse(stopped, tmp_path / "again", _spoilt(HOSTILE[line], 1))
+
+
+# ---------------------------------------------------------------- transforms
+
+
+def test_transforms_at_both_ends(tmp_path: Path) -> None:
+    """KAPC+BLS: the centre leaves layers out of downloads, sites out of uploads, and the tables say which."""
+    config = config_of("kapc", "--callbacks.layerselection.mu", "0.2", "--federation.rounds", "3")
+    (tmp_path / "whole").mkdir()
+    run = rehearse(config, tmp_path)
+    assert differences(simulate(config, tmp_path), run) == []
+    rounds, whole = (
+        RunFolder(run).read("metrics"),
+        RunFolder(simulate(replace(config, callbacks={}), tmp_path / "whole")).read("metrics"),
+    )
+    for way in ("upload_bytes", "download_bytes"):
+        assert any(0 < some[way] < all_of_it[way] for some, all_of_it in zip(rounds, whole, strict=True))
+
+
+def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
+    """What a site sends under local privacy is not its model; epsilon is counted at the centre."""
+    transports: list[LocalTransport] = []
+
+    def keep(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
+        transports.append(LocalTransport(sites))
+        return transports[0]
+
+    flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
+    run = rehearse(config_of("fedavg", *flags.split()), tmp_path, keep)
+    sent = b"".join(transports[0].wire)
+    from safetensors.torch import load_file
+
+    for client in range(3):
+        [row, *_] = sorted((tmp_path / f"site-{client}" / "checkpoints" / "rows").glob("*"), reverse=True)
+        assert load_file(row)["row"][:64].numpy().tobytes() not in sent
+    epsilons = [row["privacy_epsilon"] for row in RunFolder(run).read("metrics")]
+    assert 0 < epsilons[0] < epsilons[1]
+
+
+def test_a_transform_that_sites_cannot_run_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(BadInput, match=r"^callbacks.quantize: 'Quantize' is not allowed; what it does to messages"):
+        rehearse(config_of("fedavg", "--callbacks", "quantize"), tmp_path)

@@ -91,7 +91,8 @@ def pid_of(config: dict[str, Any]) -> int:
 
 
 def run_of(app: Path, configs: list[dict[str, Any]], folder: Path, resume: bool = False) -> Path:
-    config, mark = config_of(app), fingerprint(app)
+    config = config_of(app)
+    mark = fingerprint(app, config)
     folder.mkdir(exist_ok=resume)
     exchange = Exchange(Processes(configs), "run", mark, Limits(120, 120, 20))
     public = app.parents[1] / "sites" / "public.npz"
