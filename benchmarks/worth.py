@@ -283,7 +283,7 @@ def _promises(lines: Sequence[dict[str, Any]]) -> list[str]:
         text.append(f"of silos of {size}: {_share(own)}")
     text.append(f"samples alone would not do, it said: {_share(without)}; more than {MOST}, not tried: ")
     text[-1] += f"{sum(one['reached'] is None and one['needed'] is not None for one in promised)}"
-    rows = [row for line in lines for row in line["silos"] if "foretold" in row]
+    rows = [row for line in lines for row in line["silos"] if row["foretold"]]
     if rows:
         ends = np.percentile([row["half_twice"] / row["foretold"] for row in rows], [10, 50, 90])
         text.append(

@@ -127,11 +127,11 @@ def of_without(out: Path, measured: Measured, folds: int, facts: Mapping[str, An
         off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
         rank = stats.spearmanr(effect[off], relation[off]).statistic if off.sum() > 3 else math.nan
         content |= {"relation": relation.tolist(), "rank_correlation": _finite(float(rank))}
-    surely = "; ".join(f"{one} would miss {other}" for one, other in content["surely"]) or "of no pair"
+    surely = "; ".join(f"{one} would miss {other}" for one, other in content["surely"]) or "of no pair is it sure"
     text = (
         f"How much the score of the silo of a row falls where the silo of a column does not take part ({method}, one "
         f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it would be missed. "
-        f"All pairs considered together (Holm, 5 %), it is sure: {surely}."
+        f"All pairs considered together (Holm, 5 %): {surely}."
     )
     rank = content.get("rank_correlation")
     text += f" Rank correlation with the relation that the method has learned: {rank:.2f}." if rank is not None else ""
@@ -212,9 +212,12 @@ def of_curve(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]
 
 
 def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
-    """Samples at which a line through the points (over the logarithm of samples) falls to 0; None: it does not."""
-    for left, right in itertools.pairwise(points):
-        if left[key] > 0 >= right[key]:
+    """Samples from which on it is 0 or below, on lines through the points over the logarithm of samples; None: nowhere,
+    or at all sizes."""
+    for left, right in reversed(list(itertools.pairwise(points))):
+        if right[key] > 0:
+            return None
+        if left[key] > 0:
             part = left[key] / (left[key] - right[key])
             return math.exp(math.log(left["samples"]) * (1 - part) + math.log(right["samples"]) * part)
     return None
@@ -222,7 +225,11 @@ def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
 
 def _until(ends: Mapping[str, float | None], last: float) -> str:
     if ends["gain"] is None:
-        return "At none of these sizes it ends to pay." if last > 0 else "It does not pay with the whole."
+        return "At none of these sizes it ends to pay." if last > 0 else "It does not pay at any of these sizes."
+    if ends["low"] is None and ends["high"] is None:
+        return (
+            f"By the means it ends at about {ends['gain']:.0f} training samples of a silo; the intervals do not tell."
+        )
     low = f"{ends['low']:.0f}" if ends["low"] is not None else "fewer than measured"
     high = f"{ends['high']:.0f}" if ends["high"] is not None else "more than measured"
     return f"It ends at about {ends['gain']:.0f} training samples of a silo ({low} to {high})."

@@ -57,6 +57,7 @@ def render(measured: Measured, sections: list[Section]) -> str:
             silos=[_silo(answer, measured, end) for answer in measured.answers],
             ticks=[{"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps],
             unit="points of 100" if metric != "mae" else "fall of the mean error",
+            cut=_cut(measured, end),
             zero=_place(0, end),
             margin={"left": _place(-margin, end), "width": _place(margin, end) - _place(-margin, end)},
             band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
@@ -75,9 +76,9 @@ def _silo(answer: Answer, measured: Measured, end: float) -> dict[str, Any]:
     label = answer.sentence
     if answer.estimate is not None:
         low, high = (float(np.clip(x, -end, end)) for x in (answer.low, answer.high))
-        gain = float(np.clip(answer.estimate.gain, -end, end))
-        bar = {"left": _place(low, end), "width": max(_place(high, end) - _place(low, end), 0.6)}
-        bar |= {"dot": _place(gain, end)}
+        gain = answer.estimate.gain
+        dot = _place(gain, end) if abs(gain) <= end else None
+        bar = {"left": _place(low, end), "width": max(_place(high, end) - _place(low, end), 0.6), "dot": dot}
     return {
         "name": answer.silo.name, "samples": answer.silo.size, "kind": KINDS[answer.verdict], "bar": bar,
         "verdict": answer.verdict, "sentence": answer.sentence, "label": label,
@@ -90,6 +91,12 @@ def _end(measured: Measured) -> float:
     ends = ends or [max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None]
     most = min(max(ends), WIDEST * float(np.median(ends))) if ends else measured.margin
     return max(most, 1.5 * measured.margin) * 1.05
+
+
+def _cut(measured: Measured, end: float) -> str:
+    """What a reader has to know of bars that are longer than the axis; empty where none is."""
+    longest = max((max(abs(a.low), abs(a.high)) for a in measured.answers if a.estimate is not None), default=0.0)
+    return "A bar that reaches the edge goes on beyond it." if longest > end else ""
 
 
 def _steps(end: float) -> list[float]:
@@ -158,7 +165,7 @@ def picture(measured: Measured) -> bytes:
     axes.set_xlim(-unit * end, unit * end)
     axes.set_ylim(count - 0.4, -0.6)
     label = "fall of the mean error" if measured.metric == "mae" else "points of 100"
-    axes.set_xlabel(f"gain from learning together, {label}, with its 95 % interval")
+    axes.set_xlabel(f"gain from learning together, {label}, with its 95 % interval\n{_cut(measured, end)}".strip())
     lines = textwrap.wrap(measured.consortium["sentence"], 110)
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
     FigureCanvasAgg(figure)

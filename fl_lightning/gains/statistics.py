@@ -90,9 +90,9 @@ class Estimate:
         return math.sqrt(self.common * self.fits)
 
     def half_after(self, cycles: int) -> float:
-        """The same after as many cycles in all, about."""
+        """The same after as many cycles in all, about; at least what is left where all of it is luck of fits."""
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
-        return self.half * math.sqrt(max(variance, 0.0) / self.variance)
+        return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
     def samples_for(self, samples: int, wanted: float) -> int | None:
         """How many own samples, or recordings, would bring the half-width to `wanted` in 95 of 100 cases, rounded up.

@@ -72,7 +72,7 @@ def _main(answer: Answer, measured: Measured) -> str:
         return f"No answer for {name}: {why}."
     low, high, unit = amount(answer.low, metric), amount(answer.high, metric), unit_of(metric)
     if answer.reason:
-        return f"Too few samples for an answer: {answer.reason}. The gain lies between {low} and {high}{unit}."
+        return f"No verdict: {answer.reason}. The gain lies between {low} and {high}{unit}."
     gain = amount(abs(answer.estimate.gain), metric)
     if answer.verdict == "gains":
         what = f"its error falls by {gain}" if metric == "mae" else f"it gains {gain} points"

@@ -104,6 +104,15 @@ def test_the_first_screen_needs_no_word_of_the_field() -> None:
     assert not re.search(JARGON, re.sub(r"<[^>]*>", " ", body), re.IGNORECASE)
 
 
+def test_bars_beyond_the_axis_are_said_to_be() -> None:
+    """Four patients: an interval without an end, whose bar is cut at the edge, and no mark that would lie beyond."""
+    large = {"Aarau": (900, 0.08), "Basel": (900, -0.08), "Chur": (3000, 0.0)}
+    note = "A bar that reaches the edge goes on beyond it."
+    whole, cut = page.render(made(large), []), page.render(made(large | {"Zug": (4, 1.0)}), [])
+    assert note not in whole and note in cut
+    assert whole.count('class="dot"') == cut.count('class="dot"') == 3 and cut.count('class="range"') == 4
+
+
 def test_a_silos_name_is_no_markup() -> None:
     text = page.render(made({"<b>A": (50, 0), "B & C": (50, 0), "D": (50, 0)}), [])
     assert "<b>" not in text and "&lt;b&gt;A" in text

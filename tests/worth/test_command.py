@@ -192,11 +192,24 @@ def test_what_is_asked_beyond_the_gain(out: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("gains", "until"), [((0.1, 0.05, -0.05), 10 ** (2.5)), ((0.1, 0.2, 0.3), None), ((-0.1, -0.2, -0.3), None)]
+    ("gains", "until"),
+    [
+        ((0.1, 0.05, -0.05), 10**2.5),
+        ((0.1, 0.2, 0.3), None),
+        ((-0.1, -0.2, -0.3), None),
+        ((0.1, -0.1, 0.1), None),  # it pays again: it does not end
+        ((0.1, -0.1, 0.1, -0.1), 10**3.5),
+    ],
 )
 def test_where_it_ends_to_pay(gains: tuple[float, ...], until: float | None) -> None:
     points = [{"samples": 10.0**k, "gain": gain} for k, gain in enumerate(gains, 1)]
     assert further._crossing(points, "gain") == (None if until is None else pytest.approx(until))
+
+
+def test_means_are_not_told_as_more_than_they_are() -> None:
+    assert further._until({"gain": None, "low": None, "high": None}, -0.1) == "It does not pay at any of these sizes."
+    assert "intervals do not tell" in further._until({"gain": 30.0, "low": None, "high": None}, -0.1)
+    assert further._until({"gain": 30.0, "low": 20.0, "high": None}, -0.1).endswith("(20 to more than measured).")
 
 
 @pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)])

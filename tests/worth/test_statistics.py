@@ -253,6 +253,13 @@ def test_more_cycles_narrow_as_foretold() -> None:
     assert np.median(np.array(foretold) / np.array(reached)) == pytest.approx(1, abs=0.1)
 
 
+def test_cycles_cannot_narrow_by_more_than_their_number() -> None:
+    """Single cycles that differ so much that the formula would promise no width at all."""
+    one = Estimate(gain=0.0, variance=1e-4, degrees=20, common=0.0, fits=20, by_cycles=2e-3, cycles=4)
+    assert one.half_after(8) == pytest.approx(one.half / math.sqrt(2))
+    assert one.half_after(4) == one.half
+
+
 def test_equal_regressions_do_not_differ() -> None:
     _, _, samples = made()
     samples = Samples(np.zeros(60, int), samples.folds, samples.units)
