@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import nn
@@ -25,7 +24,7 @@ from fl_lightning.config import (
     ModelConfig,
     OptimizerConfig,
 )
-from fl_lightning.data import FederatedData, Samples, prepare
+from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation as assembled
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.trainer import choose_executors, count_costs
@@ -33,47 +32,10 @@ from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
 from fl_lightning.parallel import ClientParallelStrategy
+from fl_lightning.planning.setting import DataSizes, made_up
 from fl_lightning.rng import key
 
 SEED = 0
-
-
-def settings(
-    method: Component,
-    model: Component,
-    data: DataConfig,
-    lr: float,
-    evaluation: EvaluationConfig,
-    seed: int = SEED,
-    executor: Any = "loop",
-    checkpoint: dict[str, Any] | None = None,
-    **federation: Any,
-) -> Config:
-    """A run of plain SGD in one process with one thread of the CPU.
-
-    Args:
-        method: with its arguments.
-        model: of all clients.
-        data: likewise.
-        lr: learning rate.
-        evaluation: what is scored, and when.
-        seed: of all draws.
-        executor: how clients train.
-        checkpoint: arguments of the checkpoint callback; None: none is written.
-        federation: rounds, clients, and how they train.
-    """
-    saver = Component("fl_lightning.callbacks.checkpoint.Checkpoint", checkpoint or {})
-    return Config(
-        method=method,
-        models=[ModelConfig(model)],
-        seed=seed,
-        federation=FederationConfig(**federation),
-        data=data,
-        optimizer=OptimizerConfig(lr=lr),
-        evaluation=evaluation,
-        fabric=FabricConfig(accelerator="cpu", devices=1, threads=1, executor=executor),
-        callbacks={} if checkpoint is None else {"checkpoint": saver},
-    )
 
 
 @dataclass(frozen=True)
@@ -97,12 +59,16 @@ class Workload:
     goal: float = 1.05
 
     def config(self, judge: Any = "before", executor: Any = "loop") -> Config:
-        """The run, judged by one kind of model only (`auto`: by all, as a run is)."""
-        evaluation = EvaluationConfig(judge=judge, models=None if judge == "auto" else [judge])
-        return settings(
-            Component("of the benchmark"), self.model, self.data, self.lr, evaluation, executor=executor, rounds=10**6,
-            clients=self.clients, participation=self.participation, local_epochs=self.local_epochs,
+        """Plain SGD on one thread of the CPU, judged by one kind of model only (`auto`: by all, as a run is)."""
+        federation = FederationConfig(
+            rounds=10**6, clients=self.clients, participation=self.participation, local_epochs=self.local_epochs,
             batch_size=self.batch_size,
+        )  # fmt: skip
+        return Config(
+            Component("of the benchmark"), [ModelConfig(self.model)], SEED, federation, self.data,
+            optimizer=OptimizerConfig(lr=self.lr),
+            evaluation=EvaluationConfig(judge=judge, models=None if judge == "auto" else [judge]),
+            fabric=FabricConfig(accelerator="cpu", devices=1, threads=1, executor=executor),
         )  # fmt: skip
 
     def load(self) -> tuple[FederatedData, str]:
@@ -114,17 +80,10 @@ class Workload:
 
     def noise(self) -> FederatedData:
         """Samples of no meaning, as many for every client."""
-        rng = np.random.default_rng(SEED)
-        pools, shares = [], []
-        for size in (self.train_samples, self.test_samples):
-            raw = torch.from_numpy(rng.integers(0, 256, (size, *self.shape), dtype=np.uint8))
-            labels = torch.from_numpy(rng.integers(0, 10, size))
-            channels = (self.shape[0], *[1] * (len(self.shape) - 1))
-            pools.append(Samples(raw, labels, torch.full(channels, 127.5), torch.full(channels, 74.0)))
-            shares.append(np.array_split(np.arange(size), self.clients))
-        nothing = [np.arange(0)] * self.clients
-        names = [str(k) for k in range(10)]
-        return FederatedData(pools[0], pools[1], (shares[0], nothing, shares[1]), names, [0.0] * self.clients)
+        sizes = [
+            [(n + k) // self.clients for k in range(self.clients)] for n in (self.train_samples, self.test_samples)
+        ]
+        return made_up(DataSizes(*sizes, sample_shape=self.shape, classes=10, raw=0))
 
     def initial(self, data: FederatedData) -> nn.Module:
         """A new model with the common initial weights."""

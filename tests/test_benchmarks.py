@@ -16,12 +16,14 @@ import pytest
 import torch
 
 from fl_lightning import catalogue, rng
-from fl_lightning.config import Component
+from fl_lightning.cli import main, studyfile
+from fl_lightning.cli.study import resolve
+from fl_lightning.config import Component, DataConfig
 from fl_lightning.core.mixing import Gram
 from fl_lightning.data import prepare
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.models.mlp import MLP
-from fl_lightning.results.folder import RunFolder
+from fl_lightning.study.grid import Study
 
 FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 Load = Callable[[str], ModuleType]
@@ -160,7 +162,11 @@ def test_the_table_of_attackers(
 
 def test_rows_that_are_not_learned(script: Load) -> None:
     relation = script("relation")
-    data = {name: prepare(data, 20, 0) for name, data in relation.SETS.items()}
+    sets = {
+        "hsu": DataConfig(by="client", sizes="equal", alpha=0.3),
+        "labels": DataConfig(partition="iid", planted="labels"),
+    }
+    data = {name: prepare(data, 20, 0) for name, data in sets.items()}
     for name, kind in ((n, k) for n in data for k in get_args(relation.Fixed)):
         table = relation.given(kind, data[name], 0, 3)
         assert table.shape == (3, 20, 20)
@@ -204,39 +210,18 @@ def test_shuffled_rows_are_the_learned_ones_in_the_wrong_place(script: Load, how
 
 
 @pytest.mark.slow
-def test_the_table_of_relations(
-    script: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    """One data set, one pull, two rows and seeds; a second call runs nothing."""
+def test_the_table_of_relations(script: Load, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """Two rows of one data set for two rounds, and the study that chooses rho."""
     relation = script("relation")
-    for name, keep in (("SETS", ["labels"]), ("PULLS", ["ours"]), ("LABELS", ["uniform", "oracle"])):
-        monkeypatch.setattr(relation, name, {key: getattr(relation, name)[key] for key in keep})
-    monkeypatch.setattr(relation, "RHOS", (0.1, 1.0))
-    monkeypatch.setattr(relation, "CHOICE_SEEDS", (100,))
-    words = ["--rounds", "2", "--seeds", "0", "1", "--out", str(tmp_path)]
-    relation.main(words)
-    printed = capsys.readouterr().out
-    monkeypatch.setattr(relation, "fit", lambda *args, **options: pytest.fail("it has run already"))
-    relation.main(words)
-    assert capsys.readouterr().out == printed
-    uniform, oracle = (line.split(" | ") for line in printed.splitlines() if line.startswith("| labels"))
-    folders = {r: [relation.folder_of(tmp_path, "labels", "ours", r, s) for s in (0, 1)] for r in ("uniform", "oracle")}
-    scores = {
-        r: np.array([100 * RunFolder(f).read("metrics")[-1]["mean_accuracy"] for f in folders[r]]) for r in folders
-    }
-    assert oracle[2] == f"{scores['oracle'].mean():.2f}"
-    assert oracle[3].startswith(f"{(scores['oracle'] - scores['uniform']).mean():+.2f} ± ")
-    assert oracle[4:] == ["0.20", f"{1 - 4 / 19:.2f}", "1.00 |"]  # r_ii, own group less chance, Rand index
-    assert uniform[4:6] == ["0.05", "0.00"]
-    with pytest.raises(SystemExit, match="other settings"):
-        relation.run(folders["uniform"][0], relation.config("labels", "ours", "uniform", seed=1, rounds=3, rho=1.0))
-
-
-def test_paired_differences(script: Load) -> None:
-    difference = script("relation").difference
-    assert difference([1.0, 2.0], [1.0, 2.0]) == "0"
-    # Of 1, 2, 3: mean 2, deviation 1, t quantile 4.303 with two degrees of freedom, 4.303 / sqrt(3) = 2.48.
-    assert difference([2.0, 4.0, 6.0], [1.0, 2.0, 3.0]) == "+2.00 ± 1.00 [-0.48, +4.48]"
+    monkeypatch.chdir(FOLDER)
+    words = ["--methods=ours uniform,ours oracle", "--settings=data.planted=labels", "--seeds=0,1", "--workers=1"]
+    short = ["--federation.rounds=2", "--evaluation.every=2", f"--out={tmp_path / 'study'}"]
+    assert main(["study", "relation.yaml", *words, *short]) == 0
+    uniform, oracle = (line.split(" | ")[1:] for line in relation.table(tmp_path / "study").splitlines()[2:])
+    assert oracle == ["ours oracle", "0.20", f"{1 - 4 / 19:.2f}", "1.00 |"]  # r_ii, own group less chance, Rand index
+    assert uniform[:3] == ["ours uniform", "0.05", "0.00"]
+    study = Study.of(studyfile.read("relation_rho.yaml"))
+    assert {config.data.score_on for config in resolve(study)[2]} == {"validation"}
 
 
 # ---------------------------------------------------------------- what a round of every method costs
