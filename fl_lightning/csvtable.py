@@ -30,7 +30,7 @@ class CsvTable:
 
     def write(self, rows: Sequence[Mapping[str, float | str]], durable: bool = True) -> None:
         """Make the file hold `rows` and nothing else."""
-        write_whole(self.path, as_csv(rows).encode(), durable)
+        write_whole(self.path, as_csv(rows), durable)
 
     def append(self, rows: Sequence[Mapping[str, float | str]], always: Iterable[str] = ()) -> None:
         """Add `rows` in one write; columns that are new are added to all of it, `always` even if empty."""

@@ -139,7 +139,7 @@ def _dead(holder: str) -> bool:
     return False
 
 
-def write_whole(path: Path, content: bytes, durable: bool = True) -> None:
-    """Have `path` hold `content`, or what it held before: never a part of it."""
+def write_whole(path: Path, content: bytes | str, durable: bool = True) -> None:
+    """Have `path` hold `content` (of text, in UTF-8), or what it held before: never a part of it."""
     with atomic_write(path, durable) as aside:
-        aside.write_bytes(content)
+        aside.write_bytes(content.encode() if isinstance(content, str) else content)

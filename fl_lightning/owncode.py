@@ -131,7 +131,7 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> list[str]:
         path = place.relative_to(folder).as_posix()
         rounds = [*rounds, {"first_round": round, "folder": path, "code": now, "changed": names}]
     if rounds != known:
-        write_whole(folder / ROUNDS, (json.dumps(rounds, indent=1) + "\n").encode(), durable=False)
+        write_whole(folder / ROUNDS, json.dumps(rounds, indent=1) + "\n", durable=False)
     return names
 
 

@@ -18,7 +18,7 @@ from typing import Any
 from fl_lightning import owncode
 from fl_lightning.config import Config
 from fl_lightning.errors import redact
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.log import now, say
 from fl_lightning.names import SOURCES
 
@@ -87,8 +87,7 @@ def _words(text: str) -> set[str]:
 
 
 def _write(path: Path, text: str) -> None:
-    with atomic_write(path, durable=False) as aside:
-        aside.write_text(text, encoding="utf-8")
+    write_whole(path, text, durable=False)
 
 
 @cache

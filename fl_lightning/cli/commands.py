@@ -111,15 +111,14 @@ def report(argv: list[str]) -> None:
         report_study(words[0], values)
         return
     require("report", "report", words[0])
-    from fl_lightning.files import atomic_write
+    from fl_lightning.files import write_whole
     from fl_lightning.report import MARKER, load, render, run_folders
 
     loaded = load(run_folders([Path(word) for word in words]))
     out = Path(values.out) if values.out is not None else Path(words[0] if len(words) == 1 else ".") / "report.html"
     _check_page(out, MARKER)
     page = render(loaded)
-    with atomic_write(out) as aside:
-        aside.write_text(page, encoding="utf-8")
+    write_whole(out, page)
     print(f"report: {out}")
     if values.figures is not None:
         from fl_lightning.report import vector

@@ -13,7 +13,7 @@ from fl_lightning.cli.settings import read_line, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.study import cells, clients, picture, tables
 from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.compare import MIN_METHODS, Compared
@@ -144,7 +144,6 @@ def write(sheet: Sheet, form: str, given: str | None = None) -> None:
     if given is None:
         print(text, end="")
     else:
-        with atomic_write(Path(given)) as aside:
-            aside.write_text(text, encoding="utf-8")
+        write_whole(Path(given), text)
     if form == "csv":
         print("\n".join(sheet.lines), file=sys.stderr)

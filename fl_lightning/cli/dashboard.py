@@ -13,7 +13,7 @@ from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.study.grid import Study
 
 
@@ -83,8 +83,7 @@ def _write_sweep(file: Path, project: str, entity: str | None) -> None:
 
 def _write(path: Path, key: str, text: str) -> None:
     check(key, str(path), path.parent.is_dir(), f"there is no folder {path.parent}")
-    with atomic_write(path, durable=False) as aside:
-        aside.write_text(text, encoding="utf-8")
+    write_whole(path, text, durable=False)
 
 
 def _word(value: Any) -> Any:

@@ -92,7 +92,7 @@ def _center(words: Namespace, out: BinaryIO) -> None:
         put_together = partial(federation_of, exchange, facts, public)
         launch(config, fit_on_rank, folder, start.resume, put_together)
         about = {"run": run_id, "bytes_sent": exchange.bytes_sent, "bytes_received": exchange.bytes_received}
-        write_whole(folder / CENTER, json.dumps(about).encode())
+        write_whole(folder / CENTER, json.dumps(about))
 
 
 def _run_id(folder: Path, mark: str) -> str:
@@ -101,7 +101,7 @@ def _run_id(folder: Path, mark: str) -> str:
     if file.is_file():
         return str(json.loads(file.read_text(encoding="utf-8"))["run"])
     run_id = f"{mark[:16]}-{uuid.uuid4().hex[:16]}"
-    write_whole(file, json.dumps({"run": run_id}).encode())
+    write_whole(file, json.dumps({"run": run_id}))
     return run_id
 
 
@@ -120,7 +120,7 @@ def _site(words: Namespace, out: BinaryIO) -> None:
             _answer_all(words, folder)
     except BadInput as error:
         sentence = getattr(error, "sentence", "it cannot take part; see site.log in the site's folder")
-        write_whole(folder / REFUSED, sentence.encode())
+        write_whole(folder / REFUSED, sentence)
         raise
 
 
@@ -140,7 +140,7 @@ def _answer_all(words: Namespace, folder: Path) -> None:
         write_whole(folder / name, (words.app / name).read_bytes())
     for file in (words.app / "source").rglob("*.py"):
         write_whole(folder / file.relative_to(words.app), file.read_bytes())
-    write_whole(folder / SITE, json.dumps(known | {"data": about["data"]}).encode())
+    write_whole(folder / SITE, json.dumps(known | {"data": about["data"]}))
 
     def serve(fabric: Any, config: Config) -> dict[str, Any]:
         from fl_lightning.deploy.site import Site

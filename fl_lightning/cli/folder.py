@@ -22,7 +22,7 @@ from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
 from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput
-from fl_lightning.files import Taken, atomic_write, flush, make_folder, take
+from fl_lightning.files import Taken, flush, make_folder, take, write_whole
 from fl_lightning.log import now, say
 
 CONFIG = "config.yaml"
@@ -177,8 +177,7 @@ def write_config(folder: Path, config: Config) -> None:
     """Write config.yaml, whole or not at all."""
     if outer_rank() > 0:
         return
-    with atomic_write(folder / CONFIG) as aside:
-        aside.write_text(to_yaml(config), encoding="utf-8")
+    write_whole(folder / CONFIG, to_yaml(config))
 
 
 def saved_layer(folder: Path) -> Layer | None:

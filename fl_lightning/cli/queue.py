@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.log import now
 
 State = Literal["queued", "starting", "submitted", "gone"]
@@ -42,8 +42,7 @@ def write(jobs: Path, name: str, answer: str, runs: Iterable[tuple[Path, str, in
     if number is None:
         return
     content = {"job": number[0], "submitted": now(), "runs": [(str(folder), *rest) for folder, *rest in runs]}
-    with atomic_write(jobs / f"{name}-{number[0]}.json", durable=False) as aside:
-        aside.write_text(json.dumps(content, indent=1) + "\n")
+    write_whole(jobs / f"{name}-{number[0]}.json", json.dumps(content, indent=1) + "\n", durable=False)
 
 
 def queued(out: Path) -> list[Queued]:

@@ -17,7 +17,7 @@ from fl_lightning.cli.folder import locked, write_config
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import BadInput
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.results.folder import RunFolder, final_words
 
@@ -84,8 +84,7 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
         "without_reference": len(pairs) - len(gains),
         "reference": str(where.relative_to(folder.resolve().parent)),
     }
-    with atomic_write(folder / "relative.json") as aside:
-        aside.write_text(json.dumps(figures, indent=2, allow_nan=False) + "\n")
+    write_whole(folder / "relative.json", json.dumps(figures, indent=2, allow_nan=False) + "\n")
     return figures
 
 

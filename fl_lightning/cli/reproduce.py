@@ -34,7 +34,8 @@ def reproduce(argv: list[str]) -> None:
             value = getattr(values, key)
             check(key, value, value is None, "it says what to run, and no-run runs nothing")
     else:
-        folder, failed = _run(whole, [*over, *_rounds(values.rounds)], values, ["fl-train", "reproduce", *argv])
+        over += [{"federation": {"rounds": values.rounds}}] if values.rounds is not None else []
+        folder, failed = _run(whole, over, values, ["fl-train", "reproduce", *argv])
     from fl_lightning.cli.compare import write
     from fl_lightning.study.reproduce import beside, sheet_of
 
@@ -46,10 +47,6 @@ def reproduce(argv: list[str]) -> None:
     write(sheet_of(beside(cells, folder, reasons=not changed), title, _missing(folder)), values.format)
     if failed is not None:
         raise failed
-
-
-def _rounds(given: int | None) -> list[Layer]:
-    return [] if given is None else [{"federation": {"rounds": given}}]
 
 
 def _run(whole: Study, over: list[Layer], values: Any, line: list[str]) -> tuple[StudyFolder, RunFailed | None]:

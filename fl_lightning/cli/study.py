@@ -93,13 +93,12 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
 
 
 def resolve(
-    wanted: Study, beside: Path = Path(), over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
+    wanted: Study, over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
 ) -> tuple[Config, list[Run], list[Config]]:
     """The resolved base of a study, all its runs, and the config of each.
 
     Args:
-        asked: the study.
-        beside: folder where files that it names are looked for first.
+        wanted: the study.
         over: settings over the base's.
         beneath: settings that hold unless the base has others.
 
@@ -108,7 +107,7 @@ def resolve(
     """
     for key, value in (pair for layer in over for pair in flat(layer)):
         check(key, value, key not in wanted.varied(), "the study's grid sets it")
-    layers = [QUIET, *beneath, *_base(wanted.base, beside), *over]
+    layers = [QUIET, *beneath, *_base(wanted.base), *over]
     base = complete(plan(layers))
     runs.check_no_key(base)
     all_runs = wanted.runs(base.federation.participation)
@@ -177,7 +176,7 @@ def _check_values(values: Any) -> None:
         check(key, values[key], values[key] == default, "it is for jobs: it needs slurm")
 
 
-def _base(given: Any, beside: Path) -> Iterator[Layer]:
+def _base(given: Any) -> Iterator[Layer]:
     """The layers of a base: configs by name or file, mappings of keys, or a list of these, later ones winning.
 
     Loggers of a named config are left out: what it wants of one run is not wanted of a hundred. Those that the study
@@ -185,7 +184,7 @@ def _base(given: Any, beside: Path) -> Iterator[Layer]:
     """
     for part in given if isinstance(given, list) else [given]:
         if isinstance(part, str):
-            layers = read_config(str(file) if (file := beside / part).is_file() else part)
+            layers = read_config(part)
             for layer in layers:
                 layer.pop("loggers", None)
         elif isinstance(part, dict):

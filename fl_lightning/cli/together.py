@@ -12,8 +12,8 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning import log
 from fl_lightning.config import Config, check
-from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.files import atomic_write
+from fl_lightning.errors import BadInput
+from fl_lightning.files import write_whole
 
 if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
@@ -87,8 +87,7 @@ def with_executors(
 def keep(folder: StudyFolder, known: dict[str, str]) -> None:
     """Write down how clients train in this study."""
     if known and known != _record(folder.path):
-        with atomic_write(folder.path / RECORD) as aside:
-            aside.write_text(json.dumps(known, indent=1) + "\n")
+        write_whole(folder.path / RECORD, json.dumps(known, indent=1) + "\n")
 
 
 def check_number(value: Any) -> None:
@@ -134,24 +133,20 @@ def _measured(config: Config) -> str:
 
 def _gain(config: Config) -> str:
     """The executor, and how it was found."""
-    name = ", ".join(model.component.class_path.rpartition(".")[2].lower() for model in config.models)
-    try:
-        reason = _faster(config, FULL)
-    except (BadInput, RunFailed, Exception) as error:
-        reason = f"it cannot be measured ({' '.join(str(error).split())})"
-    return f"loop|{name}: {reason}" if isinstance(reason, str) else f"{reason[0]}|{name} ({reason[1]})"
-
-
-def _faster(config: Config, jobs: int) -> str | tuple[str, str]:
-    """Which executor is faster where so many clients of several runs train at once, and how that was found; or why they
-    cannot."""
     from fl_lightning.run import launch
 
+    name = ", ".join(model.component.class_path.rpartition(".")[2].lower() for model in config.models)
     single = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
-    return cast("str | tuple[str, str]", launch(single, _answer, jobs)["answer"])
+    try:
+        answer = launch(single, _faster, FULL)["answer"]
+    except Exception as error:
+        answer = f"it cannot be measured ({' '.join(str(error).split())})"
+    return f"loop|{name}: {answer}" if isinstance(answer, str) else f"{answer[0]}|{name} ({answer[1]})"
 
 
-def _answer(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
+def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:
+    """Which executor is faster where so many clients of several runs train at once, and how that was found; or why they
+    cannot."""
     from fl_lightning.engine.trainer import faster_together
     from fl_lightning.run import assemble
 

@@ -22,7 +22,7 @@ from fl_lightning.config import Config, check
 from fl_lightning.csvtable import as_csv
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.extras import require
-from fl_lightning.files import aside_of, atomic_write
+from fl_lightning.files import aside_of, write_whole
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.study.folder import PLACE, Busy
 from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
@@ -90,6 +90,8 @@ def tune(argv: list[str]) -> None:
     name, values, over = studies.study_line(argv, "tune")
     for extra in ("tune", "study"):
         require(extra, "tune", name)
+    from fl_lightning.study.tuned import few
+
     study = Study.of(studyfile.read(name))
     check("seed", values.seed, values.seed not in study.seeds, "the study has it, and is to judge on seeds unseen")
     if values.untuned:
@@ -102,7 +104,8 @@ def tune(argv: list[str]) -> None:
     _check_same(out, to_settings(base), study, values, searches)
     line = ["fl-train", "tune", *argv]
     studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
-    _warn_of_few(values.trials)
+    if line_of_few := few(values.trials):  # before the search, whose hours would otherwise be spent
+        print(f"tune: {line_of_few}", file=sys.stderr)
     _search(searches, out, studies.worker_count(values.workers, configs[0]), shlex.join(line))
     ended = [(search, search.trials().ended()) for search in searches]
     left = sum(search.number - len(trials) for search, trials in ended)
@@ -115,14 +118,6 @@ def tune(argv: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- what was asked for
-
-
-def _warn_of_few(trials: int) -> None:
-    """Before the search, whose hours would otherwise be spent when the warning comes."""
-    from fl_lightning.study.tuned import few
-
-    if line := few(trials):
-        print(f"tune: {line}", file=sys.stderr)
 
 
 def _check_labels(study: Study) -> None:
@@ -178,8 +173,7 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
         fine = values.accept_changed_code or not changed
         check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
-    with atomic_write(file) as aside:
-        aside.write_text(yaml.safe_dump(now, sort_keys=False, allow_unicode=True), encoding="utf-8")
+    write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
 
 
 # ---------------------------------------------------------------- searching
@@ -241,16 +235,16 @@ def _line(search: Search, trial: Ended) -> str:
 
 def run_trials(search: Search) -> str | None:
     """A worker's job: trials of one method until none is left; None, or one line that says why it failed."""
-    return studies.run_safely(lambda: _run_trials(search))
 
+    def work() -> None:
+        trials = search.trials()
+        while (claim := trials.claim()) is not None:
+            try:
+                _run_trial(search, claim)
+            finally:
+                claim.let_go()
 
-def _run_trials(search: Search) -> None:
-    trials = search.trials()
-    while (claim := trials.claim()) is not None:
-        try:
-            _run_trial(search, claim)
-        finally:
-            claim.let_go()
+    return studies.run_safely(work)
 
 
 def _run_trial(search: Search, claim: Claim) -> None:
@@ -298,8 +292,7 @@ def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], valu
         "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, values.untuned),
     }
     for name, text in texts.items():
-        with atomic_write(out / name) as aside:
-            aside.write_text(text, encoding="utf-8")
+        write_whole(out / name, text)
     screen = Console(highlight=False)
     Console(highlight=False, width=None if screen.is_terminal else WIDTH).print(tuned.table(tuned_methods))
     for one in tuned_methods:

@@ -19,7 +19,7 @@ from fl_lightning.data import arrays as npz
 from fl_lightning.data.federated import AsRead
 from fl_lightning.data.part import Samples
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.files import atomic_write
+from fl_lightning.files import atomic_write, write_whole
 from fl_lightning.metric import Task
 
 PARTS = ("train", "validation", "test")
@@ -104,8 +104,7 @@ class Facts:
 
     def write(self, file: Path) -> None:
         """As JSON: the numbers of 32 bits come back as they were."""
-        with atomic_write(file) as aside:
-            aside.write_text(json.dumps(asdict(self), indent=1))
+        write_whole(file, json.dumps(asdict(self), indent=1))
 
     @classmethod
     def read(cls, file: Path) -> Facts:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import html
+import io
 from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -10,13 +11,14 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from fl_lightning.drawing.heatmap import top
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.report import clients, figures, newcomers
 from fl_lightning.results.ledger import UNREADABLE, Ledger
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 Kind = Literal["svg", "pdf", "png"]
 _RECEIVERS = 3
@@ -45,21 +47,23 @@ def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
 
 
 def _write(folder: Path, kind: Kind, name: str, draw: Any, *what: Any) -> Path:
-    import matplotlib as mpl
     from matplotlib.figure import Figure
 
-    file = folder / f"{name}.{kind}"
-    # Letters stay letters, and equal numbers give equal files.
-    with (
-        mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}),
-        atomic_write(file) as aside,
-    ):
-        figure = Figure(figsize=(_WIDTH, 0.62 * _WIDTH), layout="constrained")
-        axes = figure.add_subplot()
-        draw(axes, *what)
-        undated = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": None}}
-        figure.savefig(aside, format=kind, dpi=150, metadata=undated[kind])
+    figure = Figure(figsize=(_WIDTH, 0.62 * _WIDTH), layout="constrained")
+    draw(figure.add_subplot(), *what)
+    write_whole(file := folder / f"{name}.{kind}", image(name, figure, kind))
     return file
+
+
+def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> bytes:
+    """A figure in a format; letters stay letters, and equal numbers give equal bytes. `made_by`: kept in a PNG."""
+    import matplotlib as mpl
+
+    undated: dict[Kind, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": made_by}}
+    buffer = io.BytesIO()
+    with mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}):
+        figure.savefig(buffer, format=kind, dpi=150, metadata=undated[kind])
+    return buffer.getvalue()
 
 
 def _chart(axes: Axes, figure: dict[str, Any]) -> None:

@@ -117,7 +117,7 @@ class RunFolder:
         if not self._declared.issuperset(names):
             self._declared.update(names)
             text = json.dumps(declarations(names, judge), indent=1) + "\n"
-            write_whole(self.path / "columns.json", text.encode(), durable=False)
+            write_whole(self.path / "columns.json", text, durable=False)
 
     def read(self, table: str) -> list[Row]:
         """The whole rows of a table, such as `metrics`, by the present names of columns; an empty cell is absent.
@@ -244,7 +244,7 @@ class RunFolder:
 
     def write_summary(self, summary: dict[str, Any]) -> None:
         """Write `summary.json`."""
-        write_whole(self.path / "summary.json", (json.dumps(summary, indent=2) + "\n").encode())
+        write_whole(self.path / "summary.json", json.dumps(summary, indent=2) + "\n")
 
     def read_summary(self) -> dict[str, Any]:
         """What `summary.json` holds; FileNotFoundError if the run has not ended, `Damaged` if that cannot be read."""

@@ -22,7 +22,7 @@ from safetensors import SafetensorError
 from safetensors.torch import load, save_file
 from torch import Tensor
 
-from fl_lightning.files import AT_ONCE, aside_of, atomic_write, flush, make_folder, writing
+from fl_lightning.files import AT_ONCE, aside_of, flush, make_folder, write_whole, writing
 
 _NAMES = r"initial\.safetensors|server-round-\d+\.safetensors|rows/client-\d+-round-\d+\.safetensors"
 
@@ -79,8 +79,7 @@ def _apart(tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
 def write_manifest(folder: Path, manifest: Manifest) -> None:
     """Write the manifest of its round; all files that it names must be on the disk."""
     text = json.dumps(manifest)
-    with atomic_write(_file(folder, manifest["round"])) as aside:
-        aside.write_text(f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}')
+    write_whole(_file(folder, manifest["round"]), f'{{"xxh3": "{_digest(text)}", "manifest": {text}}}')
 
 
 # ---------------------------------------------------------------- reading what may be damaged, or not ours

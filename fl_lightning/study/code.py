@@ -67,7 +67,7 @@ def accept(folder: StudyFolder, todo: Collection[tuple[Run, Config]]) -> None:
     new, known = changes(folder, todo), accepted(folder.path)
     if new:
         whole = known | {name: [*known.get(name, []), digest] for name, digest in new.items()}
-        write_whole(folder.path / ACCEPTED, (json.dumps(whole, indent=1) + "\n").encode())
+        write_whole(folder.path / ACCEPTED, json.dumps(whole, indent=1) + "\n")
 
 
 def flag(place: Path, config: Config) -> list[str]:

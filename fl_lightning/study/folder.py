@@ -13,6 +13,7 @@ import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
+from textwrap import indent
 from typing import Any
 
 import yaml
@@ -20,7 +21,7 @@ import yaml
 from fl_lightning.config import Config, flat
 from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
-from fl_lightning.files import Taken, aside_of, atomic_write, make_folder, take
+from fl_lightning.files import Taken, aside_of, make_folder, take, write_whole
 from fl_lightning.study.grid import Entry, Run, Study
 
 VERSION = 1
@@ -87,23 +88,16 @@ class StudyFolder:
 
     def write_failures(self, failures: Mapping[str, str]) -> None:
         """Keep which runs have failed."""
-        with atomic_write(self._failures) as aside:
-            aside.write_text(json.dumps(failures, indent=2) + "\n", encoding="utf-8")
+        write_whole(self._failures, json.dumps(failures, indent=2) + "\n")
 
     def write(self, study: Study, base: str, runs: list[Run]) -> None:
         """Write `study.yaml`, with the YAML of the resolved `base`, and the table of cells."""
         rest = {"methods": study.methods, "seeds": study.seeds, "forced": study.forced}
         rest |= {"grid": study.grid} if study.grid else {}
         rest |= {"paper": study.paper} if study.paper else {}
-        inner = "".join(f"  {line}\n" for line in base.splitlines())
-        with atomic_write(self._study) as aside:
-            aside.write_text(
-                f"base:\n{inner}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}", encoding="utf-8"
-            )
-        cells = [cell for run in runs for cell in run.cells()]
-        with atomic_write(self._cells) as aside:
-            lines = ",\n  ".join(json.dumps(cell) for cell in cells)
-            aside.write_text(f'{{"version": {VERSION}, "cells": [\n  {lines}\n]}}\n', encoding="utf-8")
+        write_whole(self._study, as_yaml(base, rest))
+        lines = ",\n  ".join(json.dumps(cell) for run in runs for cell in run.cells())
+        write_whole(self._cells, f'{{"version": {VERSION}, "cells": [\n  {lines}\n]}}\n')
 
     def check(self, study: Study, base: Mapping[str, Any], runs: list[Run]) -> None:
         """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has grown."""
@@ -149,6 +143,11 @@ class StudyFolder:
             yield
         finally:
             lock.close()
+
+
+def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
+    """A study file: its resolved `base`, as YAML, and the `rest` of its keys."""
+    return f"base:\n{indent(base, '  ')}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
 
 
 def _check_labels(before: list[Entry], now: list[Entry]) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import io
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
@@ -10,9 +9,10 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.figures import COLOURS
+from fl_lightning.report.vector import Kind, image
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.compare import Compared, Ranks, Row
 from fl_lightning.study.tables import MARK
@@ -60,29 +60,17 @@ def _by_setting(things: Sequence[T]) -> dict[str, list[T]]:
     return groups
 
 
-def write(pictures: dict[str, tuple[Figure, str]], folder: Path, kind: str) -> None:
+def write(pictures: dict[str, tuple[Figure, str]], folder: Path, kind: Kind) -> None:
     """Write each picture to a file of its own in `folder`."""
     for name, (figure, _) in pictures.items():
-        with atomic_write(folder / f"{name}.{kind}") as aside:
-            aside.write_bytes(_bytes(name, figure, kind))
+        write_whole(folder / f"{name}.{kind}", image(name, figure, kind, MARK))
 
 
 def as_svg(pictures: dict[str, tuple[Figure, str]]) -> list[tuple[str, str]]:
     """SVG elements for a page, each with what it shows; without the addresses that a file of its own would need."""
-    drawn = ((_bytes(name, figure, "svg").decode(), words) for name, (figure, words) in pictures.items())
+    drawn = ((image(name, figure, "svg").decode(), words) for name, (figure, words) in pictures.items())
     addresses = re.compile(r'<metadata>.*?</metadata>| xmlns(:\w+)?="[^"]*"', re.DOTALL)
     return [(addresses.sub("", text[text.index("<svg") :]), words) for text, words in drawn]
-
-
-def _bytes(name: str, figure: Figure, kind: str) -> bytes:
-    """The picture in a format; letters stay letters, and equal numbers give equal bytes."""
-    import matplotlib as mpl
-
-    undated: dict[str, Any] = {"svg": {"Date": None}, "pdf": {"CreationDate": None}, "png": {"Software": MARK}}
-    buffer = io.BytesIO()
-    with mpl.rc_context({"svg.fonttype": "none", "pdf.fonttype": 42, "svg.hashsalt": name}):
-        figure.savefig(buffer, format=kind, dpi=150, metadata=undated[kind])
-    return buffer.getvalue()
 
 
 def _panels(
@@ -175,8 +163,7 @@ def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
 
 def save(ranks: Sequence[Ranks], path: Path) -> None:
     """Write the picture of the ranks as PNG."""
-    with atomic_write(path, durable=False) as aside:
-        aside.write_bytes(_bytes("ranks", draw_ranks(ranks), "png"))
+    write_whole(path, image("ranks", draw_ranks(ranks), "png", MARK), durable=False)
 
 
 def _panel(axes: Axes, rank: Ranks) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 from statistics import median
 from typing import Any
 
-import yaml
 from rich.markup import escape
 from rich.table import Table
 
@@ -16,6 +15,7 @@ from fl_lightning.errors import RunFailed
 from fl_lightning.metric import Metric
 from fl_lightning.search import edge
 from fl_lightning.study.chosen import UNTUNED
+from fl_lightning.study.folder import as_yaml
 from fl_lightning.study.grid import Entry
 from fl_lightning.study.space import Dimension
 from fl_lightning.study.trials import RANDOM, Ended, best
@@ -109,8 +109,7 @@ def study_file(base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid
     methods = [one.method() for one in tuned_methods]
     methods += [one.untuned() for one in tuned_methods if untuned and one.best.values != one.ended[0].values]
     rest = {"methods": methods, "seeds": seeds, "forced": False, **({"grid": grid} if grid else {})}
-    inner = "".join(f"  {line}\n" for line in base.splitlines())
-    return f"base:\n{inner}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
+    return as_yaml(base, rest)
 
 
 def trial_rows(tuned_methods: Sequence[Tuned]) -> list[dict[str, Any]]:

@@ -18,7 +18,7 @@ from fl_lightning import log
 from fl_lightning.core.phase import PLAIN
 from fl_lightning.device import graph_type, no_draws, random_states, same_states, synchronize
 from fl_lightning.errors import BadInput, redact
-from fl_lightning.files import atomic_write
+from fl_lightning.files import write_whole
 from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
@@ -188,8 +188,7 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
             times = ", ".join(f"{name} {1000 * s:.3g} ms" for name, s in total.items()) or "no other is fit"
             log.say(f"fabric.executor auto: {best} for {contest.name} (a client: {times})")
     if group.rank == 0:
-        with atomic_write(file) as aside:
-            aside.write_text(json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n")
+        write_whole(file, json.dumps({"executors": chosen, "seconds_by_client": seconds}, indent=2) + "\n")
     return chosen
 
 
