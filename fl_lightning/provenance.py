@@ -44,8 +44,10 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> None:
     }
     if names := owncode.keep(folder, code, round):
         say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
-    _write(file, json.dumps([*(starts if isinstance(starts, list) else []), start], indent=1) + "\n")
-    _write(folder / "environment.txt", "".join(f"{name}=={version}\n" for name, version in installed.items()))
+    starts = [*(starts if isinstance(starts, list) else []), start]
+    write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
+    listed = "".join(f"{name}=={version}\n" for name, version in installed.items())
+    write_whole(folder / "environment.txt", listed, durable=False)
 
 
 def ended(folder: Path) -> None:
@@ -53,7 +55,7 @@ def ended(folder: Path) -> None:
     file = folder / "provenance.json"
     starts = json.loads(file.read_text())
     starts[-1]["ended"] = now()
-    _write(file, json.dumps(starts, indent=1) + "\n")
+    write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
 
 
 def look() -> None:
@@ -86,10 +88,6 @@ def _words(text: str) -> set[str]:
     return set(re.findall(r"[a-z0-9]+", text.lower()))
 
 
-def _write(path: Path, text: str) -> None:
-    write_whole(path, text, durable=False)
-
-
 @cache
 def _installed() -> dict[str, str]:
     """Every installed distribution and its version, by name."""
@@ -114,16 +112,21 @@ def _git(folder: str) -> dict[str, Any] | None:
 
 @cache
 def _machine() -> dict[str, Any]:
-    models = (line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
     cards = (_lines(file) for file in Path("/proc/driver/nvidia/gpus").glob("*/information"))
     return {
         "host": platform.node(),
         "system": platform.platform(),
-        "processor": next(models, platform.processor()),
+        "processor": processor(),
         "cores": os.cpu_count(),
         "memory_gib": round(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES") / 2**30, 1),
         "gpus": [line.partition(":")[2].strip() for card in cards for line in card if line.startswith("Model:")],
     }
+
+
+def processor() -> str:
+    """The name of this machine's processor."""
+    names = (line.partition(":")[2].strip() for line in _lines(Path("/proc/cpuinfo")) if line.startswith("model name"))
+    return next(names, platform.processor())
 
 
 def _lines(file: Path) -> list[str]:

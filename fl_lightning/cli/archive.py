@@ -43,8 +43,7 @@ def _pack(folder: StudyFolder, out: Path) -> None:
     searched = archives.is_search(folder.path) and bool(StudyFolder(inner))
     near = f"; the study of this search is {inner}" if searched else ""
     check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
-    check("out", str(out), out.suffix == SUFFIX, f"it must end with {SUFFIX}")
-    check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
+    runs.check_out("out", str(out), SUFFIX)
     check("archive", str(folder.path), any(folder.finished(c["folder"]) for c in folder.cells()), "no run has ended")
     ours = not out.exists() or archives.same_study(out, folder)
     check("out", str(out), ours, "it exists and is no archive of this study, and is not written over")

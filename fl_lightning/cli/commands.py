@@ -115,8 +115,8 @@ def report(argv: list[str]) -> None:
     from fl_lightning.report import MARKER, load, render, run_folders
 
     loaded = load(run_folders([Path(word) for word in words]))
-    out = Path(values.out) if values.out is not None else Path(words[0] if len(words) == 1 else ".") / "report.html"
-    _check_page(out, MARKER)
+    given = str(Path(words[0] if len(words) == 1 else ".") / "report.html") if values.out is None else values.out
+    out = runs.check_out("out", given, ".html", MARKER, "report")
     page = render(loaded)
     write_whole(out, page)
     print(f"report: {out}")
@@ -170,9 +170,7 @@ def _write_loader(
 
 def _free(out: Path, given: str, suffix: str = ".safetensors") -> Path:
     """The `.py` to be written beside the file `out`; `BadInput` unless both can be written."""
-    loader = out.with_suffix(".py")
-    check("out", given, out.parent.is_dir(), f"there is no folder {out.parent}")
-    check("out", given, out.suffix == suffix, f"it must end with {suffix}")
+    loader = runs.check_out("out", given, suffix).with_suffix(".py")
     for path in (out, loader):
         check("out", given, not path.exists(), f"{path} exists, and is not written over")
     return loader
@@ -214,14 +212,6 @@ def list_names(argv: list[str]) -> None:
                 print(f"{indent}{family}:")
             for entry in entries:
                 print(f"{indent}{'  ' if family else ''}{entry.name:{width}s}  {entry.summary}")
-
-
-def _check_page(out: Path, marker: str) -> None:
-    """Raise `BadInput` unless a page may be written to `out`: nothing but an earlier page is written over."""
-    check("out", str(out), out.suffix == ".html", "it must end with .html")
-    check("out", str(out), out.parent.is_dir(), f"there is no folder {out.parent}")
-    if out.exists() and not (out.is_file() and marker.encode() in out.read_bytes()[:1000]):
-        raise BadInput("out", str(out), "it exists and is no report, and is not written over")
 
 
 def load(folder: Path, flags: list[Layer] | None = None) -> Config:

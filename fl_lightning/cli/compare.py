@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line, values_of
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
@@ -30,8 +31,9 @@ def compare(argv: list[str]) -> None:
     words, values = line.words, line.values
     if not words:
         raise BadInput("compare", None, "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
-    for key in ("out", "picture"):
-        _check_free(key, getattr(values, key))
+    for key, suffix in (("out", ""), ("picture", ".png")):
+        if values[key] is not None:
+            check_out(key, values[key], suffix, MARK, "comparison")
     apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
     check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
     for key in ("picture", "target") if values.clients else ():
@@ -67,8 +69,8 @@ def report(study: str, values: Any) -> None:
     """Write the page on a study, by default into its folder, and with `--figures` each picture to a file of its own."""
     require("study", "report", study)
     require("report", "report", study)
-    out = Path(values.out) if values.out is not None else Path(study) / "report.html"
-    _check_free("out", str(out))
+    given = str(Path(study) / "report.html") if values.out is None else values.out
+    out = check_out("out", given, "", MARK, "comparison")
     defaults = values_of("compare", [{"accept_changed_code": values.accept_changed_code}])
     with read([study], defaults) as (scored, notes, folder):
         compared = side_by_side(scored, notes, folder)
@@ -111,17 +113,6 @@ def _folders(words: list[str]) -> Iterator[list[Path]]:
             yield [folder]
     else:
         yield [Path(word) for word in words]
-
-
-def _check_free(key: str, given: str | None) -> None:
-    """Raise `BadInput` unless the file may be written: nothing but an earlier comparison is written over."""
-    if given is None:
-        return
-    path = Path(given)
-    check(key, given, path.parent.is_dir(), f"there is no folder {path.parent}")
-    check(key, given, key != "picture" or path.suffix == ".png", "it must end with .png")
-    ours = not path.exists() or (path.is_file() and MARK.encode() in path.read_bytes()[:1000])
-    check(key, given, ours, "it exists and is no comparison, and is not written over")
 
 
 def _draw(compared: Compared, given: str) -> None:

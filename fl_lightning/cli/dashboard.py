@@ -9,6 +9,7 @@ from typing import Any
 import yaml
 
 from fl_lightning.cli import studyfile
+from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
@@ -82,8 +83,7 @@ def _write_sweep(file: Path, project: str, entity: str | None) -> None:
 
 
 def _write(path: Path, key: str, text: str) -> None:
-    check(key, str(path), path.parent.is_dir(), f"there is no folder {path.parent}")
-    write_whole(path, text, durable=False)
+    write_whole(check_out(key, str(path)), text, durable=False)
 
 
 def _word(value: Any) -> Any:

@@ -76,6 +76,17 @@ def check_path(key: str, path: Path) -> None:
         raise BadInput(key, str(path), f"it can be no folder: {error}") from None
 
 
+def check_out(key: str, given: str, suffix: str = "", mark: str | None = None, what: str = "") -> Path:
+    """The file `given`, which may be written: its folder is there, it ends with `suffix`, and (with `mark`) it is new
+    or has this mark near its beginning. `BadInput` otherwise; of a file without the mark, that it is no `what`."""
+    path = Path(given)
+    check(key, given, path.parent.is_dir(), f"there is no folder {path.parent}")
+    check(key, given, not suffix or path.suffix == suffix, f"it must end with {suffix}")
+    ours = mark is None or not path.exists() or (path.is_file() and mark.encode() in path.read_bytes()[:1000])
+    check(key, given, ours, f"it exists and is no {what}, and is not written over")
+    return path
+
+
 def check_first_start(start: Start, configured: bool) -> None:
     """Say that a run that was to be resumed is not there, and begins now.
 

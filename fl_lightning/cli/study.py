@@ -20,10 +20,10 @@ from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, layer_of, read_config, read_line
-from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, script, send
+from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
 from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.study.grid import Run, Study
+from fl_lightning.study.grid import Run, Study, check_together
 from fl_lightning.study.part import Part, part_of, with_seeds
 
 if TYPE_CHECKING:
@@ -167,7 +167,8 @@ def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
 
 
 def _check_values(values: Any) -> None:
-    together.check_number(getattr(values, "together", None))
+    if values.together is not None:
+        check_together(values.together)
     if values.slurm:
         check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
         check_job(values)
@@ -315,9 +316,7 @@ def _hand_over(
     from fl_lightning.study import code
 
     check_job(values)
-    ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
-    fewest = min(config.clients for _, config in chosen)
-    check("nodes", values.nodes, ranks <= fewest, f"{ranks} processes: at most one for each of {fewest} clients")
+    check_ranks(values, min(config.clients for _, config in chosen))
     if not values.dry_run:
         check_cluster(values)
     with contextlib.nullcontext() if values.dry_run else folder.locked():

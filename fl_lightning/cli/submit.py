@@ -39,9 +39,8 @@ def submit(argv: list[str]) -> None:
         if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags):
             raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
     lines = [_named(line.flags, point) for point in grid(values.array)]
-    ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
     # Bad input is answered now, not when the job's turn has come.
-    runs = [_tried_out(line, ranks, values) for line in lines]
+    runs = [_tried_out(line, values) for line in lines]
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
     check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
@@ -161,7 +160,7 @@ def _shown(key: str, value: str) -> str:
     return f"{key.rpartition('.')[2]}{'' if value[:1].isdigit() else '-'}{value}"
 
 
-def _tried_out(line: list[str], ranks: int, values: Namespace) -> tuple[Path, str, int]:
+def _tried_out(line: list[str], values: Namespace) -> tuple[Path, str, int]:
     """Folder, method and rounds of the run that a command line makes; `BadInput` if it cannot work."""
     given = read_line(line)
     start = start_of(given.layers)
@@ -169,11 +168,16 @@ def _tried_out(line: list[str], ranks: int, values: Namespace) -> tuple[Path, st
     allowed = "a job resumes its run, which starts with --config only: name one"
     check("config", None, given.first is not None, allowed)
     config = plan(given.layers)
-    key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
-    clients = config.clients
-    check(key, getattr(values, key), ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
+    check_ranks(values, config.clients)
     method = complete(config).by_key()["method"]["name"]
     return Path(start.out, str(start.name)), str(method), config.federation.rounds
+
+
+def check_ranks(values: Namespace, clients: int) -> None:
+    """Raise `BadInput` for more processes than `clients`."""
+    key = "gpus_per_node" if values.gpus_per_node else "tasks_per_node" if values.tasks_per_node > 1 else "nodes"
+    ranks = values.nodes * (values.gpus_per_node or values.tasks_per_node)
+    check(key, values[key], ranks <= clients, f"{ranks} processes: at most one for each of {clients} clients")
 
 
 def check_cluster(values: Namespace) -> None:

@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning import log
-from fl_lightning.config import Config, check
+from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 
@@ -88,12 +88,6 @@ def keep(folder: StudyFolder, known: dict[str, str]) -> None:
     """Write down how clients train in this study."""
     if known and known != _record(folder.path):
         write_whole(folder.path / RECORD, json.dumps(known, indent=1) + "\n")
-
-
-def check_number(value: Any) -> None:
-    """Raise `BadInput` unless it may be `together`."""
-    fine = value in (None, "auto") or (type(value) is int and value > 0)
-    check("together", value, fine, "it must be a whole number from 1, or auto")
 
 
 def kind_of(config: Config) -> str:

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
@@ -39,10 +39,9 @@ def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
     for number, split in enumerate(clients.splits(runs)):
         made.append(_write(folder, kind, f"split-{number}", _split, split))
     for number, run in enumerate(runs):
-        made += [_write(folder, kind, f"relation-{number}{name}", _relation, *what) for name, *what in _relations(run)]
+        made += [_write(folder, kind, f"relation-{number}{end}", _heat, heat) for end, heat in _relations(run)]
         if run.ledger and not figures.constant(run.ledger.share):
-            for way, share in zip(("down", "up"), run.ledger.share, strict=True):
-                made.append(_write(folder, kind, f"ledger-{way}-{number}", _shares, run.ledger, share, way))
+            made += [_write(folder, kind, f"ledger-{way}-{number}", _heat, heat) for way, heat in _shares(run.ledger)]
     return made
 
 
@@ -126,11 +125,23 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
     axes.set(xlabel="client", ylabel="class")
 
 
-def _relations(run: RunResult) -> list[tuple[str, np.ndarray, Sequence[Any], list[str], np.ndarray, str, str]]:
+class _Heat(NamedTuple):
+    """Values, (rows, columns), as colours from 0, or the least value, to `high` (None: the greatest)."""
+
+    values: np.ndarray
+    rows: Sequence[Any]
+    columns: Sequence[Any]
+    x: str
+    y: str
+    words: str
+    """What the colours mean."""
+    high: float | None
+
+
+def _relations(run: RunResult) -> Iterator[tuple[str, _Heat]]:
     """Of the last round that is kept: who receives from whom, and what the first receivers get of each layer.
 
-    Each with the end of its file's name, values (rows, sources), names of the rows, sources, which weights are clients'
-    own, and the words of the rows and of the weights. Empty where there is no relation that can be read.
+    Each with the end of its file's name. None where there is no relation that can be read.
     """
     rounds = run.relation_rounds
     try:
@@ -138,49 +149,33 @@ def _relations(run: RunResult) -> list[tuple[str, np.ndarray, Sequence[Any], lis
     except UNREADABLE:
         view = None
     if view is None or not view.rows.size:
-        return []
+        return
     own = np.array(view.receivers)[:, None] == np.array(view.sources)
-    overall, sources = view.rows.mean(axis=1), [*map(run.called, view.sources)]
-    words = f"weight in round {rounds[-1]}"
-    drawn: list[tuple[str, np.ndarray, Sequence[Any], list[str], np.ndarray, str, str]] = [
-        (
-            "",
-            overall,
-            [*map(run.called, view.receivers)],
-            sources,
-            own,
-            "receiving client",
-            f"{words}, mean over the layers",
-        )
-    ]
+    overall, words = view.rows.mean(axis=1), f"weight in round {rounds[-1]}"
+    receivers, sources = ([*map(run.called, clients)] for clients in (view.receivers, view.sources))
+    high, mean = top(overall, own), f"{words}, mean over the layers"
+    yield "", _Heat(overall, receivers, sources, "source client", "receiving client", mean, high)
     for receiver, rows, mine in list(zip(view.receivers, view.rows, own, strict=True))[:_RECEIVERS]:
-        each = np.broadcast_to(mine, rows.shape)
-        drawn.append((f"-client-{receiver:03d}", rows, view.layers, sources, each, "layer", words))
-    return drawn
+        high = top(rows, np.broadcast_to(mine, rows.shape))
+        yield f"-client-{receiver:03d}", _Heat(rows, view.layers, sources, "source client", "layer", words, high)
 
 
-def _relation(
-    axes: Axes, values: np.ndarray, rows: Sequence[Any], sources: list[str], own: np.ndarray, kind: str, words: str
-) -> None:
-    """Rows × sources: a relation."""
-    _heat(axes, values, rows, sources, words, top(values, own))
-    axes.set(xlabel="source client", ylabel=kind)
+def _shares(ledger: Ledger) -> Iterator[tuple[str, _Heat]]:
+    """The share of the cohort that received and sent each layer, by round; `down` and `up` are in files' names."""
+    for way, verb, share in zip(("down", "up"), ("received", "sent"), ledger.share, strict=True):
+        words = f"share of the cohort that {verb} the layer"
+        yield way, _Heat(share, ledger.layers, ledger.rounds, "round", "layer", words, 1.0)
 
 
-def _shares(axes: Axes, ledger: Ledger, share: np.ndarray, way: str) -> None:
-    """Layers × rounds: the share of the cohort whose layer travelled."""
-    words = {"down": "share of the cohort that received the layer", "up": "share of the cohort that sent the layer"}
-    _heat(axes, share, ledger.layers, ledger.rounds, words[way], 1.0)
-    axes.set(xlabel="round", ylabel="layer")
-
-
-def _heat(axes: Axes, values: np.ndarray, rows: Sequence[Any], columns: Sequence[Any], words: str, high: Any) -> None:
-    picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=high, aspect="auto", cmap="viridis")
+def _heat(axes: Axes, heat: _Heat) -> None:
+    values = heat.values
+    picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=heat.high, aspect="auto", cmap="viridis")
     assert axes.figure is not None
-    axes.figure.colorbar(picture, ax=axes, label=words)
-    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
+    axes.figure.colorbar(picture, ax=axes, label=heat.words)
+    for axis, names in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
         axis.set_ticks([*shown], [str(names[k]) for k in shown])
+    axes.set(xlabel=heat.x, ylabel=heat.y)
 
 
 def _plain(label: str) -> str:

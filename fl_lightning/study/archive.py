@@ -28,6 +28,7 @@ from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.owncode import ROUNDS
+from fl_lightning.provenance import processor
 from fl_lightning.storage import manifest
 from fl_lightning.study.code import ACCEPTED
 from fl_lightning.study.folder import PLACE, StudyFolder, default
@@ -202,17 +203,10 @@ def here() -> dict[str, dict[str, str]]:
         "system": platform.system(),
         "architecture": platform.machine(),
         "cpu": torch.backends.cpu.get_cpu_capability(),
-        "processor": _processor(),
+        "processor": processor(),
         "cuda": torch.version.cuda or "none",
     }
     return {"versions": versions, "machine": machine}
-
-
-def _processor() -> str:
-    with contextlib.suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-        return next((line.partition(":")[2].strip() for line in lines if line.startswith("model name")), "")
-    return platform.processor()
 
 
 def _rows(table: Path) -> list[dict[str, str]]:

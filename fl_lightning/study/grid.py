@@ -117,8 +117,7 @@ class Study:
         paper = content.get("paper")
         check("paper", paper, isinstance(paper, dict | None), "it must be a mapping (docs/studies.md)")
         together = content.get("together", "auto")
-        fine = together == "auto" or (type(together) is int and together > 0)
-        check("together", together, fine, "it must be a whole number from 1, or auto")
+        check_together(together)
         axes = _grid(grid) if "grid" in content else {}
         study = cls(content["base"], methods, read_seeds(content["seeds"]), axes, forced, together, paper)
         study.check()
@@ -229,6 +228,12 @@ def _forced(everyone: bool) -> list[Entry]:
         own = {"evaluation.judge": judge, "evaluation.models": None}
         entries.append(Entry("forced", "fedavg", label, settings=own, forced=True))
     return entries
+
+
+def check_together(value: Any) -> None:
+    """Raise `BadInput` unless it may be how many runs train together."""
+    fine = value == "auto" or (type(value) is int and value > 0)
+    check("together", value, fine, "it must be a whole number from 1, or auto")
 
 
 def read_seeds(given: Any) -> list[int]:
