@@ -45,14 +45,6 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
     return {"low": low, "high": float(f"{end:.6g}"), "codes": base64.b64encode(codes.tobytes()).decode(), "over": over}
 
 
-def decode(picture: Picture, columns: int) -> np.ndarray:
-    """What a picture shows, float64 (rows, columns), as the page's script reads it."""
-    codes = np.frombuffer(base64.b64decode(picture["codes"]), dtype=np.uint8)
-    values = picture["low"] + codes * ((picture["high"] - picture["low"]) / STEPS)
-    values[codes == OVER], values[codes == MISSING] = picture["over"], np.nan
-    return values.reshape(-1, columns)
-
-
 def relations(runs: list[RunResult]) -> dict[str, Any]:
     """The pictures of all runs: `rounds` of the slider, and for each run its `layers`, `pictures` by round, `names` of
     clients by number, and in words what is `constant` in all of them: empty where there is something to see.

@@ -1,14 +1,23 @@
 from __future__ import annotations
 
+import base64
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from fl_lightning.report import load, render
-from fl_lightning.report.pictures import STEPS, decode, encode, relations
+from fl_lightning.report.pictures import MISSING, OVER, STEPS, Picture, encode, relations
 
 from .conftest import MakeRun
+
+
+def decode(picture: Picture, columns: int) -> np.ndarray:
+    """What a picture shows, float64 (rows, columns), as the page's script reads it."""
+    codes = np.frombuffer(base64.b64decode(picture["codes"]), dtype=np.uint8)
+    values = picture["low"] + codes * ((picture["high"] - picture["low"]) / STEPS)
+    values[codes == OVER], values[codes == MISSING] = picture["over"], np.nan
+    return values.reshape(-1, columns)
 
 
 def test_a_picture_is_read_back() -> None:
