@@ -334,12 +334,12 @@ def test_slurm_gets_an_array_of_what_is_missing(ask: Callable[..., Any], tmp_pat
     assert "seed-0" in out and "/kapc" not in out and "--array" not in out
 
 
-def test_the_pages_studies_are_understood(tmp_path: Path) -> None:
+def test_the_pages_studies_are_understood() -> None:
     text = (ROOT / "docs" / "studies.md").read_text()
     found = [block.partition("```")[0] for block in text.split("```yaml\n")[1:]]
     assert found
     for block in found:
-        _, runs, configs = resolve(Study.of(yaml.safe_load(block)), tmp_path)
+        _, runs, configs = resolve(Study.of(yaml.safe_load(block)))
         assert len(runs) == len(configs) > 0
 
 
@@ -366,7 +366,7 @@ def test_methods_have_the_same_split_first_model_and_batches(
 
     monkeypatch.setattr(local, "batches", watched)
     asked = Study.of({**TINY, "methods": list(methods), "seeds": [0, 1]})
-    _, runs, configs = resolve(asked, tmp_path)
+    _, runs, configs = resolve(asked)
     runs, configs = runs[: len(methods) + 1], configs[: len(methods) + 1]  # and one of another seed
     initial: dict[str, str] = {}
     for run, config in zip(runs, configs, strict=True):
