@@ -44,7 +44,8 @@ def flower(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("flower") / "env"
     subprocess.run(["uv", "venv", "-q", str(made), "--python", "3.11"], check=True)
     python, listed = str(made / "bin" / "python"), str(HERE / "flower.txt")
-    subprocess.run(["uv", "pip", "install", "-q", "--python", python, "-r", listed], check=True)
+    install = ["uv", "pip", "install", "-q", "--no-config", "--python", python, "-r", listed]
+    subprocess.run(install, check=True)
     return made / "bin"
 
 
@@ -86,6 +87,11 @@ class Machines:
         done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=PATIENCE)
         return done.stdout + done.stderr
 
+    def run(self) -> list[str]:
+        """The words of `flwr` that start a run, or have it go on."""
+        folders = f'out="{self.folder}/runs" public="{self.folder}/sites/public.npz" again=600'
+        return ["run", "app", "centre", "--stream", "-c", folders]
+
     def superlink(self) -> None:
         keys = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
         words = ["--host", "127.0.0.1", "--port", str(self.port), "--database", "state.db", "--enable-supernode-auth"]
@@ -119,25 +125,18 @@ def machines(flower: Path, tmp_path: Path) -> Iterator[Machines]:
 @pytest.mark.slow
 @pytest.mark.alone
 def test_three_supernodes_come_to_the_simulators_bits(
-    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """TLS and node authentication; tables, bytes against the ledger, and each site's own model."""
+    """KAPC+BLS with TLS and node authentication; tables, bytes against the ledger, and each site's own model."""
     monkeypatch.chdir(tmp_path)
-    words = [*SMALL.split(), "--method", "kapc", "--rehearse", "false", "--callbacks", "checkpoint"]
+    words = [*SMALL.split(), "--method", "kapc", "--rehearse", "false", "--callbacks", "checkpoint,layerselection"]
     assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
     machines.superlink()
     for k in range(3):
         registered = machines.flwr("supernode", "register", f"node{k}.pub", "centre", "--format", "json")
         assert "node-id" in registered, registered
         machines.node(k, tmp_path / "sites" / f"site-{k}.npz")
-    out = machines.flwr(
-        "run",
-        "app",
-        "centre",
-        "--stream",
-        "-c",
-        f'out="{tmp_path}/runs" public="{tmp_path}/sites/public.npz" again=600',
-    )
+    out = machines.flwr(*machines.run())
     run = tmp_path / "runs" / "app"
     assert (run / "summary.json").is_file(), out[-3000:]
     assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
@@ -152,5 +151,36 @@ def test_three_supernodes_come_to_the_simulators_bits(
 
     own, out_file = str(tmp_path / "at-2" / "app"), str(tmp_path / "two.safetensors")
     assert main(["export", "--run", own, "--client", "2", "--out", out_file]) == 0
-    assert main(["export", "--run", str(run), "--client", "2", "--out", f"{out_file}.no"]) == 2
+    capsys.readouterr()
+    assert main(["export", "--run", str(run), "--client", "2", "--out", str(tmp_path / "none.safetensors")]) == 2
+    assert "deployed" in capsys.readouterr().err
     assert main(["report", str(run)]) == 0
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_a_run_goes_on_after_its_superlink_was_killed(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """kill -9 after the first round; SuperNodes come back by themselves, and the same `flwr run` goes on."""
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL.replace("clients 3", "clients 2").replace("rounds 2", "rounds 3").split(), "--method", "ditto"]
+    assert main(["deploy", *words, "--rehearse", "false", "--out", "app", "--sites", "sites"]) == 0
+    machines.superlink()
+    for k in range(2):
+        machines.flwr("supernode", "register", f"node{k}.pub", "centre", "--format", "json")
+        machines.node(k, tmp_path / "sites" / f"site-{k}.npz")
+    run = tmp_path / "runs" / "app"
+    first = subprocess.Popen([str(machines.flower / "flwr"), *machines.run()], cwd=tmp_path, env=machines.env)
+    deadline = time.monotonic() + PATIENCE
+    while not list((run / "checkpoints").glob("*")) and time.monotonic() < deadline:
+        time.sleep(0.2)
+    superlink = machines.running[0]
+    superlink.kill()
+    superlink.wait()
+    first.wait(PATIENCE)
+    assert not (run / "summary.json").is_file()
+    machines.superlink()
+    out = machines.flwr(*machines.run())
+    assert (run / "summary.json").is_file(), out[-3000:]
+    assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []

@@ -1,0 +1,42 @@
+"""Which methods' phases go through stacked passes: docs/performance.md says it of each."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import catalogue
+from fl_lightning.deploy.rehearsal import simulate
+from fl_lightning.engine.worker import Worker
+from tests.deploy.test_equal import config_of
+
+PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
+
+
+def listed() -> dict[str, str]:
+    """`all`, `some` or `none` by method."""
+    section = PAGE.read_text(encoding="utf-8").split("### Which methods stack")[1].split("\n## ")[0]
+    rows = re.findall(r"^\| (all|some|none)\b[^|]*\| (.*) \|$", section, re.MULTILINE)
+    return {name: kind for kind, names in rows for name in re.findall(r"`(\w+)`", names)}
+
+
+def test_the_page_has_every_method_once() -> None:
+    assert sorted(listed()) == sorted(catalogue.table("methods"))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", catalogue.table("methods"))
+def test_phases_stack_as_the_page_says(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    alone: list[bool] = []
+    train = Worker._train
+
+    def seen(self: Worker, visits: dict, jobs: dict) -> dict:
+        alone.extend(job.alone for job in jobs.values())
+        return train(self, visits, jobs)
+
+    monkeypatch.setattr(Worker, "_train", seen)
+    simulate(config_of(method), tmp_path)
+    assert alone
+    assert listed()[method] == ("none" if all(alone) else "some" if any(alone) else "all")
