@@ -153,7 +153,7 @@ def test_three_supernodes_come_to_the_simulators_bits(
     assert main(["export", "--run", own, "--client", "2", "--out", out_file]) == 0
     capsys.readouterr()
     assert main(["export", "--run", str(run), "--client", "2", "--out", str(tmp_path / "none.safetensors")]) == 2
-    assert "deployed" in capsys.readouterr().err
+    assert "at their sites" in capsys.readouterr().err
     assert main(["report", str(run)]) == 0
 
 
