@@ -24,10 +24,12 @@ SETTING = (
     "--fabric.accelerator cpu --fabric.executor loop"
 )
 DISTIL = "--method.samples 128 --method.batch_size 32"
-ARGUMENTS = dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), DISTIL) | dict.fromkeys(
-    ("feddf", "pfeddf"), "--method.steps 200 --method.batch_size 32"
+ARGUMENTS = (
+    dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), DISTIL)
+    | dict.fromkeys(("feddf", "pfeddf"), "--method.steps 200 --method.batch_size 32")
+    | dict.fromkeys(("fedsalora", "ffalora"), "--model.adapters.rank 8")
 )
-"""What a method asks for beyond its defaults: there are 144 public images."""
+"""What a method asks for beyond its defaults: there are 144 public images, and adapters of LoRA's rank on the MLP."""
 HEAD = ["method", "up, kB", "down, kB", "training, MFLOP", "beside it, MFLOP", "server, MFLOP"]
 
 

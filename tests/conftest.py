@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import Callable, Sequence
+from itertools import zip_longest
 from pathlib import Path
 from typing import Any, Literal
 
@@ -37,6 +38,10 @@ from fl_lightning.data import FederatedData, prepare
 from fl_lightning.engine.build import federation as build
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods import Method
+from fl_lightning.methods.fedsalora import FedSALoRA
+from fl_lightning.methods.ffalora import FFALoRA
+from fl_lightning.models import head_of
+from fl_lightning.models.prepared import adapt
 from fl_lightning.parallel import ClientParallelStrategy
 from fl_lightning.storage.state import MODEL, ClientState
 
@@ -112,6 +117,8 @@ class ResidualNet(nn.Module):
         return self.fc(self.block(self.stem(x)).mean((2, 3)))
 
 
+ADAPTED = (FedSALoRA, FFALoRA)
+"""Methods that work on adapters: their networks get some of rank 2."""
 NETS = {"plain": PlainNet, "norm": NormNet, "residual": ResidualNet}
 Net = Literal["plain", "norm", "residual"]
 Settings = dict[str, Any]
@@ -126,6 +133,7 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         net: Net | dict[Net, int] = "plain",
         callbacks: Sequence[Callback] = (),
         data: FederatedData | Settings | None = None,
+        ranks: Sequence[int] = (),
         **changes: Any,
     ) -> Federation:
         nets: dict[Any, Any] = net if isinstance(net, dict) else {net: None}
@@ -136,13 +144,24 @@ def federation(tmp_path: Path) -> Callable[..., Federation]:
         loaded = data if isinstance(data, FederatedData) else prepare(config.data, clients, config.seed)
         config.data.held_out_clients = len(loaded.held_out) / clients
         models = []
-        for name in nets:
+        if isinstance(method, ADAPTED) and not ranks:
+            ranks = [2] * len(nets)
+        for name, rank in zip_longest(nets, ranks):
             torch.manual_seed(0)
-            model = NETS[name]()
+            model = _adapted(NETS[name](), rank)
             models.append(model.double() if precision == "64-true" else model)
         return build(fabric, config, loaded, models, method or Method(), callbacks, tmp_path)
 
     return make
+
+
+def _adapted(model: nn.Module, rank: int | None) -> nn.Module:
+    """`model`, with adapters of its last layer below the classifier where these have a rank (0: of none)."""
+    if rank:
+        head = head_of(model)
+        layers = [name for name, m in model.named_modules() if isinstance(m, nn.Linear | nn.Conv2d) and name != head]
+        adapt(model, {"rank": rank, "alpha": float(rank), "targets": layers[-1:]}, head)
+    return model
 
 
 @pytest.fixture

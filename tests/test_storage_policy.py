@@ -29,6 +29,7 @@ ARGUMENTS = {
     "topkpfd": "--method.samples 8",
     "feddf": "--method.steps 2",
     "pfeddf": "--method.steps 2",
+    **dict.fromkeys(("fedsalora", "ffalora"), "--model.adapters.rank 2"),
 }
 CALLBACKS = {
     "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.share 0.3",

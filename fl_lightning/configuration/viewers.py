@@ -42,9 +42,10 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
-    """What of a deep network with a normalisation and a classifier travels, in words; empty: nothing."""
+    """What of a deep network with a normalisation, an adapter and a classifier travels, in words; empty: nothing."""
     nn = importlib.import_module("torch.nn")
-    linear = [nn.Linear(4, 4) for _ in range(5)]
+    matrices = {name: nn.ModuleDict({"default": nn.Linear(4, 4, bias=False)}) for name in ("lora_A", "lora_B")}
+    linear = [nn.ModuleDict(matrices), *(nn.Linear(4, 4) for _ in range(5))]
     network = nn.Sequential(nn.Conv2d(1, 2, 3), nn.BatchNorm2d(2), nn.Flatten(), nn.Linear(8, 4), *linear)
     blocks = importlib.import_module("fl_lightning.core.layout").Layout(network, str(len(network) - 1)).blocks
     sent = {block.name for block in blocks if method.scope(block) in scopes}
@@ -56,5 +57,7 @@ def _blocks(method: Any, scopes: tuple[str, ...]) -> str:
         "models without normalisation": [b for b in blocks if not b.normalisation],
         "bodies' parameters": [b for b in blocks if not b.head and b.kind == "parameter"],
         "bodies": [b for b in blocks if not b.head],
+        "the A of adapters": [b for b in blocks if ".lora_A." in b.name],
+        "models without the A of adapters": [b for b in blocks if ".lora_A." not in b.name],
     }
     return next((words for words, whole in parts.items() if {b.name for b in whole} == sent), "some layers")

@@ -123,11 +123,6 @@ class FederatedData:
         return f"client {i} ({names[i]})" if i < len(names) else f"client {i}"
 
     @property
-    def normalisation(self) -> tuple[Tensor, Tensor]:
-        """Mean and standard deviation that inputs are normalised with, shaped to broadcast against one sample."""
-        return self._train.mean, self._train.std
-
-    @property
     def text(self) -> Text | None:
         """What samples are, where they are texts."""
         return Text(self.vocabulary, self._train.labels.ndim > 1) if self.vocabulary else None

@@ -15,6 +15,7 @@ from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
+from fl_lightning.methods.common.adapters import check_ranks, product_error
 from fl_lightning.results.summary import merged
 
 
@@ -48,6 +49,7 @@ class Federation:
             if (transform.changes_upload or transform.changes_download) and not transform.further_vectors:
                 allowed = "it changes the model alone, and this method exchanges further vectors"
                 raise BadInput(transform.config_key, run.method_name, allowed)
+        check_ranks(run)
         run.method.check(run)
         for part in (run.relation, *run.callbacks):
             part.on_fit_start(run)
@@ -71,6 +73,7 @@ class Federation:
 
         server.collect(*self.pool.answers(drawn, results))  # 4. who has answered; the server's part
         method.aggregate(server)
+        measured = product_error(server)
         self._check_reduced(server)
         self.pool.forget()
         timer.lap("server")
@@ -79,6 +82,7 @@ class Federation:
             self.evaluator.after_aggregation(t, results)
         timer.lap("evaluation")
         record = gather(run, server, results, timer)
+        record.metrics |= measured
         run.server.round = t
         run.server.uploaded.update(server.answered)
         return record

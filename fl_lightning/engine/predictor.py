@@ -5,12 +5,13 @@ from __future__ import annotations
 import copy
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.config import check
 from fl_lightning.core.client import Client
+from fl_lightning.errors import BadInput
+from fl_lightning.exporting import plain
+from fl_lightning.exporting.about import about
 from fl_lightning.methods.base import Method
 
 
@@ -28,11 +29,8 @@ class Predictor(nn.Module):
         run, method = client.run, type(client.run.method)
         self.kind, self.task, self.class_names = kind, run.data.task, list(run.data.class_names)
         """The kind of model; classification or regression; names of the classes, in order."""
-        self.input_shape, self._dtype = run.data.input_shape, run.dtype
-        self._tokens = run.data.text is not None
-        self._reading, self._number = run.data.reading, run.data.numbers[client.id]
-        for name, tensor in zip(("mean", "std"), run.data.normalisation, strict=True):
-            self.register_buffer(name, tensor.clone())
+        self._reading, self._number, self._dtype = run.data.reading, run.data.numbers[client.id], run.dtype
+        self._about = about(run.data, self._number, fitted=False)
         client.ready(kind, vector)
         self._client: tuple[Client, Tensor] | None = None
         self.network: nn.Module = copy.deepcopy(client.module.model).eval()
@@ -45,11 +43,12 @@ class Predictor(nn.Module):
         """Class scores (n, classes), or numbers (n, 1), of raw samples.
 
         Args:
-            x: tensor or array of n samples, as the data source had them: (n, features), (n, channels, height, width)
-                or, as in `.npz` files, (n, height, width[, channels]); tokens int64 (n, length); a table's DataFrame.
+            x: n samples as the data source had them: a table's DataFrame, or a list of rows (`exporting.plain.raw`);
+                tensor or array (n, features), (n, channels, height, width) or (n, height, width[, channels]); texts, or
+                their tokens (n, length).
 
         Raises:
-            BadInput: they have another shape, or lack a column.
+            BadInput: they have another shape, lack a column, or a cell is no number.
         """
         inputs = self.inputs(x)
         if self._client is None:
@@ -62,32 +61,17 @@ class Predictor(nn.Module):
             return client.run.method.outputs(client, inputs, self.kind)
 
     def inputs(self, x: Any) -> Tensor:
-        """Raw samples as the network takes them: encoded, imputed and scaled as in training, or normalised."""
-        raw = self._shaped(self._encoded(x))
+        """Raw samples as the network takes them: read as an exported file reads them, and scaled as in training."""
+        rows = x.to_dict("records") if hasattr(x, "to_dict") else x
+        try:
+            raw = plain.raw(self._about, rows)
+        except ValueError as error:
+            raise BadInput("x", type(x).__name__, str(error)) from None
         if self._reading.preprocessing is not None:
-            raw = self._reading.preprocessing.transformed(self._number, f"client {self._number}", raw)
-        tensor = torch.from_numpy(np.ascontiguousarray(raw))
-        if tensor.dtype == torch.int64:
-            return tensor
-        mean, std = self.get_buffer("mean"), self.get_buffer("std")
-        return ((tensor.to(mean.device).float() - mean) / std).to(self._dtype)
+            made = self._reading.preprocessing.transformed(self._number, f"client {self._number}", raw.numpy())
+            raw = torch.from_numpy(made)
+        inputs = plain.scaled(self._about, raw)
+        return inputs.to(self._device(), self._dtype if inputs.is_floating_point() else None)
 
-    def _encoded(self, x: Any) -> np.ndarray:
-        """Columns of a DataFrame as numbers, one-hot where the run had them so."""
-        columns = self._reading.columns
-        if columns is None or not hasattr(x, "columns"):
-            return x.detach().cpu().numpy() if isinstance(x, Tensor) else np.asarray(x)
-        absent = [name for name in columns.names if name not in x.columns]
-        check("x", list(x.columns), not absent, f"it lacks the column {', '.join(absent)}")
-        return columns.encoded(x[columns.names].astype(str).to_numpy().tolist())
-
-    def _shaped(self, raw: np.ndarray) -> np.ndarray:
-        """Samples in torch's layout; numbers that are no bytes and no tokens as float32."""
-        wanted = np.int64 if self._tokens else raw.dtype if raw.dtype == np.uint8 else np.float32
-        if raw.shape[1:] != self.input_shape and raw.ndim == 3:
-            raw = raw[:, None]
-        if raw.shape[1:] != self.input_shape and raw.ndim == 4:
-            raw = raw.transpose(0, 3, 1, 2)
-        fine = raw.ndim > 0 and raw.shape[1:] == self.input_shape
-        check("x", f"samples of shape {raw.shape[1:]}", fine, f"the run's samples have the shape {self.input_shape}")
-        return raw.astype(wanted)
+    def _device(self) -> torch.device:
+        return next((p.device for p in self.network.parameters()), torch.device("cpu"))

@@ -8,12 +8,13 @@ from typing import Any
 from fl_lightning.data import FederatedData
 
 
-def about(data: FederatedData, who: int) -> dict[str, Any]:
+def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
     """Plain data, ready for JSON, as `plain.inputs` and `plain.names` read them.
 
     Args:
         data: of the run.
         who: number of the client among all that the data were dealt to, or `data.columns.NEWCOMER`.
+        fitted: with the numbers of what imputes and scales; else it is left to its own `transformed`.
 
     Raises:
         BadInput: a transformer of the user's own does more than scale single columns.
@@ -24,7 +25,7 @@ def about(data: FederatedData, who: int) -> dict[str, Any]:
     fills = scale = shift = columns = None
     if reading.columns is not None:
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
-    if reading.preprocessing is not None:
+    if fitted and reading.preprocessing is not None:
         fills, scale, shift = reading.preprocessing.affine(who)
     return {
         "input": "text" if data.vocabulary else kind,

@@ -19,15 +19,32 @@ def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
         about: what the export says of the model's data.
         rows: of a table mappings from column to cell, or lists of cells in the order of `about["columns"]`; vectors (n,
             features); images (n, height, width), (n, height, width, channels), (n, channels, height, width) or paths of
-            files; or texts.
+            files; or texts, or numbers of their tokens (n, length).
+
+    Raises:
+        ValueError: a row has another shape, lacks a column, or a cell is no number.
     """
-    kind, shape = about["input"], about["shape"]
+    return scaled(about, raw(about, rows))
+
+
+def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
+    """Rows as numbers in the model's shape: tokens int64, a table's features float64 with NaN for an empty cell."""
+    kind, shape = about["input"], list(about["shape"])
     if kind == "text":
-        return torch.tensor([_tokens(about["tokens"], row) for row in rows], dtype=torch.int64).reshape(-1, *shape)
-    if kind == "table":
-        x = torch.tensor([_features(about["columns"], row) for row in rows], dtype=torch.float64)
+        made = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
+    elif kind == "table":
+        made = [torch.tensor(_features(about["columns"], row), dtype=torch.float64) for row in rows]
     else:
-        x = torch.stack([_sample(row, shape) for row in rows])
+        made = [_sample(row, shape) for row in rows]
+    if odd := [list(x.shape) for x in made if list(x.shape) != shape]:
+        raise ValueError(f"a sample has the shape {odd[0]}, and the model's have {shape}")
+    return torch.stack(made) if made else torch.zeros(0, *shape)
+
+
+def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
+    """What `raw` made: imputed, scaled and normalised, float32; tokens as they are."""
+    if about["input"] == "text":
+        return x
     if about["scale"] is not None:
         empty, scale, shift = (torch.tensor(about[k], dtype=torch.float64) for k in ("empty", "scale", "shift"))
         x = torch.where(x.isnan(), empty, x.double()) * scale + shift
@@ -48,12 +65,17 @@ def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> 
     """A table's row as numbers: an empty cell is NaN, a column of words a number for each of its values."""
     numbers: list[float] = []
     for place, (name, values) in enumerate(columns):
+        if name not in row if isinstance(row, Mapping) else place >= len(row):
+            raise ValueError(f"it lacks the column {name}")
         cell = row[name] if isinstance(row, Mapping) else row[place]
         text = "" if cell is None else str(cell).strip()
         if values is not None:
             numbers += [float(text == value) for value in values]
         else:
-            numbers.append(math.nan if text.lower() in EMPTY else float(text))
+            try:
+                numbers.append(math.nan if text.lower() in EMPTY else float(text))
+            except ValueError:
+                raise ValueError(f"{text!r} in the column {name} is no number") from None
     return numbers
 
 
@@ -66,13 +88,15 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
         size = (shape[2], shape[1])
         row = np.array(Image.open(row).convert("RGB").resize(size, Image.Resampling.BILINEAR))
     x = torch.as_tensor(row)
-    if list(x.shape) != list(shape) and x.ndim == 3:
-        x = x.permute(2, 0, 1)
-    return x.reshape(shape)
+    if list(x.shape) != list(shape):
+        x = x[None] if x.ndim == 2 else x.permute(2, 0, 1) if x.ndim == 3 else x
+    return x
 
 
-def _tokens(tokens: Mapping[str, Any], text: str) -> list[int]:
-    """Numbers of a text's tokens, 0 on the left where it is short."""
+def _tokens(tokens: Mapping[str, Any], text: Any) -> list[int]:
+    """Numbers of a text's tokens, 0 on the left where it is short; numbers stay as they are."""
+    if not isinstance(text, str):
+        return [int(number) for number in text]
     if tokens["tokenizer"] is not None:
         from tokenizers import Tokenizer
 

@@ -162,6 +162,12 @@ COLUMNS.declare(
     Column("gradient_norm", "training", "norm of the client's parameter change over learning rate times steps", "min"),
     Column("gradient_norm_relation", "training", "norm of F's gradient by the cohort's rows (Eq. 12)", "min"),
     Column("gradient_norm_models_proxy", "training", "stands for the norm of F's gradient by the models", "min"),
+    Column(
+        "adapter_error",
+        "training",
+        "what averaging adapters' A and B apart errs about B A, relative (Frobenius), mean over layers",
+        "min",
+    ),
     Column("clients_failed", "clients", "clients of the cohort that were left out after a failure"),
     Column("rand_index", "relation", "adjusted Rand index of true groups and those of the relation's rows"),
     Column("round", "run", "number of the round, from 1"),

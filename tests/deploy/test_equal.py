@@ -35,10 +35,15 @@ REFUSED = {
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "deploy.md"
 
 
+ADAPTED = ("fedsalora", "ffalora")
+"""Methods that work on adapters."""
+
+
 def config_of(method: str, *flags: str) -> Config:
     """Of a federation that takes no time."""
     small = SMALL.replace("--model.hidden [16]", "") if "--model" in flags else SMALL
     words = [*small.split(), "--method", method, *(f"--method.{k}={v}" for k, v in FEW.get(method, {}).items())]
+    words += ["--model.adapters.rank=2"] if method in ADAPTED else []
     return complete(plan(read_line([*words, *flags]).layers))
 
 

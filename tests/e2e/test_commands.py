@@ -202,6 +202,8 @@ NEEDS = {
     **dict.fromkeys(("fedora", "fedfomo", "knnper"), "--data.validation 0.2"),
     **dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), "--data.public held_back --method.samples 24"),
     **dict.fromkeys(("feddf", "pfeddf"), "--data.public held_back --method.steps 5"),
+    "fedsalora": "--model.adapters.rank 2",
+    "ffalora": "--model.adapters.rank 2 --evaluation.judge after",  # three rounds are few for its global model
     "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.clients [1]",
     "krum": "--callbacks.krum.attackers 0 --method fedavg",
     "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",

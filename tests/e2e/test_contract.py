@@ -20,6 +20,7 @@ PUBLIC = "--data.public held_back --method.samples 24"
 NEEDS = {
     **dict.fromkeys(("fedora", "fedfomo", "knnper"), "--data.validation 0.2"),
     "lgfedavg": "--method.layers 1",
+    **dict.fromkeys(("fedsalora", "ffalora"), "--model.adapters.rank 2"),
     **dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), PUBLIC),
     **dict.fromkeys(("feddf", "pfeddf"), f"{PUBLIC} --method.steps 5"),
 }

@@ -11,9 +11,11 @@ import numpy as np
 import pytest
 
 import fl_lightning
+from fl_lightning.callbacks import loggers
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import prepare
+from fl_lightning.drawing.heatmap import heatmap
 from fl_lightning.errors import BadInput
 from fl_lightning.report import load, render
 from fl_lightning.report.clients import split_table, splits
@@ -155,3 +157,50 @@ def test_client_names_fit_the_clients() -> None:
         prepare(DataConfig(client_names=["Uri", "Zug"]), 5, 0)
     with pytest.raises(BadInput, match=r"data\.client_names: .*two clients are called 'Uri'"):
         prepare(DataConfig(client_names=["Uri", "Zug", "Uri", "a", "b"]), 5, 0)
+
+
+# ---------------------------------------------------------------- pictures, and tables at W&B
+
+
+def test_pictures_have_names_of_clients_and_classes(
+    tmp_path: Path, hospitals: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What is written at rows and columns of each PNG, in the order of their numbers."""
+    written: dict[str, tuple[list[object], list[object]]] = {}
+
+    def spy(values: np.ndarray, rows: list[object], columns: list[object], title: str, *more: Any, **named: Any) -> Any:
+        written[title] = list(rows), list(columns)
+        return heatmap(values, rows, columns, title, *more, **named)
+
+    monkeypatch.setattr("fl_lightning.drawing.relation.heatmap", spy)
+    root, names = hospitals.parent / "t.csv", sorted(SITES)
+    natural = "--data.label_column outcome --data.group_column site --data.partition natural --federation.clients 3"
+    flags = f"--data.root {root} {natural} {FLAGS} --out {tmp_path} --name drawn --federation.rounds 1"
+    assert main(["fit", *flags.split()]) == 0
+    assert {"split.png", "round-0001-overview.png"} <= {p.name for p in (tmp_path / "drawn" / "figures").iterdir()}
+    assert written["Training samples by client and class"] == (["healthy", "ill"], names)
+    [overview] = [labels for title, labels in written.items() if "who receives from whom" in title]
+    assert overview == (names, names)
+    assert {name for name in names if any(f"how much client {name} receives" in title for title in written)} == {*names}
+
+
+def test_tables_at_wandb_have_names(tmp_path: Path, hospitals: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The relation's table by round, and the clients' at the end; in an offline run."""
+    tables: list[tuple[list[str], list[list[Any]]]] = []
+    made = loggers._table
+
+    def spy(cells: Any) -> Any:
+        tables.append((cells.columns, cells.rows))
+        return made(cells)
+
+    monkeypatch.setattr(loggers, "_table", spy)
+    monkeypatch.setenv("WANDB_MODE", "offline")
+    root, names = hospitals.parent / "t.csv", sorted(SITES)
+    natural = "--data.label_column outcome --data.group_column site --data.partition natural --federation.clients 3"
+    flags = f"{FLAGS.replace('--loggers null', '--loggers wandb')} --callbacks.heatmaps null --federation.rounds 1"
+    words = f"--data.root {root} {natural} {flags} --out {tmp_path} --name sent".split()
+    assert main(["fit", *words]) == 0
+    relation = [rows for columns, rows in tables if columns == ["receiver", "layer", "source", "weight"]]
+    assert {row[0] for row in relation[0]} == {row[2] for row in relation[0]} == {*names}
+    [clients] = [rows for columns, rows in tables if columns[:2] == ["client", "name"]]
+    assert [row[:2] for row in clients] == [[number, name] for number, name in enumerate(names)]

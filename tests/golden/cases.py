@@ -157,6 +157,9 @@ RESUMED = (
 )
 """They are interrupted in round 2 or 3, and taken up again."""
 MIXED = [{"name": "mlp", "count": 2, "init_args": {"hidden": [27]}}, {"class_path": "cases.Small", "count": 2}]
+ADAPTED = ("fedsalora", "ffalora")
+"""They want adapters."""
+ADAPTERS = {"model": {"name": "mlp", "init_args": {"hidden": [8]}, "adapters": {"rank": 2}}}
 MLP = {"name": "mlp", "init_args": {"hidden": [8]}}
 FULL = {"federation": {"participation": 1.0}}
 BADLY = {
@@ -190,6 +193,7 @@ def methods() -> dict[str, dict[str, Any]]:
         found[name] = {"method": {"name": name, "init_args": ARGUMENTS.get(name, {})}}
         found[name] |= {"data": {"public": "held_back"}} if name in DISTIL else {}
         found[name] |= PLAIN if name in OWN_STEPS else {}
+        found[name] |= ADAPTERS if name in ADAPTED else {}
     return found
 
 
@@ -206,6 +210,7 @@ def runs() -> dict[str, Run]:
         "kapc-kept": merged(exact, {"optimizer": {"momentum": 0.9, "keep_state": True}}),
         "fedprox-adam": merged(of["fedprox"], adam),
         "kapc-selected": merged(of["kapc"], {"callbacks": {"layerselection": {"mu": 0.5}, "quantize": {}}}),
+        "fedavg-adapters": merged(of["fedavg"], ADAPTERS),
         "fedavg-topk": merged(of["fedavg"], {"callbacks": {"topk": {}}}),
         "ktpfl-code": {"method": code, "data": {"public": "held_back"}},
         "fedavg-trimmed": merged(of["fedavg"], FULL, {"callbacks": {"trimmedmean": {"share": 0.25}}}),

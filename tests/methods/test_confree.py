@@ -105,3 +105,15 @@ def test_with_no_radius_and_no_conflict_it_is_the_plain_mean() -> None:
     ends = [conflict_free(D @ D.T, c, rescaled=False) @ D for c in (0.0, 0.3, 0.6, 0.9)]
     least = [float((D @ end).min()) for end in ends]
     assert all(a < b for a, b in pairwise(least))  # the further it may go, the better for the one worst off
+
+
+def test_who_has_next_to_no_update_is_in_conflict_with_nobody() -> None:
+    """A client whose loss is 0 uploads what it received, up to rounding."""
+    torch.manual_seed(0)
+    D = torch.randn(4, 6, dtype=torch.float64)
+    D[2] = -1e-160 * D[0]
+    G = D @ D.T
+    assert G[0, 2] < 0
+    steps = conflict_free(G, 0.5, rescaled=False)
+    torch.testing.assert_close(guidance(G) @ D, (guidance(G[[0, 1, 3]][:, [0, 1, 3]]) @ D[[0, 1, 3]]) * 3 / 4)
+    assert float(steps.abs().sum()) < 10

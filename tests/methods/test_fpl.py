@@ -33,12 +33,18 @@ def test_points_are_linked_to_their_first_neighbour() -> None:
     assert finch(around([5])).tolist() == [0] and finch(around([5, 50])).tolist() == [0, 0]
 
 
-def test_no_order_of_clients_and_no_length_matters() -> None:
+def test_no_order_of_clients_matters() -> None:
     points = around([0, 2, 20, 23, 180, 183, 200, 204])
     order = torch.tensor([5, 2, 7, 0, 1, 6, 3, 4])
     alike = finch(points)[:, None] == finch(points)
-    again = finch(points[order] * torch.arange(1, 9)[:, None])
+    again = finch(points[order])
     assert torch.equal(alike[order][:, order], again[:, None] == again)
+
+
+def test_points_are_linked_by_their_directions_alone() -> None:
+    """By inner products both short ones would be linked to the long ones, 40 degrees off."""
+    points = around([0, 2, 40, 42]) * torch.tensor([1, 1, 100, 100])[:, None]
+    assert linked(points).tolist() == finch(points).tolist() == [0, 0, 1, 1]
 
 
 def test_prototypes_are_the_clusters_means() -> None:

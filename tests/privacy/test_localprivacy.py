@@ -93,7 +93,8 @@ def test_no_upload_is_longer_than_its_clip(federation: Make, name: str) -> None:
     spy = Spy()
     private = LocalPrivacy(clip=0.01, noise=1e-9)
     data = data_of(name)
-    fed = federation(quick(name), net_of(name), [private, spy], data, optimizer={"lr": 0.5}, rounds=2)
+    lr = 0.05 if name == "fedsalora" else 0.5  # a product of two factors diverges sooner
+    fed = federation(quick(name), net_of(name), [private, spy], data, optimizer={"lr": lr}, rounds=2)
     fed.fit()
     beside = {b.kind: b.values for b in fed.run.method.beside().values()}
     assert {kind for *_, kind, _ in spy.kinds} == set(kinds_of(fed.run)) - {"counts"} | (

@@ -13,16 +13,19 @@ from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.errors import RunFailed
 
 RIDGE = 1e-9
-"""Of the mean squared norm of updates: makes the weights unique where updates depend on each other."""
+"""Of the mean squared norm of updates: makes the weights unique where updates depend on each other; updates of less are
+none."""
 HALVINGS = 60
 """Of the interval in which the norm of the answer lies: to the last bit of float64."""
 
 
 def guidance(G: Tensor) -> Tensor:
-    """The mean of the updates, each less its projections on those that it conflicts with (<D_i, D_j> below 0)."""
-    n = len(G)
-    squares = G.diagonal().clamp_min(torch.finfo(G.dtype).tiny)
-    conflicts = (G < 0) & ~torch.eye(n, dtype=torch.bool)
+    """The mean of the updates, each less its projections on those that it conflicts with (<D_i, D_j> below 0).
+
+    Who has next to no update (`RIDGE`) is in conflict with nobody: its direction is rounding.
+    """
+    n, squares = len(G), G.diagonal()
+    conflicts = (G < 0) & ~torch.eye(n, dtype=torch.bool) & (squares > RIDGE * squares.mean())
     return (torch.eye(n, dtype=G.dtype) - torch.where(conflicts, G / squares, 0)).mean(0)
 
 
