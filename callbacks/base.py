@@ -7,7 +7,7 @@ server: those move between ranks, are saved and are resumed.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, ClassVar, Literal
 
 from torch import Tensor
@@ -20,6 +20,7 @@ from fl_lightning.errors import BadInput
 
 if TYPE_CHECKING:
     from fl_lightning.core.protocols import Method
+    from fl_lightning.core.server import GroupServer
 
 
 STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
@@ -174,3 +175,7 @@ class Aggregator(Callback):
         Tiles are taken one by one: what is done to a column may depend on that column and on `p` alone.
         """
         return mean_of(W, p)
+
+    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
+        """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every rank."""
+        return mean

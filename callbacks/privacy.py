@@ -60,19 +60,7 @@ class LocalPrivacy(Transform, Observer):
     _noises: dict[str, Noise] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        key = self.config_key
-        check(f"{key}.clip", None, self.clip is not None, "it must be given: noise without a bound protects nothing")
-        one = (self.noise is None) != (self.epsilon_target is None)
-        check(f"{key}.noise", self.noise, one, "either noise or epsilon_target says how much noise there is")
-        for name in ("clip", "noise"):
-            value = getattr(self, name)
-            for number in value.values() if isinstance(value, dict) else [value]:
-                fine = number is None or 0 < number < math.inf
-                says = "it must be above 0: without noise there is no epsilon (callbacks.normbound bounds alone)"
-                check(f"{key}.{name}", value, fine, says if name == "noise" else "it must be above 0")
-        target = self.epsilon_target
-        check(f"{key}.epsilon_target", target, target is None or 0 < target < math.inf, "it must be above 0")
-        check(f"{key}.delta", self.delta, 0 < self.delta < 1, "it must lie in (0, 1)")
+        check_numbers(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
 
     # ---------------------------------------------------------------- before the first round
 
@@ -221,3 +209,16 @@ def uploads(config: Config, method: Any, named: Sequence[str]) -> list[int]:
     most = max(cohorts.values(), default=0)
     once = {b.kind: b.once for b in method.beside().values()}
     return [min(1, most) if once.get(kind, False) else most for kind in named]
+
+
+def check_numbers(key: str, clip: Any, noise: Any, target: float | None, delta: float) -> None:
+    """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for each kind."""
+    check(f"{key}.clip", None, clip is not None, "it must be given: noise without a bound protects nothing")
+    one = (noise is None) != (target is None)
+    check(f"{key}.noise", noise, one, "either noise or epsilon_target says how much noise there is")
+    above = "it must be above 0"
+    without = f"{above}: without noise there is no epsilon (callbacks.normbound bounds alone)"
+    for name, value, says in (("clip", clip, above), ("noise", noise, without), ("epsilon_target", target, above)):
+        for number in value.values() if isinstance(value, dict) else [value]:
+            check(f"{key}.{name}", value, number is None or 0 < number < math.inf, says)
+    check(f"{key}.delta", delta, 0 < delta < 1, "it must lie in (0, 1)")

@@ -7,7 +7,8 @@ trained. Its Gaussians have a mean for each sample and, since there are few runs
 
 from __future__ import annotations
 
-from collections import defaultdict
+import math
+from collections import Counter, defaultdict
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -18,6 +19,8 @@ from fl_lightning.audit.observe import VIEWS, Observed
 DRAWS = 200
 """Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of their width."""
 LEVELS = {"true positives at 1 % false": 0.01, "true positives at 0.1 % false": 0.001}
+FEWEST = 40
+"""Ways to divide the clients into groups of their sizes, below which 95 % of permutations include the right one."""
 FEW = 20
 """Members and others that a client must have for an AUC of its own."""
 
@@ -200,10 +203,22 @@ def relations(run: Observed) -> list[Row]:
         columns = [R[apart[:, j], j] for j in range(len(R))]
         if not R[apart].any() or max(map(np.ptp, columns)) < 1e-6:  # nobody's, or one row for all: sample counts
             continue
-        if len(set(run.groups)) > 1:
+        if len(set(run.groups)) > 1 and not too_few(run):
             rows += _related(run, layer, R, same, "who shares a group", "AUC", auc, 0.5)
         rows += _related(run, layer, R, alike, "how alike label mixes are", "rank correlation", _ranked, 0.0)
     return rows
+
+
+def too_few(run: Observed) -> list[str]:
+    """Why the relation's groups cannot be told from luck: so few ways to divide the clients that one in 40 is right."""
+    sizes = sorted(Counter(run.groups).values())
+    if not run.relation or len(sizes) < 2:
+        return []
+    ways = math.factorial(len(run.groups))
+    for size, times in Counter(sizes).items():
+        ways //= math.factorial(size) ** times * math.factorial(times)
+    words = f"{len(run.groups)} clients in groups of {', '.join(map(str, sizes))} can be divided in {ways} ways only"
+    return [f"{words}: whether the relation tells who shares a group is not tested"] if ways < FEWEST else []
 
 
 def _related(

@@ -61,8 +61,8 @@ class Observed:
     """(N, C): of each client's last upload the classifier's bias; None: no upload with one is kept."""
     relation: dict[str, np.ndarray] = field(default_factory=dict)
     """(N, N) rows of the last round by layer; `mean` over layers. Empty: no relation of all clients is kept."""
-    claim: float | None = None
-    """`privacy_epsilon` of the run's summary."""
+    privacy: dict[str, Any] = field(default_factory=dict)
+    """What the run's summary says of its privacy."""
 
 
 def observed(config: Config, folder: Path) -> Observed:
@@ -83,11 +83,11 @@ def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     relation = _relation(kept, fed.run.clients)
     restore(fed.run, folder / "checkpoints", "last")
     summary = kept.read_summary() or {}
-    claim = summary.get("privacy_epsilon") if summary.get("privacy_unit") == "client" else None
+    privacy = {key: value for key, value in summary.items() if key.startswith("privacy_")}
     data = fed.run.data
     whole = Observed(
         fed.run.method_name, config.seed, _samples(fed), data.class_counts, list(data.groups), _heads(fed), relation,
-        claim,
+        privacy,
     )  # fmt: skip
     return {"observed": whole}
 

@@ -14,6 +14,7 @@ from typing import Any
 
 from fl_lightning import __version__
 from fl_lightning.audit.attacks import Row
+from fl_lightning.audit.claims import Claim
 
 MARKER = '<meta name="generator" content="fl-train audit'
 STYLE = """
@@ -24,12 +25,17 @@ h1{font-size:clamp(1.5rem,1rem + 2vw,2.3rem);line-height:1.2}
 h2{font-size:1.25rem;margin:2.4rem 0 .4rem}p{max-width:48rem;margin:.4rem 0}.note{color:#5a6474;font-size:.92rem}
 .wide{overflow-x:auto}table{border-collapse:collapse;font-size:.92rem;font-variant-numeric:tabular-nums;width:100%}
 th,td{padding:.3rem .7rem;border-bottom:1px solid #dde2e8;text-align:left;white-space:nowrap}.n{text-align:right}
-.bar{width:14rem;position:relative;height:1.1rem;background:#f1f3f6}.bar i{position:absolute;display:block}
+.bar{width:clamp(5rem,12vw,14rem);position:relative;height:1.1rem;background:#f1f3f6}
+.bar i{position:absolute;display:block}
 .range{top:.3rem;height:.5rem;background:#8fb3c2}.dot{top:.1rem;width:.25rem;height:.9rem;background:#1f6f8b}
 .guess{top:0;bottom:0;border-left:2px dotted #8b95a3}
+.again{color:#a9b2be}.first td{border-top:2px solid #b9c2cd}
+.false{color:#b3261e;font-weight:700}
 .much .dot{background:#b3261e}.much .v{color:#b3261e;font-weight:700}
-@media(max-width:44rem){th,td{padding:.3rem .4rem;white-space:normal;font-size:.85rem}
-:is(th,td):is(:nth-child(5),:nth-child(8),:nth-child(9)){display:none}}
+@media(max-width:80rem){th,td{padding:.3rem .45rem}}
+@media(max-width:44rem){main{padding:1rem .6rem}th,td{padding:.3rem .2rem;white-space:normal;font-size:.8rem}
+:is(th,td):nth-child(6){white-space:nowrap;font-size:.72rem}.again{font-size:0}
+:is(th,td):is(:nth-child(5),:nth-child(n+7)){display:none}}
 """
 ATTACKS = {
     "LiRA": "Was a sample trained on? Online LiRA over the study's runs: each sample was trained on in some, and only "
@@ -47,10 +53,10 @@ ATTACKS = {
 PERMUTED = ("who", "how", "label")
 
 
-def as_json(rows: Sequence[Row], claims: dict[str, float]) -> str:
-    """Rows and claimed epsilons; what is not a number is null."""
+def as_json(rows: Sequence[Row], claims: dict[str, Claim]) -> str:
+    """Rows, and what is claimed by method; what is not a number is null."""
     plain = [{k: None if _odd(v) else v for k, v in dataclasses.asdict(row).items()} for row in rows]
-    content = {"version": __version__, "rows": plain, "claimed_epsilon": {k: _finite(v) for k, v in claims.items()}}
+    content = {"version": __version__, "rows": plain, "claims": {k: claim.as_json() for k, claim in claims.items()}}
     return json.dumps(content, indent=1) + "\n"
 
 
@@ -63,17 +69,20 @@ def as_csv(rows: Sequence[Row]) -> str:
     return text.getvalue()
 
 
-def as_html(rows: Sequence[Row], title: str, claims: dict[str, float], notes: Sequence[str]) -> str:
+def as_html(rows: Sequence[Row], title: str, claims: dict[str, Claim], notes: Sequence[str]) -> str:
     """The page: a table for each attack, methods and viewers one below the other."""
     order = {attack: k for k, attack in enumerate(ATTACKS)}
     parts = []
     for attack, group in groupby(sorted(rows, key=lambda row: order[row.attack]), key=lambda row: row.attack):
-        lines = "".join(map(_line, group))
+        listed = list(group)
+        firsts = [k == 0 or (a.method, a.viewer) != (b.method, b.viewer)
+                  for k, (a, b) in enumerate(zip(listed, listed[:1] + listed, strict=False))]  # fmt: skip
+        lines = "".join(map(_line, listed, firsts))
         head = "<tr><th>method</th><th>viewer</th><th>measure</th><th class=n>value</th><th></th>"
         head += "<th class=n>95 %</th><th class=n>chance</th><th class=n>of</th><th class=n>runs</th></tr>"
         parts.append(f"<h2>{escape(attack)}</h2><p>{escape(ATTACKS[attack])}</p>"
                      f'<div class="wide"><table>{head}{lines}</table></div>')  # fmt: skip
-    claimed = "".join(f"<p>{escape(m)} claims epsilon {v:.4g} for a client.</p>" for m, v in claims.items())
+    claimed = "".join(f"<p{' class=false' * c.broken}>{escape(c.words(m))}.</p>" for m, c in claims.items())
     more = "".join(f'<p class="note">{escape(note)}</p>' for note in notes)
     return (
         f'<!doctype html><html lang="en"><head><meta charset="utf-8">{MARKER} {__version__}">'
@@ -85,7 +94,8 @@ def as_html(rows: Sequence[Row], title: str, claims: dict[str, float], notes: Se
     )
 
 
-def _line(row: Row) -> str:
+def _line(row: Row, first: bool) -> str:
+    """A row of a table; `first`: of its method and viewer."""
     low, high = row.low, row.high
     beyond = (row.value > high) if row.attack.startswith(PERMUTED) else (low > row.chance)
     least, most = (-1.0, 1.0) if row.chance == 0 and "correlation" in row.measure else (0.0, 1.0)
@@ -99,8 +109,10 @@ def _line(row: Row) -> str:
     if not _odd(row.value):
         bar += f'<i class="dot" style="left:{at(row.value):.1f}%"></i>'
     interval = "" if _odd(low) else f"{low:.3f} to {high:.3f}"
+    again = "" if first else " class=again"
     return (
-        f"<tr{' class=much' if beyond else ''}><td>{escape(row.method)}</td><td>{escape(row.viewer)}</td>"
+        f"<tr class='{'much' * beyond} {'first' * first}'><td{again}>{escape(row.method)}</td>"
+        f"<td{again}>{escape(row.viewer)}</td>"
         f"<td>{escape(row.measure)}</td><td class='n v'>{_number(row.value)}</td><td><div class=bar>{bar}</div></td>"
         f"<td class=n>{interval}</td><td class=n>{row.chance:g}</td><td class=n>{row.samples:,}</td>"
         f"<td class=n>{row.runs}</td></tr>"
@@ -113,7 +125,3 @@ def _number(value: float) -> str:
 
 def _odd(value: Any) -> bool:
     return isinstance(value, float) and not math.isfinite(value)
-
-
-def _finite(value: float) -> float | None:
-    return value if math.isfinite(value) else None

@@ -10,10 +10,12 @@ from typing import TYPE_CHECKING
 from fl_lightning.cli.commands import load
 from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
+from fl_lightning.errors import RunFailed
 from fl_lightning.study.folder import StudyFolder
 
 if TYPE_CHECKING:
     from fl_lightning.audit.attacks import Row
+    from fl_lightning.audit.claims import Claim
     from fl_lightning.audit.observe import Observed
 
 FILES = ("audit.json", "audit.csv", "audit.html")
@@ -28,12 +30,13 @@ def audit(argv: list[str]) -> None:
     check("out", str(out), not out.exists() or out.is_dir(), "it is no folder")
     listed = _runs(folder)
     from fl_lightning.audit import attacks, page
+    from fl_lightning.audit.claims import claimed
     from fl_lightning.audit.observe import observed
     from fl_lightning.files import atomic_write
 
     rows: list[Row] = []
     notes: list[str] = []
-    claims: dict[str, float] = {}
+    claims: dict[str, Claim] = {}
     unseen: dict[str, list[str]] = {}
     seen: dict[Path, Observed] = {}  # rows of a study share runs
     for label, places in listed.items():
@@ -43,13 +46,14 @@ def audit(argv: list[str]) -> None:
                 print(f"audit: {place}", file=sys.stderr)
                 seen[place] = observed(load(place), place)
             runs.append(replace(seen[place], method=label))
-        claimed = [run.claim for run in runs if run.claim is not None]
-        claims |= {label: max(claimed)} if claimed else {}
+        claim = claimed([run.privacy for run in runs])
+        claims |= {label: claim} if claim is not None else {}
         rows += attacks.lira(runs) if len(runs) > 2 else []
         if 1 < len(runs) < 3:
             notes.append(f"{label}: {len(runs)} runs, and LiRA needs 3 at least, of other seeds.")
         last = runs[-1]  # one run: the others would be more of the same
         rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
+        notes += [f"{label}: {why}" for why in attacks.too_few(last)]
         for view, values in last.samples.confidence.items():
             if (values != values).any():
                 unseen.setdefault(view, []).append(label)
@@ -63,7 +67,11 @@ def audit(argv: list[str]) -> None:
         if row.measure.startswith(("AUC", "rank correlation")) and "layer " not in row.measure and row.low == row.low:
             interval = f"({row.low:.3f} to {row.high:.3f})"
             print(f"{row.method}: {row.viewer}: {row.attack}: {row.measure} {row.value:.3f} {interval}")
+    for label, claim in claims.items():
+        print(claim.words(label))
     print(f"the page: {out / FILES[-1]}")
+    if false := [label for label, claim in claims.items() if claim.broken]:
+        raise RunFailed(f"audit: {false[0]} claims a smaller epsilon than its canaries allow: see {out / FILES[-1]}")
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 BEGIN, END = "<!-- viewers: generated -->", "<!-- viewers: end -->"
-HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`")
+HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`", "`centralprivacy`")
 
 
 def table(classes: Mapping[str, Any]) -> str:
@@ -38,7 +38,9 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     gets = "; ".join(filter(None, [gets, beside.downloads(method)]))
     refused = [entry.kind for entry in entries.values() if entry.values is None]
     local = f"refused: `{refused[0]}`" if refused else "yes" if sends else "nothing to protect"
-    return f"`{name}`", sends or "nothing", gets or "nothing", local
+    central = importlib.import_module("fl_lightning.callbacks.central").refusal(method)
+    covered = "nothing to protect" if not sends else "yes" if central is None else "refused"
+    return f"`{name}`", sends or "nothing", gets or "nothing", local, covered
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:

@@ -4,7 +4,7 @@ them. Types alone: nothing here exists when a run is going on.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import AbstractContextManager
 from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
 
@@ -94,6 +94,7 @@ class Reducer(Configured, Protocol):
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor: ...
     def combine(self, W: Tensor, p: Tensor) -> Tensor: ...
+    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor: ...
 
 
 class Method(Protocol):

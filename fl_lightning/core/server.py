@@ -185,7 +185,8 @@ class GroupServer:
         self._weighed(relation, weights[:, None].expand(-1, len(who), -1), who, who, 1)
         self.server.reduced = True
         how = self.server.reducer.combine
-        return self.mean(weights, who, by_layer=relation.per_layer, like=self[MODEL], combine=how)
+        mean = self.mean(weights, who, by_layer=relation.per_layer, like=self[MODEL], combine=how)
+        return self.server.reducer.finished(mean, self, who)
 
     def inputs(self, relation: Relation, receivers: Sequence[int], sources: Sequence[int]) -> RelationInputs:
         """What a relation may look at."""

@@ -24,6 +24,8 @@ FINEST, SHARE = 1e-4, 1e-4
 LARGE = 1e4
 """Beyond it a grid of losses would fill the memory: dp-accounting's exact epsilon of the composed Gaussians is given,
 of which sampling would take a part away."""
+ORDERS = (*range(2, 65), 96, 128, 256)
+"""Of Renyi divergences: dp-accounting's whole numbers; the fractions between them take most of the time."""
 MOST_NOISE = 1e4
 """Beyond it (ours) nothing is left of what is sent."""
 
@@ -34,19 +36,23 @@ class Mechanism:
 
     Args:
         sampled: probability with which a sample is in a message (Poisson sampling); 1: always.
+        cohort: each message is of so many of so many clients, drawn without replacement; (0, 0): of all.
     """
 
     noise: float
     times: int
     sampled: float = 1.0
+    cohort: tuple[int, int] = (0, 0)
 
 
 def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool = False) -> float:
     """Epsilon at `delta` of all messages together; infinite where one has no noise.
 
-    `replace_one`: of putting another contribution in a client's place; else of adding or removing it.
+    `replace_one`: of putting another contribution in a client's place; else of adding or removing it. Cohorts drawn
+    without replacement are accounted for replacing alone, by Renyi divergences (Wang, Balle, Kasiviswanathan, AISTATS
+    2019): a contribution of 0 is another contribution, and so the same epsilon holds for removing it.
     """
-    sent = tuple(sorted((m for m in mechanisms if m.times), key=lambda m: (m.noise, m.times, m.sampled)))
+    sent = tuple(sorted((m for m in mechanisms if m.times), key=lambda m: (m.noise, m.times, m.sampled, m.cohort)))
     if not sent:
         return 0.0
     if any(m.noise <= 0 for m in sent):
@@ -60,12 +66,17 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, replace_one: bool)
     from dp_accounting.pld import PLDAccountant
 
     relation = dp_accounting.NeighboringRelation
-    half = 0.5 if replace_one else 1.0
+    drawn = any(m.cohort[0] for m in mechanisms)
+    half = 0.5 if replace_one or drawn else 1.0
     whole = 1 / math.sqrt(sum(m.times / (half * m.noise) ** 2 for m in mechanisms))
     with np.errstate(all="ignore"):  # next to no loss: its logarithm is of 0
         about = float(dp_accounting.get_epsilon_gaussian(whole, delta))  # without sampling, which lessens it
     if about > LARGE:
         return about
+    if drawn:
+        renyi = _renyi()
+        renyi.compose(_event(mechanisms, half))
+        return float(renyi.get_epsilon(delta))
     accountant = PLDAccountant(relation.ADD_OR_REMOVE_ONE, max(FINEST, SHARE * about))
     if all(m.sampled == 1 for m in mechanisms):
         accountant.compose(_event(mechanisms, half))
@@ -84,8 +95,17 @@ def _event(mechanisms: Sequence[Mechanism], half: float) -> Any:
         event = dp.GaussianDpEvent(half * m.noise)
         if m.sampled < 1:
             event = dp.PoissonSampledDpEvent(m.sampled, event)
+        if m.cohort[0]:
+            event = dp.SampledWithoutReplacementDpEvent(m.cohort[1], m.cohort[0], event)
         parts.append(dp.SelfComposedDpEvent(event, m.times))
     return dp.ComposedDpEvent(parts)
+
+
+def _renyi() -> Any:
+    import dp_accounting
+    from dp_accounting.rdp import RdpAccountant
+
+    return RdpAccountant(ORDERS, dp_accounting.NeighboringRelation.REPLACE_ONE)
 
 
 def calibrated(make: Callable[[float], Sequence[Mechanism]], target: float, delta: float, key: str) -> float:
@@ -107,9 +127,10 @@ def calibrated(make: Callable[[float], Sequence[Mechanism]], target: float, delt
     most = max(1.0, 2 * least)
     while epsilon(make(most), delta) > target:
         most *= 2
+    drawn = any(m.cohort[0] for m in make(1.0))
     noise = dp.calibrate_dp_mechanism(
-        lambda: PLDAccountant(value_discretization_interval=step),
-        lambda noise: _event([m for m in make(noise) if m.times], 1.0),
+        _renyi if drawn else lambda: PLDAccountant(value_discretization_interval=step),
+        lambda noise: _event([m for m in make(noise) if m.times], 0.5 if drawn else 1.0),
         target, delta, dp.ExplicitBracketInterval(least, most), tol=1e-4 * least,
     )  # fmt: skip
     return float(noise)

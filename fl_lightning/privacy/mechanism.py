@@ -12,11 +12,12 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from fl_lightning.core import Beside, Client, Payload, RunContext
-from fl_lightning.core.layout import Segment
+from fl_lightning.core.layout import Layout, Segment
 from fl_lightning.errors import BadInput
 
 MODEL = "model"
@@ -74,7 +75,8 @@ def protect(client: Client, payload: Payload, noises: Mapping[str, Noise], draws
         allowed = "it sends other blocks than its scope says, and which they are may tell of the data"
         if payload.sent.tobytes() != client.group.up_mask.tobytes():
             raise BadInput(own, client.round, allowed)
-        payload.vector = _model(client, payload, noises[MODEL], draws(MODEL))
+        noise, normal = noises[MODEL], draws(MODEL)
+        payload.vector = moved(client, payload, client.reference, lambda change: noisy(change, noise, normal))
         sent.add(MODEL)
     segments = client.layout.segments(client.layout.is_parameter)
     for slot, vector in payload.vectors.items():
@@ -85,17 +87,21 @@ def protect(client: Client, payload: Payload, noises: Mapping[str, Noise], draws
     return sent | _beside(client, payload, noises, draws)
 
 
-def _model(client: Client, payload: Payload, noise: Noise, draws: torch.Generator) -> Tensor:
-    """The reference plus the bounded, noisy change (D,); what does not travel is the reference's."""
-    layout, known = client.layout, client.reference
+def moved(client: Client, payload: Payload, known: Tensor, protects: Callable[[Tensor], Tensor]) -> Tensor:
+    """`known` (D,) plus the change from it to the upload, as `protects` leaves it; what does not travel is as known."""
+    layout = client.layout
     segments = layout.segments(payload.sent)
-    base = _gather(known, segments)
-    vector = known.clone()
-    _scatter(vector, segments, base + noisy(_gather(payload.vector, segments) - base, noise, draws))
-    for block, travels in zip(layout.blocks, payload.sent, strict=True):
+    vector, base = known.clone(), _gather(known, segments)
+    _scatter(vector, segments, base + protects(_gather(payload.vector, segments) - base))
+    client.flops += 6 * len(base)  # difference, square and sum, scaling, noise, sum
+    return repaired(layout, payload.sent, vector)
+
+
+def repaired(layout: Layout, sent: np.ndarray, vector: Tensor) -> Tensor:
+    """`vector` (D,), whose variances among the blocks `sent` (bool [B]) are brought to 0 or more, in place."""
+    for block, travels in zip(layout.blocks, sent, strict=True):
         if travels and block.kind == "buffer" and block.name.endswith("running_var"):
             vector[block.start : block.stop].clamp_min_(0)
-    client.flops += 6 * len(base)  # difference, square and sum, scaling, noise, sum
     return vector
 
 

@@ -1,0 +1,139 @@
+"""What docs/privacy.md shows: bounds on epsilon by canaries, and accuracy at a given epsilon.
+
+    python benchmarks/privacy.py mechanism --runs 200
+    python benchmarks/privacy.py canaries --runs 20
+    python benchmarks/privacy.py accuracy --root shared/data --seeds 3
+
+`mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. `canaries`: whole runs of
+FedAvg on made-up data, 500 clients that are all canaries. `accuracy`: 300 clients of 40 samples of MNIST, 20 rounds of
+60 of them. Each prints a table in Markdown, a line as soon as it is known.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import io
+import tempfile
+from collections.abc import Iterable
+from statistics import mean, stdev
+from typing import Any
+
+import numpy as np
+import torch
+from scipy.stats import t
+
+import fl_lightning
+from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
+from fl_lightning.privacy.bound import lower_bound, share_right
+from fl_lightning.privacy.mechanism import Noise, noisy
+
+CLAIMS = (1.0, 4.0, 8.0)
+GUESSES = 0.2
+"""As `callbacks.canaries` has it."""
+
+
+def interval(values: list[float]) -> str:
+    """Mean, and Student's interval of 95 % over runs."""
+    if len(values) < 2:
+        return f"{values[0]:.2f}"
+    half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
+    return f"{mean(values):.2f} ({mean(values) - half:.2f} to {mean(values) + half:.2f})"
+
+
+def line(claim: float, bounds: list[float]) -> str:
+    """A row: the claim, the bounds, and in how many runs they are below it."""
+    below = sum(bound <= claim for bound in bounds)
+    low, high = share_right(len(bounds), below)
+    third = sum(bound > claim / 3 for bound in bounds)
+    return (f"| {claim:g} | {interval(bounds)} | {max(bounds):.2f} | {below} of {len(bounds)} "
+            f"({low:.1%} to {high:.1%}) | {third} of {len(bounds)} |")  # fmt: skip
+
+
+def head() -> None:
+    """Of the table of bounds."""
+    print("| claimed epsilon | bound, mean (95 %) | largest | below the claim | above a third of it |")
+    print("| --- | --- | --- | --- | --- |")
+
+
+def mechanism(runs: int, canaries: int = 1000, numbers: int = 100) -> None:
+    """Directions of `numbers` numbers, bounded and noised by `privacy.mechanism.noisy`, one message each."""
+    head()
+    for claim in CLAIMS:
+        size = calibrated(lambda z: [Mechanism(z, 1)], claim, DELTA, "epsilon")
+        assert epsilon([Mechanism(size, 1)], DELTA) <= claim * 1.001
+        bounds = []
+        for run in range(runs):
+            draws = torch.Generator().manual_seed(run)
+            coins = torch.rand(canaries, generator=draws) < 0.5
+            units = torch.nn.functional.normalize(torch.randn(canaries, numbers, generator=draws), dim=1)
+            sent = [noisy(10 * unit * coin, Noise(1.0, size), draws) for unit, coin in zip(units, coins, strict=True)]
+            order = (torch.stack(sent) * units).sum(1).argsort()
+            half = round(GUESSES * canaries / 2)
+            right = int((~coins[order[:half]]).sum() + coins[order[-half:]].sum())
+            bounds.append(lower_bound(canaries, 2 * half, right, DELTA))
+        print(line(claim, bounds), flush=True)
+
+
+def quiet(config: dict[str, Any], **objects: Any) -> Any:
+    """`fl_lightning.fit` in a folder that is thrown away, without its lines."""
+    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
+        run = fl_lightning.fit(
+            {"loggers": None, "out": folder, "fabric": {"accelerator": "cpu", "threads": 1}, **config}, **objects
+        )
+        return run.summary
+
+
+def canaries(runs: int, clients: int = 500) -> None:
+    """Whole runs of FedAvg with central and with local privacy, two rounds of a step each."""
+    rng = np.random.default_rng(0)
+    x, y = rng.normal(size=(4 * clients, 50)).astype(np.float32), rng.integers(0, 10, 4 * clients)
+    owner = np.repeat(np.arange(clients), 4)
+    for kind in ("central", "local"):
+        print(f"\n{kind}privacy\n")
+        head()
+        for claim in CLAIMS:
+            bounds = []
+            for seed in range(runs):
+                private = {f"{kind}privacy": {"clip": 1.0, "epsilon_target": claim}}
+                federation = {"clients": clients, "rounds": 2, "local_steps": 1, "local_epochs": None}
+                config = {"seed": seed, "callbacks": {"heatmaps": None, "canaries": {}, **private},
+                          "federation": federation, "evaluation.every": 2, "method": "fedavg"}  # fmt: skip
+                model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10))
+                bounds.append(quiet(config, data=(x, y, owner), model=model)["privacy_epsilon_bound"])
+            print(line(claim, bounds), flush=True)
+
+
+def accuracy(root: str, seeds: Iterable[int]) -> None:
+    """Final accuracy of each method's own judge, mean over clients, at client-level epsilons."""
+    print("| method | privacy | epsilon | accuracy, % (95 % over seeds) |\n| --- | --- | --- | --- |")
+    rows = [(method, "central", claim) for method in ("fedavg", "fedper", "ditto") for claim in (2.0, 8.0)]
+    rows += [(method, "none", None) for method in ("fedavg", "fedper", "ditto", "kapc", "local")]
+    rows += [("kapc", "local", 8.0)]
+    for method, kind, claim in rows:
+        values = []
+        for seed in seeds:
+            quantile = {"quantile": 0.5, "clip": 0.5} if kind == "central" else {"clip": 0.5}
+            private = {f"{kind}privacy": {"epsilon_target": claim, **quantile}} if claim else {}
+            config = {
+                "seed": seed, "method": method, "callbacks": {"heatmaps": None, **private}, "evaluation.every": 20,
+                "data": {"source": "mnist", "root": root, "partition": "dirichlet", "alpha": 0.3,
+                         "samples_per_client": 40, "fraction": 0.4},
+                "model": "mlp", "model.hidden": [32],
+                "federation": {"clients": 300, "rounds": 20, "participation": 0.2, "local_epochs": 5, "batch_size": 10},
+            }  # fmt: skip
+            values.append(100 * quiet(config)["final_mean_accuracy"])
+        print(f"| `{method}` | {kind} | {claim or 'infinite'} | {interval(values)} |", flush=True)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("what", choices=("mechanism", "canaries", "accuracy"))
+    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("--seeds", type=int, default=3)
+    parser.add_argument("--root", default="shared/data")
+    given = parser.parse_args()
+    if given.what == "accuracy":
+        accuracy(given.root, range(given.seeds))
+    else:
+        {"mechanism": mechanism, "canaries": canaries}[given.what](given.runs)

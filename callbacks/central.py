@@ -1,0 +1,258 @@
+"""Differential privacy of the global model, by a server that clients trust (`centralprivacy`).
+
+McMahan, Ramage, Talwar, Zhang: Learning Differentially Private Recurrent Language Models. ICLR 2018 (DP-FedAvg).
+Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adaptive Clipping. NeurIPS 2021.
+"""
+
+from __future__ import annotations
+
+import math
+import secrets
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.base import Aggregator, Observer, Transform
+from fl_lightning.callbacks.privacy import check_numbers, uploads
+from fl_lightning.callbacks.relations import SampleCounts
+from fl_lightning.config import Config, check
+from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
+from fl_lightning.core.server import GroupServer
+from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
+from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
+from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
+from fl_lightning.rng import generator
+
+CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
+"""Tensors of the server's memory: the clip and the noise of the next round, and how many rounds each client was in."""
+MEAN_ALONE = ("Method", "ServerOptimizer", "FedDyn", "PFedMe")
+"""Classes of methods whose server sees uploads through the relation's mean alone; a method whose `aggregate` or
+`broadcast` is another's may look at single uploads."""
+RATE, COUNTING = 0.2, 20
+"""Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise of the count."""
+
+
+def refusal(method: Any) -> str | None:
+    """Why noise on the mean does not cover what the server of `method` learns and hands on; None: it does."""
+    relation = method.relation()
+    if not relation.is_global:
+        return "its clients receive mixes of their own, and the noise is on the one global model"
+    kinds = [b.kind for b in method.beside().values() if b.values != "public"]
+    slots = [name for name, slot in method.slots().items() if slot.exchanged]
+    if kinds or slots:
+        return f"its clients also upload {(kinds + slots)[0]}, which the noise on the mean does not cover"
+    owners = {hook: _owner(method, hook) for hook in ("aggregate", "broadcast")}
+    if odd := [f"{hook} of {owner}" for hook, owner in owners.items() if owner not in MEAN_ALONE]:
+        return f"its server ({odd[0]}) may look at single uploads, or weighs them"
+    if not isinstance(relation, SampleCounts) or relation.sources != "cohort" or method.everyone_first:
+        return "its server weighs uploads in another way, or those of earlier rounds"
+    return None
+
+
+def _owner(method: Any, hook: str) -> str:
+    return next(cls.__name__ for cls in type(method).__mro__ if hook in vars(cls))
+
+
+@dataclass
+class CentralPrivacy(Transform, Aggregator, Observer):
+    """A trusted server bounds each client's change and adds noise to their one mean: privacy against all others.
+
+    The unit is a client. The mean is plain, 1 / n for each of the cohort's n clients, and its noise has the standard
+    deviation noise * clip / n. Against the server itself it protects nothing (`localprivacy` does).
+
+    Args:
+        clip: the greatest L2 norm of a client's change of the global model; with `quantile` that of the first round.
+        noise: standard deviation of the noise on the sum of changes, in units of the clip.
+        epsilon_target: in place of `noise`: the least noise that keeps the run's epsilon there.
+        quantile: adaptive clipping: the clip follows this quantile of the norms by a noisy count of the clients below
+            it; the count has a share of the noise, and epsilon stays. null: the clip stays. The authors: 0.5.
+        delta: at which epsilon is given; below one over the clients. 1e-5: the field's habit.
+        reproducible: noise is drawn for (seed, round): who knows the seed can take it off. false: the operating
+            system's random numbers.
+    """
+
+    changes_upload = True
+    accounts: ClassVar[bool] = True
+    """As of `LocalPrivacy`."""
+
+    clip: float | None = None
+    noise: float | None = None
+    epsilon_target: float | None = None
+    quantile: float | None = None
+    delta: float = DELTA
+    reproducible: bool = True
+    _noise: float = field(default=0.0, init=False, repr=False)
+    _within: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
+    """This round's uploads of this rank: whether a client's change was within the clip."""
+
+    def __post_init__(self) -> None:
+        check_numbers(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        fine = self.quantile is None or 0 < self.quantile < 1
+        check(f"{self.config_key}.quantile", self.quantile, fine, "it must lie in (0, 1)")
+
+    # ---------------------------------------------------------------- before the first round
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run had other noise."""
+        require("dp", self.config_key, "", "its epsilon is computed by that package")
+        self._noise = self._multiplier(run.config, run.method)
+        Aggregator.on_fit_start(self, run)
+        key, several = self.config_key, len(run.groups) > 1
+        check("model", [g.name for g in run.groups], not several, f"{key} takes clients of one architecture")
+        share = run.config.data.held_out_clients
+        check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
+        others = [c for c in run.callbacks if isinstance(c, Transform) and hasattr(c, "accounts") and c is not self]
+        check(key, "", not others, "one of localprivacy and centralprivacy: each accounts for the whole run")
+        last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
+        allowed = f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent in the end"
+        check(last.config_key, "", last is self, allowed)
+        memory, now = run.server.memory, torch.tensor(self._noise, dtype=torch.float64)
+        before = float(memory.get(NOISE, now))
+        allowed = f"the run began with noise {before}, and now it would be {self._noise}: begin a new run"
+        check(f"{key}.epsilon_target", self.epsilon_target, math.isclose(before, self._noise, rel_tol=1e-12), allowed)
+        first = {CLIP: torch.tensor(self.clip, dtype=torch.float64), NOISE: now}
+        first[TAKEN] = torch.zeros(run.clients, dtype=torch.int64)
+        run.server.memory |= {name: memory.get(name, tensor) for name, tensor in first.items()}
+
+    def _multiplier(self, config: Config, method: Any) -> float:
+        """The noise of the run.
+
+        Raises:
+            BadInput: the method is not covered; delta is too large; no noise meets the target; the cohort is too small
+                for adaptive clipping.
+        """
+        key = self.config_key
+        if why := refusal(method):
+            raise BadInput(key, type(method).__name__.lower(), why)
+        allowed = f"it must lie below one over the {config.clients} clients"
+        check(f"{key}.delta", self.delta, self.delta < 1 / config.clients, allowed)
+        noise = self.noise if self.noise is not None else self._calibrated(config, method)
+        size, most = _size(config), 2 * _size(config) / COUNTING
+        allowed = f"with cohorts of {size} and noise {noise:.4g} there is none left for the count: noise below {most:g}"
+        check(f"{key}.quantile", self.quantile, self.quantile is None or noise < most, allowed)
+        return noise
+
+    def _calibrated(self, config: Config, method: Any) -> float:
+        key, target = f"{self.config_key}.epsilon_target", float(self.epsilon_target or 0)
+        times, enough, why = _rounds(config, method), list[float](), None
+        for make in _ways(config, times, config.federation.rounds):
+            try:
+                enough.append(calibrated(make, target, self.delta, key))
+            except BadInput as error:
+                why = error
+        if why is not None and not enough:
+            raise why
+        return min(enough)
+
+    def planned(self, config: Config, method: Any, sends_model: bool, samples: int) -> dict[str, Any]:
+        """What the summary will have, before the run."""
+        self._noise = self._multiplier(config, method)
+        return self._report(config, _rounds(config, method), config.federation.rounds, float(self.clip or 0))
+
+    # ---------------------------------------------------------------- in a round
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        """Bound the change from the global model."""
+        if payload.sent.tobytes() != client.group.up_mask.tobytes():
+            allowed = "it sends other blocks than its scope says, and which they are may tell of the data"
+            raise BadInput(f"{self.config_key} refuses {client.run.method_name}", client.round, allowed)
+        clip = float(client.run.server.memory[CLIP])
+
+        def bounded(change: Tensor) -> Tensor:
+            short = clipped(change, clip)
+            self._within[client.id] = torch.equal(short, change)
+            return short
+
+        payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
+
+    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+        """1 / n each."""
+        return torch.full_like(p, 1 / p.shape[-1])
+
+    def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
+        """With noise on all that is handed on; the rounds of `who` are counted, and the clip follows their norms."""
+        run, n = group.server.run, len(who)
+        memory, draws = run.server.memory, self._draws(run, group.server.round)
+        clip, noise, counting = float(memory[CLIP]), self._noise, run.cohort_size / COUNTING
+        if self.quantile is not None:  # the two together are as good as one message with the whole noise
+            noise = (self._noise**-2 - (2 * counting) ** -2) ** -0.5
+        for s in group.layout.segments(group.group.down_mask):
+            normal = torch.randn(s.stop - s.start, generator=draws, dtype=torch.float32)
+            mean[s.start : s.stop] += (noise * clip / n * normal).to(mean)
+        taken = memory[TAKEN].clone()
+        taken[torch.tensor(who)] += 1
+        run.server.memory |= {TAKEN: taken, NOISE: torch.tensor(self._noise, dtype=torch.float64)}
+        if self.quantile is not None:
+            within = {c: fine for part in run.processes.gather_objects(self._within) for c, fine in part.items()}
+            count = sum(within[c] - 0.5 for c in who) + counting * float(torch.randn((), generator=draws))
+            step = math.exp(-RATE * (count / n + 0.5 - self.quantile))
+            run.server.memory[CLIP] = memory[CLIP] * step
+        self._within.clear()
+        return repaired(group.layout, group.group.down_mask, mean)
+
+    def _draws(self, run: RunContext, round: int) -> torch.Generator:
+        if self.reproducible:
+            return generator(run.config.seed, "central privacy", round)
+        return torch.Generator().manual_seed(run.processes.gather_objects(secrets.randbits(63))[0])
+
+    # ---------------------------------------------------------------- epsilon
+
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+        """Epsilon so far: the largest client's, and each client's; with `quantile`, the clip of the next round."""
+        taken, t = run.server.memory[TAKEN].tolist(), run.server.round
+        for row in record.clients:
+            row["privacy_epsilon"] = self._epsilon(run.config, taken[int(row["client"])], t)
+        record.metrics["privacy_epsilon"] = self._epsilon(run.config, max(taken), t)
+        if self.quantile is not None:
+            record.metrics["privacy_clip"] = float(run.server.memory[CLIP])
+
+    def _epsilon(self, config: Config, times: int, rounds: int, *, replace_one: bool = False) -> float:
+        """The smaller of two that both hold: of the rounds with the client; of all rounds, if nobody knows who was in
+        them."""
+        ways = _ways(config, times, rounds)
+        return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
+
+    def summarize(self, run: RunContext) -> Mapping[str, Any]:
+        """Epsilon of the client with the largest, its delta and unit, and what it covers."""
+        memory = run.server.memory
+        return self._report(run.config, int(memory[TAKEN].max()), run.server.round, float(memory[CLIP]))
+
+    def _report(self, config: Config, times: int, rounds: int, clip: float) -> dict[str, Any]:
+        known = epsilon([Mechanism(self._noise, times)], self.delta)
+        least = self._epsilon(config, times, rounds)
+        return {
+            "privacy_epsilon": least,
+            "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
+            "privacy_epsilon_known_cohorts": known,
+            "privacy_delta": self.delta,
+            "privacy_unit": "client",
+            "privacy_mechanism": "central",
+            "privacy_uploads": times,
+            "privacy_clip_model": clip,
+            "privacy_noise_model": self._noise,
+            "privacy_covers": "global models of all rounds against other clients and their readers"
+            + (", who do not know the cohorts" if least < known else "")
+            + "; not against the server, nor a client's scores, tables and personal model",
+        }
+
+
+def _size(config: Config) -> int:
+    return max(1, round(config.federation.participation * config.clients))
+
+
+def _rounds(config: Config, method: Any) -> int:
+    """Of the client that is drawn most often."""
+    return uploads(config, method, [MODEL])[0]
+
+
+def _ways(config: Config, times: int, rounds: int) -> list[Any]:
+    """How a run's messages can be accounted, as mechanisms of a noise: both are right, the smaller epsilon holds."""
+    size, clients = _size(config), config.clients
+    ways = [lambda noise: [Mechanism(noise, times)]]
+    if size < clients:
+        ways.append(lambda noise: [Mechanism(noise, rounds, cohort=(size, clients))])
+    return ways

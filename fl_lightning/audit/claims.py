@@ -1,0 +1,60 @@
+"""What runs claim of their privacy, and what their canaries refute of it."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from fl_lightning.privacy.bound import lower_bound, share_right
+
+
+@dataclass(frozen=True)
+class Claim:
+    """Of the runs of one method; canaries of several runs (other seeds, other coins) are counted together."""
+
+    epsilon: float
+    """The largest that a run claims for a client, against those who know the cohorts; infinite: none that is finite."""
+    delta: float
+    canaries: int = 0
+    guesses: int = 0
+    right: int = 0
+
+    @property
+    def bound(self) -> float | None:
+        """The epsilon that the canaries refute; None: there are none."""
+        return lower_bound(self.canaries, self.guesses, self.right, self.delta) if self.guesses else None
+
+    @property
+    def broken(self) -> bool:
+        """Whether more leaves the mechanism than is claimed."""
+        return self.bound is not None and self.bound > self.epsilon
+
+    def words(self, method: str) -> str:
+        """For the page, and for the terminal."""
+        text = f"{method} claims epsilon {self.epsilon:.4g} at delta {self.delta:g} for a client"
+        if not self.guesses:
+            return f"{text}; no canary tests it"
+        low, high = share_right(self.guesses, self.right)
+        share = f"{self.right} of {self.guesses} guesses right ({low:.1%} to {high:.1%})"
+        refuted = f"{self.canaries} canaries, {share}, refute every epsilon below {self.bound:.3g}"
+        return f"{text}; {refuted}{': THE CLAIM IS FALSE' if self.broken else ''}"
+
+    def as_json(self) -> dict[str, Any]:
+        """All numbers; what is infinite is null."""
+        epsilon = self.epsilon if math.isfinite(self.epsilon) else None
+        counts = {"canaries": self.canaries, "guesses": self.guesses, "right": self.right}
+        return {"epsilon": epsilon, "delta": self.delta, **counts, "bound": self.bound, "broken": self.broken}
+
+
+def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:
+    """Of the summaries of a method's runs; None: none claims an epsilon for clients."""
+    ours = [s for s in summaries if s.get("privacy_unit") == "client"]
+    if not ours:
+        return None
+    sizes = [s.get("privacy_epsilon_known_cohorts", s["privacy_epsilon"]) for s in ours]
+    keys = ("privacy_canaries", "privacy_canary_guesses", "privacy_canary_right")
+    counts = (sum(int(s.get(key, 0)) for s in ours) for key in keys)
+    largest = max(math.inf if size is None else float(size) for size in sizes)
+    return Claim(largest, max(float(s["privacy_delta"]) for s in ours), *counts)

@@ -1,0 +1,165 @@
+"""A lower bound on epsilon: its formula, runs whose epsilon is known, a noise that is smaller than claimed."""
+
+from __future__ import annotations
+
+import json
+import math
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from scipy.stats import beta, binom
+
+from fl_lightning.audit.claims import Claim, claimed
+from fl_lightning.callbacks.canaries import Canaries, coin, direction
+from fl_lightning.callbacks.central import CentralPrivacy
+from fl_lightning.callbacks.privacy import LocalPrivacy
+from fl_lightning.cli import main
+from fl_lightning.core import Client, Payload
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.privacy.bound import lower_bound, share_right
+
+Make = Callable[..., Federation]
+
+
+@pytest.mark.parametrize(("guesses", "right"), [(100, 80), (40, 40), (200, 130)])
+def test_without_delta_the_bound_is_clopper_pearsons(guesses: int, right: int) -> None:
+    """Randomised response is right with e^eps / (1 + e^eps): the bound is the logit of the one-sided interval."""
+    least = float(beta.ppf(0.05, right, guesses - right + 1))
+    assert lower_bound(10 * guesses, guesses, right, 0.0) == pytest.approx(math.log(least / (1 - least)), abs=1e-3)
+    low, high = share_right(guesses, right)
+    assert low == pytest.approx(float(beta.ppf(0.025, right, guesses - right + 1)), abs=1e-9)
+    assert high == pytest.approx(1.0 if right == guesses else float(beta.ppf(0.975, right + 1, guesses - right)))
+
+
+def test_delta_takes_some_of_the_bound() -> None:
+    bounds = [lower_bound(1000, 100, 95, delta) for delta in (0.0, 1e-6, 1e-5, 1e-4, 1e-3)]
+    assert bounds == sorted(bounds, reverse=True) and bounds[0] > bounds[-1]
+    assert lower_bound(1000, 100, 50, 1e-5) == lower_bound(10, 0, 0, 1e-5) == 0
+    with pytest.raises(ValueError, match="7 right of 6 guesses"):
+        lower_bound(10, 6, 7, 1e-5)
+
+
+def test_randomised_response_is_below_its_epsilon() -> None:
+    """Exactly: over all numbers of right guesses, the bound is above epsilon with 5 % at most."""
+    for epsilon in (0.5, 2.0):
+        share = 1 / (1 + math.exp(-epsilon))
+        above = [v for v in range(61) if lower_bound(60, 60, v, 0.0) > epsilon]
+        assert sum(binom.pmf(v, 60, share) for v in above) <= 0.05 + 1e-9
+        assert above
+
+
+def of(fed: Federation) -> dict[str, Any]:
+    return {k: v for k, v in fed.fit().items() if k.startswith("privacy_")}
+
+
+MANY = {"clients": 100, "data": {"partition": "iid"}, "local_epochs": None, "local_steps": 1, "rounds": 2}
+
+
+@pytest.mark.parametrize("kind", ["local", "central"])
+@pytest.mark.parametrize("noise", [0.01, 30.0])
+def test_all_coins_are_known_without_noise_and_none_with_much(federation: Make, kind: str, noise: float) -> None:
+    private: Any = (LocalPrivacy if kind == "local" else CentralPrivacy)(clip=0.5, noise=noise)
+    summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
+    assert summary["privacy_canaries"] == 100 and summary["privacy_canary_guesses"] == 50
+    claim = claimed([summary])
+    assert claim is not None and not claim.broken and claim.bound == summary["privacy_epsilon_bound"]
+    if noise < 1:
+        assert summary["privacy_canary_right"] == 50 and 2.5 < claim.bound < summary["privacy_epsilon"]
+    else:
+        assert summary["privacy_canary_right"] < 40 and claim.bound < 0.5
+
+
+def test_noise_that_is_smaller_than_claimed_is_found(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A mechanism with a fault: it counts noise 5, and adds a hundredth of it."""
+    private = CentralPrivacy(clip=0.5, noise=5.0)
+    whole = CentralPrivacy.finished
+
+    def weak(self: CentralPrivacy, *args: Any) -> Any:
+        self._noise, kept = self._noise / 100, self._noise
+        try:
+            return whole(self, *args)
+        finally:
+            self._noise = kept
+
+    monkeypatch.setattr(CentralPrivacy, "finished", weak)
+    summary = of(federation(FedAvg(), callbacks=[Canaries(guesses=0.5), private], **MANY))
+    claim = claimed([summary])
+    assert claim is not None and claim.broken and claim.epsilon < 1.5 < float(claim.bound or 0)
+    assert claim.words("fedavg").endswith("THE CLAIM IS FALSE")
+
+
+def test_a_canary_sends_its_direction_or_nothing(federation: Make) -> None:
+    seen: dict[int, torch.Tensor] = {}
+
+    class Spy(CentralPrivacy):
+        def on_upload(self, client: Client, payload: Payload) -> None:
+            super().on_upload(client, payload)
+            seen[client.id] = payload.vector - client.group.vectors["model"]
+
+    fed = federation(FedAvg(), callbacks=[Canaries(share=0.5), Spy(clip=0.5, noise=1.0)], clients=8, rounds=1)
+    fed.fit()
+    canaries = fed.run.callbacks[0]._canaries  # type: ignore[attr-defined]
+    assert len(canaries) == 4 and {coin(fed.run, c) for c in range(20)} == {True, False}
+    for client in canaries:
+        wanted = 0.5 * coin(fed.run, client) * direction(fed.run, fed.run.groups[0], client)
+        torch.testing.assert_close(seen[client], wanted, rtol=1e-3, atol=1e-5)
+    assert all(0 < seen[c].norm() < 0.51 for c in set(range(8)) - canaries)
+
+
+def test_canaries_without_a_claim_are_refused(federation: Make) -> None:
+    with pytest.raises(BadInput, match=r"callbacks\.canaries: .*neither is there"):
+        federation(FedAvg(), callbacks=[Canaries()]).prepare()
+    with pytest.raises(BadInput, match=r"callbacks\.canaries\.guesses: 0.0 .*\(0, 1\]"):
+        Canaries(guesses=0.0)
+
+
+def test_claims_of_several_runs_are_counted_together() -> None:
+    one = {"privacy_unit": "client", "privacy_epsilon": 2.0, "privacy_delta": 1e-5, "privacy_canaries": 100}
+    one |= {"privacy_canary_guesses": 20, "privacy_canary_right": 19}
+    both = claimed([one, one | {"privacy_epsilon": 3.0}])
+    assert both == Claim(3.0, 1e-5, 200, 40, 38)
+    assert float(both.bound or 0) > float(claimed([one]).bound or 0)  # type: ignore[union-attr]
+    assert claimed([{"privacy_unit": "sample"}, {}]) is None
+    assert claimed([one | {"privacy_epsilon": None}]).epsilon == math.inf  # type: ignore[union-attr]
+
+
+PRIVATE = "--callbacks.canaries.guesses 0.5 --callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 5"
+
+
+@pytest.mark.slow
+def test_an_audit_says_what_canaries_refute(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    folder = fit("x", f"--method fedavg --data.client_test 0.5 {PRIVATE}")
+    summary = json.loads((folder / "summary.json").read_text())
+    assert main(["audit", "runs/x", "--out", "a"]) == 0
+    assert "x claims epsilon" in capsys.readouterr().out
+    claim = json.loads((tmp_path / "a" / "audit.json").read_text())["claims"]["x"]
+    assert claim["canaries"] == 4 and not claim["broken"] and claim["bound"] == summary["privacy_epsilon_bound"]
+    (folder / "summary.json").write_text(json.dumps(summary | {
+        "privacy_epsilon_known_cohorts": 0.5, "privacy_canaries": 100, "privacy_canary_guesses": 50,
+        "privacy_canary_right": 50,
+    }))  # fmt: skip
+    assert main(["audit", "runs/x", "--out", "a"]) == 1
+    assert "claims a smaller epsilon than its canaries allow" in capsys.readouterr().err
+    assert "class=false" in (tmp_path / "a" / "audit.html").read_text()
+
+
+@pytest.mark.slow
+def test_canaries_give_the_same_bits_on_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path) -> None:
+    def bits(folder: Path) -> dict[str, Any]:
+        summary = json.loads((folder / "summary.json").read_text())
+        return {k: v for k, v in summary.items() if k.startswith("privacy_")}
+
+    flags = f"--method fedavg --federation.clients 8 --callbacks.checkpoint.seconds 0 {PRIVATE}"
+    whole = bits(fit("whole", flags))
+    assert whole["privacy_canaries"] == 8
+    assert bits(fit("ranks", flags, "--fabric.devices 2")) == whole
+    fit("part", flags, "--federation.rounds 2")
+    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
+    assert bits(tmp_path / "runs" / "part") == whole

@@ -1,0 +1,288 @@
+"""A trusted server's noise on the mean: bounds, variance, the adaptive clip, epsilon, and what is refused by name."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import dp_accounting as dp
+import pytest
+import torch
+from dp_accounting.rdp import RdpAccountant
+from every import NAMES, method_of
+from torch import Tensor
+
+from fl_lightning.callbacks.central import CentralPrivacy, refusal
+from fl_lightning.callbacks.compression import Quantize
+from fl_lightning.callbacks.privacy import LocalPrivacy
+from fl_lightning.cli import main
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.privacy.accounting import Mechanism, epsilon
+from fl_lightning.results.folder import RunFolder
+
+Make = Callable[..., Federation]
+COVERED = (
+    "apfl", "ditto", "fedadagrad", "fedadam", "fedala", "fedalign", "fedavg", "fedavgm", "fedbabu", "fedbn", "fedcp",
+    "feddyn", "fedem", "fedper", "fedprox", "fedrep", "fedrod", "fedsalora", "fedyogi", "ffalora", "gpfl", "knnper",
+    "lgfedavg", "moon", "perfedavg", "pfedme",
+)  # fmt: skip
+ADAPTERS = ("fedsalora", "ffalora")
+STILL = {"lr": 0.0}
+
+
+def changes(fed: Federation, old: Tensor) -> list[Tensor]:
+    """What the server received of each client, less the old global model, on what travels."""
+    group = fed.run.groups[0]
+    segments = group.layout.segments(group.down_mask)
+    states = fed.run.states.values()
+    return [torch.cat([(s.received["model"] - old)[p.start : p.stop] for p in segments]) for s in states]
+
+
+def moved(fed: Federation, old: Tensor) -> Tensor:
+    group = fed.run.groups[0]
+    segments = group.layout.segments(group.down_mask)
+    return torch.cat([(group.vectors["model"] - old)[p.start : p.stop] for p in segments])
+
+
+def one_round(fed: Federation, t: int = 1) -> Tensor:
+    """The global model before round `t`, which is then run."""
+    if t == 1:
+        fed.prepare()
+    old = fed.run.groups[0].vectors["model"].clone()
+    fed.round(t)
+    return old
+
+
+# ---------------------------------------------------------------- bounds and noise
+
+
+def test_no_change_is_longer_than_the_clip_and_the_mean_is_plain(federation: Make) -> None:
+    """Of clients of unlike sizes, at a huge learning rate, with next to no noise."""
+    private = CentralPrivacy(clip=0.01, noise=1e-7)
+    fed = federation(FedAvg(), "norm", [private], {"partition": "dirichlet"}, optimizer={"lr": 0.5})
+    old = one_round(fed)
+    parts = changes(fed, old)
+    assert len(set(fed.run.data.train_sizes)) > 1
+    assert all(0.0099 < float(x.double().norm()) < 0.01 * 1.001 for x in parts)
+    torch.testing.assert_close(moved(fed, old), torch.stack(parts).mean(0), rtol=0, atol=1e-6)
+
+
+def test_the_noise_is_that_of_the_mean_and_another_in_each_round(federation: Make) -> None:
+    """Nothing trains: what the global model moves by is noise alone, clip * noise / n on each number."""
+    fed = federation(FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0)], optimizer=STILL, rounds=3)
+    first, second, third = (moved(fed, one_round(fed, t)) for t in (1, 2, 3))
+    for x, y in ((first, second), (second, third), (first, third)):
+        assert float(x.std()) == pytest.approx(3.0 * 2.0 / 4, rel=6 / math.sqrt(2 * len(x)))
+        assert abs(float(x @ y / (x.norm() * y.norm()))) < 6 / math.sqrt(len(x))
+    again = federation(FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0)], optimizer=STILL)
+    assert torch.equal(moved(again, one_round(again)), first)
+    other = federation(FedAvg(), callbacks=[CentralPrivacy(clip=3.0, noise=2.0, reproducible=False)], optimizer=STILL)
+    assert not torch.equal(moved(other, one_round(other)), first)
+
+
+def test_variances_stay_what_they_can_be(federation: Make) -> None:
+    fed = federation(FedAvg(), "norm", [CentralPrivacy(clip=100.0, noise=1.0)])
+    one_round(fed)
+    model, layout = fed.run.groups[0].vectors["model"], fed.run.groups[0].layout
+    [block] = [b for b in layout.blocks if b.name.endswith("running_var")]
+    variance = model[block.start : block.stop]
+    assert float(variance.min()) >= 0 and variance.abs().max() > 1
+
+
+@pytest.mark.sampled("fedper")
+@pytest.mark.parametrize("name", [name for name in COVERED if name not in ADAPTERS])
+def test_covered_methods_run(federation: Make, name: str) -> None:
+    net = "residual" if name == "fedalign" else "plain"
+    method = method_of(name, **({"sigma": "0"} if name == "fedhkd" else {}))
+    fed = federation(method, net, [CentralPrivacy(clip=0.1, noise=0.1)], {"validation": 0.1})
+    summary = fed.fit()
+    assert summary["privacy_uploads"] == 2
+    assert summary["privacy_epsilon"] == pytest.approx(epsilon([Mechanism(0.1, 2)], 1e-5))
+
+
+# ---------------------------------------------------------------- adaptive clipping
+
+
+@pytest.mark.parametrize(("clip", "within"), [(1e3, 40), (1e-6, 0)])
+def test_the_clip_follows_the_quantile(federation: Make, clip: float, within: int) -> None:
+    """Andrew et al., Algorithm 1: C <- C exp(-0.2 (b - quantile)), b the noisy share of changes within the clip."""
+    private = CentralPrivacy(clip=clip, noise=0.5, quantile=0.3)
+    fed = federation(FedAvg(), callbacks=[private], clients=40, data={"fraction": 0.5, "partition": "iid"}, rounds=1)
+    one_round(fed)
+    share = 0.3 - math.log(float(fed.run.server.memory["privacy.clip"]) / clip) / 0.2
+    assert share == pytest.approx(within / 40, abs=6 * (40 / 20) / 40)
+    assert share != pytest.approx(within / 40, abs=1e-6)  # the count is noisy
+
+
+def test_the_count_has_its_share_of_the_noise(federation: Make) -> None:
+    """The mean's noise grows by as much as the count's message takes; dp-accounting sees no difference."""
+    settings: dict[str, Any] = {"clients": 40, "data": {"fraction": 0.5, "partition": "iid"}, "optimizer": STILL}
+    fed = federation(FedAvg(), callbacks=[CentralPrivacy(clip=1.0, noise=3.5, quantile=0.5)], **settings)
+    x = moved(fed, one_round(fed))
+    mean = (3.5**-2 - (2 * 40 / 20) ** -2) ** -0.5
+    assert mean > 1.3 * 3.5
+    assert float(x.std()) == pytest.approx(mean / 40, rel=6 / math.sqrt(2 * len(x)))
+    both = [Mechanism(mean, 2), Mechanism(2 * 40 / 20, 2)]
+    assert epsilon(both, 1e-5) == pytest.approx(epsilon([Mechanism(3.5, 2)], 1e-5), rel=1e-3)
+
+
+# ---------------------------------------------------------------- epsilon
+
+
+def by_hand(noise: float, rounds: int, size: int, clients: int) -> float:
+    accountant = RdpAccountant(neighboring_relation=dp.NeighboringRelation.REPLACE_ONE)
+    event = dp.SampledWithoutReplacementDpEvent(clients, size, dp.GaussianDpEvent(noise / 2))
+    accountant.compose(event, rounds)
+    return float(accountant.get_epsilon(1e-5))
+
+
+@pytest.mark.parametrize(("noise", "rounds", "size", "clients"), [(1.0, 50, 50, 1000), (4.0, 20, 10, 100)])
+def test_cohorts_are_accounted_as_drawn_without_replacement(noise: float, rounds: int, size: int, clients: int) -> None:
+    mine = epsilon([Mechanism(noise, rounds, cohort=(size, clients))], 1e-5)
+    assert mine == pytest.approx(by_hand(noise, rounds, size, clients), rel=2e-2)
+    assert mine >= by_hand(noise, rounds, size, clients) * (1 - 1e-9)  # fewer orders: never below
+    assert mine < epsilon([Mechanism(noise, rounds)], 1e-5, replace_one=True)
+
+
+def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) -> None:
+    private = CentralPrivacy(clip=1.0, noise=4.0)
+    fed = federation(FedAvg(), callbacks=[private], clients=20, participation=0.1, rounds=4)
+    summary = fed.fit()
+    taken = fed.run.server.memory["privacy.taken"]
+    assert int(taken.sum()) == 4 * 2 and summary["privacy_uploads"] == int(taken.max())
+    assert summary["privacy_epsilon_known_cohorts"] == epsilon([Mechanism(4.0, int(taken.max()))], 1e-5)
+    secret = epsilon([Mechanism(4.0, 4, cohort=(2, 20))], 1e-5)
+    assert summary["privacy_epsilon"] == min(summary["privacy_epsilon_known_cohorts"], secret)
+    assert ("do not know the cohorts" in summary["privacy_covers"]) == (
+        secret < summary["privacy_epsilon_known_cohorts"]
+    )
+
+
+CLIP, NOISE = "--callbacks.centralprivacy.clip 1", "--callbacks.centralprivacy.noise 1"
+
+
+@pytest.mark.parametrize("participation", [1.0, 0.25])
+def test_a_plan_says_the_epsilon_that_the_run_has(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], participation: float
+) -> None:
+    part = f"--federation.participation {participation}"
+    private = f"--callbacks.centralprivacy.epsilon_target 8 {CLIP} --federation.clients 8 {part}"
+    folder = fit("x", "--method fedavg", private)
+    summary = json.loads((folder / "summary.json").read_text())
+    assert 7.9 < summary["privacy_epsilon"] <= 8.001
+    rows = RunFolder(folder).read("metrics")
+    assert rows[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
+    assert RunFolder(folder).read("clients")[-1]["privacy_epsilon"] <= summary["privacy_epsilon"]
+    words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4"
+    plan = f"plan {words} --federation.rounds 3 --method fedavg {private} --no_run --json"
+    capsys.readouterr()
+    assert main(plan.split()) == 0
+    planned = json.loads(capsys.readouterr().out)["privacy"]
+    assert planned["privacy_epsilon"] == summary["privacy_epsilon"]
+    assert planned["privacy_noise_model"] == summary["privacy_noise_model"]
+
+
+# ---------------------------------------------------------------- ranks and resume
+
+
+def tables(folder: Path) -> list[Any]:
+    rows = RunFolder(folder).read("metrics") + RunFolder(folder).read("clients")
+    return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
+
+
+PRIVATE = (
+    f"--method fedper {CLIP} --callbacks.centralprivacy.noise 0.3 --callbacks.centralprivacy.quantile 0.5 "
+    "--callbacks.checkpoint.seconds 0"
+)
+
+
+@pytest.mark.slow
+def test_the_same_bits_on_one_two_and_three_ranks_and_after_a_resume(fit: Callable[..., Path], tmp_path: Path) -> None:
+    whole = fit("whole", PRIVATE)
+    assert float(RunFolder(whole).read("metrics")[-1]["privacy_clip"]) != 1
+    for n in (2, 3):
+        assert tables(fit(f"ranks-{n}", PRIVATE, f"--fabric.devices {n}")) == tables(whole)
+    fit("part", PRIVATE, "--federation.rounds 2")
+    assert main(["fit", "--name", "part", "--resume", "--federation.rounds", "3"]) == 0
+    assert tables(tmp_path / "runs" / "part") == tables(whole)
+
+
+def test_a_resumed_run_has_the_noise_that_it_began_with(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
+) -> None:
+    target = "--callbacks.centralprivacy.epsilon_target 8"
+    fit("x", "--method fedavg --callbacks.checkpoint.seconds 0 --federation.rounds 1", CLIP, target)
+    before = {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")}
+    assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "2"]) == 2
+    assert "the run began with noise" in capsys.readouterr().err
+    assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
+
+
+# ---------------------------------------------------------------- what is refused
+
+
+def test_methods_are_covered_or_refused_by_name() -> None:
+    why = {name: refusal(method_of(name)) for name in NAMES}
+    assert tuple(sorted(name for name, words in why.items() if words is None)) == COVERED
+    assert "mixes of their own" in str(why["kapc"]) and "mean_feature" in str(why["dbe"])
+    assert "control" in str(why["scaffold"]) and "aggregate of FedDF" in str(why["feddf"])
+
+
+def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation: Make) -> None:
+    class Looks(Method):
+        def aggregate(self, server: Any) -> None:
+            super().aggregate(server)
+
+    class Plain(FedAvg):
+        pass
+
+    with pytest.raises(BadInput, match=r"callbacks\.centralprivacy: 'looks' .*aggregate of Looks"):
+        federation(Looks(), callbacks=[CentralPrivacy(clip=1.0, noise=1.0)]).prepare()
+    federation(Plain(), callbacks=[CentralPrivacy(clip=1.0, noise=1.0)]).prepare()
+
+
+@pytest.mark.parametrize(
+    ("callbacks", "says"),
+    [
+        ([CentralPrivacy(clip=1.0, noise=1.0), Quantize()], "callbacks.quantize: .*before centralprivacy"),
+        ([CentralPrivacy(clip=1.0, noise=1.0), LocalPrivacy(clip=1.0, noise=1.0)], "one of localprivacy and central"),
+        ([CentralPrivacy(clip=1.0, noise=1.0, quantile=0.5)], "quantile: 0.5 .*noise below 0.4"),
+        ([CentralPrivacy(clip=1.0, noise=1.0, delta=0.3)], "delta: 0.3 .*one over the 4 clients"),
+        ([CentralPrivacy(clip=1.0, epsilon_target=1e-9)], "epsilon_target: 1e-09 .*no noise up to"),
+    ],
+)  # fmt: skip
+def test_parts_that_do_not_fit_are_refused(federation: Make, callbacks: list[Any], says: str) -> None:
+    fed = federation(FedAvg(), callbacks=callbacks)
+    with pytest.raises(BadInput) as caught:
+        for callback in callbacks:
+            callback.on_fit_start(fed.run)
+    assert re.search(says, str(caught.value)), caught.value
+
+
+WRONG = {
+    "noise without clip": ("--callbacks.centralprivacy.noise 1", "clip: it must be given: noise without a bound"),
+    "no noise": (CLIP, "noise: None .*either noise or epsilon_target"),
+    "noise 0": (f"{CLIP} --callbacks.centralprivacy.noise 0", "noise: 0 .*above 0: without noise there is no epsilon"),
+    "quantile": (f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1", r"quantile: 1.* \(0, 1\)"),
+    "method": (f"{CLIP} {NOISE} --method kapc", ": 'kapc' .*mixes of their own"),
+}
+
+
+@pytest.mark.parametrize("case", WRONG)
+def test_wrong_uses_are_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    flags, says = WRONG[case]
+    words = f"fit --config kapc_exact_digits --loggers null --callbacks null --federation.clients 4 --name x {flags}"
+    assert main([*words.split(), *([] if "--method" in flags else ["--method", "fedavg"])]) == 2
+    err = capsys.readouterr().err.strip()
+    assert len(err.splitlines()) == 1
+    assert re.search(rf"callbacks\.centralprivacy(\.)?{says}", err), err
