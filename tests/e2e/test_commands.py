@@ -211,7 +211,6 @@ NEEDS = {
     "normbound": "--callbacks.normbound.bound 1",
     "canaries": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1 --method fedavg",
-    "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "trimmedmean": "--callbacks.trimmedmean.share 0.2 --method fedavg",
 }
 """What some ask for beyond their name."""

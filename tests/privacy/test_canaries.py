@@ -135,7 +135,7 @@ PRIVATE = "--callbacks.canaries.guesses 0.5 --callbacks.centralprivacy.clip 1 --
 def test_an_audit_says_what_canaries_refute(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], tmp_path: Path
 ) -> None:
-    folder = fit("x", f"--method fedavg --data.client_test 0.5 {PRIVATE}")
+    folder = fit("x", f"--method fedavg --callbacks.checkpoint.seconds 0 {PRIVATE}")
     summary = json.loads((folder / "summary.json").read_text())
     assert main(["audit", "runs/x", "--out", "a"]) == 0
     assert "x claims epsilon" in capsys.readouterr().out
