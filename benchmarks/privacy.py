@@ -1,12 +1,10 @@
-"""What docs/privacy.md shows: bounds on epsilon by canaries, and accuracy at a given epsilon.
+"""What docs/privacy.md shows: bounds on epsilon by canaries, where epsilon is known.
 
     python benchmarks/privacy.py mechanism --runs 200
     python benchmarks/privacy.py canaries --runs 20
-    python benchmarks/privacy.py accuracy --root shared/data --seeds 3
 
 `mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. `canaries`: whole runs of
-FedAvg on made-up data, 500 clients that are all canaries. `accuracy`: 300 clients of 40 samples of MNIST, 20 rounds of
-60 of them. Each prints a table in Markdown, a line as soon as it is known.
+FedAvg on made-up data, 500 clients that are all canaries. Each prints a table in Markdown, line by line.
 """
 
 from __future__ import annotations
@@ -15,7 +13,6 @@ import argparse
 import contextlib
 import io
 import tempfile
-from collections.abc import Iterable
 from statistics import mean, stdev
 from typing import Any
 
@@ -104,36 +101,9 @@ def canaries(runs: int, clients: int = 500) -> None:
             print(line(claim, bounds), flush=True)
 
 
-def accuracy(root: str, seeds: Iterable[int]) -> None:
-    """Final accuracy of each method's own judge, mean over clients, at client-level epsilons."""
-    print("| method | privacy | epsilon | accuracy, % (95 % over seeds) |\n| --- | --- | --- | --- |")
-    rows = [(method, "central", claim) for method in ("fedavg", "fedper", "ditto") for claim in (2.0, 8.0)]
-    rows += [(method, "none", None) for method in ("fedavg", "fedper", "ditto", "kapc", "local")]
-    rows += [("kapc", "local", 8.0)]
-    for method, kind, claim in rows:
-        values = []
-        for seed in seeds:
-            quantile = {"quantile": 0.5, "clip": 0.5} if kind == "central" else {"clip": 0.5}
-            private = {f"{kind}privacy": {"epsilon_target": claim, **quantile}} if claim else {}
-            config = {
-                "seed": seed, "method": method, "callbacks": {"heatmaps": None, **private}, "evaluation.every": 20,
-                "data": {"source": "mnist", "root": root, "partition": "dirichlet", "alpha": 0.3,
-                         "samples_per_client": 40, "fraction": 0.4},
-                "model": "mlp", "model.hidden": [32],
-                "federation": {"clients": 300, "rounds": 20, "participation": 0.2, "local_epochs": 5, "batch_size": 10},
-            }  # fmt: skip
-            values.append(100 * quiet(config)["final_mean_accuracy"])
-        print(f"| `{method}` | {kind} | {claim or 'infinite'} | {interval(values)} |", flush=True)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("mechanism", "canaries", "accuracy"))
+    parser.add_argument("what", choices=("mechanism", "canaries"))
     parser.add_argument("--runs", type=int, default=20)
-    parser.add_argument("--seeds", type=int, default=3)
-    parser.add_argument("--root", default="shared/data")
     given = parser.parse_args()
-    if given.what == "accuracy":
-        accuracy(given.root, range(given.seeds))
-    else:
-        {"mechanism": mechanism, "canaries": canaries}[given.what](given.runs)
+    {"mechanism": mechanism, "canaries": canaries}[given.what](given.runs)
