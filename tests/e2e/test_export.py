@@ -17,6 +17,7 @@ from fl_lightning import Run, catalogue
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import prepare
+from fl_lightning.exporting import plain
 from fl_lightning.exporting.source import standalone
 
 QUICK = "--federation.rounds 2 --federation.local_epochs 2 --loggers null --callbacks.heatmaps null --method fedper"
@@ -179,6 +180,22 @@ def test_onnx(tmp_path: Path) -> None:
     graph, plain = exported(tmp_path, "2", "onnx"), exported(tmp_path, "2")
     raw = prepare(DataConfig(fraction=0.4), 5, 0)._test.raw[:20].tolist()
     assert predicted(tmp_path, graph, raw) == predicted(tmp_path, plain, raw)
+
+
+@pytest.mark.parametrize(
+    ("kind", "rows", "line"),
+    [
+        ("table", [{"age": "3"}], "it lacks the column sex"),
+        ("table", [["3"]], "it lacks the column sex"),
+        ("table", [{"age": "old", "sex": "f"}], "'old' in the column age is no number"),
+        ("vectors", [[1.0, 2.0]], r"a sample has the shape \[2\], and the model's have \[3\]"),
+        ("text", [[1, 2, 3, 4]], r"a sample has the shape \[4\], and the model's have \[3\]"),
+    ],
+)
+def test_rows_that_cannot_be_read_are_named(kind: str, rows: list[object], line: str) -> None:
+    about = {"input": kind, "shape": [3], "columns": [["age", None], ["sex", ["f", "m"]]], "tokens": {}}
+    with pytest.raises(ValueError, match=line):
+        plain.raw(about, rows)
 
 
 STRANGE = """
