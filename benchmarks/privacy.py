@@ -1,26 +1,19 @@
 """What docs/privacy.md shows: bounds on epsilon by canaries, where epsilon is known.
 
     python benchmarks/privacy.py mechanism --runs 200
-    python benchmarks/privacy.py canaries --runs 20
 
-`mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. `canaries`: whole runs of
-FedAvg on made-up data, 500 clients that are all canaries. Each prints a table in Markdown, line by line.
+`mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. Prints a
+table in Markdown, line by line.
 """
 
 from __future__ import annotations
 
 import argparse
-import contextlib
-import io
-import tempfile
 from statistics import mean, stdev
-from typing import Any
 
-import numpy as np
 import torch
 from scipy.stats import t
 
-import fl_lightning
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.bound import lower_bound, share_right
 from fl_lightning.privacy.mechanism import Noise, noisy
@@ -72,38 +65,9 @@ def mechanism(runs: int, canaries: int = 1000, numbers: int = 100) -> None:
         print(line(claim, bounds), flush=True)
 
 
-def quiet(config: dict[str, Any], **objects: Any) -> Any:
-    """`fl_lightning.fit` in a folder that is thrown away, without its lines."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        run = fl_lightning.fit(
-            {"loggers": None, "out": folder, "fabric": {"accelerator": "cpu", "threads": 1}, **config}, **objects
-        )
-        return run.summary
-
-
-def canaries(runs: int, clients: int = 500) -> None:
-    """Whole runs of FedAvg with central and with local privacy, two rounds of a step each."""
-    rng = np.random.default_rng(0)
-    x, y = rng.normal(size=(4 * clients, 50)).astype(np.float32), rng.integers(0, 10, 4 * clients)
-    owner = np.repeat(np.arange(clients), 4)
-    for kind in ("central", "local"):
-        print(f"\n{kind}privacy\n")
-        head()
-        for claim in CLAIMS:
-            bounds = []
-            for seed in range(runs):
-                private = {f"{kind}privacy": {"clip": 1.0, "epsilon_target": claim}}
-                federation = {"clients": clients, "rounds": 2, "local_steps": 1, "local_epochs": None}
-                config = {"seed": seed, "callbacks": {"heatmaps": None, "canaries": {}, **private},
-                          "federation": federation, "evaluation.every": 2, "method": "fedavg"}  # fmt: skip
-                model = torch.nn.Sequential(torch.nn.Linear(50, 40), torch.nn.ReLU(), torch.nn.Linear(40, 10))
-                bounds.append(quiet(config, data=(x, y, owner), model=model)["privacy_epsilon_bound"])
-            print(line(claim, bounds), flush=True)
-
-
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("mechanism", "canaries"))
-    parser.add_argument("--runs", type=int, default=20)
+    parser.add_argument("what", choices=("mechanism",))
+    parser.add_argument("--runs", type=int, default=200)
     given = parser.parse_args()
-    {"mechanism": mechanism, "canaries": canaries}[given.what](given.runs)
+    mechanism(given.runs)
