@@ -233,7 +233,7 @@ def _look_up_types(cls: type) -> None:
     """
     if dataclasses.is_dataclass(cls) and cls.__dataclass_params__.init:  # type: ignore[attr-defined]
         with contextlib.suppress(Exception):  # a class of the user's own may name what is not there
-            types = get_type_hints(cls, include_extras=True)
+            types = get_type_hints(cls)
             annotations = cls.__init__.__annotations__
             annotations |= {name: types[name] for name in annotations.keys() & types.keys()}
 

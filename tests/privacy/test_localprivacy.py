@@ -260,13 +260,13 @@ def test_methods_whose_uploads_cannot_be_bounded_are_refused_by_name(federation:
 WRONG = {
     "noise without clip": ("noise 1", "clip: it must be given: noise without a bound"),
     "no noise": ("clip 1", "noise: None .*either noise or epsilon_target"),
-    "both": ("clip 1 noise 1 epsilon_target 2", "noise: 1 .*either noise or epsilon_target"),
-    "noise 0": ("clip 1 noise 0", "noise: 0 .*above 0: without noise there is no epsilon"),
-    "clip 0": ("clip 0 noise 1", "clip: 0 .*above 0"),
+    "both": ("clip 1 noise 1 epsilon_target 2", "noise: 1.0 .*either noise or epsilon_target"),
+    "noise 0": ("clip 1 noise 0", "noise: 0.0 .*above 0: without noise there is no epsilon"),
+    "clip 0": ("clip 0 noise 1", "clip: 0.0 .*above 0"),
     "delta": ("clip 1 noise 1 delta 0.01", r"delta: 0.01 .*one over the \d+ training samples"),
-    "delta 1": ("clip 1 noise 1 delta 1", r"delta: 1 .*\(0, 1\)"),
+    "delta 1": ("clip 1 noise 1 delta 1", r"delta: 1.0 .*\(0, 1\)"),
     "target": ("clip 1 epsilon_target 1e-9", "epsilon_target: 1e-09 .*no noise up to"),
-    "target 0": ("clip 1 epsilon_target 0", "epsilon_target: 0 .*above 0"),
+    "target 0": ("clip 1 epsilon_target 0", "epsilon_target: 0.0 .*above 0"),
     "statistics unprotected": (
         "clip {model:1,step_norms:1} noise 1",
         "clip: .*also upload noise_norms, which .*unprotected",
@@ -334,7 +334,7 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(
     assert main(["fit", "--name", "x", "--resume", "--federation.rounds", "2"]) == 2
     assert "the run began with noise" in capsys.readouterr().err
     assert main(["fit", "--name", "x", "--resume", "--callbacks.localprivacy.epsilon_target", "9"]) == 2
-    assert "the run began with 8;" in capsys.readouterr().err
+    assert "the run began with 8.0;" in capsys.readouterr().err
     assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
 
 
