@@ -269,7 +269,10 @@ def test_parts_that_do_not_fit_are_refused(federation: Make, callbacks: list[Any
 WRONG = {
     "noise without clip": ("--callbacks.centralprivacy.noise 1", "clip: it must be given: noise without a bound"),
     "no noise": (CLIP, "noise: None .*either noise or epsilon_target"),
-    "noise 0": (f"{CLIP} --callbacks.centralprivacy.noise 0", "noise: 0.0 .*above 0: without noise there is no epsilon"),
+    "noise 0": (
+        f"{CLIP} --callbacks.centralprivacy.noise 0",
+        "noise: 0.0 .*above 0: without noise there is no epsilon",
+    ),
     "quantile": (f"{CLIP} {NOISE} --callbacks.centralprivacy.quantile 1", r"quantile: 1.* \(0, 1\)"),
     "method": (f"{CLIP} {NOISE} --method kapc", ": 'kapc' .*mixes of their own"),
 }
