@@ -225,14 +225,13 @@ def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
 
 def _until(ends: Mapping[str, float | None], last: float) -> str:
     if ends["gain"] is None:
-        return "At none of these sizes it ends to pay." if last > 0 else "It does not pay at any of these sizes."
+        return "It pays at all of these sizes." if last > 0 else "It does not pay at any of these sizes."
     if ends["low"] is None and ends["high"] is None:
-        return (
-            f"By the means it ends at about {ends['gain']:.0f} training samples of a silo; the intervals do not tell."
-        )
+        size = f"{ends['gain']:.0f}"
+        return f"By the means it pays up to about {size} training samples of a silo; the intervals do not tell."
     low = f"{ends['low']:.0f}" if ends["low"] is not None else "fewer than measured"
     high = f"{ends['high']:.0f}" if ends["high"] is not None else "more than measured"
-    return f"It ends at about {ends['gain']:.0f} training samples of a silo ({low} to {high})."
+    return f"It pays up to about {ends['gain']:.0f} training samples of a silo ({low} to {high})."
 
 
 def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], Section]:

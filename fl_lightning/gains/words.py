@@ -151,7 +151,7 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     elif counts["gains"] and counts["harmed"]:
         begin = "It depends on the silo"
     elif facts["high"] < measured.margin and not counts["gains"]:
-        begin = "No, joining does not pay"
+        begin = "No, on average joining does not pay"
     elif facts["low"] > 0:
         begin = "On the whole joining pays, but not for everyone"
     else:
