@@ -89,7 +89,7 @@ def test_the_study_of_switches_is_about_each_one_alone() -> None:
     file = FOLDER / "studies" / "digits" / "switches.yaml"
     asked = Study.of(yaml.safe_load(file.read_text()))
     assert asked.seeds == [0, 1, 2, 3, 4]
-    _, runs, configs = resolve(replace(asked, seeds=[0]), file.parent)
+    _, runs, configs = resolve(replace(asked, seeds=[0]))
     assert len(runs) == len(configs) == len(asked.methods) + 2  # FedAvg of both judges, and training alone
     names = [run.entry.name for run in runs]
     labels = {run.entry.label for run in runs}
