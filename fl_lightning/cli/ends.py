@@ -114,11 +114,10 @@ def _site(words: Namespace, out: BinaryIO) -> None:
         lock = take(folder / "lock")
     except Taken:
         return  # another process is this site's
-    (folder / REFUSED).unlink(missing_ok=True)
     try:
         with lock:
             _answer_all(words, folder)
-    except BadInput as error:
+    except BadInput as error:  # not taken away before: whoever started an earlier process may not have read it
         sentence = getattr(error, "sentence", "it cannot take part; see site.log in the site's folder")
         write_whole(folder / REFUSED, sentence)
         raise
@@ -146,6 +145,7 @@ def _answer_all(words: Namespace, folder: Path) -> None:
         from fl_lightning.deploy.site import Site
 
         site = Site(fabric, config, folder, data, words.client, mark, words.site)
+        (folder / REFUSED).unlink(missing_ok=True)
         listen(Path(words.socket), site.answer, str(words.app), words.idle)
         return {}
 
