@@ -117,7 +117,7 @@ def _site(words: Namespace, out: BinaryIO) -> None:
     try:
         with lock:
             _answer_all(words, folder)
-    except BadInput as error:  # not taken away before: whoever started an earlier process may not have read it
+    except BadInput as error:  # the line stays: the relay of an earlier start may not have read it yet
         sentence = getattr(error, "sentence", "it cannot take part; see site.log in the site's folder")
         write_whole(folder / REFUSED, sentence)
         raise
