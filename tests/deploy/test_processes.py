@@ -94,7 +94,7 @@ def run_of(app: Path, configs: list[dict[str, Any]], folder: Path, resume: bool 
     config = config_of(app)
     mark = fingerprint(app, config)
     folder.mkdir(exist_ok=resume)
-    exchange = Exchange(Processes(configs), "run", mark, Limits(120, 120, 20))
+    exchange = Exchange(Processes(configs), "run", mark, Limits(120, 120, 60))
     public = app.parents[1] / "sites" / "public.npz"
     put_together = partial(federation_of, exchange, Facts.read(app / "facts.json"), public)
     launch(config, fit_on_rank, folder, resume, put_together)
