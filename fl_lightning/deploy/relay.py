@@ -21,6 +21,8 @@ from typing import Any
 HERE = Path(__file__).resolve().parent
 START = 180.0
 """Seconds for a site's process to load torch and its data."""
+WAIT = 5.0
+"""Seconds that a process which is being started elsewhere has before the next try: each try costs a Python's start."""
 LENGTHS = struct.Struct(">IQ")
 """Of a frame: bytes of its JSON and of its body."""
 REFUSED = "refused.txt"
@@ -92,7 +94,7 @@ def socket_of(folder: Path) -> Path:
 
 def connect(folder: Path, config: Any) -> socket.socket | str:
     """A connection to the site's process, started where there is none; a sentence where it cannot be started."""
-    path, process = socket_of(folder), None
+    path, process, earliest = socket_of(folder), None, 0.0
     deadline = time.monotonic() + START
     while time.monotonic() < deadline:
         connection = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
@@ -107,8 +109,8 @@ def connect(folder: Path, config: Any) -> socket.socket | str:
                 return sentence.read_text(encoding="utf-8")
             if process.returncode:
                 return "its process does not start; see site.log in the site's folder"
-            process = None  # another one had the folder
-        if process is None:
+            process, earliest = None, time.monotonic() + WAIT  # another one had the folder
+        if process is None and time.monotonic() >= earliest:
             process = started(folder, path, config)
         time.sleep(0.1)
     return f"its process did not start within {START:.0f} s"
