@@ -1,0 +1,224 @@
+"""The atlas: which method wins where. A study file for each kind of heterogeneity lies in configs/studies/atlas.
+
+    python benchmarks/atlas.py run OUT [KIND ...]        what is missing: tune all methods alike, then the map
+    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/cells.csv
+    python benchmarks/atlas.py rerun --out DIR [--number 5] [--seed 0]
+                                                         train cells drawn at random again: the same numbers?
+
+`run` searches each kind's middle strength with 12 trials a method, each on two splits, on validation data; then it
+trains ten fresh seeds of all strengths with the choices. It goes on where it was stopped. The choices, a study file
+that anybody can run, are kept beside the cells as atlas/KIND.yaml.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import hashlib
+import json
+import math
+import random
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import yaml
+
+from fl_lightning import __version__
+from fl_lightning.cli import main, studyfile
+from fl_lightning.csvtable import as_csv
+from fl_lightning.files import write_whole
+from fl_lightning.report.tables import worst_tenth
+from fl_lightning.study.cells import Cell, read
+from fl_lightning.study.harm import share_harmed
+
+ROOT = Path(__file__).resolve().parents[1]
+ATLAS = ROOT / "atlas"
+KINDS = ("hsu", "classes", "dirichlet", "mixture", "quantity", "rotation", "labels", "iid", "glyphs", "watch")
+TRIALS = 12
+"""Of each method: ten at random with the same rates for all, two by their scores."""
+SPLITS = [1000, 1001]
+"""Seeds of the trials' splits; their first models have seed 1000. None of the map's seeds."""
+COLUMNS = (
+    "kind", "strength", "samples", "method", "seed", "judge", "accuracy", "alone", "gain", "harmed", "worst_tenth",
+    "bytes", "trials", "config", "version",
+)  # fmt: skip
+KEY = ("kind", "strength", "method", "seed")
+Row = dict[str, Any]
+
+
+def run(out: Path, kinds: list[str], workers: int, only: list[str]) -> None:
+    """Search and map the kinds; `only`: arguments for `fl-train study`, such as `--seeds 40-44`."""
+    for kind in kinds:
+        place = out / kind
+        place.mkdir(parents=True, exist_ok=True)
+        content = studyfile.read(f"atlas/{kind}")
+        (axis, strengths), *_ = content["grid"].items()
+        search = content | {"grid": {axis: [strengths[1]], "data.partition_seed": SPLITS}}
+        write_whole(place / "search.yaml", yaml.safe_dump(search, sort_keys=False))
+        words = ["--trials", str(TRIALS), "--workers", str(workers), "--study", "false"]
+        if not (place / "tuned" / "tuned.yaml").is_file():
+            _do("tune", str(place / "search.yaml"), "--out", str(place / "tuned"), *words)
+        chosen = yaml.safe_load((place / "tuned" / "tuned.yaml").read_text(encoding="utf-8"))
+        study = content | {"methods": chosen["methods"], "forced": False}
+        _check_versions(place / "versions.json", {one["name"] for one in chosen["methods"]})
+        write_whole(place / "map.yaml", f"# The atlas, {kind}: arguments as chosen\n" + _yaml(study))
+        _do("study", str(place / "map.yaml"), "--out", str(place / "map"), "--workers", str(workers), *only)
+
+
+def _check_versions(file: Path, methods: set[str]) -> None:
+    """Keep by what code the map is made; end where it was begun by another one."""
+    now = {name: version_of(name) for name in sorted(methods)}
+    known = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else now
+    if changed := [name for name in now if known.get(name, now[name]) != now[name]]:
+        sys.exit(f"atlas: {file.parent}: {', '.join(changed)} came to other golden numbers when its map was begun")
+    write_whole(file, json.dumps(known | now))
+
+
+def _do(*words: str) -> None:
+    if code := main(list(words)):
+        sys.exit(code)
+
+
+def _yaml(content: Any) -> str:
+    return str(yaml.safe_dump(content, sort_keys=False))
+
+
+# ---------------------------------------------------------------- cells
+
+
+def cells_of(study: Path, kind: str) -> list[Row]:
+    """A row for each cell of a kind's map that has ended, beside training alone of its setting and seed."""
+    cells, _ = read([study])
+    file = study.parent / "versions.json"
+    versions = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else {}
+    alone = {cell.unit: cell for cell in cells if cell.label == "local"}
+    cells = [cell for cell in cells if cell.unit in alone]
+    rows = [row_of(cell, alone[cell.unit], kind) for cell in cells]
+    return [row | {"version": versions.get(cell.method, row["version"])} for row, cell in zip(rows, cells, strict=True)]
+
+
+def row_of(cell: Cell, alone: Cell, kind: str) -> Row:
+    """A cell; accuracies and shares lie in 0..1, bytes are those of clients and server in the whole run."""
+    ours, theirs = (math.fsum(c.scores.values()) / len(c.scores) for c in (cell, alone))
+    sizes = [row["train_samples"] for row in cell.run.rows("split")]
+    mib = cell.run.spent("mib")
+    return {
+        "kind": kind,
+        "strength": cell.setting.rpartition("=")[2],
+        "samples": math.fsum(sizes) / len(sizes),
+        "method": cell.label,
+        "seed": cell.seed,
+        "judge": cell.judge,
+        "accuracy": ours,
+        "alone": theirs,
+        "gain": ours - theirs,
+        "harmed": share_harmed(cell, alone),
+        "worst_tenth": worst_tenth(np.array(list(cell.scores.values()))),
+        "bytes": None if mib is None else round(mib * 2**20),
+        "trials": TRIALS,
+        "config": config_hash(cell),
+        "version": version_of(cell.method),
+    }
+
+
+def config_hash(cell: Cell) -> str:
+    """Of the run's whole configuration but its seed, places and machine."""
+    left = ("seed", "fabric", "loggers", "out", "name")
+    kept = {key: value for key, value in cell.run.config.items() if key not in left}
+    kept["data"] = {k: v for k, v in kept["data"].items() if k not in ("root", "public_root", "download", "resident")}
+    return hashlib.sha256(json.dumps(kept, sort_keys=True).encode()).hexdigest()[:10]
+
+
+def version_of(method: str) -> str:
+    """The package's version, and the bits of the method's golden run: what its numbers are made by."""
+    runs = json.loads((ROOT / "tests" / "golden" / "golden.json").read_text(encoding="utf-8"))["runs"]
+    return f"{__version__}+{runs[method]['bits'][:6]}"
+
+
+def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
+    """All rows, the new ones in place of equal cells.
+
+    Raises:
+        SystemExit: rows of one kind and method are of different configurations or versions.
+    """
+    rows = {tuple(str(row[key]) for key in KEY): row for row in [*before, *new]}
+    known: dict[tuple[str, ...], Row] = {}
+    for row in rows.values():
+        other = known.setdefault((row["kind"], str(row["strength"]), row["method"]), row)
+        for key in ("config", "version"):
+            if other[key] != row[key]:
+                name = f"{row['kind']}, {row['strength']}, {row['method']}"
+                seeds = f"{other[key]} in seed {other['seed']}, {row[key]} in seed {row['seed']}"
+                sys.exit(f"atlas: {name}: {key} is {seeds}")
+    order = {kind: place for place, kind in enumerate(KINDS)}
+    return sorted(
+        rows.values(), key=lambda row: (order[row["kind"]], float(row["strength"]), row["method"], int(row["seed"]))
+    )
+
+
+def stored() -> list[Row]:
+    """The rows of atlas/cells.csv, as text."""
+    file = ATLAS / "cells.csv"
+    if not file.is_file():
+        return []
+    with file.open(newline="", encoding="utf-8") as opened:
+        return list(csv.DictReader(opened))
+
+
+def keep(out: Path) -> None:
+    """Merge the cells of all maps in `out` into atlas/cells.csv, and keep what was chosen."""
+    new: list[Row] = []
+    for kind in KINDS:
+        if (out / kind / "map" / "study.json").is_file():
+            new += cells_of(out / kind / "map", kind)
+    rows = merged(stored(), new)
+    ATLAS.mkdir(exist_ok=True)
+    for kind in sorted({row["kind"] for row in new}):
+        write_whole(ATLAS / f"{kind}.yaml", (out / kind / "map.yaml").read_bytes())
+        write_whole(ATLAS / f"{kind}-tuned.csv", (out / kind / "tuned" / "tuned.csv").read_bytes())
+    write_whole(ATLAS / "cells.csv", as_csv([{key: row[key] for key in COLUMNS} for row in rows]))
+    print(f"atlas/cells.csv: {len(rows)} cells, {len(new)} of them from {out}")
+
+
+# ---------------------------------------------------------------- again
+
+
+def rerun(out: Path, number: int, seed: int) -> int:
+    """Train cells drawn at random again from atlas/KIND.yaml; how many came to other numbers."""
+    rows = stored()
+    wrong = 0
+    for row in random.Random(seed).sample(rows, number):
+        study = studyfile.read(str(ATLAS / f"{row['kind']}.yaml"))
+        (axis, _), *_ = study["grid"].items()
+        place = out / "-".join(row[key] for key in KEY).replace(" ", "_")
+        words = ["--methods", f"{row['method']},local", "--seeds", row["seed"], "--workers", "1"]
+        words += ["--settings", f"{axis}={row['strength']}"]
+        _do("study", str(ATLAS / f"{row['kind']}.yaml"), "--out", str(place), *words)
+        again = [one for one in cells_of(place, row["kind"]) if one["method"] == row["method"]]
+        texts = next(csv.DictReader(as_csv(again).splitlines()))
+        differs = [key for key in COLUMNS if texts[key] != row[key]]
+        wrong += bool(differs)
+        print(f"{place.name}: {', '.join(differs) or 'the same numbers'}")
+    return wrong
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("what", choices=("run", "cells", "rerun"))
+    parser.add_argument("folder", nargs="?", type=Path, help="of studies")
+    parser.add_argument("kinds", nargs="*", help=f"of {', '.join(KINDS)}")
+    parser.add_argument("--out", type=Path)
+    parser.add_argument("--workers", type=int, default=1)
+    parser.add_argument("--number", type=int, default=5)
+    parser.add_argument("--seed", type=int, default=0)
+    given, rest = parser.parse_known_args()
+    if given.what == "rerun":
+        sys.exit(rerun(given.out or parser.error("rerun needs --out"), given.number, given.seed) > 0)
+    folder = given.folder or parser.error(f"{given.what} needs a folder")
+    if given.what == "run":
+        run(folder, given.kinds or list(KINDS), given.workers, rest)
+    else:
+        keep(folder)

@@ -1,0 +1,206 @@
+"""What atlas/cells.csv says, as tables and pictures: which method wins where, whom it harms, and what tuning chose.
+
+    python benchmarks/atlas_page.py --pictures docs/images    the tables of docs/results/atlas.md, in Markdown
+
+A column is a kind of heterogeneity at one strength. A column enters where every method has the same seeds.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from collections import defaultdict
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from fl_lightning.study import statistics
+from fl_lightning.study.compare import Ranks
+from fl_lightning.study.picture import draw_ranks
+
+ROOT = Path(__file__).resolve().parents[1]
+ALONE, RIVAL = "local", "fedavg after"
+Column = tuple[str, str]
+
+
+@dataclass
+class Atlas:
+    """Means over clients by column, method and seed."""
+
+    columns: list[Column]
+    methods: list[str]
+    seeds: list[int]
+    accuracy: np.ndarray
+    """(columns, methods, seeds), in points; so are `worst_tenth` and `harmed` (per cent of clients)."""
+    worst_tenth: np.ndarray
+    harmed: np.ndarray
+    mib: np.ndarray
+    samples: list[float]
+    judges: dict[str, str]
+    left_out: list[Column]
+
+    def against(self, method: str) -> np.ndarray:
+        """Differences to one method of the same column and seed, (columns, methods, seeds)."""
+        return self.accuracy - self.accuracy[:, [self.methods.index(method)]]
+
+    def name(self, column: Column) -> str:
+        """In words."""
+        kind, strength = column
+        words = {
+            "hsu": "Hsu's label skew, alpha", "dirichlet": "label skew by class, alpha", "classes": "classes a client:",
+            "mixture": "groups of class mixes:", "quantity": "one large client, others have", "iid": "alike, samples:",
+            "rotation": "rotated in groups:", "labels": "labels moved in groups:", "glyphs": "typefaces, samples:",
+            "watch": "persons, windows a class:",
+        }  # fmt: skip
+        return f"{words[kind]} {strength.removesuffix('.0')}"
+
+
+def read(file: Path) -> Atlas:
+    """The atlas in a CSV of cells."""
+    with file.open(newline="", encoding="utf-8") as opened:
+        rows = list(csv.DictReader(opened))
+    methods = list(dict.fromkeys(row["method"] for row in rows))
+    cells = {((row["kind"], row["strength"]), row["method"], int(row["seed"])): row for row in rows}
+    seeds: dict[Column, set[int]] = defaultdict(set)
+    for column, _, seed in cells:
+        seeds[column].add(seed)
+    common = set.union(*seeds.values())
+    whole = [c for c in seeds if all((c, m, s) in cells for m in methods for s in common)]
+    order = sorted(common)
+
+    def table(key: str, scale: float) -> np.ndarray:
+        values = [[[float(cells[c, m, s][key] or 0) for s in order] for m in methods] for c in whole]
+        return scale * np.array(values)
+
+    samples = [float(cells[c, methods[0], order[0]]["samples"]) for c in whole]
+    judges = {row["method"]: row["judge"] for row in rows}
+    numbers = table("accuracy", 100), table("worst_tenth", 100), table("harmed", 100), table("bytes", 2**-20)
+    return Atlas(whole, methods, order, *numbers, samples, judges, [c for c in seeds if c not in whole])
+
+
+def interval(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Student's t over the last axis, 95 %."""
+    low, high = statistics.students([[differences[..., [k]]] for k in range(differences.shape[-1])])
+    return np.asarray(low), np.asarray(high)
+
+
+def starred(mean: float, low: float, high: float) -> str:
+    """A difference, with a star where its interval leaves out 0."""
+    return f"{mean:+.1f}{'*' if low > 0 or high < 0 else ''}"
+
+
+def ranked(atlas: Atlas) -> list[int]:
+    """Methods by mean rank over the columns, the best first."""
+    _, _, ranks = statistics.friedman(atlas.accuracy.mean(axis=-1))
+    return [int(k) for k in np.argsort(ranks, kind="stable")]
+
+
+def heat(atlas: Atlas, baseline: str) -> list[str]:
+    """Differences to `baseline` in Markdown: a line for each method, the best mean rank first."""
+    differences = atlas.against(baseline)
+    (low, high), means = interval(differences), differences.mean(axis=-1)
+    lines = [f"| method | {' | '.join(map(atlas.name, atlas.columns))} |", "| --- " * (len(atlas.columns) + 1) + "|"]
+    for m in ranked(atlas):
+        cells = [starred(means[c, m], low[c, m], high[c, m]) for c in range(len(atlas.columns))]
+        lines.append(f"| {atlas.methods[m]} | {' | '.join(cells)} |")
+    return lines
+
+
+def winners(atlas: Atlas) -> list[str]:
+    """For each column the best mean, and how many methods it cannot be told from (Holm over the others)."""
+    lines = ["| column | local, % | best | points above local | not told from it |", "| --- " * 5 + "|"]
+    gains = atlas.against(ALONE)
+    for c, column in enumerate(atlas.columns):
+        means = atlas.accuracy[c].mean(axis=-1)
+        best = int(means.argmax())
+        others = [m for m in range(len(atlas.methods)) if m != best]
+        p = statistics.holm([statistics.wilcoxon(atlas.accuracy[c, best] - atlas.accuracy[c, m]) for m in others])
+        alike = sum(value > statistics.LEVEL for value in p)
+        low, high = interval(gains[c, best])
+        gain = f"{gains[c, best].mean():+.1f} [{float(low):+.1f}, {float(high):+.1f}]"
+        alone = means[atlas.methods.index(ALONE)]
+        lines.append(
+            f"| {atlas.name(column)} | {alone:.1f} | {atlas.methods[best]} | {gain} | {alike} of {len(others)} |"
+        )
+    return lines
+
+
+def summary(atlas: Atlas) -> list[str]:
+    """For each method: mean gain, worst regret, columns below and above training alone, clients harmed, MiB."""
+    head = ("judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *", "harmed, mean / worst",
+            "worst tenth to local", "MiB a run")  # fmt: skip
+    lines = [f"| method | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
+    gains, means = atlas.against(ALONE), atlas.accuracy.mean(axis=-1)
+    low, high = interval(gains)
+    _, _, ranks = statistics.friedman(means)
+    regret = (means.max(axis=1, keepdims=True) - means).max(axis=0)
+    harmed, mib = atlas.harmed.mean(axis=-1), atlas.mib.mean(axis=(0, 2))
+    tenth = (atlas.worst_tenth - atlas.worst_tenth[:, [atlas.methods.index(ALONE)]]).mean(axis=(0, 2))
+    for m in ranked(atlas):
+        name = atlas.methods[m]
+        cells = [
+            atlas.judges[name], f"{ranks[m]:.1f}", f"{gains[:, m].mean():+.1f}", f"{regret[m]:.1f}",
+            f"{int((high[:, m] < 0).sum())}", f"{int((low[:, m] > 0).sum())}",
+            f"{harmed[:, m].mean():.0f} / {harmed[:, m].max():.0f} %", f"{tenth[m]:+.1f}", f"{mib[m]:.1f}",
+        ]  # fmt: skip
+        lines.append(f"| {name} | {' | '.join(cells)} |")
+    return lines
+
+
+def draw(atlas: Atlas, folder: Path) -> None:
+    """`atlas-gain.png` (points above training alone) and `atlas-ranks.png` (mean ranks, by judge)."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    order, gains = ranked(atlas), atlas.against(ALONE)
+    (low, high), means = interval(gains), gains.mean(axis=-1)
+    size = (2.4 + 0.5 * len(atlas.columns), 1.9 + 0.27 * len(order))
+    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    most = 20.0  # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
+    image = axes.imshow(means[:, order].T, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    for c in range(len(atlas.columns)):
+        for line, m in enumerate(order):
+            words = starred(means[c, m], low[c, m], high[c, m])
+            colour = "white" if abs(means[c, m]) > 0.7 * most else "black"
+            axes.text(c, line, words, ha="center", va="center", fontsize=6.5, color=colour)
+    axes.set_xticks(
+        range(len(atlas.columns)), [atlas.name(c) for c in atlas.columns], rotation=45, ha="right", fontsize=7
+    )
+    axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
+    figure.colorbar(image, label="points above training alone", extend="both")
+    figure.savefig(folder / "atlas-gain.png", dpi=110)
+    draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
+
+
+def ranks_of(atlas: Atlas) -> Ranks:
+    """Mean ranks over columns of the methods that are judged after local training, as `fl-train compare` draws them."""
+    those = [m for m, name in enumerate(atlas.methods) if atlas.judges[name] == "after"]
+    scores = atlas.accuracy.mean(axis=-1)[:, those]
+    chi_square, p, ranks = statistics.friedman(scores)
+    pairwise = statistics.pairwise(scores)
+    names = [atlas.methods[m] for m in those]
+    cliques = [[names[k] for k in group] for group in statistics.cliques(ranks, pairwise)]
+    return Ranks("after", names, len(scores), chi_square, p, ranks.tolist(), pairwise.tolist(), cliques)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--cells", type=Path, default=ROOT / "atlas" / "cells.csv")
+    parser.add_argument("--pictures", type=Path)
+    given = parser.parse_args()
+    atlas = read(given.cells)
+    print(f"{len(atlas.columns)} columns, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")
+    for title, lines in (
+        ("To training alone", heat(atlas, ALONE)),
+        ("To FedAvg after local training", heat(atlas, RIVAL)),
+        ("Winners", winners(atlas)),
+        ("Over all columns", summary(atlas)),
+    ):
+        print(f"\n## {title}\n", *lines, sep="\n")
+    if atlas.left_out:
+        print("\nLeft out, cells are missing:", ", ".join(map(atlas.name, atlas.left_out)))
+    if given.pictures:
+        draw(atlas, given.pictures)

@@ -1,0 +1,124 @@
+"""The atlas: its studies, the merging of its cells, what its page says of them, and a tiny map of real runs."""
+
+from __future__ import annotations
+
+import csv
+import importlib
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from types import ModuleType
+from typing import Any
+
+import numpy as np
+import pytest
+from scipy import stats
+
+from fl_lightning.cli import studyfile
+from fl_lightning.csvtable import as_csv
+
+FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
+
+
+@pytest.fixture
+def atlas(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    yield importlib.import_module("atlas")
+    for name in ("atlas", "atlas_page"):
+        sys.modules.pop(name, None)
+
+
+def row(**other: Any) -> dict[str, Any]:
+    """A cell as the CSV has it."""
+    fine = {
+        "kind": "iid", "strength": "60", "samples": 48.0, "method": "ditto", "seed": 40, "judge": "after",
+        "accuracy": 0.9, "alone": 0.8, "gain": 0.1, "harmed": 0.0, "worst_tenth": 0.7, "bytes": 2**20, "trials": 12,
+        "config": "a", "version": "0.1.0+b",
+    }  # fmt: skip
+    return fine | other
+
+
+def test_every_kind_has_its_study(atlas: ModuleType) -> None:
+    """Three strengths, ten seeds that no trial has, the same methods."""
+    files = {file.stem for file in (FOLDER.parent / "configs" / "studies" / "atlas").glob("*.yaml")}
+    assert files == set(atlas.KINDS)
+    studies = [studyfile.read(f"atlas/{kind}") for kind in atlas.KINDS]
+    for study in studies:
+        (strengths,) = study["grid"].values()
+        assert len(strengths) == 3
+        assert study["methods"] == studies[0]["methods"]
+        assert study["seeds"] == "40-49"
+        assert not {1000, *atlas.SPLITS} & set(range(40, 50))
+
+
+def test_parts_merge_by_cell_and_refuse_other_code(atlas: ModuleType) -> None:
+    merged = atlas.merged([row(), row(seed=41)], [row(seed=41, accuracy=0.5), row(seed=42)])
+    assert [(r["seed"], r["accuracy"]) for r in merged] == [(40, 0.9), (41, 0.5), (42, 0.9)]
+    assert len(atlas.merged([row()], [row(method="apfl", version="0.1.0+c", config="d")])) == 2
+    for key in ("version", "config"):
+        with pytest.raises(SystemExit, match=rf"iid, 60, ditto: {key} is .* in seed 40, other in seed 41"):
+            atlas.merged([row()], [row(seed=41, **{key: "other"})])
+
+
+def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) -> None:
+    """Differences, intervals and regrets against numpy and scipy; a column that lacks a cell is named."""
+    page = importlib.import_module("atlas_page")
+    rng = np.random.default_rng(0)
+    scores = {"local": 0.8, "fedavg after": 0.82, "ditto": 0.7}
+    rows = [
+        row(kind=kind, strength=strength, method=method, seed=seed, accuracy=level + rng.normal(0, 0.01))
+        for kind, strength in (("iid", "20"), ("iid", "60"), ("hsu", "1.0"))
+        for method, level in scores.items()
+        for seed in range(40, 50)
+    ]
+    file = tmp_path / "cells.csv"
+    file.write_text(as_csv(rows[:-1]))
+    read = page.read(file)
+    assert read.columns == [("iid", "20"), ("iid", "60")]
+    assert read.left_out == [("hsu", "1.0")]
+    by_method = {
+        m: 100 * np.array([r["accuracy"] for r in rows if r["strength"] == "20" and r["method"] == m]) for m in scores
+    }
+    difference = by_method["ditto"] - by_method["local"]
+    low, high = page.interval(read.against("local")[0, read.methods.index("ditto")])
+    expected = stats.t.interval(0.95, 9, difference.mean(), difference.std(ddof=1) / 10**0.5)
+    assert np.allclose((low, high), expected)
+    heat = page.heat(read, "local")
+    assert [line.split(" | ")[0] for line in heat[2:]] == ["| fedavg after", "| local", "| ditto"]
+    assert f"| {difference.mean():+.1f}* |" in heat[-1]
+    assert page.winners(read)[2].startswith("| alike, samples: 20 | ")
+    (best, *_) = page.summary(read)[2:]
+    assert best.startswith("| fedavg after | after | 1.0 | ") and "| 0.0 | 0 | " in best
+
+
+@pytest.mark.slow
+def test_a_tiny_map_comes_again_to_the_same_numbers(
+    atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Two methods' search, map, cells, and two of them once more from what is kept beside the cells."""
+    read = studyfile.read
+
+    def tiny(name: str, *rest: Any) -> Any:
+        content = read(name, *rest)
+        if name == "atlas/iid":
+            content |= {"methods": ["ditto"], "seeds": "40-41", "grid": {"data.samples_per_client": [20, 30, 40]}}
+            content["base"].append({"federation.rounds": 2, "federation.local_epochs": 1, "model.hidden": [8]})
+        return content
+
+    monkeypatch.setattr(studyfile, "read", tiny)
+    monkeypatch.setattr(atlas, "TRIALS", 2)
+    monkeypatch.setattr(atlas, "ATLAS", tmp_path / "atlas")
+    atlas.run(tmp_path / "runs", ["iid"], 1, [])
+    atlas.keep(tmp_path / "runs")
+    with (tmp_path / "atlas" / "cells.csv").open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    assert tuple(rows[0]) == atlas.COLUMNS
+    assert len(rows) == 4 * 3 * 2  # local and both of FedAvg beside Ditto
+    assert all(float(r["gain"]) == float(r["accuracy"]) - float(r["alone"]) for r in rows)
+    assert atlas.rerun(tmp_path / "again", 2, seed=0) == 0
+    rows[0]["accuracy"] = "0.5"
+    (tmp_path / "atlas" / "cells.csv").write_text(as_csv(rows[:1]))
+    assert atlas.rerun(tmp_path / "wrong", 1, seed=0) == 1
+    (tmp_path / "runs" / "iid" / "versions.json").write_text('{"ditto": "0.0.1+older"}')
+    with pytest.raises(SystemExit, match="ditto came to other golden numbers"):
+        atlas.run(tmp_path / "runs", ["iid"], 1, [])
