@@ -18,7 +18,7 @@ class CNN(nn.Module):
     Args:
         channels: of the two convolutions.
         padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants 16x16 pixels.
-        hidden: of the two layers before the classifier.
+        hidden: of the two layers before the classifier, or of the only one: PFLlib's four-layer CNN has (512,).
     """
 
     head = "classifier"
@@ -32,6 +32,7 @@ class CNN(nn.Module):
         hidden: Sequence[int] = (512, 128),
     ) -> None:
         super().__init__()
+        check("model.init_args.hidden", list(hidden), len(hidden) in (1, 2), "one or two layers before the classifier")
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
         allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
         check("model.init_args.padding", padding, len(input_shape) == 3 and min(sides, default=0) >= 1, allowed)
@@ -39,8 +40,8 @@ class CNN(nn.Module):
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
         self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
         self.fc1 = nn.Linear(second * sides[0] * sides[1], hidden[0])
-        self.fc2 = nn.Linear(hidden[0], hidden[1])
-        self.classifier = nn.Linear(hidden[1], num_classes)
+        self.fc2 = nn.Linear(hidden[0], hidden[1]) if len(hidden) == 2 else nn.Identity()
+        self.classifier = nn.Linear(hidden[-1], num_classes)
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:

@@ -30,6 +30,7 @@ def test_parameters_by_hand() -> None:
     convolutions, top = 832 + 51_264, 512 + 65_664 + 1_290
     assert parameters(CNN((1, 28, 28), 10)) == convolutions + 1024 * 512 + top == 643_850
     assert parameters(CNN((1, 28, 28), 10, padding=2)) == convolutions + 3136 * 512 + top == 1_725_194
+    assert parameters(CNN((1, 28, 28), 10, hidden=(512,))) == convolutions + 1024 * 512 + 512 + 5130 == 582_026
     assert parameters(CNN((1, 8, 8), 10, padding=2)) == convolutions + 256 * 512 + top
     assert parameters(CNN((3, 32, 32), 10, channels=(4, 8), padding=2)) == 304 + 808 + 512 * 512 + top
 
@@ -47,3 +48,15 @@ def test_images_that_are_too_small() -> None:
     CNN((1, 16, 16), 10)
     with pytest.raises(BadInput, match="padding"):
         CNN((64,), 10)
+
+
+def test_one_or_two_hidden_layers() -> None:
+    """Of one the logits are those of the layers put together by hand; none and three are refused by name."""
+    model = CNN((1, 28, 28), 10, channels=(2, 3), hidden=(7,))
+    x = torch.randn(4, 1, 28, 28)
+    maps = torch.nn.functional.max_pool2d(torch.relu(model.conv1(x)), 2)
+    maps = torch.nn.functional.max_pool2d(torch.relu(model.conv2(maps)), 2)
+    assert torch.equal(model(x), model.classifier(torch.relu(model.fc1(maps.flatten(1)))))
+    for hidden in ((), (5, 6, 7)):
+        with pytest.raises(BadInput, match="hidden"):
+            CNN((1, 28, 28), 10, hidden=hidden)

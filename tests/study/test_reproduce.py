@@ -63,7 +63,7 @@ TINY = {
 def test_shipped_studies_are_whole() -> None:
     """Each can be read, names what it is, and stands for cells of a paper; the methods that it has not are told."""
     assert {name.partition("/")[0] for name in NAMES} == {
-        "digits", "fedhkd", "fedora", "groups", "kapc", "kapc_bls", "ktpfl", "watch",
+        "atlas", "digits", "fedhkd", "fedora", "groups", "kapc", "kapc_bls", "ktpfl", "pfllib", "watch",
     }  # fmt: skip
     printed = {}
     for name in NAMES:
@@ -78,7 +78,7 @@ def test_shipped_studies_are_whole() -> None:
             assert len(cells) >= 8, name
             assert all(cell.ours or (cell.absent and cell.absent != papers.HERE) for cell in cells), name
             printed[name] = {cell.method: cell.value for cell in cells}
-    assert sorted(set(NAMES) - set(printed)) == [
+    assert sorted(name for name in set(NAMES) - set(printed) if not name.startswith("atlas/")) == [
         "digits/ablation", "digits/first", "digits/kapc", "digits/kapc_settings", "digits/methods",
         "digits/pfedfda_ridge", "digits/switches", "groups/relations", "kapc/ablation",
         "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch", "watch/scarce",
