@@ -1,7 +1,7 @@
 """The atlas: which method wins where. A study file for each kind of heterogeneity lies in configs/studies/atlas.
 
     python benchmarks/atlas.py run OUT [KIND ...]        what is missing: tune all methods alike, then the map
-    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/cells.csv
+    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/cells.csv, columns.csv
     python benchmarks/atlas.py rerun --out DIR [--number 5] [--seed 0]
                                                          train cells drawn at random again: the same numbers?
 
@@ -46,6 +46,8 @@ COLUMNS = (
     "bytes", "trials", "config", "version",
 )  # fmt: skip
 KEY = ("kind", "strength", "method", "seed")
+FEATURES = ("samples", "jensen_shannon", "feature_shift", "feature_shift_within", "quantity_gini")
+"""What clients can tell before they train: mean training samples, and distances between them as every run measures."""
 Row = dict[str, Any]
 
 
@@ -98,6 +100,20 @@ def cells_of(study: Path, kind: str) -> list[Row]:
     cells = [cell for cell in cells if cell.unit in alone]
     rows = [row_of(cell, alone[cell.unit], kind) for cell in cells]
     return [row | {"version": versions.get(cell.method, row["version"])} for row, cell in zip(rows, cells, strict=True)]
+
+
+def features_of(study: Path, kind: str) -> list[Row]:
+    """Of each strength of a kind's map: `FEATURES`, means over the seeds that have ended; 0 where undefined."""
+    cells, _ = read([study])
+    rows = []
+    for setting in dict.fromkeys(cell.setting for cell in cells):
+        runs = [cell.run for cell in cells if cell.setting == setting and cell.label == "local"]
+        values = [[float(run.summary.get(f"heterogeneity_{name}") or 0) for name in FEATURES[1:]] for run in runs]
+        sizes = [np.mean([row["train_samples"] for row in run.rows("split")]) for run in runs]
+        means = [np.mean(sizes), *np.mean(values, axis=0)]
+        names = {"kind": kind, "strength": setting.rpartition("=")[2]}
+        rows.append(names | dict(zip(FEATURES, map(float, means), strict=True)))
+    return rows
 
 
 def row_of(cell: Cell, alone: Cell, kind: str) -> Row:
@@ -159,9 +175,9 @@ def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
     )
 
 
-def stored() -> list[Row]:
-    """The rows of atlas/cells.csv, as text."""
-    file = ATLAS / "cells.csv"
+def stored(name: str = "cells") -> list[Row]:
+    """The rows of atlas/NAME.csv, as text."""
+    file = ATLAS / f"{name}.csv"
     if not file.is_file():
         return []
     with file.open(newline="", encoding="utf-8") as opened:
@@ -169,16 +185,19 @@ def stored() -> list[Row]:
 
 
 def keep(out: Path) -> None:
-    """Merge the cells of all maps in `out` into atlas/cells.csv, and keep what was chosen."""
-    new: list[Row] = []
+    """Merge all maps in `out` into cells.csv, their clients' features into columns.csv; keep the choices."""
+    new, features = list[Row](), list[Row]()
     for kind in KINDS:
         if (out / kind / "map" / "study.json").is_file():
             new += cells_of(out / kind / "map", kind)
+            features += features_of(out / kind / "map", kind)
     rows = merged(stored(), new)
     ATLAS.mkdir(exist_ok=True)
     for kind in sorted({row["kind"] for row in new}):
         write_whole(ATLAS / f"{kind}.yaml", (out / kind / "map.yaml").read_bytes())
         write_whole(ATLAS / f"{kind}-tuned.csv", (out / kind / "tuned" / "tuned.csv").read_bytes())
+    others = [row for row in stored("columns") if row["kind"] not in {one["kind"] for one in features}]
+    write_whole(ATLAS / "columns.csv", as_csv([*others, *features]))
     write_whole(ATLAS / "cells.csv", as_csv([{key: row[key] for key in COLUMNS} for row in rows]))
     print(f"atlas/cells.csv: {len(rows)} cells, {len(new)} of them from {out}")
 

@@ -24,7 +24,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 def atlas(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("atlas")
-    for name in ("atlas", "atlas_page"):
+    for name in ("atlas", "atlas_page", "atlas_rule"):
         sys.modules.pop(name, None)
 
 
@@ -91,6 +91,41 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     assert best.startswith("| fedavg after | after | 1.0 | ") and "| 0.0 | 0 | " in best
 
 
+def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_path: Path) -> None:
+    """Where one feature decides, the tree finds it: no regret on kinds left out; alone where federating harms."""
+    page, rule = importlib.import_module("atlas_page"), importlib.import_module("atlas_rule")
+    rng = np.random.default_rng(0)
+    cells, columns = [], []
+    for kind in atlas.KINDS[:6]:
+        for strength in (1.0, 2.0, 3.0):
+            far = strength > 2  # from there on mixing harms
+            scores = {"local": 0.8, "fedavg after": 0.7 if far else 0.9, "ditto": 0.75}
+            features = rng.uniform(size=len(atlas.FEATURES)) / 100
+            features[3] += far
+            columns.append({"kind": kind, "strength": strength} | dict(zip(atlas.FEATURES, features, strict=True)))
+            cells += [
+                row(kind=kind, strength=strength, method=m, seed=seed, accuracy=level + rng.normal(0, 0.001))
+                for m, level in scores.items()
+                for seed in range(40, 50)
+            ]
+    (tmp_path / "cells.csv").write_text(as_csv(cells))
+    (tmp_path / "columns.csv").write_text(as_csv(columns))
+    read = page.read(tmp_path / "cells.csv")
+    x = rule.features(read, tmp_path / "columns.csv")
+    advice = rule.left_out(read, x, leaves=5)
+    names = [read.methods[k] for k in advice]
+    assert names == ["local" if strength == "3.0" else "fedavg after" for _, strength in read.columns]
+    *_, regret, worse = rule.judged(read, advice)
+    assert regret.startswith("Regret of the advice less that of FedAvg judged after, mean over 6 kinds: -3.3")
+    assert worse.endswith("no column.")
+    assert rule.judged(read, np.full(len(names), read.methods.index("ditto")))[-1].count(",") > 10
+    tree = rule.grown(x, read.against("local").mean(axis=-1), 5)
+    lines = rule.written(tree, read)
+    assert lines[0].startswith("feature_shift_within <= 0.5") and "fedavg after (+10.0" in lines[1]
+    rule.draw(tree, read, tmp_path / "rule.png")
+    assert (tmp_path / "rule.png").stat().st_size > 1000
+
+
 @pytest.mark.slow
 def test_a_tiny_map_comes_again_to_the_same_numbers(
     atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
@@ -113,6 +148,11 @@ def test_a_tiny_map_comes_again_to_the_same_numbers(
     with (tmp_path / "atlas" / "cells.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == atlas.COLUMNS
+    with (tmp_path / "atlas" / "columns.csv").open(newline="") as file:
+        columns = list(csv.DictReader(file))
+    assert [row["strength"] for row in columns] == ["20", "30", "40"]
+    assert [float(row["samples"]) for row in columns] == [16, 24, 32]  # a fifth is for validation
+    assert all(0 < float(row["jensen_shannon"]) < 1 for row in columns)
     assert len(rows) == 4 * 3 * 2  # local and both of FedAvg beside Ditto
     assert all(float(r["gain"]) == float(r["accuracy"]) - float(r["alone"]) for r in rows)
     assert atlas.rerun(tmp_path / "again", 2, seed=0) == 0

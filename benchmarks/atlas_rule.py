@@ -1,0 +1,136 @@
+"""The atlas as a rule: which method to take, or none, from what clients can tell before training.
+
+    python benchmarks/atlas_rule.py [--leaves 5] [--picture FILE]
+
+A tree of at most leaves - 1 questions predicts every method's points above training alone; its advice is the method
+with the greatest prediction. It is judged on kinds of heterogeneity that it has not seen: each is left out in turn,
+with all its strengths.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+from pathlib import Path
+
+import numpy as np
+from atlas import ATLAS, FEATURES
+from atlas_page import ALONE, RIVAL, Atlas, interval, read
+from sklearn.tree import DecisionTreeRegressor, plot_tree
+
+from fl_lightning.study import statistics
+
+LEAST = 2
+"""Columns in a leaf: of one alone its noise would be learned."""
+NOISE = 0.1
+"""Points squared, mean over methods, that a question must explain. Ours: the variance of means over ten seeds."""
+
+
+def features(atlas: Atlas, file: Path) -> np.ndarray:
+    """`FEATURES` of the atlas's columns, (columns, features)."""
+    with file.open(newline="", encoding="utf-8") as opened:
+        rows = {(row["kind"], row["strength"]): row for row in csv.DictReader(opened)}
+    return np.array([[float(rows[column][name]) for name in FEATURES] for column in atlas.columns])
+
+
+def grown(x: np.ndarray, gains: np.ndarray, leaves: int) -> DecisionTreeRegressor:
+    """The tree of mean gains (columns, methods)."""
+    tree = DecisionTreeRegressor(
+        max_leaf_nodes=leaves, min_samples_leaf=LEAST, min_impurity_decrease=NOISE, random_state=0
+    )
+    return tree.fit(x, gains)
+
+
+def advised(tree: DecisionTreeRegressor, x: np.ndarray) -> np.ndarray:
+    """The method's place for each row of x."""
+    return np.asarray(tree.predict(x).argmax(axis=1))
+
+
+def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
+    """The advice for each column by the tree of all other kinds."""
+    gains = atlas.against(ALONE).mean(axis=-1)
+    kinds = np.array([kind for kind, _ in atlas.columns])
+    advice = np.zeros(len(kinds), int)
+    for kind in dict.fromkeys(kinds):
+        advice[kinds == kind] = advised(grown(x[kinds != kind], gains[kinds != kind], leaves), x[kinds == kind])
+    return advice
+
+
+def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
+    """The advice for kinds unseen, in Markdown, and its regret beside that of always taking `RIVAL`."""
+    means = atlas.accuracy.mean(axis=-1)
+    rows = np.arange(len(means))
+    best, rival = means.max(axis=1), means[:, atlas.methods.index(RIVAL)]
+    regret, of_rival = best - means[rows, advice], best - rival
+    lines = [
+        "| column | advice | its regret | best | regret of FedAvg, after | harmed by the advice |",
+        "| --- " * 6 + "|",
+    ]
+    for c, column in enumerate(atlas.columns):
+        harmed = atlas.harmed[c, advice[c]].mean()
+        winner = atlas.methods[int(means[c].argmax())]
+        cells = [atlas.methods[advice[c]], f"{regret[c]:.1f}", winner, f"{of_rival[c]:.1f}", f"{harmed:.0f} %"]
+        lines.append(f"| {atlas.name(column)} | {' | '.join(cells)} |")
+    kinds = np.array([kind for kind, _ in atlas.columns])
+    by_kind = [np.array([(regret - of_rival)[kinds == kind].mean()]) for kind in dict.fromkeys(kinds)]
+    low, high = map(float, statistics.students([[one] for one in by_kind]))
+    words = f"{float(np.mean(by_kind)):+.2f} [{low:+.2f}, {high:+.2f}] points"
+    lines += ["", f"Regret of the advice less that of FedAvg judged after, mean over {len(by_kind)} kinds: {words}."]
+    _, above = interval(atlas.against(ALONE)[rows, advice])
+    worse = [atlas.name(column) for column, end in zip(atlas.columns, above, strict=True) if end < 0]
+    return [*lines, f"The advice is below training alone beyond its interval in: {', '.join(worse) or 'no column'}."]
+
+
+def leaves_of(tree: DecisionTreeRegressor, atlas: Atlas) -> dict[int, str]:
+    """By node, what a leaf advises: the method and its mean points above training alone in the leaf's columns."""
+    inner = tree.tree_
+    words = {}
+    for node in range(inner.node_count):
+        gains = inner.value[node, :, 0]
+        if inner.children_left[node] < 0:
+            best = int(gains.argmax())
+            words[node] = f"{atlas.methods[best]} ({gains[best]:+.1f}, {inner.n_node_samples[node]} columns)"
+    return words
+
+
+def written(tree: DecisionTreeRegressor, atlas: Atlas, node: int = 0, depth: int = 0) -> list[str]:
+    """The tree as nested lines."""
+    inner, leaves = tree.tree_, leaves_of(tree, atlas)
+    if node in leaves:
+        return [f"{'    ' * depth}{leaves[node]}"]
+    name, limit = FEATURES[inner.feature[node]], inner.threshold[node]
+    lines = []
+    for child, sign in ((inner.children_left[node], "<="), (inner.children_right[node], ">")):
+        lines += [f"{'    ' * depth}{name} {sign} {limit:.3g}:", *written(tree, atlas, int(child), depth + 1)]
+    return lines
+
+
+def draw(tree: DecisionTreeRegressor, atlas: Atlas, file: Path) -> None:
+    """The tree as a picture."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot as plt
+
+    figure, axes = plt.subplots(figsize=(9, 1.3 + tree.get_depth()), layout="constrained")
+    inner, leaves = tree.tree_, leaves_of(tree, atlas)
+    boxes = plot_tree(tree, ax=axes, feature_names=list(FEATURES), impurity=False, fontsize=9)
+    shown = [box for box in boxes if "samples" in box.get_text()]  # not the words on its edges
+    for node, box in enumerate(shown):
+        question = f"{FEATURES[inner.feature[node]]} <= {inner.threshold[node]:.3g}?"
+        box.set_text(leaves[node].replace(" (", "\n(") if node in leaves else question)
+    figure.savefig(file, dpi=100)
+
+
+if __name__ == "__main__":
+    parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
+    parser.add_argument("--leaves", type=int, default=5)
+    parser.add_argument("--picture", type=Path)
+    given = parser.parse_args()
+    atlas = read(ATLAS / "cells.csv")
+    x = features(atlas, ATLAS / "columns.csv")
+    print(*judged(atlas, left_out(atlas, x, given.leaves)), sep="\n")
+    tree = grown(x, atlas.against(ALONE).mean(axis=-1), given.leaves)
+    print("\nThe rule, of all kinds:\n", *written(tree, atlas), sep="\n")
+    if given.picture:
+        draw(tree, atlas, given.picture)
