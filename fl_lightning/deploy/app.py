@@ -121,6 +121,7 @@ clientapp = "{package}.flower:client"
 out = "runs"       # parent of the run folder at the centre
 name = "{name}"    # the run folder; a run of this name that is there already goes on
 python = ""        # the Python that has fl_lightning; empty: that of the command fl-train
+sites = ""         # under Flower's simulation engine: the folder of site-0.npz, ..., where nodes keep their state, too
 public = ""        # npz with x_public, where the method works on public samples at the centre
 gather = 600       # seconds to wait for all sites
 visit = 3600       # seconds for one answer of a site

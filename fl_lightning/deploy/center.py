@@ -6,7 +6,8 @@ simulation: a `RemoteWorker` and a `RemoteEvaluator` send messages in place of t
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,8 @@ class RemoteWorker(Worker):
     """Sends each client of a cohort what is its, and takes in what comes back."""
 
     exchange: Exchange
+    forms: dict[int, defaultdict[str, Counter[tuple[tuple[int, ...], torch.dtype]]]]
+    """By the model's group: shapes and types of what has come beside vectors."""
 
     def visits(self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer) -> Results:
         """A visit by message to every client of `cohort`; which of them failed, and why.
@@ -68,9 +71,11 @@ class RemoteWorker(Worker):
             for c in left:
                 described, tensors = wire.of_payload(downloads[c])
                 header, more = evaluator.context(c, with_models=False)
-                header |= {"kind": "visit", "round": t, "attempt": attempt, "scored": scored, "payload": described}
+                header |= {"kind": "visit", "round": t, "scored": scored, "payload": described}
                 messages[c] = self.exchange.pack(header, tensors | more, c)
             answers = self.exchange.ask(t, "visit", messages, attempt)
+            for c in left:
+                self._learn_forms(c, answers.get(c))
             failed = [f for c in left if (f := self._take(t, c, answers.get(c), downloads[c], results)) is not None]
             for failure in failed:
                 if not self.run.tolerant:
@@ -88,13 +93,19 @@ class RemoteWorker(Worker):
             for transform in self.transforms:
                 transform.on_download(client, download)
 
+    def _learn_forms(self, c: int, answer: Any) -> None:
+        """Count the shapes of what a site has sent beside its vectors: most sites are right."""
+        forms = self.forms[self.run.group_of(c).index]
+        for name, tensor in answer[1].items() if answer is not None else ():
+            forms[name.partition(".")[2]][tuple(tensor.shape), tensor.dtype] += 1
+
     def _take(self, t: int, c: int, answer: Any, sent: Payload, results: Results) -> BadClient | None:
         """Put one client's answer where the server looks for it; the failure, where there is no answer to take."""
         try:
             header, upload, kept = self._upload(t, c, answer)
-            values = wire.check_values(header["values"])
+            values = wire.values_of(header)
         except wire.Unreadable as error:
-            return BadClient(c, t, "upload", f"{self.exchange.name(c)} sent what is refused: {error}")
+            return self.exchange.refused(t, c, "upload", error)
         except BadClient as failure:
             return failure
         state, layout = self.pool.state(c), self.run.group_of(c).layout
@@ -103,7 +114,7 @@ class RemoteWorker(Worker):
             state.received[slot].copy_(vector)
         state.memory |= kept
         state.rounds += 1
-        result = ClientResult(c, values, uncounted=str(header["uncounted"]))
+        result = ClientResult(c, values, uncounted=str(header.get("uncounted", "")))
         result.traffic = np.array((sent.by_layer, upload.by_layer))
         result.sent = np.array((sent.layers_sent, upload.layers_sent))
         result.statistics = upload.statistics | upload.extra
@@ -116,11 +127,13 @@ class RemoteWorker(Worker):
         group = self.run.group_of(c)
         upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
         slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
-        if not set(upload.vectors) <= slots or (upload.sent & ~group.up_mask).any():
+        if not set(upload.vectors) <= slots or (upload.sent & ~group.up_mask).any() or upload.further:
             raise wire.Unreadable("it holds what the method does not upload")
         changes = self.run.method.changes_upload or any(transform.changes_upload for transform in self.transforms)
-        if not changes and not np.array_equal(upload.sent, group.up_mask):
-            raise wire.Unreadable("blocks are missing that the method uploads")
+        if set(upload.vectors) != slots or not (changes or np.array_equal(upload.sent, group.up_mask)):
+            raise wire.Unreadable("blocks or vectors are missing that the method uploads")
+        beside = upload.statistics | upload.extra
+        wire.check_beside(beside, self.run.method.beside(), self.run.data.num_classes, self.forms[group.index])
         wire.check_finite(upload)
         known = {name: x for transform in self.transforms for name, x in transform.init_client(self.run).items()}
         return header, upload, wire.check_memory(known, tensors)
@@ -149,38 +162,39 @@ class RemoteEvaluator(Evaluator):
         """Scores of models that exist only now, by one more message to each client of the round."""
         if not ((self.has_global and self.wants("global")) or self.wants("finetuned")):
             return
-        for c, header in self._ask(t, "score", list(results.clients), results).items():
-            results.clients[c].values |= wire.check_values(header["values"])
+        for c, values in self._ask(t, "score", list(results.clients), results, wire.values_of).items():
+            results.clients[c].values |= values
 
     def everyone(self) -> dict[str, Any]:
         """The final models of all clients, by their sites."""
         results = Results()
-        answers = self._ask(self.run.server.round, "final", list(range(self.run.clients)), results)
-        self._finals = {c: header["scores"] for c, header in answers.items()}
+        self._finals = self._ask(self.run.server.round, "final", range(self.run.clients), results, wire.final_of)
         self._lost = {failure.client: failure for failure, _ in results.failures}
         return super().everyone()
 
     def _final_scores(self, id: int) -> dict[str, Any]:
         if id in self._lost:
             raise self._lost[id]
-        scores = self._finals[id]
-        kind, further = scores.pop("kind"), scores.pop("further")
-        return {"kind": str(kind), "further": wire.check_values(further), **wire.check_values(scores)}
+        return self._finals[id]
 
-    def _ask(self, t: int, kind: str, clients: Sequence[int], results: Results) -> dict[int, wire.Header]:
+    def _ask(
+        self, t: int, kind: str, clients: Sequence[int], results: Results, read: Callable[[wire.Header], dict[str, Any]]
+    ) -> dict[int, dict[str, Any]]:
+        """What `read` finds in the answers of those who have answered."""
         messages = {}
         for c in clients:
             header, tensors = self.context(c, with_models=True)
-            messages[c] = self.exchange.pack(header | {"kind": kind, "round": t, "attempt": 1}, tensors, c)
-        answers, headers = self.exchange.ask(t, kind, messages, 1), {}
+            messages[c] = self.exchange.pack(header | {"kind": kind, "round": t}, tensors, c)
+        answers, taken = self.exchange.ask(t, kind, messages, 1), {}
         for c in clients:
             try:
-                headers[c], _ = self.exchange.read(t, c, answers.get(c), "evaluation")
-            except BadClient as failure:
+                taken[c] = read(self.exchange.read(t, c, answers.get(c), "evaluation")[0])
+            except (BadClient, wire.Unreadable) as error:
+                failure = error if isinstance(error, BadClient) else self.exchange.refused(t, c, "evaluation", error)
                 if not self.run.tolerant:
-                    raise
+                    raise failure from None
                 results.failures.append((failure, "not judged"))
-        return headers
+        return taken
 
 
 def _places(model: Tensor, group: Any) -> tuple[dict[str, list[int]], Tensor]:
@@ -233,6 +247,7 @@ def remote(fed: Federation, exchange: Exchange) -> Federation:
     evaluator = RemoteEvaluator(run, old.trainers, old.guard, fed.reducer)
     worker = RemoteWorker(run, pool, old.trainers, old.guard, evaluator, old.transforms, old.observers)
     worker.exchange = evaluator.exchange = exchange
+    worker.forms = {group.index: defaultdict(Counter) for group in run.groups}
     exchange.method = run.method_name
     vectors = 1 + sum(slot.exchanged for slot in run.method.slots().values())
     exchange.most = MOST_BEYOND + 2 * vectors * max(group.initial.nbytes for group in run.groups)

@@ -19,6 +19,10 @@ MOST_BEYOND = 2**26
 """Bytes of an answer beyond twice what a client uploads in vectors: header, statistics, predictions (ours)."""
 
 
+Come = bytes | int | None
+"""An answer; or how many bytes one had that was too long to be taken; None: nobody will answer."""
+
+
 class Transport(Protocol):
     """What carries messages to sites; an address is whatever it calls a site by."""
 
@@ -28,8 +32,8 @@ class Transport(Protocol):
     def push(self, address: int, message: bytes, ttl: float) -> str:
         """Send; returns a name for the message. It may never arrive."""
 
-    def pull(self) -> list[tuple[str, bytes | None]]:
-        """Answers that have come, by the message's name; None: nobody will answer it."""
+    def pull(self, most: int) -> list[tuple[str, Come]]:
+        """What has come of answers with at most `most` bytes, by the message's name."""
 
     def pause(self) -> None:
         """Wait a moment before the next look."""
@@ -57,8 +61,8 @@ class Exchange:
     limits: Limits = field(default_factory=Limits)
     tolerant: bool = False
     """Whether the run goes on without a site that cannot take part (`federation.on_bad_client`)."""
-    most: int | None = None
-    """Bytes of an answer at most; None: any."""
+    most: int = MOST_BEYOND
+    """Bytes of an answer at most; `center.remote` adds what the method's clients upload."""
     method: str = ""
     """For messages."""
     bytes_sent: int = 0
@@ -89,7 +93,7 @@ class Exchange:
         cannot take part).
 
         Raises:
-            RunFailed: some are missing when the time is over, or one cannot take part and the run does not go on so.
+            RunFailed: some are missing when the time is over, or one cannot take part, and the run does not go on so.
         """
         deadline = time.monotonic() + self.limits.gather
         while missing := [c for c in range(clients) if c not in self._hellos and c not in self.out]:
@@ -97,7 +101,9 @@ class Exchange:
             self._listen({})
             if time.monotonic() > deadline:
                 names = ", ".join(map(str, missing))
-                raise RunFailed(f"no site for client {names} after {self.limits.gather:.0f} s; is it started?")
+                why = f"no site for client {names} after {self.limits.gather:.0f} s"
+                self._go_on_without(why, f"{why}; is it started?")
+                self.out |= dict.fromkeys(missing, "it was not there before the first round")
             self.transport.pause()
         if len(self.out) == clients:
             raise RunFailed("no site can take part")
@@ -116,11 +122,14 @@ class Exchange:
                 self._leave_out(c, "it begins with other weights than the centre: model.weights, or another torch")
 
     def _leave_out(self, client: int, why: str) -> None:
-        line = f"{self.name(client)} cannot take part: {why}"
-        if not self.tolerant:
-            raise RunFailed(line)
-        log.say(f"{line}; the run goes on without it")
+        self._go_on_without(f"{self.name(client)} cannot take part: {why}")
         self.out[client] = why
+
+    def _go_on_without(self, line: str, otherwise: str = "") -> None:
+        """Say that the run goes on without a site; raise `RunFailed` where it does not."""
+        if not self.tolerant:
+            raise RunFailed(otherwise or line)
+        log.say(f"{line}; the run goes on without it")
 
     def _greet(self) -> None:
         """Say hello to each site that is new, or has not answered for a while."""
@@ -129,30 +138,31 @@ class Exchange:
             if address in self._client_at or now - self._greeted.get(address, -self.limits.again) < self.limits.again:
                 continue
             self._greeted[address] = now
-            header = {"kind": "hello", "round": 0, "attempt": 1}
+            header = {"kind": "hello", "round": 0}
             self._push(address, self.pack(header, {}, None), "hello")
 
     def _welcome(self, address: int, header: wire.Header) -> None:
         """A site has told who it is."""
         client, sizes = header.get("site"), header.get("sizes")
         if type(client) is not int or client < 0:
-            raise RunFailed(f"the site at {address} did not say which client it is: client=K in its node config")
+            why = header.get("unreadable", "it did not say which client it is: client=K in its node config")
+            self._go_on_without(f"the site at {address} cannot take part: {why}")
+            self._client_at[address] = -1
+            return
         known = self._address.get(client)
         if known is not None and known != address and known in self.transport.addresses():
             line = f"the sites at {known} and {address} both say that they are client {client}"
-            if not self.tolerant:
-                raise RunFailed(line)
-            log.say(f"{line}; the first is kept")
+            self._go_on_without(f"{line}; the first is kept", line)
             self._client_at[address] = -1
             return
         self._client_at[address] = client
         if "failed" in header:
-            self._leave_out(client, str(header["failed"][1]))
-            return
-        if not (isinstance(sizes, list) and len(sizes) == 3 and all(type(n) is int and n >= 0 for n in sizes)):
-            raise RunFailed(f"site {client} did not tell how many samples it has")
+            return self._leave_out(client, _two_words(header["failed"])[1])
+        counts = sizes if isinstance(sizes, list) and {"version", "initial"} <= header.keys() else []
+        if len(counts) != 3 or not all(type(n) is int and n >= 0 for n in counts):
+            return self._leave_out(client, "it did not tell its version, its first weights and how many samples it has")
         self._address[client], self._hellos[client] = address, header
-        log.note(f"{self.name(client)} is there: {sizes[0]} samples for training, {sizes[2]} for test")
+        log.note(f"{self.name(client)} is there: {counts[0]} samples for training, {counts[2]} for test")
 
     # ---------------------------------------------------------------- asking
 
@@ -184,7 +194,7 @@ class Exchange:
     def _listen(self, waiting: Mapping[Any, dict[int, Any]]) -> list[int]:
         """Take what has come: into `waiting`, by what was asked; the clients whose message is lost."""
         lost = []
-        for name, content in self.transport.pull():
+        for name, content in self.transport.pull(self.most):
             address, what = self._open.pop(name, (None, None))
             if address is None:
                 continue
@@ -194,7 +204,7 @@ class Exchange:
                 lost += [client] if what in waiting else []
                 continue
             if what != "hello":
-                self.bytes_received += len(content)
+                self.bytes_received += content if isinstance(content, int) else len(content)
             try:
                 header, tensors = wire.unpack(content, self.most)
             except wire.Unreadable as error:
@@ -217,13 +227,23 @@ class Exchange:
             raise BadClient(c, t, "download", f"{self.name(c)}: {self.out.get(c, absent)}")
         header, tensors = answer
         if "unreadable" in header:
-            raise BadClient(c, t, "upload", f"{self.name(c)} sent what is refused: {header['unreadable']}")
+            raise self.refused(t, c, "upload", header["unreadable"])
         if "refused" in header:
-            what, hook = (str(word) for word in header["refused"])
+            what, hook = _two_words(header["refused"])
             raise BadInput("method", self.method, f"{hook} reads {what}, which does not travel: it cannot be deployed")
         if "failed" in header:
-            at, reason = (str(word) for word in header["failed"])
+            at, reason = _two_words(header["failed"])
             raise BadClient(c, t, at, f"{self.name(c)}: {reason}")
         if (header.get("run"), header.get("round"), header.get("client")) != (self.run_id, t, c):
             raise BadClient(c, t, "upload", f"{self.name(c)} answered another message than round {t}'s")
         return header, tensors
+
+    def refused(self, t: int, c: int, stage: str, why: object) -> BadClient:
+        """The failure of a site that sent what cannot be used."""
+        return BadClient(c, t, stage, f"{self.name(c)} sent what is refused: {why}")
+
+
+def _two_words(given: Any) -> tuple[str, str]:
+    """As a site writes them; a hostile one may have sent anything."""
+    words = [str(word)[:200] for word in given] if isinstance(given, list) else []
+    return (words[0], words[1]) if len(words) == 2 else ("", "its answer has no reason")

@@ -13,25 +13,24 @@ import signal
 import subprocess
 from typing import IO
 
-import numpy as np
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fl_lightning.deploy.relay import COMMAND, HERE, answered, python_of, read_frame, write_frame
+from fl_lightning.deploy.relay import COMMAND, HERE, answered, node_of, python_of, read_frame, write_frame
+
+PLAIN = "bytes"
+"""How the array is serialized, as Flower asks: not at all."""
 
 
 def records(body: bytes) -> RecordDict:
     """Bytes as Flower carries them: an array in pieces, addressed by their content."""
-    return RecordDict({"body": ArrayRecord({"bytes": Array(np.frombuffer(body, np.uint8))})})
+    return RecordDict({"body": ArrayRecord({"bytes": Array("uint8", (len(body),), PLAIN, body)})})
 
 
 def body_of(message: Message) -> bytes:
-    """What `records` was given; raises ValueError for anything else."""
-    array = message.content["body"]["bytes"].numpy()
-    if array.dtype != np.uint8 or array.ndim != 1:
-        raise ValueError("no bytes")
-    return bytes(array.tobytes())
+    """What `records` was given. Nothing is decoded: what the array says of its type and shape is not looked at."""
+    return message.content["body"]["bytes"].data
 
 
 # ---------------------------------------------------------------- the centre
@@ -81,7 +80,7 @@ def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
             waiting += names
             write_frame(out, {"name": names[0] if names else ""})
         else:
-            answers, bodies = [], []
+            most, answers, bodies = int(wish["most"]), [], []
             for reply in grid.pull_messages(waiting) if waiting else ():
                 name = reply.metadata.reply_to_message_id
                 waiting.remove(name)
@@ -89,8 +88,9 @@ def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
                     content = None if reply.has_error() else body_of(reply)
                 except Exception:  # whatever a hostile site has made of it
                     content = b""
-                answers.append([name, -1 if content is None else len(content)])
-                bodies.append(content or b"")
+                taken = content is not None and len(content) <= most
+                answers.append([name, None if content is None else len(content), taken])
+                bodies.append(content if content is not None and taken else b"")
             write_frame(out, {"answers": answers}, b"".join(bodies))
 
 
@@ -102,7 +102,7 @@ client = ClientApp()
 @client.train()
 def site(message: Message, context: Context) -> Message:
     """Carry one message to the site's process, and its answer back."""
-    config = context.node_config
+    config = node_of(context.node_config, context.run_config)
     run = str(message.content["about"]["run"])
     answer = answered(body_of(message), run, config)
     return Message(records(answer), reply_to=message)

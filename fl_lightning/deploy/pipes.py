@@ -6,6 +6,7 @@ import time
 from collections.abc import Mapping
 from typing import Any, BinaryIO
 
+from fl_lightning.deploy.exchange import Come
 from fl_lightning.deploy.relay import read_frame, write_frame
 from fl_lightning.errors import MachineFailed
 
@@ -28,14 +29,14 @@ class PipeTransport:
         wish = {"op": "push", "address": str(address), "ttl": ttl, "run": self.run, "group": ""}
         return str(self._asks(wish, message)[0]["name"])
 
-    def pull(self) -> list[tuple[str, bytes | None]]:
+    def pull(self, most: int) -> list[tuple[str, Come]]:
         """What has been answered; None: Flower knows that the node is gone, or that its app has failed."""
-        about, body = self._asks({"op": "pull"})
-        answers: list[tuple[str, bytes | None]] = []
+        about, body = self._asks({"op": "pull", "most": most})
+        answers: list[tuple[str, Come]] = []
         start = 0
-        for name, size in about["answers"]:
-            answers.append((name, None if size < 0 else body[start : start + size]))
-            start += max(0, size)
+        for name, size, taken in about["answers"]:
+            answers.append((name, body[start : start + size] if taken else size))
+            start += size if taken else 0
         return answers
 
     def pause(self) -> None:

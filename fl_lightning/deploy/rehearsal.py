@@ -18,7 +18,7 @@ from fl_lightning.csvtable import Row
 from fl_lightning.data import prepare
 from fl_lightning.deploy.center import federation_of
 from fl_lightning.deploy.data import Facts, at_site, of_sites, with_loop, write_sites
-from fl_lightning.deploy.exchange import Exchange, Limits
+from fl_lightning.deploy.exchange import Come, Exchange, Limits
 from fl_lightning.deploy.site import Site
 from fl_lightning.engine.federation import Federation
 from fl_lightning.results.folder import RunFolder
@@ -39,7 +39,7 @@ class LocalTransport:
     change: Callable[[int, bytes], list[bytes]] = lambda address, message: [message]
     wire: list[bytes] = field(default_factory=list)
     """All that sites have sent."""
-    waiting: deque[tuple[str, bytes | None]] = field(default_factory=deque)
+    waiting: deque[tuple[str, Come]] = field(default_factory=deque)
 
     def addresses(self) -> list[int]:
         """Sites by their place."""
@@ -54,7 +54,7 @@ class LocalTransport:
             self.waiting.append((name, answer))
         return name
 
-    def pull(self) -> list[tuple[str, bytes | None]]:
+    def pull(self, most: int) -> list[tuple[str, Come]]:
         """All answers."""
         come = list(self.waiting)
         self.waiting.clear()

@@ -23,6 +23,8 @@ START = 180.0
 """Seconds for a site's process to load torch and its data."""
 WAIT = 5.0
 """Seconds that a process which is being started elsewhere has before the next try: each try costs a Python's start."""
+SIMULATED = 600.0
+"""Seconds without a message after which the process of a simulated node ends: all others may have to start first."""
 LENGTHS = struct.Struct(">IQ")
 """Of a frame: bytes of its JSON and of its body."""
 REFUSED = "refused.txt"
@@ -61,6 +63,22 @@ def python_of(config: Any) -> str:
 
 
 # ---------------------------------------------------------------- a site
+
+
+def node_of(node: Any, run: Any) -> dict[str, Any]:
+    """A node's configuration; a node of Flower's simulation engine gets one by its number, with data in `sites`."""
+    config = dict(node)
+    if "client" not in config and "partition-id" in config and run.get("sites"):
+        client = int(config["partition-id"])
+        own = Path(str(run["sites"])) / f"site-{client}"
+        config |= {
+            "client": client,
+            "data": f"{own}.npz",
+            "folder": str(own),
+            "python": run.get("python"),
+            "idle": SIMULATED,
+        }
+    return config
 
 
 def answered(body: bytes, run: str, config: Any) -> bytes:
@@ -135,7 +153,7 @@ def failed(body: bytes, config: Any, why: str) -> bytes:
     try:
         size = int.from_bytes(body[:8], "little")
         header = json.loads(json.loads(body[8 : 8 + size])["__metadata__"]["fl_lightning"])
-        about = {key: header[key] for key in ("kind", "run", "round", "client", "attempt")}
+        about = {key: header[key] for key in ("kind", "run", "round", "client")}
     except (ValueError, KeyError, TypeError):
         pass
     about |= {"failed": ["data", why], "site": config.get("client"), "name": config.get("site", "")}

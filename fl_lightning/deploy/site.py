@@ -140,7 +140,7 @@ class Site:
         stage = "download"
         try:
             header, tensors = wire.unpack(content)
-            about = {key: header[key] for key in ("kind", "run", "round", "client", "attempt")}
+            about = {key: header[key] for key in ("kind", "run", "round", "client")}
             self._check(header)
             if header["kind"] == "hello":
                 return wire.pack(about | self._hello(), {})

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import json
 import math
+from collections import Counter
 from collections.abc import Mapping
 from typing import Any
 
@@ -19,7 +20,9 @@ from safetensors.torch import load, save
 from torch import Tensor
 
 from fl_lightning.core import Payload
+from fl_lightning.core.beside import Beside
 from fl_lightning.core.layout import Layout
+from fl_lightning.metric import MODELS
 
 HEADER = "fl_lightning"
 """Key of the header in the file's metadata."""
@@ -28,8 +31,13 @@ MODEL_KEY = "model"
 MEMORY = "memory."
 """Before the names of what transforms keep with a client."""
 
+BY_CLASS = ("classes", "rows", "class_counts")
+"""Of `Beside.values`: a row for each class that the client has."""
+
 Header = dict[str, Any]
 Tensors = dict[str, Tensor]
+Forms = Mapping[str, Counter[tuple[tuple[int, ...], torch.dtype]]]
+"""How often a tensor of this name has come with which shape and type."""
 
 
 class Unreadable(Exception):
@@ -42,14 +50,15 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
     return bytes(save(apart, metadata={HEADER: json.dumps(dict(header))}))
 
 
-def unpack(content: bytes, most: int | None = None) -> tuple[Header, Tensors]:
-    """Header and tensors of a message of at most `most` bytes.
+def unpack(content: bytes | int, most: int | None = None) -> tuple[Header, Tensors]:
+    """Header and tensors of a message of at most `most` bytes. A number: of one with so many, which nobody has taken.
 
     Raises:
         Unreadable: it is too long, no safetensors, or its header is no mapping.
     """
-    if most is not None and len(content) > most:
-        raise Unreadable(f"it has {len(content)} bytes, more than the {most} that are accepted")
+    size = content if isinstance(content, int) else len(content)
+    if isinstance(content, int) or (most is not None and size > most):
+        raise Unreadable(f"it has {size} bytes, more than the {most} that are accepted")
     try:
         size = int.from_bytes(content[:8], "little")
         if size > len(content):
@@ -155,14 +164,33 @@ def _places(places: Any, size: int) -> list[int]:
     return places
 
 
-def check_values(values: Any) -> dict[str, float]:
+def values_of(header: Header) -> dict[str, float]:
     """The columns of a client's row as they arrived: names and numbers, nothing else.
 
     Raises:
-        Unreadable: it is something else.
+        Unreadable: there is something else.
     """
+    return _numbers(header.get("values"))
+
+
+def final_of(header: Header) -> dict[str, Any]:
+    """Kind and scores of a client's final model as they arrived.
+
+    Raises:
+        Unreadable: there is something else.
+    """
+    given = header.get("scores")
+    scores: dict[str, Any] = given if isinstance(given, dict) else {}
+    kind = scores.get("kind")
+    if not (isinstance(kind, str) and kind in MODELS):
+        raise Unreadable("it does not say which model it has scored")
+    rest = {name: value for name, value in scores.items() if name not in ("kind", "further")}
+    return {"kind": kind, "further": _numbers(scores.get("further")), **_numbers(rest)}
+
+
+def _numbers(values: Any) -> dict[str, float]:
     fine = isinstance(values, dict) and all(isinstance(name, str) and _is_number(x) for name, x in values.items())
-    if not fine:
+    if not fine or not all(name.isidentifier() for name in values) or {"client", "round"} & values.keys():
         raise Unreadable("its scores are no numbers with names")
     return dict(values)
 
@@ -180,6 +208,34 @@ def check_memory(known: Mapping[str, Tensor], tensors: Tensors) -> Tensors:
     return {name: tensor for name, tensor in given.items() if tensor is not None}
 
 
+def check_beside(given: Mapping[str, Tensor], entries: Mapping[str, Beside], classes: int, forms: Forms) -> None:
+    """What an upload holds beside vectors: whole, shaped as that of most sites, and of classes that there are.
+
+    Raises:
+        Unreadable: something that the method declares (`entries`) is missing, or does not fit.
+    """
+    for name, entry in entries.items():
+        if name not in given and entry.once:
+            continue
+        if name not in given:
+            raise Unreadable(f"its {name} is missing")
+        free = int(entry.values in (*BY_CLASS, "public", None))  # how many rows is the client's own
+        usual: Counter[Any] = Counter()
+        for (shape, dtype), count in forms[name].items():
+            usual[len(shape), shape[free:], dtype] += count
+        tensor = given[name]
+        if (tensor.ndim, tuple(tensor.shape[free:]), tensor.dtype) != usual.most_common(1)[0][0]:
+            raise Unreadable(f"its {name} has shape {tuple(tensor.shape)} of {tensor.dtype}, and other sites' another")
+    rows = {name: given[name] for name, entry in entries.items() if entry.values in BY_CLASS and name in given}
+    known = next((rows[name] for name in rows if entries[name].values == "classes"), None)
+    if known is None:
+        return
+    if not set(known.tolist()) <= set(range(classes)) or len(set(known.tolist())) < len(known):
+        raise Unreadable("it names classes that the federation does not have")
+    if any(len(tensor) != len(known) for tensor in rows.values()):
+        raise Unreadable("it has not one row for each of its classes")
+
+
 def check_finite(payload: Payload) -> None:
     """Raise `Unreadable` where a number that was sent is not finite."""
     parts = [columns(payload.vector, payload.layout, payload.sent)]
@@ -190,4 +246,4 @@ def check_finite(payload: Payload) -> None:
 
 
 def _is_number(value: Any) -> bool:
-    return type(value) in KINDS_OF_NUMBER and (math.isnan(value) or abs(value) < math.inf)
+    return type(value) in KINDS_OF_NUMBER and (math.isnan(value) or abs(value) < 2.0**63)

@@ -61,6 +61,7 @@ class Machines:
     def __init__(self, flower: Path, folder: Path) -> None:
         self.flower, self.folder, self.port, self.running = flower, folder, free_port(), []
         off = {"FLWR_TELEMETRY_ENABLED": "0", "FLWR_DISABLE_UPDATE_CHECK": "1", "FLWR_HOME": str(folder / "home")}
+        off |= {"RAY_USAGE_STATS_ENABLED": "0", "RAY_worker_niceness": "0"}
         off |= {"FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1", "OMP_NUM_THREADS": "1"}
         beside = str(Path(sys.executable).parent)
         self.env = {**os.environ, **off, "PATH": f"{flower}:{beside}:{os.environ['PATH']}"}
@@ -89,8 +90,19 @@ class Machines:
 
     def run(self) -> list[str]:
         """The words of `flwr` that start a run, or have it go on."""
-        folders = f'out="{self.folder}/runs" public="{self.folder}/sites/public.npz" again=600'
+        folders = (
+            f'out="{self.folder}/runs" public="{self.folder}/sites/public.npz" sites="{self.folder}/sites" again=600'
+        )
         return ["run", "app", "centre", "--stream", "-c", folders]
+
+    def simulation(self, nodes: int) -> None:
+        """A SuperLink with Flower's simulation engine in place of SuperNodes."""
+        address = f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        (self.folder / "home" / "config.toml").write_text(address)
+        words = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(self.port)]
+        self.start("superlink", "Uvicorn running on", "flower-superlink", *words)
+        sizes = ["--num-supernodes", str(nodes), "--client-resources-num-cpus", "1"]
+        self.flwr("federation", "simulation-config", "@none/default", "centre", *sizes)
 
     def superlink(self) -> None:
         keys = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
@@ -110,9 +122,11 @@ class Machines:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 process.wait(20)
             process.kill()
-        for lock in self.folder.glob("at-*/*/lock"):
-            with contextlib.suppress(OSError, ValueError, IndexError):
-                os.kill(int(lock.read_text().split()[1]), signal.SIGTERM)
+        mine = f"FLWR_HOME={self.folder / 'home'}\0".encode()
+        for environment in Path("/proc").glob("[0-9]*/environ"):  # sites' processes, and the engine's
+            with contextlib.suppress(OSError):
+                if mine in environment.read_bytes():
+                    os.kill(int(environment.parent.name), signal.SIGKILL)
 
 
 @pytest.fixture
@@ -184,3 +198,21 @@ def test_a_run_goes_on_after_its_superlink_was_killed(
     out = machines.flwr(*machines.run())
     assert (run / "summary.json").is_file(), out[-3000:]
     assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
+
+
+@pytest.mark.slow
+@pytest.mark.alone
+def test_flowers_simulation_engine_comes_to_the_simulators_bits(
+    machines: Machines, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Ten clients as nodes of `flwr run` without a SuperNode."""
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL.replace("clients 3", "clients 10").split(), "--method", "kapc", "--rehearse", "false"]
+    assert main(["deploy", *words, "--out", "app", "--sites", "sites"]) == 0
+    machines.simulation(10)
+    out = machines.flwr(*machines.run())
+    run = tmp_path / "runs" / "app"
+    assert (run / "summary.json").is_file(), out[-3000:]
+    assert differences(simulate(config_of(tmp_path / "app" / PACKAGE), tmp_path), run) == []
+    own, out_file = str(tmp_path / "sites" / "site-7" / "app"), str(tmp_path / "seven.safetensors")
+    assert main(["export", "--run", own, "--client", "7", "--out", out_file]) == 0

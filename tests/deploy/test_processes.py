@@ -26,7 +26,7 @@ from fl_lightning.deploy import relay
 from fl_lightning.deploy.app import PACKAGE, fingerprint
 from fl_lightning.deploy.center import federation_of
 from fl_lightning.deploy.data import Facts
-from fl_lightning.deploy.exchange import Exchange, Limits
+from fl_lightning.deploy.exchange import Come, Exchange, Limits
 from fl_lightning.deploy.rehearsal import differences, simulate
 from fl_lightning.errors import RunFailed
 from fl_lightning.run import fit_on_rank, launch
@@ -55,7 +55,7 @@ class Processes:
         self.pool.submit(lambda: self.come.put((name, relay.answered(message, "app", self.configs[address]))))
         return name
 
-    def pull(self) -> list[tuple[str, bytes | None]]:
+    def pull(self, most: int) -> list[tuple[str, Come]]:
         return [self.come.get() for _ in range(self.come.qsize())]
 
     def pause(self) -> None:
