@@ -1,0 +1,114 @@
+"""What sites send, for every deployed method: none of their samples, labels or personal blocks; and how many bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from fl_lightning import catalogue
+from fl_lightning.deploy import wire
+from fl_lightning.deploy.rehearsal import LocalTransport, rehearse
+from fl_lightning.results.folder import RunFolder
+
+from .test_equal import REFUSED, config_of
+
+RUN = 8
+"""Numbers of a block, one behind the other, that are searched for."""
+A_MESSAGE = 3000
+"""Bytes of a message beside its vectors: header and names."""
+DEPLOYED = [name for name in catalogue.table("methods") if name not in REFUSED]
+
+
+class Watched(LocalTransport):
+    """Keeps what goes both ways, and each site's personal blocks after each answer."""
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        name = super().push(address, message, ttl)
+        kind = wire.unpack(message)[0]["kind"]
+        self.sent.append((kind, message))
+        self.come.append((kind, self.wire[-1]))
+        site: Any = self.sites[address].__self__  # type: ignore[attr-defined]
+        self.personal |= {(address, run) for run in personal_runs(site)}
+        return name
+
+
+def watched(kept: list[Any]) -> Any:
+    def made(sites: list[Any]) -> LocalTransport:
+        transport = Watched(sites)
+        transport.sent, transport.come, transport.personal = [], [], set()
+        kept.append(transport)
+        return transport
+
+    return made
+
+
+def personal_runs(site: Any) -> Iterator[bytes]:
+    """Of the blocks of a client's model that its method does not upload, now."""
+    state = site.fed.run.states.get(site.client)
+    if state is None:
+        return
+    for block, goes in zip(site.group.layout.blocks, site.group.up_mask, strict=True):
+        numbers = state.vectors["model"][block.start : block.stop]
+        for start in range(0, 0 if goes else len(numbers) - RUN + 1, RUN):
+            run = numbers[start : start + RUN].numpy()
+            if len(np.unique(run)) > RUN // 2:
+                yield run.tobytes()
+
+
+def own_runs(file: Path) -> Iterator[bytes]:
+    """A site's samples and labels, in each form that a message could have them."""
+    with np.load(file) as content:
+        for part in ("train", "validation", "test"):
+            x, y = content[f"x_{part}"], content[f"y_{part}"]
+            for kind in (np.float32, np.float64, np.uint8):
+                yield from (sample.astype(kind).tobytes() for sample in x.reshape(len(x), -1))
+            yield from (y[:16].astype(kind).tobytes() for kind in (np.int64, np.int32, np.uint8, np.float32))
+            yield json.dumps(y[:16].tolist())[1:-1].encode()
+
+
+@pytest.mark.sampled("fedper", "kapc")
+@pytest.mark.parametrize("method", DEPLOYED)
+def test_nothing_personal_is_in_what_sites_send(method: str, tmp_path: Path) -> None:
+    kept: list[Any] = []
+    rehearse(config_of(method), tmp_path, watched(kept))
+    sent = b"".join(kept[0].wire)
+    assert not [client for client, run in kept[0].personal if run in sent]
+    for client in range(3):
+        file = tmp_path / "data" / f"site-{client}.npz"
+        site = kept[0].sites[client].__self__
+        normalised = [x.numpy().tobytes() for x in site.data.client(client).train.x]
+        assert not any(run in sent for run in [*own_runs(file), *normalised])
+    if method == "fedper":
+        assert len(kept[0].personal) > 3 * 2 * RUN
+
+
+def test_the_search_finds_what_is_sent(tmp_path: Path) -> None:
+    """A site that also sends its first sample, its labels and its classifier."""
+    kept: list[Any] = []
+    rehearse(config_of("fedper"), tmp_path, watched(kept))
+    runs = [*own_runs(tmp_path / "data" / "site-1.npz")]
+    with np.load(tmp_path / "data" / "site-1.npz") as content:
+        x, y = content["x_train"][0].astype(np.float32), content["y_train"].astype(np.int64)
+    leaks = (torch.from_numpy(x), torch.from_numpy(y))
+    assert all(any(run in wire.pack({}, {"leak": leak}) for run in runs) for leak in leaks)
+    model = kept[0].sites[1].__self__.fed.run.states[1].vectors["model"]
+    assert any(run in wire.pack({}, {"leak": model}) for client, run in kept[0].personal if client == 1)
+
+
+@pytest.mark.sampled("scaffold", "fedper")
+@pytest.mark.parametrize("method", DEPLOYED)
+def test_bytes_of_visits_are_those_of_the_ledger(method: str, tmp_path: Path) -> None:
+    """Both ways, within 2 % and a constant a message."""
+    kept: list[Any] = []
+    run = rehearse(config_of(method, "--model.hidden", "[256]"), tmp_path, watched(kept))
+    rows = RunFolder(run).read("clients")
+    for column, messages in (("upload_bytes", kept[0].come), ("download_bytes", kept[0].sent)):
+        ledger, visits = sum(row[column] for row in rows), [len(m) for kind, m in messages if kind == "visit"]
+        assert len(visits) == len(rows) == 6
+        assert ledger <= sum(visits) <= 1.02 * ledger + A_MESSAGE * len(visits)
