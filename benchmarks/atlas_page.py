@@ -2,13 +2,15 @@
 
     python benchmarks/atlas_page.py --pictures docs/images    the tables of docs/results/atlas.md, in Markdown
 
-A column is a kind of heterogeneity at one strength. A column enters where every method has the same seeds.
+A column is a kind of heterogeneity at one strength. It enters where training alone has all seeds and at most `FAILED`
+methods lack some: those have no number there, and the last rank.
 """
 
 from __future__ import annotations
 
 import argparse
 import csv
+import io
 from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +23,8 @@ from fl_lightning.study.picture import draw_ranks
 
 ROOT = Path(__file__).resolve().parents[1]
 ALONE, RIVAL = "local", "fedavg after"
+FAILED = 2
+"""Methods that may lack cells of a column, since runs with their chosen arguments diverged."""
 Column = tuple[str, str]
 
 
@@ -32,7 +36,8 @@ class Atlas:
     methods: list[str]
     seeds: list[int]
     accuracy: np.ndarray
-    """(columns, methods, seeds), in points; so are `worst_tenth` and `harmed` (per cent of clients)."""
+    """(columns, methods, seeds), in points, nan where a method lacks a seed; so are `worst_tenth` and `harmed` (per
+    cent of clients)."""
     worst_tenth: np.ndarray
     harmed: np.ndarray
     mib: np.ndarray
@@ -66,14 +71,18 @@ def read(file: Path) -> Atlas:
     for column, _, seed in cells:
         seeds[column].add(seed)
     common = set.union(*seeds.values())
-    whole = [c for c in seeds if all((c, m, s) in cells for m in methods for s in common)]
+    lacks = {c: {m for m in methods if any((c, m, s) not in cells for s in common)} for c in seeds}
+    whole = [c for c in seeds if ALONE not in lacks[c] and len(lacks[c]) <= FAILED]
     order = sorted(common)
 
+    def value(key: str, column: Column, method: str, seed: int) -> float:
+        return float("nan") if method in lacks[column] else float(cells[column, method, seed][key] or 0)
+
     def table(key: str, scale: float) -> np.ndarray:
-        values = [[[float(cells[c, m, s][key] or 0) for s in order] for m in methods] for c in whole]
+        values = [[[value(key, c, m, s) for s in order] for m in methods] for c in whole]
         return scale * np.array(values)
 
-    samples = [float(cells[c, methods[0], order[0]]["samples"]) for c in whole]
+    samples = [float(cells[c, ALONE, order[0]]["samples"]) for c in whole]
     judges = {row["method"]: row["judge"] for row in rows}
     numbers = table("accuracy", 100), table("worst_tenth", 100), table("harmed", 100), table("bytes", 2**-20)
     return Atlas(whole, methods, order, *numbers, samples, judges, [c for c in seeds if c not in whole])
@@ -87,13 +96,17 @@ def interval(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
 
 def starred(mean: float, low: float, high: float) -> str:
     """A difference, with a star where its interval leaves out 0."""
-    return f"{mean:+.1f}{'*' if low > 0 or high < 0 else ''}"
+    return "–" if np.isnan(mean) else f"{mean:+.1f}{'*' if low > 0 or high < 0 else ''}"
 
 
 def ranked(atlas: Atlas) -> list[int]:
     """Methods by mean rank over the columns, the best first."""
-    _, _, ranks = statistics.friedman(atlas.accuracy.mean(axis=-1))
-    return [int(k) for k in np.argsort(ranks, kind="stable")]
+    return [int(k) for k in np.argsort(mean_ranks(atlas), kind="stable")]
+
+
+def mean_ranks(atlas: Atlas) -> np.ndarray:
+    """Over the columns, (methods,); who has no number there is last."""
+    return statistics.friedman(np.nan_to_num(atlas.accuracy.mean(axis=-1), nan=-1.0))[2]
 
 
 def heat(atlas: Atlas, baseline: str) -> list[str]:
@@ -108,14 +121,15 @@ def heat(atlas: Atlas, baseline: str) -> list[str]:
 
 
 def winners(atlas: Atlas) -> list[str]:
-    """For each column the best mean, and how many methods it cannot be told from (Holm over the others)."""
+    """For each column the best mean, and how many methods it cannot be told from (Student's t over seeds, Holm)."""
     lines = ["| column | local, % | best | points above local | not told from it |", "| --- " * 5 + "|"]
     gains = atlas.against(ALONE)
     for c, column in enumerate(atlas.columns):
         means = atlas.accuracy[c].mean(axis=-1)
-        best = int(means.argmax())
-        others = [m for m in range(len(atlas.methods)) if m != best]
-        p = statistics.holm([statistics.wilcoxon(atlas.accuracy[c, best] - atlas.accuracy[c, m]) for m in others])
+        best = int(np.nanargmax(means))
+        others = [m for m in range(len(atlas.methods)) if m != best and not np.isnan(means[m])]
+        apart = [atlas.accuracy[c, best] - atlas.accuracy[c, m] for m in others]
+        p = statistics.holm([statistics.over_seeds([[one[[k]]] for k in range(len(one))]) for one in apart])
         alike = sum(value > statistics.LEVEL for value in p)
         low, high = interval(gains[c, best])
         gain = f"{gains[c, best].mean():+.1f} [{float(low):+.1f}, {float(high):+.1f}]"
@@ -129,20 +143,21 @@ def winners(atlas: Atlas) -> list[str]:
 def summary(atlas: Atlas) -> list[str]:
     """For each method: mean gain, worst regret, columns below and above training alone, clients harmed, MiB."""
     head = ("judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *", "harmed, mean / worst",
-            "worst tenth to local", "MiB a run")  # fmt: skip
+            "worst tenth to local", "MiB a run", "no number")  # fmt: skip
     lines = [f"| method | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
     gains, means = atlas.against(ALONE), atlas.accuracy.mean(axis=-1)
     low, high = interval(gains)
-    _, _, ranks = statistics.friedman(means)
-    regret = (means.max(axis=1, keepdims=True) - means).max(axis=0)
-    harmed, mib = atlas.harmed.mean(axis=-1), atlas.mib.mean(axis=(0, 2))
-    tenth = (atlas.worst_tenth - atlas.worst_tenth[:, [atlas.methods.index(ALONE)]]).mean(axis=(0, 2))
+    ranks, failed = mean_ranks(atlas), np.isnan(means).sum(axis=0)
+    regret = np.nanmax(np.nanmax(means, axis=1, keepdims=True) - means, axis=0)
+    harmed, mib = atlas.harmed.mean(axis=-1), np.nanmean(atlas.mib, axis=(0, 2))
+    tenth = np.nanmean(atlas.worst_tenth - atlas.worst_tenth[:, [atlas.methods.index(ALONE)]], axis=(0, 2))
     for m in ranked(atlas):
         name = atlas.methods[m]
         cells = [
-            atlas.judges[name], f"{ranks[m]:.1f}", f"{gains[:, m].mean():+.1f}", f"{regret[m]:.1f}",
+            atlas.judges[name], f"{ranks[m]:.1f}", f"{np.nanmean(gains[:, m]):+.1f}", f"{regret[m]:.1f}",
             f"{int((high[:, m] < 0).sum())}", f"{int((low[:, m] > 0).sum())}",
-            f"{harmed[:, m].mean():.0f} / {harmed[:, m].max():.0f} %", f"{tenth[m]:+.1f}", f"{mib[m]:.1f}",
+            f"{np.nanmean(harmed[:, m]):.0f} / {np.nanmax(harmed[:, m]):.0f} %", f"{tenth[m]:+.1f}", f"{mib[m]:.1f}",
+            f"{failed[m] or ''}",
         ]  # fmt: skip
         lines.append(f"| {name} | {' | '.join(cells)} |")
     return lines
@@ -154,6 +169,7 @@ def draw(atlas: Atlas, folder: Path) -> None:
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
+    from PIL import Image
 
     order, gains = ranked(atlas), atlas.against(ALONE)
     (low, high), means = interval(gains), gains.mean(axis=-1)
@@ -171,14 +187,17 @@ def draw(atlas: Atlas, folder: Path) -> None:
     )
     axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
     figure.colorbar(image, label="points above training alone", extend="both")
-    figure.savefig(folder / "atlas-gain.png", dpi=110)
+    whole = io.BytesIO()
+    figure.savefig(whole, dpi=85)
+    few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)  # a quarter of its size
+    few.save(folder / "atlas-gain.png", optimize=True)
     draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
 
 
 def ranks_of(atlas: Atlas) -> Ranks:
     """Mean ranks over columns of the methods that are judged after local training, as `fl-train compare` draws them."""
     those = [m for m, name in enumerate(atlas.methods) if atlas.judges[name] == "after"]
-    scores = atlas.accuracy.mean(axis=-1)[:, those]
+    scores = np.nan_to_num(atlas.accuracy.mean(axis=-1)[:, those], nan=-1.0)
     chi_square, p, ranks = statistics.friedman(scores)
     pairwise = statistics.pairwise(scores)
     names = [atlas.methods[m] for m in those]

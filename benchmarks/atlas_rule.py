@@ -14,10 +14,10 @@ import csv
 from pathlib import Path
 
 import numpy as np
-from atlas import ATLAS, FEATURES
 from atlas_page import ALONE, RIVAL, Atlas, interval, read
 from sklearn.tree import DecisionTreeRegressor, plot_tree
 
+from atlas import ATLAS, FEATURES
 from fl_lightning.study import statistics
 
 LEAST = 2
@@ -31,6 +31,12 @@ def features(atlas: Atlas, file: Path) -> np.ndarray:
     with file.open(newline="", encoding="utf-8") as opened:
         rows = {(row["kind"], row["strength"]): row for row in csv.DictReader(opened)}
     return np.array([[float(rows[column][name]) for name in FEATURES] for column in atlas.columns])
+
+
+def gains_of(atlas: Atlas) -> np.ndarray:
+    """Mean points above training alone, (columns, methods); who has no number has the least of the column."""
+    means = atlas.against(ALONE).mean(axis=-1)
+    return np.where(np.isnan(means), np.nanmin(means, axis=1, keepdims=True), means)
 
 
 def grown(x: np.ndarray, gains: np.ndarray, leaves: int) -> DecisionTreeRegressor:
@@ -48,7 +54,7 @@ def advised(tree: DecisionTreeRegressor, x: np.ndarray) -> np.ndarray:
 
 def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
     """The advice for each column by the tree of all other kinds."""
-    gains = atlas.against(ALONE).mean(axis=-1)
+    gains = gains_of(atlas)
     kinds = np.array([kind for kind, _ in atlas.columns])
     advice = np.zeros(len(kinds), int)
     for kind in dict.fromkeys(kinds):
@@ -58,7 +64,7 @@ def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
 
 def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
     """The advice for kinds unseen, in Markdown, and its regret beside that of always taking `RIVAL`."""
-    means = atlas.accuracy.mean(axis=-1)
+    means = gains_of(atlas)
     rows = np.arange(len(means))
     best, rival = means.max(axis=1), means[:, atlas.methods.index(RIVAL)]
     regret, of_rival = best - means[rows, advice], best - rival
@@ -130,7 +136,7 @@ if __name__ == "__main__":
     atlas = read(ATLAS / "cells.csv")
     x = features(atlas, ATLAS / "columns.csv")
     print(*judged(atlas, left_out(atlas, x, given.leaves)), sep="\n")
-    tree = grown(x, atlas.against(ALONE).mean(axis=-1), given.leaves)
+    tree = grown(x, gains_of(atlas), given.leaves)
     print("\nThe rule, of all kinds:\n", *written(tree, atlas), sep="\n")
     if given.picture:
         draw(tree, atlas, given.picture)

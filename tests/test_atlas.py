@@ -72,7 +72,7 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
         for seed in range(40, 50)
     ]
     file = tmp_path / "cells.csv"
-    file.write_text(as_csv(rows[:-1]))
+    file.write_text(as_csv([r for r in rows if r["kind"] == "iid" or r["method"] != "local" or r["seed"] < 49]))
     read = page.read(file)
     assert read.columns == [("iid", "20"), ("iid", "60")]
     assert read.left_out == [("hsu", "1.0")]
@@ -86,7 +86,12 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     heat = page.heat(read, "local")
     assert [line.split(" | ")[0] for line in heat[2:]] == ["| fedavg after", "| local", "| ditto"]
     assert f"| {difference.mean():+.1f}* |" in heat[-1]
-    assert page.winners(read)[2].startswith("| alike, samples: 20 | ")
+    assert page.winners(read)[2].startswith("| alike, samples: 20 | ") and page.winners(read)[2].endswith("| 0 of 2 |")
+    file.write_text(as_csv(rows[:-1]))  # Ditto's last run in the third column failed
+    read = page.read(file)
+    assert len(read.columns) == 3
+    assert [line.rpartition(" | ")[2] for line in page.heat(read, "local")[2:]] == ["+2.3* |", "+0.0 |", "– |"]
+    assert page.summary(read)[-1].endswith(" | 1 |")
     (best, *_) = page.summary(read)[2:]
     assert best.startswith("| fedavg after | after | 1.0 | ") and "| 0.0 | 0 | " in best
 
