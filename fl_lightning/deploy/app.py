@@ -125,7 +125,7 @@ sites = ""         # under Flower's simulation engine: the folder of site-0.npz,
 public = ""        # npz with x_public, where the method works on public samples at the centre
 gather = 600       # seconds to wait for all sites
 visit = 3600       # seconds for one answer of a site
-again = 90         # seconds after which an unanswered message is sent again
+again = 90         # seconds after which an unanswered message is sent again; then twice as many, and so on
 """
 
 _PAGE = """# {name}: the commands
@@ -175,8 +175,8 @@ flower-supernode --superlink centre.example.org:8000 --root-certificates ca.crt 
 ```
 
 A SuperNode that was killed cannot come back for up to 60 seconds: have a supervisor start it again (systemd:
-Restart=always, RestartSec=10). A site that cannot be trusted may send answers as large as it likes, which Flower takes
-in before they can be refused: limit the SuperLink's memory (systemd: MemoryMax).
+Restart=always, RestartSec=10). A site that cannot be trusted may send answers as large as it likes, which the SuperLink
+stores before they can be refused: limit its memory and the disk of `state.db` (systemd: MemoryMax; a quota).
 
 ## Afterwards
 

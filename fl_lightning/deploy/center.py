@@ -23,7 +23,7 @@ from fl_lightning.core import Client, Payload
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.data import Facts, NotHere, at_center
 from fl_lightning.deploy.exchange import MOST_BEYOND, Exchange
-from fl_lightning.deploy.site import Located, digest_of, located
+from fl_lightning.deploy.site import Located, digest_of, located, visits_of
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.pool import Pool
@@ -82,6 +82,8 @@ class RemoteWorker(Worker):
                     raise failure
                 results.failures.append((failure, "retried" if attempt < attempts else "skipped"))
             left = [failure.client for failure in failed]
+            if not left:
+                break
         timer.lap("client")
         return results
 
@@ -149,6 +151,7 @@ class RemoteEvaluator(Evaluator):
         """What the server has for a client now: whether there is a global model, and with `with_models` that model."""
         run, group = self.run, self.run.group_of(c)
         header: wire.Header = {"has_global": self.has_global, "uploaded": c in run.server.uploaded}
+        header["visits"] = visits_of(run, c)  # that the site's state must have behind it
         tensors: wire.Tensors = {}
         model = self.global_model(c) if with_models else None
         if model is not None:

@@ -96,8 +96,11 @@ class Facts:
             BadInput: a site could not hold such data in a file of its own.
         """
         check("data.source", "texts", data.text is None, "sites hold images, series or vectors, no texts yet")
-        plain = data.reading.preprocessing is None
-        check("data.source", "a table with preprocessing", plain, "sites hold numbers that need none yet")
+        fits = data.reading.preprocessing
+        if fits is not None:  # it is fitted on the training samples of all clients, which no end has
+            key = "impute" if fits.data.impute is not None else "scale"
+            value = getattr(fits.data, key)
+            raise BadInput(f"data.{key}", value, "no end has all samples to fit it on: null, on data prepared before")
         read, shape = AsRead.of(data), list(data.input_shape)
         mean, std = read.mean.tolist(), read.std.tolist()
         return cls(shape, list(read.strides), data.class_names, data.task, mean, std, read.public is not None)

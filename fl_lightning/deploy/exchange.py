@@ -20,7 +20,7 @@ MOST_BEYOND = 2**26
 
 
 Come = bytes | int | None
-"""An answer; or how many bytes one had that was too long to be taken; None: nobody will answer."""
+"""An answer; or how many bytes one had that was too long to be taken (-1: nobody knows); None: nobody will answer."""
 
 
 class Transport(Protocol):
@@ -33,7 +33,7 @@ class Transport(Protocol):
         """Send; returns a name for the message. It may never arrive."""
 
     def pull(self, most: int) -> list[tuple[str, Come]]:
-        """What has come of answers with at most `most` bytes, by the message's name."""
+        """What has arrived of answers with at most `most` bytes, by the message's name."""
 
     def pause(self) -> None:
         """Wait a moment before the next look."""
@@ -48,7 +48,8 @@ class Limits:
     visit: float = 3600.0
     """For one answer, sent again or not. 3600: a round of some hundred batches of a large model on a CPU."""
     again: float = 90.0
-    """Between two sendings. 90: a site that has died is known to be dead after 60 (Flower's heartbeat)."""
+    """Until a message is sent again, and twice as long from each time to the next: Flower starts a process for each,
+    and a busy site would be buried in them. 90: a site that died is known to be dead after 60 (Flower's heartbeat)."""
 
 
 @dataclass
@@ -72,7 +73,8 @@ class Exchange:
     _address: dict[int, int] = field(default_factory=dict)
     _client_at: dict[int, int] = field(default_factory=dict)
     _hellos: dict[int, wire.Header] = field(default_factory=dict)
-    _greeted: dict[int, float] = field(default_factory=dict)
+    _greeted: dict[int, tuple[float, float]] = field(default_factory=dict)
+    """By address: when it is said hello again, and how long after that again."""
     _open: dict[str, tuple[int, Any]] = field(default_factory=dict)
     """By a message's name: the address, and what it was (`hello`, or round, kind, attempt)."""
 
@@ -110,7 +112,7 @@ class Exchange:
         return {c: self._hellos[c]["sizes"] if c in self._hellos else [0, 0, 0] for c in range(clients)}
 
     def check_beginnings(self, initial: str, version: str) -> None:
-        """Leave out a site that has another version of the package, or begins with other weights.
+        """Leave out a site that has another version of the package or another app, or begins with other weights.
 
         Raises:
             RunFailed: there is one, and the run does not go on without it.
@@ -118,6 +120,8 @@ class Exchange:
         for c, hello in sorted(self._hellos.items()):
             if hello["version"] != version:
                 self._leave_out(c, f"it has fl_lightning {hello['version']}, the centre has {version}")
+            elif hello.get("fingerprint") != self.fingerprint:
+                self._leave_out(c, "it has another configuration than the centre: another app, or other own code")
             elif hello["initial"] and hello["initial"] != initial:
                 self._leave_out(c, "it begins with other weights than the centre: model.weights, or another torch")
 
@@ -135,9 +139,10 @@ class Exchange:
         """Say hello to each site that is new, or has not answered for a while."""
         now = time.monotonic()
         for address in self.transport.addresses():
-            if address in self._client_at or now - self._greeted.get(address, -self.limits.again) < self.limits.again:
+            due, wait = self._greeted.get(address, (now, self.limits.again))
+            if address in self._client_at or now < due:
                 continue
-            self._greeted[address] = now
+            self._greeted[address] = now + wait, 2 * wait
             header = {"kind": "hello", "round": 0}
             self._push(address, self.pack(header, {}, None), "hello")
 
@@ -170,18 +175,19 @@ class Exchange:
         """The answer of each client to its message, unpacked; None where there is none in time."""
         key = (t, kind, attempt)
         answers: dict[int, Any] = {}
-        deadline, sent = time.monotonic() + self.limits.visit, dict.fromkeys(messages, -1e9)
+        again, deadline = self.limits.again, time.monotonic() + self.limits.visit
         there = [c for c in messages if c not in self.out]
+        due, wait = dict.fromkeys(there, 0.0), dict.fromkeys(there, again)
         while len(answers) < len(there) and time.monotonic() < deadline:
             now = time.monotonic()
             for c in there:
-                if c not in answers and now - sent[c] >= self.limits.again and c in self._address:
-                    sent[c] = now
+                if c not in answers and now >= due[c] and c in self._address:
+                    due[c], wait[c] = now + wait[c], 2 * wait[c]
                     self._push(self._address[c], messages[c], key)
             self._greet()
             lost = self._listen({key: answers})
             for c in lost:  # nobody will answer: send again soon, to wherever the site is then
-                sent[c] = min(sent[c], now - self.limits.again + min(5.0, self.limits.again))
+                due[c] = min(due.get(c, now), now + min(5.0, again))
             if len(answers) < len(there):
                 self.transport.pause()
         return {c: answers.get(c) for c in messages}

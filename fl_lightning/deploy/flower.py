@@ -11,13 +11,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-from typing import IO
+from typing import IO, Any
 
 from flwr.app import Array, ArrayRecord, ConfigRecord, Context, Message, RecordDict
 from flwr.clientapp import ClientApp
 from flwr.serverapp import Grid, ServerApp
 
-from fl_lightning.deploy.relay import COMMAND, HERE, answered, node_of, python_of, read_frame, write_frame
+from fl_lightning.deploy.relay import COMMAND, HERE, answered, memory_for, node_of, python_of, read_frame, write_frame
 
 PLAIN = "bytes"
 """How the array is serialized, as Flower asks: not at all."""
@@ -80,18 +80,35 @@ def serve(grid: Grid, source: IO[bytes], out: IO[bytes]) -> None:
             waiting += names
             write_frame(out, {"name": names[0] if names else ""})
         else:
-            most, answers, bodies = int(wish["most"]), [], []
-            for reply in grid.pull_messages(waiting) if waiting else ():
-                name = reply.metadata.reply_to_message_id
-                waiting.remove(name)
-                try:
-                    content = None if reply.has_error() else body_of(reply)
-                except Exception:  # whatever a hostile site has made of it
-                    content = b""
-                taken = content is not None and len(content) <= most
-                answers.append([name, None if content is None else len(content), taken])
-                bodies.append(content if content is not None and taken else b"")
-            write_frame(out, {"answers": answers}, b"".join(bodies))
+            answers, body = pulled(grid, waiting, int(wish["most"]))
+            write_frame(out, {"answers": answers}, body)
+
+
+def pulled(grid: Grid, waiting: list[str], most: int) -> tuple[list[list[Any]], bytes]:
+    """What has come, one answer at a time: of each the message's name, its length (None: an error; -1: it does not fit
+    into memory) and whether it is among the bytes. What has come leaves `waiting`."""
+    answers: list[list[Any]] = []
+    bodies: list[bytes] = []
+    for name in list(waiting):
+        if sum(map(len, bodies)) > most:
+            break  # the others at the next look: so many bytes lie here at once
+        try:
+            with memory_for(4 * most):  # Flower takes in a whole answer before anybody may look at its length
+                replies = list(grid.pull_messages([name]))
+        except MemoryError:
+            waiting.remove(name)
+            answers.append([name, -1, False])
+            continue
+        for reply in replies:
+            waiting.remove(name)
+            try:
+                content = None if reply.has_error() else body_of(reply)
+            except Exception:  # whatever a hostile site has made of it
+                content = b""
+            taken = content is not None and len(content) <= most
+            answers.append([name, None if content is None else len(content), taken])
+            bodies.append(content if content is not None and taken else b"")
+    return answers, b"".join(bodies)
 
 
 # ---------------------------------------------------------------- a site

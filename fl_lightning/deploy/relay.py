@@ -5,9 +5,11 @@ The standard library alone: `fl-train deploy` copies this file into the app's fo
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
+import resource
 import shutil
 import socket
 import struct
@@ -15,6 +17,7 @@ import subprocess
 import sys
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,6 +32,8 @@ LENGTHS = struct.Struct(">IQ")
 """Of a frame: bytes of its JSON and of its body."""
 REFUSED = "refused.txt"
 """In a site's folder: the sentence that its process has left for the centre, where it could not start."""
+SLACK = 2**28
+"""Bytes for whatever else a process does while it takes in an answer: threads, connections (ours)."""
 COMMAND = ("-m", "fl_lightning.cli.ends")
 
 
@@ -49,6 +54,22 @@ def read_frame(source: Any) -> tuple[dict[str, Any], bytes]:
     if len(content) < text + body:
         raise EOFError
     return json.loads(content[:text]), content[text:]
+
+
+@contextlib.contextmanager
+def memory_for(count: int) -> Iterator[None]:
+    """Within this, the process may take `count` bytes more and `SLACK`; beyond that it gets a `MemoryError`. Linux."""
+    status = Path("/proc/self/status")
+    lines = status.read_text().splitlines() if status.is_file() else []
+    now = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)
+    soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
+    least = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]
+    if now is not None:
+        resource.setrlimit(resource.RLIMIT_DATA, (min([now + count + SLACK, *least]), hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_DATA, (soft, hard))
 
 
 def python_of(config: Any) -> str:
@@ -123,11 +144,12 @@ def connect(folder: Path, config: Any) -> socket.socket | str:
             connection.close()
         if process is not None and process.poll() is not None:
             sentence = folder / REFUSED
-            if process.returncode and sentence.is_file():
+            if process.returncode > 0 and sentence.is_file():
                 return sentence.read_text(encoding="utf-8")
-            if process.returncode:
+            if process.returncode > 0:
                 return "its process does not start; see site.log in the site's folder"
-            process, earliest = None, time.monotonic() + WAIT  # another one had the folder
+            pause = WAIT if process.returncode == 0 else 0.0  # another one had the folder; or it was killed as it began
+            process, earliest = None, time.monotonic() + pause
         if process is None and time.monotonic() >= earliest:
             process = started(folder, path, config)
         time.sleep(0.1)

@@ -34,6 +34,7 @@ from fl_lightning.errors import BadClient, redact
 from fl_lightning.files import write_whole
 from fl_lightning.methods.base import Method
 from fl_lightning.run import assemble, instantiate, written
+from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.state import MODEL
 
 BROUGHT = "received.safetensors"
@@ -149,6 +150,7 @@ class Site:
             again = self._answered(header, content)
             if again is not None:
                 return again
+            self._agree(header)
             stage = "training" if header["kind"] == "visit" else "evaluation"
             reply = getattr(self, f"_{header['kind']}")(header, tensors)
             made = wire.pack(about | reply[0], reply[1])
@@ -170,16 +172,41 @@ class Site:
     def _check(self, header: wire.Header) -> None:
         if header["kind"] not in ("hello", "visit", "score", "final"):
             raise wire.Unreadable("its kind is unknown")
-        if header["fingerprint"] != self.fingerprint:
+        if header["kind"] != "hello" and header["fingerprint"] != self.fingerprint:
             raise wire.Unreadable("it is of another configuration than this site's")
         if header["client"] not in (self.client, None):
             raise wire.Unreadable(f"it is for client {header['client']}")
 
     def _hello(self) -> wire.Header:
         facts = {"site": self.client, "name": self.name, "sizes": self.sizes, "version": __version__}
+        facts["fingerprint"] = self.fingerprint
         if self.refused is not None:
             return facts | {"initial": "", "at": 0}
         return facts | {"initial": digest_of(self.fed), "at": self.round}
+
+    def _agree(self, header: wire.Header) -> None:
+        """Go back to the state that the centre counts on: an answer that it has refused, or never had, does not count.
+
+        Raises:
+            Unreadable: the site does not have that state.
+        """
+        run, own, known, answered = self.fed.run, visits_of(self.fed.run, self.client), header["visits"], self.round
+        if self.checkpoint is None or header["round"] < answered or own == known:
+            return
+        folder, saved = self.folder / "checkpoints", None
+        if known and own > known:
+            manifests = {t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None}
+            turns = {t: m["clients"].get(str(self.client), {}).get("turns", 0) for t, m in manifests.items()}
+            saved = next((t for t, count in turns.items() if count == known), None)
+        if saved is not None:
+            restore(run, folder, saved)
+            self.checkpoint.on_fit_start(run)
+        elif known:
+            raise wire.Unreadable(f"the site has its state after {own} visits, the centre has {known}")
+        else:
+            self.fed.pool.restore(self.client, None)
+        run.server.round = answered  # what was answered is answered
+        self.checkpoint.save(run)
 
     def _visit(self, header: wire.Header, tensors: wire.Tensors) -> tuple[wire.Header, wire.Tensors]:
         """Train: the upload, and the columns of the client's row."""
@@ -322,6 +349,11 @@ def located(error: NotHere) -> Located:
             hook = f"{type(owner).__name__}.{trace.tb_frame.f_code.co_name}"
         trace = trace.tb_next
     return Located(error.what, hook)
+
+
+def visits_of(run: RunContext, client: int) -> int:
+    """Visits that the state of a client has behind it; 0 where states are not kept from round to round."""
+    return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
 
 
 def with_equal_sizes(data: OwnData, clients: int) -> None:

@@ -51,12 +51,15 @@ def pack(header: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> bytes:
 
 
 def unpack(content: bytes | int, most: int | None = None) -> tuple[Header, Tensors]:
-    """Header and tensors of a message of at most `most` bytes. A number: of one with so many, which nobody has taken.
+    """Header and tensors of a message of at most `most` bytes. A number: of one with so many, which nobody has taken
+    (-1: there was no memory to count them).
 
     Raises:
         Unreadable: it is too long, no safetensors, or its header is no mapping.
     """
     size = content if isinstance(content, int) else len(content)
+    if size < 0:
+        raise Unreadable(f"it has far more than the {most} bytes that are accepted")
     if isinstance(content, int) or (most is not None and size > most):
         raise Unreadable(f"it has {size} bytes, more than the {most} that are accepted")
     try:
@@ -95,10 +98,10 @@ def fill(vector: Tensor, layout: Layout, blocks: np.ndarray, numbers: Tensor, wh
     Raises:
         Unreadable: there are more or fewer numbers, or of another type.
     """
-    wanted = (int(layout.numbers[blocks].sum()), vector.dtype)
-    if (numbers.numel(), numbers.dtype) != wanted or numbers.ndim != 1:
+    expected = (int(layout.numbers[blocks].sum()), vector.dtype)
+    if (numbers.numel(), numbers.dtype) != expected or numbers.ndim != 1:
         given = f"{tuple(numbers.shape)} of {numbers.dtype}"
-        raise Unreadable(f"{what} has shape {given}, not ({wanted[0]},) of {wanted[1]}")
+        raise Unreadable(f"{what} has shape {given}, not ({expected[0]},) of {expected[1]}")
     start = 0
     for block, there in zip(layout.blocks, blocks, strict=True):
         if there:

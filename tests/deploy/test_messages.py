@@ -18,6 +18,7 @@ from fl_lightning.deploy.exchange import Exchange, Limits
 from fl_lightning.deploy.pipes import PipeTransport
 from fl_lightning.deploy.rehearsal import LocalTransport, differences, rehearse, simulate
 from fl_lightning.deploy.relay import read_frame, write_frame
+from fl_lightning.engine.visit import Visit
 from fl_lightning.errors import RunFailed
 from fl_lightning.results.folder import RunFolder
 
@@ -280,8 +281,12 @@ def test_an_answer_of_ten_gigabytes_is_neither_copied_nor_passed_on(ends: Any) -
     write_frame(asked, {"op": "pull", "most": 1000})
     asked.seek(0)
     names = iter("abc")
-    replies = [reply("a", Body()), reply("b", b"whole"), reply("c", bytes(1001))]
-    grid = SimpleNamespace(push_messages=lambda messages: [next(names)], pull_messages=lambda waiting: replies)
+    replies = {"a": reply("a", Body()), "b": reply("b", b"whole"), "c": reply("c", bytes(1001))}
+
+    def pull(waiting: list[str]) -> list[Any]:
+        return [replies[name] for name in waiting]
+
+    grid = SimpleNamespace(push_messages=lambda messages: [next(names)], pull_messages=pull)
     ends.serve(grid, asked, given)
     given.seek(0)
     for _ in range(3):
@@ -290,6 +295,23 @@ def test_an_answer_of_ten_gigabytes_is_neither_copied_nor_passed_on(ends: Any) -
     assert come == [("a", HUGE), ("b", b"whole"), ("c", 1001)]
     with pytest.raises(wire.Unreadable, match=rf"^it has {HUGE} bytes, more than the 1000 that are accepted$"):
         wire.unpack(come[0][1] or b"", 1000)
+
+
+def test_an_answer_that_flower_takes_in_whole_costs_no_memory(ends: Any) -> None:
+    """Flower puts ten gigabytes together before it hands them over: that ends where four caps are reached."""
+    taken: list[int] = []
+
+    def pull(waiting: list[str]) -> list[Any]:
+        if waiting == ["a"]:
+            taken.append(len(bytes(HUGE)))
+        return []
+
+    waiting = ["a", "b"]
+    answers, body = ends.pulled(SimpleNamespace(pull_messages=pull), waiting, 1000)
+    assert (answers, body, taken, waiting) == ([["a", -1, False]], b"", [], ["b"])
+    with pytest.raises(wire.Unreadable, match=r"^it has far more than the 1000 bytes that are accepted$"):
+        wire.unpack(answers[0][1], 1000)
+    assert len(bytes(HUGE)) == HUGE  # the limit is gone
 
 
 def test_the_cap_is_set_by_the_method_and_the_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -307,3 +329,53 @@ def test_the_cap_is_set_by_the_method_and_the_model(tmp_path: Path, monkeypatch:
     [cap] = caps
     assert 0 <= cap - 2**26 - 2 * 2 * 4 * numbers < 2 * 2 * 4 * 64  # gaps between layers
     assert Exchange(LocalTransport([]), "", "", Limits()).most == 2**26
+
+
+# ---------------------------------------------------------------- an answer that was refused
+
+
+@pytest.mark.sampled("ditto-twice")
+@pytest.mark.parametrize("rounds", [{1}, {2, 3}, {4}], ids=["first", "twice", "last"])
+@pytest.mark.parametrize("method", ["ditto", "scaffold", "fedavg"])
+def test_a_site_whose_answer_was_refused_goes_back(
+    method: str, rounds: set[int], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It has trained; the centre goes on without that: the numbers are those of a client that failed then."""
+    config = config_of(method, "--federation.on_bad_client", "skip", "--federation.rounds", "4")
+
+    def spoilt(answers: Answers, name: str) -> list[Any]:
+        header, tensors = wire.unpack(answers[-1])
+        lost = header["round"] in rounds
+        return [(name, wire.pack(header, tensors | {"model": tensors["model"][:-1]}) if lost else answers[-1])]
+
+    run = rehearse(config, tmp_path, odd(spoilt))
+    failed = [(row["round"], row["client"], row["outcome"]) for row in RunFolder(run).read("failures")]
+    assert failed == [(t, BAD, "skipped") for t in sorted(rounds)]
+    upload = Visit.upload
+
+    def breaks(self: Visit) -> None:
+        upload(self)
+        if self.id == BAD and self.t in rounds:
+            raise OSError
+
+    monkeypatch.setattr(Visit, "upload", breaks)
+    assert differences(simulate(config, tmp_path), run) == []
+
+
+def test_a_site_that_has_lost_its_state_says_so(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its folder is empty after the first round: it trains no other model in silence."""
+    sites: list[Any] = []
+
+    def emptied(answers: Answers, name: str) -> list[Any]:
+        if len(answers) == 1:
+            site = sites[0][BAD].__self__
+            site.fed.run.states.clear()
+        return [(name, answers[-1])]
+
+    def keep(made: list[Any]) -> LocalTransport:
+        sites.append(made)
+        return odd(emptied)(made)
+
+    run = rehearse(config_of("ditto", "--federation.on_bad_client", "skip"), tmp_path, keep)
+    assert (2, BAD, "skipped") in [(r["round"], r["client"], r["outcome"]) for r in RunFolder(run).read("failures")]
+    assert "the site has its state after 0 visits, the centre has 1" in capsys.readouterr().err

@@ -1,0 +1,169 @@
+"""A deployment on this machine: SuperLink and SuperNodes as processes on loopback, with TLS and a key for each node."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import IO
+
+from fl_lightning.cli import main
+
+HERE = Path(__file__).parent
+PATIENCE = 900
+CERTIFICATES = """
+openssl req -x509 -newkey rsa:2048 -nodes -days 30 -subj "/CN=test CA" -keyout ca.key -out ca.crt \
+  -addext basicConstraints=critical,CA:TRUE -addext keyUsage=critical,keyCertSign,cRLSign
+openssl req -newkey rsa:2048 -nodes -subj "/CN=localhost" -keyout server.key -out server.csr
+printf "subjectAltName=DNS:localhost,IP:127.0.0.1\nbasicConstraints=CA:FALSE\n" > ext.cnf
+openssl x509 -req -in server.csr -CA ca.crt -CAkey ca.key -CAcreateserial -days 30 -extfile ext.cnf -out server.crt
+"""
+KEY = 'ssh-keygen -q -t ecdsa -b 384 -N "" -C "" -f'
+SILENT = {
+    "FLWR_TELEMETRY_ENABLED": "0",
+    "FLWR_DISABLE_UPDATE_CHECK": "1",
+    "FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION": "1",
+    "RAY_USAGE_STATS_ENABLED": "0",
+    "RAY_worker_niceness": "0",
+    "OMP_NUM_THREADS": "1",
+}
+"""Nothing calls home, and nothing is installed by a run."""
+
+
+def environment(folder: Path) -> Path:
+    """The folder of Flower's commands; FL_FLOWER names an environment that is there already, else one is made."""
+    if there := os.environ.get("FL_FLOWER"):
+        return Path(there) / "bin"
+    subprocess.run(["uv", "venv", "-q", str(folder), "--python", "3.11"], check=True)
+    python, listed = str(folder / "bin" / "python"), str(HERE / "flower.txt")
+    install = ["uv", "pip", "install", "-q", "--no-config", "--python", python, "-r", listed]
+    subprocess.run(install, check=True)
+    return folder / "bin"
+
+
+def free_port() -> int:
+    """One that nobody listens at now."""
+    with socket.socket() as one:
+        one.bind(("127.0.0.1", 0))
+        return int(one.getsockname()[1])
+
+
+def of_home(home: Path) -> Iterator[tuple[int, str]]:
+    """Process id and command line of all processes whose FLWR_HOME is `home`: Flower's, and the sites'."""
+    mine = f"FLWR_HOME={home}\0".encode()
+    for place in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(OSError):
+            if mine in (place / "environ").read_bytes():
+                yield int(place.name), (place / "cmdline").read_bytes().replace(b"\0", b" ").decode()
+
+
+def kill_all(home: Path) -> None:
+    """Kill what `of_home` names."""
+    for pid, _ in of_home(home):
+        with contextlib.suppress(OSError):
+            os.kill(pid, signal.SIGKILL)
+
+
+class Machines:
+    """Processes of one deployment in `folder`, all of which end with it."""
+
+    def __init__(self, flower: Path, folder: Path) -> None:
+        self.flower, self.folder, self.port = flower, folder, free_port()
+        self.running: dict[str, subprocess.Popen[bytes]] = {}
+        self.patience = ""
+        """Further words of the run's configuration."""
+        beside = str(Path(sys.executable).parent)
+        path = {"PATH": f"{flower}:{beside}:{os.environ['PATH']}"}
+        self.env = {**os.environ, **SILENT, "FLWR_HOME": str(folder / "home"), **path}
+        (folder / "home").mkdir()
+        address = f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\nroot-certificates = "{folder}/ca.crt"\n'
+        (folder / "home" / "config.toml").write_text(address)
+        subprocess.run(["bash", "-ec", CERTIFICATES], cwd=folder, check=True, capture_output=True)
+
+    def open(self, nodes: int, *words: str) -> None:
+        """Write an app and the data of so many sites (no words: they are there), start the SuperLink and a SuperNode
+        for each."""
+        if words:
+            assert main(["deploy", *words, "--rehearse", "false", "--out", "app", "--sites", "sites"]) == 0
+        self.superlink()
+        for k in range(nodes):
+            subprocess.run(["bash", "-ec", f"{KEY} node{k}"], cwd=self.folder, check=True)
+            registered = self.flwr("supernode", "register", f"node{k}.pub", "centre", "--format", "json")
+            assert "node-id" in registered, registered
+            self.node(k)
+
+    def start(self, name: str, until: str, *words: str) -> bool:
+        """Start a command of Flower, and wait until its log says `until`; whether it does."""
+        log = self.folder / f"{name}.log"
+        with log.open("wb") as out:
+            process = self.command(out, *words)
+        self.running[name] = process
+        deadline = time.monotonic() + PATIENCE
+        while until not in log.read_text() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.2)
+        return until in log.read_text()
+
+    def command(self, out: IO[bytes] | int, *words: str) -> subprocess.Popen[bytes]:
+        """A command of Flower, begun."""
+        command = [str(self.flower / words[0]), *words[1:]]
+        return subprocess.Popen(command, cwd=self.folder, env=self.env, stdout=out, stderr=out)
+
+    def flwr(self, *words: str) -> str:
+        """What a command of `flwr` prints."""
+        command = [str(self.flower / "flwr"), *words]
+        done = subprocess.run(command, cwd=self.folder, env=self.env, capture_output=True, text=True, timeout=PATIENCE)
+        return done.stdout + done.stderr
+
+    def run(self) -> list[str]:
+        """The words of `flwr` that start a run, or have it go on."""
+        folders, public = f'out="{self.folder}/runs" sites="{self.folder}/sites"', self.folder / "sites" / "public.npz"
+        folders += f' public="{public}"' if public.is_file() else ""
+        return ["run", "app", "centre", "--stream", "-c", f"{folders} {self.patience or 'again=600'}"]
+
+    def simulation(self, nodes: int) -> None:
+        """A SuperLink with Flower's simulation engine in place of SuperNodes."""
+        address = f'[superlink.centre]\naddress = "127.0.0.1:{self.port}"\ninsecure = true\n'
+        (self.folder / "home" / "config.toml").write_text(address)
+        words = ["--insecure", "--simulation", "--host", "127.0.0.1", "--port", str(self.port)]
+        assert self.start("superlink", "Uvicorn running on", "flower-superlink", *words)
+        sizes = ["--num-supernodes", str(nodes), "--client-resources-num-cpus", "1"]
+        self.flwr("federation", "simulation-config", "@none/default", "centre", *sizes)
+
+    def superlink(self) -> None:
+        """Start it, or start it again."""
+        keys = ["--ssl-ca-certfile", "ca.crt", "--ssl-certfile", "server.crt", "--ssl-keyfile", "server.key"]
+        words = ["--host", "127.0.0.1", "--port", str(self.port), "--database", "state.db", "--enable-supernode-auth"]
+        started = self.start("superlink", "Uvicorn running on", "flower-superlink", *words, *keys)
+        assert started, (self.folder / "superlink.log").read_text()[-2000:]
+
+    def node(self, client: int) -> None:
+        """Start a SuperNode; one that was killed is refused for a while: it is started again, as a supervisor does."""
+        data = self.folder / "sites" / f"site-{client}.npz"
+        own = f'client={client} site="site-{client}" data="{data}" folder="{self.folder}/at-{client}" idle=300'
+        words = ["--superlink", f"127.0.0.1:{self.port}", "--host", "127.0.0.1", "--port", str(free_port())]
+        keys = ["--root-certificates", "ca.crt", "--auth-supernode-private-key", f"node{client}"]
+        deadline = time.monotonic() + 240
+        while not self.start(f"node{client}", "SuperNode ID", "flower-supernode", *words, *keys, "--node-config", own):
+            assert time.monotonic() < deadline, (self.folder / f"node{client}.log").read_text()[-2000:]
+            time.sleep(5)
+
+    def processes(self) -> Iterator[tuple[int, str]]:
+        """Process id and command line of all that belong to it."""
+        yield from of_home(self.folder / "home")
+
+    def end(self) -> None:
+        """End all processes."""
+        for process in reversed(self.running.values()):
+            process.send_signal(signal.SIGTERM)
+        deadline = time.monotonic() + 20
+        for process in self.running.values():
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                process.wait(max(0.1, deadline - time.monotonic()))
+            process.kill()
+        kill_all(self.folder / "home")

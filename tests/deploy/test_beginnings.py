@@ -1,0 +1,85 @@
+"""A site or a centre that is not of this run: one line that names it, before the first round."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from fl_lightning import __version__
+from fl_lightning.cli import main
+from fl_lightning.deploy import wire
+from fl_lightning.deploy.app import PACKAGE
+from fl_lightning.deploy.rehearsal import LocalTransport, rehearse
+from fl_lightning.errors import RunFailed
+from fl_lightning.results.folder import RunFolder
+
+from .test_equal import SMALL, config_of
+
+BAD = 1
+"""The client whose site is another."""
+
+
+def _told(**facts: Any) -> Callable[[Any], Any]:
+    """What a site tells of itself, changed: as one of another package would."""
+
+    def site(one: Any) -> Any:
+        def answer(message: bytes) -> bytes:
+            header, tensors = wire.unpack(one(message))
+            return wire.pack(header | (facts if header["kind"] == "hello" else {}), tensors)
+
+        return answer
+
+    return site
+
+
+def _of_another_app(one: Any) -> Any:
+    """A site whose app, or whose own code, is another."""
+    one.__self__.fingerprint = "another"
+    return one
+
+
+@pytest.mark.sampled("version", "app")
+@pytest.mark.parametrize(
+    ("change", "line"),
+    [
+        pytest.param(_told(version="0.0.1"), f"it has fl_lightning 0.0.1, the centre has {__version__}", id="version"),
+        pytest.param(_told(version="0.0.1", fingerprint="x"), "it has fl_lightning 0.0.1, the centre has", id="both"),
+        pytest.param(_of_another_app, "it has another configuration than the centre", id="app"),
+        pytest.param(_told(initial="0"), "it begins with other weights than the centre: model.weights", id="weights"),
+    ],
+)
+def test_a_site_of_another_run_is_one_line(
+    change: Callable[[Any], Any], line: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def made(sites: list[Any]) -> LocalTransport:
+        return LocalTransport([change(site) if c == BAD else site for c, site in enumerate(sites)])
+
+    (tmp_path / "one").mkdir()
+    with pytest.raises(RunFailed, match=f"^site 1 cannot take part: {line}"):
+        rehearse(config_of("fedavg", "--federation.rounds", "1"), tmp_path / "one", made)
+    words = ("--federation.rounds", "1", "--federation.on_bad_client", "skip")
+    run = rehearse(config_of("fedavg", *words), tmp_path, made)
+    assert f"site 1 cannot take part: {line}" in (shown := capsys.readouterr().err)
+    assert "the run goes on without it" in shown
+    assert {row["client"] for row in RunFolder(run).read("failures")} == {BAD}
+
+
+@pytest.mark.slow
+def test_a_centre_does_not_go_on_with_another_configuration(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = [*SMALL.split(), "--method", "fedavg", "--fabric.executor", "loop"]
+    assert main(["fit", *words, "--name", "app", "--federation.rounds", "1"]) == 0
+    changed = [*words, "--optimizer.lr", "0.123", "--rehearse", "false"]
+    assert main(["deploy", *changed, "--out", "app"]) == 0
+    before = {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()}
+    command = ["-m", "fl_lightning.cli.ends", "center", "--app", f"app/{PACKAGE}", "--out", "runs", "--name", "app"]
+    done = subprocess.run([sys.executable, *command], capture_output=True, text=True, stdin=subprocess.DEVNULL)
+    assert done.returncode == 2
+    assert "optimizer.lr: 0.123 is not allowed; the run began with" in done.stderr
+    assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
+    assert {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()} == before

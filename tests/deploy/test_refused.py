@@ -1,0 +1,84 @@
+"""What is refused before anything is written, in one line that names key, value and what is allowed."""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import catalogue
+from fl_lightning.callbacks.base import Transform
+from fl_lightning.cli import main
+from fl_lightning.config import Component
+
+from .test_equal import PAGE, SMALL
+
+KINDS = {name: Component(entry.class_path, {}).load() for name, entry in catalogue.table("callbacks").items()}
+REFUSED = sorted(
+    name
+    for name, kind in KINDS.items()
+    if issubclass(kind, Transform) and not kind.deployed and name != "stepprivacy"  # nobody names it
+)
+NEEDED = {
+    "attack": "--callbacks.attack.clients=[0] --callbacks.attack.kind=sign_flip",
+    "canaries": "--callbacks.canaries.share=1",
+    "normbound": "--callbacks.normbound.bound=1",
+    "centralprivacy": "--callbacks.centralprivacy.clip=1 --callbacks.centralprivacy.noise=1",
+}
+"""Arguments without which they are refused for another reason."""
+
+
+def refused(words: str, line: str, capsys: pytest.CaptureFixture[str]) -> None:
+    """`fl-train deploy` ends with this line and leaves nothing behind."""
+    before = set(Path().iterdir())
+    assert main(["deploy", *SMALL.split(), *words.split(), "--out", "app", "--sites", "sites"]) == 2
+    shown = capsys.readouterr().err
+    assert re.search(line, shown), shown
+    assert len(shown.strip().splitlines()) == 1
+    assert set(Path().iterdir()) == before
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_transforms_that_sites_cannot_run_are_named(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = f"--method fedavg --callbacks {name} {NEEDED.get(name, '')}"
+    refused(words, rf"callbacks.{name}: '\w+' is not allowed; what it does to messages is not done", capsys)
+
+
+def test_the_page_lists_the_refused_transforms() -> None:
+    listed = re.search(r"the other transforms \((.*?)\)", PAGE.read_text(), re.DOTALL)
+    assert listed is not None
+    assert sorted(re.findall(r"`(\w+)`", listed[1])) == REFUSED
+
+
+@pytest.mark.sampled("shared", "held out", "executor")
+@pytest.mark.parametrize(
+    ("words", "line"),
+    [
+        ("--optimizer.privacy.clip 1 --optimizer.privacy.noise 1", r"optimizer.privacy: .*not done where clients are"),
+        ("--data.scale robust", r"data.scale: 'robust' is not allowed; no end has all samples to fit it on"),
+        ("--data.scale robust --data.fitted own", r"data.scale: 'robust' is not allowed; no end has all samples"),
+        ("--data.impute median", r"data.impute: 'median' is not allowed; no end has all samples to fit it on"),
+        ("--data.held_out_clients 0.34", r"data.held_out_clients: 0.34 is not allowed; a site is a client"),
+        ("--fabric.executor vmap", r"fabric.executor: 'vmap' is not allowed; a site has one client: auto or loop"),
+    ],
+    ids=["private", "shared", "own", "impute", "held out", "executor"],
+)
+def test_data_and_settings_without_a_meaning_at_sites_are_named(
+    words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = [f"{k % 7},{k % 5 / 2},{'sick' if k % 3 else 'well'}" for k in range(90)]
+    Path("table.csv").write_text("\n".join(["one,two,outcome", *rows]) + "\n")
+    table = "--method fedavg --data.fraction 1 --data.public null --data.root table.csv --data.label_column outcome"
+    refused(f"{table} {words}", line, capsys)
+
+
+def test_global_test_data_are_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused("--method fedavg --data.global_test true", r"data.global_test: True is not allowed; no site has", capsys)
