@@ -192,9 +192,9 @@ def no_draws(device: torch.device) -> Iterator[None]:
         random.setstate(of_python)
 
 
-def deterministic(wanted: bool) -> None:
+def deterministic(only_deterministic: bool) -> None:
     """Have torch use kernels that repeat their own bits, and refuse what has none; before the device is opened."""
-    if wanted:
+    if only_deterministic:
         os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", CUBLAS_WORKSPACE)
         torch.backends.cudnn.benchmark = False  # which kernel wins a race of timings is chance
-    torch.use_deterministic_algorithms(wanted)
+    torch.use_deterministic_algorithms(only_deterministic)

@@ -16,8 +16,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+import torch
 
-from fl_lightning.device import here
+from fl_lightning.device import here, lost
 
 DEVICE = os.environ.get("FL_TEST_DEVICE") or here()
 HERE = Path(__file__).resolve().parent
@@ -30,6 +31,14 @@ if DEVICE == "pretended":
     pretended.install(streams.StreamBackend)
 elif DEVICE is None:
     collect_ignore_glob = ["test_*.py"]
+
+
+def pytest_runtest_logfinish() -> None:
+    """A lost device stays lost in its process: a worker of pytest-xdist ends, and another one goes on in its place."""
+    worker = "PYTEST_XDIST_WORKER" in os.environ and DEVICE not in (None, "pretended")
+    if worker and (reason := lost(torch.device(DEVICE or ""))):
+        print(f"{DEVICE} is lost: {reason}", file=sys.stderr)
+        os._exit(1)
 
 
 @pytest.fixture
