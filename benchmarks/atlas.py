@@ -7,7 +7,7 @@
 
 `run` searches each kind's middle strength with 12 trials a method, each on two splits, on validation data; then it
 trains ten fresh seeds of all strengths with the choices. It goes on where it was stopped. The choices, a study file
-that anybody can run, are kept beside the cells as atlas/KIND.yaml.
+that anybody can run, are kept beside the cells as atlas/KIND.yaml: a kind that has one is not searched again.
 """
 
 from __future__ import annotations
@@ -61,9 +61,10 @@ def run(out: Path, kinds: list[str], workers: int, only: list[str]) -> None:
         search = content | {"grid": {axis: [strengths[1]], "data.partition_seed": SPLITS}}
         write_whole(place / "search.yaml", yaml.safe_dump(search, sort_keys=False))
         words = ["--trials", str(TRIALS), "--workers", str(workers), "--study", "false"]
-        if not (place / "tuned" / "tuned.yaml").is_file():
+        choices = [place / "tuned" / "tuned.yaml", ATLAS / f"{kind}.yaml"]
+        if not any(file.is_file() for file in choices):
             _do("tune", str(place / "search.yaml"), "--out", str(place / "tuned"), *words)
-        chosen = yaml.safe_load((place / "tuned" / "tuned.yaml").read_text(encoding="utf-8"))
+        chosen = yaml.safe_load(next(file for file in choices if file.is_file()).read_text(encoding="utf-8"))
         study = content | {"methods": chosen["methods"], "forced": False}
         _check_versions(place / "versions.json", {one["name"] for one in chosen["methods"]})
         write_whole(place / "map.yaml", f"# The atlas, {kind}: arguments as chosen\n" + _yaml(study))
@@ -193,9 +194,13 @@ def keep(out: Path) -> None:
             features += features_of(out / kind / "map", kind)
     rows = merged(stored(), new)
     ATLAS.mkdir(exist_ok=True)
-    for kind in sorted({row["kind"] for row in new}):
-        write_whole(ATLAS / f"{kind}.yaml", (out / kind / "map.yaml").read_bytes())
-        write_whole(ATLAS / f"{kind}-tuned.csv", (out / kind / "tuned" / "tuned.csv").read_bytes())
+    for kind in KINDS:
+        for file, name in (
+            (out / kind / "map.yaml", f"{kind}.yaml"),
+            (out / kind / "tuned/tuned.csv", f"{kind}-tuned.csv"),
+        ):
+            if file.is_file():
+                write_whole(ATLAS / name, file.read_bytes())
     others = [row for row in stored("columns") if row["kind"] not in {one["kind"] for one in features}]
     write_whole(ATLAS / "columns.csv", as_csv([*others, *features]))
     write_whole(ATLAS / "cells.csv", as_csv([{key: row[key] for key in COLUMNS} for row in rows]))

@@ -164,6 +164,10 @@ def test_a_tiny_map_comes_again_to_the_same_numbers(
     rows[0]["accuracy"] = "0.5"
     (tmp_path / "atlas" / "cells.csv").write_text(as_csv(rows[:1]))
     assert atlas.rerun(tmp_path / "wrong", 1, seed=0) == 1
+    kept = (tmp_path / "atlas" / "iid.yaml").read_bytes()
+    monkeypatch.setattr(atlas, "main", lambda words: words[0] == "tune")  # a search would end with code 1
+    atlas.run(tmp_path / "elsewhere", ["iid"], 1, [])
+    assert (tmp_path / "elsewhere" / "iid" / "map.yaml").read_bytes() == kept
     (tmp_path / "runs" / "iid" / "versions.json").write_text('{"ditto": "0.0.1+older"}')
     with pytest.raises(SystemExit, match="ditto came to other golden numbers"):
         atlas.run(tmp_path / "runs", ["iid"], 1, [])
