@@ -16,13 +16,14 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Observer, Transform
-from fl_lightning.callbacks.privacy import check_numbers, uploads
+from fl_lightning.callbacks.privacy import check_one_account, uploads
 from fl_lightning.callbacks.relations import SampleCounts
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.server import GroupServer
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
+from fl_lightning.optimizerkeys import check_noise
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
 from fl_lightning.rng import generator
@@ -90,7 +91,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
     def __post_init__(self) -> None:
-        check_numbers(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
         fine = self.quantile is None or 0 < self.quantile < 1
         check(f"{self.config_key}.quantile", self.quantile, fine, "it must lie in (0, 1)")
 
@@ -99,14 +100,13 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run had other noise."""
         require("dp", self.config_key, "", "its epsilon is computed by that package")
+        check_one_account(run)
         self._noise = self._multiplier(run.config, run.method)
         Aggregator.on_fit_start(self, run)
         key, several = self.config_key, len(run.groups) > 1
         check("model", [g.name for g in run.groups], not several, f"{key} takes clients of one architecture")
         share = run.config.data.held_out_clients
         check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
-        others = [c for c in run.callbacks if isinstance(c, Transform) and hasattr(c, "accounts") and c is not self]
-        check(key, "", not others, "one of localprivacy and centralprivacy: each accounts for the whole run")
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
         allowed = f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent in the end"
         check(last.config_key, "", last is self, allowed)
@@ -148,7 +148,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
             raise why
         return min(enough)
 
-    def planned(self, config: Config, method: Any, sends_model: bool, samples: int) -> dict[str, Any]:
+    def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
         """What the summary will have, before the run."""
         self._noise = self._multiplier(config, method)
         return self._report(config, _rounds(config, method), config.federation.rounds, float(self.clip or 0))

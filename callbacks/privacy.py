@@ -19,6 +19,7 @@ from fl_lightning.core import Client, Payload, RoundRecord, RunContext
 from fl_lightning.core.run import cohort_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
+from fl_lightning.optimizerkeys import check_noise
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
 from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
 
@@ -60,13 +61,14 @@ class LocalPrivacy(Transform, Observer):
     _noises: dict[str, Noise] = field(default_factory=dict, init=False, repr=False)
 
     def __post_init__(self) -> None:
-        check_numbers(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
+        check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
 
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where something of an upload cannot be protected, or a resumed run had other noise."""
         require("dp", self.config_key, "", "its epsilon is computed by that package")
+        check_one_account(run)
         self._check_others(run)
         self._noises = self.noises(run.config, run.method, kinds_of(run), sum(run.data.train_sizes))
         now = [self._noises[kind].multiplier for kind in kinds_of(run)]
@@ -134,10 +136,10 @@ class LocalPrivacy(Transform, Observer):
             check(key, value, name in value, f"clients also upload {name}, which would be unprotected: {listed}")
         return {name: float(value[name]) for name in named}
 
-    def planned(self, config: Config, method: Any, sends_model: bool, samples: int) -> dict[str, Any]:
+    def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
         """What the summary will have at most, before the run."""
         named = kinds(method, sends_model=sends_model)
-        self._noises = self.noises(config, method, named, samples)
+        self._noises = self.noises(config, method, named, sum(sizes))
         return self._report([uploads(config, method, named)])
 
     # ---------------------------------------------------------------- in a round
@@ -201,24 +203,22 @@ class LocalPrivacy(Transform, Observer):
         }
 
 
+def check_one_account(run: RunContext) -> None:
+    """Raise `BadInput` where two parts of a run account for its privacy."""
+    key, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
+    check(key, "", not others, f"one of it and {', '.join(others)}: each accounts for the whole run")
+
+
 def uploads(config: Config, method: Any, named: Sequence[str]) -> list[int]:
     """How many messages of each kind the client with most rounds uploads in the run, at most."""
-    cohorts: Counter[int] = Counter()
-    for t in range(1, config.federation.rounds + 1):
-        cohorts.update(range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t))
-    most = max(cohorts.values(), default=0)
+    most = max(rounds_of(config, method).values(), default=0)
     once = {b.kind: b.once for b in method.beside().values()}
     return [min(1, most) if once.get(kind, False) else most for kind in named]
 
 
-def check_numbers(key: str, clip: Any, noise: Any, target: float | None, delta: float) -> None:
-    """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for each kind."""
-    check(f"{key}.clip", None, clip is not None, "it must be given: noise without a bound protects nothing")
-    one = (noise is None) != (target is None)
-    check(f"{key}.noise", noise, one, "either noise or epsilon_target says how much noise there is")
-    above = "it must be above 0"
-    without = f"{above}: without noise there is no epsilon (callbacks.normbound bounds alone)"
-    for name, value, says in (("clip", clip, above), ("noise", noise, without), ("epsilon_target", target, above)):
-        for number in value.values() if isinstance(value, dict) else [value]:
-            check(f"{key}.{name}", value, number is None or 0 < number < math.inf, says)
-    check(f"{key}.delta", delta, 0 < delta < 1, "it must lie in (0, 1)")
+def rounds_of(config: Config, method: Any) -> Counter[int]:
+    """In how many rounds of the run each client takes part."""
+    cohorts: Counter[int] = Counter()
+    for t in range(1, config.federation.rounds + 1):
+        cohorts.update(range(config.clients) if t == 1 and method.everyone_first else cohort_of(config, t))
+    return cohorts

@@ -76,7 +76,7 @@ def test_a_linear_net_costs_what_a_hand_count_says() -> None:
     assert cost.forward == 2 * (64 * 16 + 16 * 10)
     assert cost.backward == 2 * (64 * 16 + 2 * 16 * 10)  # the first layer hands nothing further back
     assert cost.extra == 0
-    assert cost.of(samples=7, steps=3, pulled=11) == {
+    assert cost.of(samples=7, steps=3, proximal=11) == {
         "flops_forward": 7 * cost.forward,
         "flops_backward": 7 * cost.backward,
         "flops_extra": 0,

@@ -15,11 +15,12 @@ class Claim:
     """Of the runs of one method; canaries of several runs (other seeds, other coins) are counted together."""
 
     epsilon: float
-    """The largest that a run claims for a client, against those who know the cohorts; infinite: none that is finite."""
+    """The largest that a run claims for a unit, against those who know the cohorts; infinite: none that is finite."""
     delta: float
     canaries: int = 0
     guesses: int = 0
     right: int = 0
+    unit: str = "client"
 
     @property
     def bound(self) -> float | None:
@@ -33,7 +34,7 @@ class Claim:
 
     def words(self, method: str) -> str:
         """For the page, and for the terminal."""
-        text = f"{method} claims epsilon {self.epsilon:.4g} at delta {self.delta:g} for a client"
+        text = f"{method} claims epsilon {self.epsilon:.4g} at delta {self.delta:g} for a {self.unit}"
         if not self.guesses:
             return f"{text}; no canary tests it"
         low, high = share_right(self.guesses, self.right)
@@ -49,12 +50,13 @@ class Claim:
 
 
 def claimed(summaries: Sequence[Mapping[str, Any]]) -> Claim | None:
-    """Of the summaries of a method's runs; None: none claims an epsilon for clients."""
-    ours = [s for s in summaries if s.get("privacy_unit") == "client"]
+    """Of the summaries of a method's runs; None: none claims an epsilon for a unit."""
+    ours = [s for s in summaries if "privacy_unit" in s and "privacy_epsilon" in s]
     if not ours:
         return None
     sizes = [s.get("privacy_epsilon_known_cohorts", s["privacy_epsilon"]) for s in ours]
     keys = ("privacy_canaries", "privacy_canary_guesses", "privacy_canary_right")
-    counts = (sum(int(s.get(key, 0)) for s in ours) for key in keys)
+    canaries, guesses, right = (sum(int(s.get(key, 0)) for s in ours) for key in keys)
     largest = max(math.inf if size is None else float(size) for size in sizes)
-    return Claim(largest, max(float(s["privacy_delta"]) for s in ours), *counts)
+    delta = max(float(s["privacy_delta"]) for s in ours)
+    return Claim(largest, delta, canaries, guesses, right, str(ours[0]["privacy_unit"]))

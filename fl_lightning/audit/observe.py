@@ -137,7 +137,8 @@ def _model(fed: Federation, view: str, id: int) -> tuple[Client, str, Tensor] | 
         vector = evaluator.global_model(id) if evaluator.has_global else None
         return None if vector is None else (evaluator.at_rest(id), "global", vector)
     if view == "public: personal model":
-        kind, vector, buffers = evaluator.final_model(id)
+        with torch.enable_grad():  # a fine-tuned copy is trained for it
+            kind, vector, buffers = evaluator.final_model(id)
         return None if kind == "global" else (evaluator.at_rest(id, buffers), kind, vector)
     if view == "server: upload":
         group, state = run.group_of(id), run.states.get(id)

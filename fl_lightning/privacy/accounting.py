@@ -21,6 +21,9 @@ DELTA = 1e-5
 """The default of every `delta`: the field's habit, below one over the samples of a small data set."""
 FINEST, SHARE = 1e-4, 1e-4
 """Steps of the grid of privacy losses: dp-accounting's default, and where epsilon is large this share of it."""
+COARSE, SAMPLED = 1e-3, 3e-4
+"""Where batches are sampled: this share of epsilon, at most so much. Against steps of 1e-4 (50 drawn settings of up to
+3,000 steps) epsilon differs by 1e-3 of it at most."""
 LARGE = 1e4
 """Beyond it a grid of losses would fill the memory: dp-accounting's exact epsilon of the composed Gaussians is given,
 of which sampling would take a part away."""
@@ -43,6 +46,11 @@ class Mechanism:
     times: int
     sampled: float = 1.0
     cohort: tuple[int, int] = (0, 0)
+
+
+def sampling_rate(samples: int, batch_size: int) -> float:
+    """With which probability a sample is in a batch, each for itself (Poisson sampling)."""
+    return min(1.0, batch_size / samples) if samples else 0.0
 
 
 def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool = False) -> float:
@@ -83,8 +91,19 @@ def _epsilon(mechanisms: tuple[Mechanism, ...], delta: float, replace_one: bool)
         return float(accountant.get_epsilon(delta))
     if replace_one:
         raise ValueError("a sampled mechanism is accounted for adding or removing a sample")
-    accountant.compose(_event(mechanisms, 1.0))
-    return float(accountant.get_epsilon(delta))
+    step = _grid(about)
+    while True:  # sampling may take most of epsilon away: then the grid was too coarse
+        accountant = PLDAccountant(relation.ADD_OR_REMOVE_ONE, step)
+        accountant.compose(_event(mechanisms, 1.0))
+        sampled = float(accountant.get_epsilon(delta))
+        if step <= (fine := _grid(sampled)):
+            return sampled
+        step = fine
+
+
+def _grid(size: float) -> float:
+    """Steps of the grid of an epsilon of about this size, of sampled batches."""
+    return max(FINEST, min(COARSE, SAMPLED * size), SHARE * size)
 
 
 def _event(mechanisms: Sequence[Mechanism], half: float) -> Any:
@@ -120,7 +139,8 @@ def calibrated(make: Callable[[float], Sequence[Mechanism]], target: float, delt
     allowed = f"no noise up to {MOST_NOISE:g} clips keeps epsilon so small at delta {delta:g}"
     if not target > 0 or epsilon(make(MOST_NOISE), delta) > target:
         raise BadInput(key, target, allowed)
-    step = max(FINEST, SHARE * target)
+    sampled = any(m.sampled < 1 for m in make(1.0))
+    step = _grid(target) if sampled else max(FINEST, SHARE * target)
     least = 1.0
     while least > 1e-6 and epsilon(make(least), delta) <= target:
         least /= 2

@@ -163,6 +163,14 @@ def test_a_study_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit
     assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
 
 
+@pytest.mark.slow
+def test_a_method_that_is_judged_fine_tuned_is_audited(tmp_path: Path, fit: Callable[..., Path]) -> None:
+    folder = fit("x", "--method fedbabu --federation.rounds 1 --callbacks.checkpoint.seconds 0")
+    assert main(["audit", str(folder), "--out", "a"]) == 0
+    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
+    assert "public: personal model" in {r["viewer"] for r in rows}
+
+
 @pytest.mark.parametrize(
     ("words", "says"),
     [

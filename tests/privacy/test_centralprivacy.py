@@ -252,7 +252,7 @@ def test_a_method_of_ones_own_that_looks_at_uploads_is_refused(federation: Make)
     ("callbacks", "says"),
     [
         ([CentralPrivacy(clip=1.0, noise=1.0), Quantize()], "callbacks.quantize: .*before centralprivacy"),
-        ([CentralPrivacy(clip=1.0, noise=1.0), LocalPrivacy(clip=1.0, noise=1.0)], "one of localprivacy and central"),
+        ([CentralPrivacy(clip=1.0, noise=1.0), LocalPrivacy(clip=1.0, noise=1.0)], "one of it and callbacks.local"),
         ([CentralPrivacy(clip=1.0, noise=1.0, quantile=0.5)], "quantile: 0.5 .*noise below 0.4"),
         ([CentralPrivacy(clip=1.0, noise=1.0, delta=0.3)], "delta: 0.3 .*one over the 4 clients"),
         ([CentralPrivacy(clip=1.0, epsilon_target=1e-9)], "epsilon_target: 1e-09 .*no noise up to"),

@@ -1,0 +1,252 @@
+"""Differential privacy of single samples: what `optimizer.privacy` accounts for, and what it refuses."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+from typing import Any, ClassVar
+
+import torch
+from lightning import LightningModule
+from torch import Tensor
+from torch.nn.modules.batchnorm import _NormBase
+
+from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.privacy import BEHIND, check_one_account, rounds_of
+from fl_lightning.config import Config, check
+from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext
+from fl_lightning.device import no_draws
+from fl_lightning.errors import BadInput
+from fl_lightning.extras import require
+from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, epsilon, sampling_rate
+from fl_lightning.privacy.steps import Private, clipped_sum
+from fl_lightning.rng import generator
+
+STEPS, NOISE = "privacy.steps", "privacy.step_noise"
+"""Tensors: of a client's memory, the private steps that it has taken; of the server's, the noise of the run."""
+KEY = "optimizer.privacy"
+
+
+@dataclass
+class StepPrivacy(Transform, Observer):
+    """Accounts for `optimizer.privacy`, which hangs it on: nobody names it.
+
+    The unit is a sample of a client. Each step is a Gaussian mechanism on a Poisson sample of the client's training
+    samples; epsilon is of all steps that the client has taken, by dp-accounting's privacy loss distributions.
+    """
+
+    client_memory = True
+    accounts: ClassVar[bool] = True
+    """As of `LocalPrivacy`."""
+
+    _noise: float = field(default=0.0, init=False, repr=False)
+
+    @property
+    def config_key(self) -> str:
+        """Of what it accounts for: nobody names the callback."""
+        return KEY
+
+    # ---------------------------------------------------------------- before the first round
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Raise `BadInput` where something of a sample passes the noise by, or a resumed run had other noise."""
+        require("dp", KEY, "", "its epsilon is computed by that package")
+        check_one_account(run)
+        self._check(run)
+        self._noise = self._multiplier(run.config, run.method, run.data.train_sizes)
+        before = float(run.server.memory.get(NOISE, self._noise))
+        allowed = f"the run began with noise {before}, and now it would be {self._noise}: begin a new run"
+        same = math.isclose(before, self._noise, rel_tol=1e-12)
+        check(f"{KEY}.noise", run.config.optimizer.privacy.noise, same, allowed)
+        run.server.memory[NOISE] = torch.tensor(self._noise, dtype=torch.float64)
+
+    def _check(self, run: RunContext) -> None:
+        """Raise `BadInput` for parts of the run that tell more of a sample than the noisy steps do."""
+        for group in run.groups:
+            _check_model(run, group)
+        finetuned = "finetuned" in (run.judge, *(run.config.evaluation.models or ()))
+        allowed = f"fine-tuned copies take steps that {KEY} does not account for: before, after, global"
+        check("evaluation.judge", run.judge, not finetuned, allowed)
+        share, precision = run.config.data.held_out_clients, run.config.fabric.precision
+        check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {KEY}: 0")
+        fine = precision in ("32-true", "64-true")
+        check("fabric.precision", precision, fine, f"{KEY} bounds gradients in 32 bits or more: 32-true or 64-true")
+        for callback in run.callbacks:
+            if not isinstance(callback, Transform) or callback is self:
+                continue
+            allowed = f"beside {KEY} nothing else may look at samples: quantize, topk and normbound do not"
+            check(callback.config_key, "", isinstance(callback, BEHIND), allowed)
+
+    def _multiplier(self, config: Config, method: Any, sizes: Sequence[int]) -> float:
+        """The noise of the run.
+
+        Raises:
+            BadInput: the method is not covered; delta is too large; no noise meets the target.
+        """
+        privacy = config.optimizer.privacy
+        check(KEY, "", privacy.on, "callbacks.stepprivacy accounts for it, and it is off: give its clip and noise")
+        if (why := refusal(method)) is not None:
+            raise BadInput(KEY, type(method).__name__.lower(), f"it {why}, which noise on steps does not cover")
+        check_delta(f"{KEY}.delta", privacy.delta, sum(sizes))
+        if privacy.noise is not None:
+            return privacy.noise
+        most = largest(_planned(config, method, sizes))
+        target, key = float(privacy.epsilon_target or 0), f"{KEY}.epsilon_target"
+        if not any(steps for _, steps in most):
+            raise BadInput(key, target, "no client takes a step in this run")
+        noise = 0.0
+        for q, n in sorted(most, key=lambda one: -one[0] * one[1] ** 0.5):  # about how epsilon grows
+            if not noise or epsilon([Mechanism(noise, n, q)], privacy.delta) > target:
+                noise = calibrated(lambda z, q=q, n=n: [Mechanism(z, n, q)], target, privacy.delta, key)  # type: ignore[misc]
+        return noise
+
+    def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
+        """What the summary will have at most, before the run."""
+        self._noise = self._multiplier(config, method, sizes)
+        return self._report(config, _planned(config, method, sizes))
+
+    # ---------------------------------------------------------------- in a round
+
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+        """How many steps the client has taken."""
+        return {STEPS: torch.zeros((), dtype=torch.int64)}
+
+    def on_upload(self, client: Client, payload: Payload) -> None:
+        """Count the steps.
+
+        Raises:
+            BadInput: they are more than the method's `private_phases` say.
+        """
+        taken = sum(fit.steps for fit in client.fits)
+        phases = client.run.method.private_phases()
+        most = steps_of(client.run.config, phases, len(client.data.train)) if not isinstance(phases, str) else 0
+        allowed = f"its private_phases say {most} steps in a round, and it took {taken}"
+        check(f"{type(client.run.method).__name__}.private_phases", phases, taken <= most, allowed)
+        client.memory[STEPS] = client.memory[STEPS] + taken
+
+    def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
+        """Epsilon so far, of the client with the largest."""
+        record.metrics["privacy_epsilon"] = self._epsilon(run.config, _taken(run))
+
+    def summarize(self, run: RunContext) -> Mapping[str, Any]:
+        """Epsilon of the client with the largest, its delta and unit, and what it covers."""
+        return self._report(run.config, _taken(run))
+
+    # ---------------------------------------------------------------- epsilon
+
+    def _epsilon(self, config: Config, taken: Iterable[tuple[float, int]]) -> float:
+        delta = config.optimizer.privacy.delta
+        return max((epsilon([Mechanism(self._noise, n, q)], delta) for q, n in largest(taken)), default=0.0)
+
+    def _report(self, config: Config, taken: Sequence[tuple[float, int]]) -> dict[str, Any]:
+        privacy = config.optimizer.privacy
+        return {
+            "privacy_epsilon": self._epsilon(config, taken),
+            "privacy_delta": privacy.delta,
+            "privacy_unit": "sample",
+            "privacy_mechanism": "steps",
+            "privacy_steps": max((n for _, n in taken), default=0),
+            "privacy_sampling": max((q for q, _ in taken), default=0.0),
+            "privacy_clip_gradient": privacy.clip,
+            "privacy_noise_gradient": self._noise,
+            "privacy_covers": "a training sample, against the server, other clients and readers of global and personal "
+            "models; not how many samples a client has, losses and scores in tables, validation and test samples",
+        }
+
+
+def refusal(method: Any) -> str | None:
+    """What `method` makes of samples beside private steps, in words; None: nothing."""
+    phases = method.private_phases()
+    if isinstance(phases, str):
+        return phases
+    kinds = [entry.words for entry in method.beside().values() if entry.values != "public"]
+    return f"uploads {kinds[0]}" if kinds else None
+
+
+def largest(taken: Iterable[tuple[float, int]]) -> list[tuple[float, int]]:
+    """Of (sampling rate, steps) those that no other exceeds in both: the largest epsilon is one of theirs."""
+    left: list[tuple[float, int]] = []
+    for q, n in sorted(set(taken), reverse=True):
+        if n and all(n > steps for _, steps in left):
+            left.append((q, n))
+    return left
+
+
+def steps_of(config: Config, phases: Sequence[float | None], samples: int) -> int:
+    """Steps that a client with so many samples takes in a round, at most."""
+    federation = config.federation
+    per_epoch = math.ceil(samples / federation.batch_size)
+    total = 0
+    for epochs in phases:
+        epochs = federation.local_epochs if epochs is None else epochs
+        whole = federation.local_steps if epochs is None else max(1, round(epochs * per_epoch)) if epochs else 0
+        total += int(whole or 0) if samples else 0
+    return total
+
+
+def _planned(config: Config, method: Any, sizes: Sequence[int]) -> list[tuple[float, int]]:
+    """Sampling rate and steps of each client in the run, at most."""
+    phases, rounds = method.private_phases(), rounds_of(config, method)
+    if isinstance(phases, str):
+        return []
+    size = config.federation.batch_size
+    return [(sampling_rate(n, size), rounds[c] * steps_of(config, phases, n)) for c, n in enumerate(sizes)]
+
+
+def _taken(run: RunContext) -> list[tuple[float, int]]:
+    """Sampling rate and steps so far of each client that has taken part."""
+    here = {c: int(s.memory[STEPS]) for c, s in run.states.items()}
+    steps = {c: n for part in run.processes.gather_objects(here) for c, n in part.items()}
+    size = run.config.federation.batch_size
+    return [(sampling_rate(run.data.train_sizes[c], size), n) for c, n in steps.items()]
+
+
+def _check_model(run: RunContext, group: ModelGroup) -> None:
+    """Raise `BadInput` for a model that tells of samples otherwise than by its gradients, or whose gradients of single
+    samples torch.func cannot find."""
+    for name, part in group.module.model.named_modules():
+        keeps = isinstance(part, _NormBase) and part.track_running_stats and name not in group.layout.still
+        without = "no noise covers them: a model without, such as with GroupNorm"
+        check(
+            "model",
+            group.name,
+            not keeps,
+            f"its {name} ({type(part).__name__}) keeps statistics of samples, and {without}",
+        )
+    own = getattr(type(group.module.model), "training_step", None) not in (None, LightningModule.training_step)
+    check("model", group.name, not own, f"{KEY} bounds samples in the task loss, and would pass its training_step by")
+    for client in run.at_home(group.members)[:1]:
+        batch = run.data.example(client, run.device, run.dtype)
+        try:
+            with no_draws(run.device):
+                clipped_sum(group.module, batch, 1.0)
+        except Exception as error:  # whatever a user's forward pass does that torch.func cannot
+            why = f"torch.func cannot find gradients of single samples ({type(error).__name__}: {error}"
+            raise BadInput("model", group.name, why.splitlines()[0] + ")") from error
+
+
+def protection(client: Client, phase: Phase) -> Private | None:
+    """How the steps of a phase of `client`, its next one, are protected; None: they are not.
+
+    Raises:
+        BadInput: the phase trains on other samples, by another loss, or by steps of its own; nothing accounts for it.
+    """
+    run, privacy = client.run, client.run.config.optimizer.privacy
+    if not privacy.on:
+        return None
+    odd = [name for name in ("part", "targets", "batch_size", "step") if getattr(phase, name) is not None]
+    odd += ["loss"] if phase.objective.loss is not None else []
+    allowed = f"a phase of it has a {odd[0] if odd else ''} of its own, which noise on steps does not cover"
+    check(KEY, run.method_name, not odd, allowed)
+    check(KEY, "", NOISE in run.server.memory, "callbacks.stepprivacy must hang on the run, to account for it")
+
+    def draws(purpose: str, step: int) -> torch.Generator:
+        if privacy.reproducible:
+            return generator(run.config.seed, f"private {purpose}", client.id, client.round, step)
+        fresh = torch.Generator()
+        fresh.seed()
+        return fresh
+
+    taken = sum(fit.steps for fit in client.fits)
+    return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)

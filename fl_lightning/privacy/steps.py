@@ -1,0 +1,70 @@
+"""Steps that no sample moves far: Poisson batches, per-sample gradients, clipped, summed, with noise (DP-SGD).
+
+Abadi, Chu, Goodfellow, McMahan, Mironov, Talwar, Zhang: Deep Learning with Differential Privacy. CCS 2016.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING
+
+import torch
+from torch import Tensor
+from torch.func import functional_call, grad_and_value, vmap
+
+from fl_lightning.core.phase import Batch
+from fl_lightning.data import Part
+from fl_lightning.privacy.accounting import sampling_rate
+
+if TYPE_CHECKING:
+    from fl_lightning.core.protocols import Module
+
+
+@dataclass(frozen=True)
+class Private:
+    """How the steps of a client's phase are protected.
+
+    Args:
+        clip: the greatest norm of a sample's gradient.
+        noise: standard deviation of the noise on the sum, in units of the clip.
+        first: steps that the client has taken in this round before the phase.
+        draws: the generator of a purpose and a step of the round; no two steps share one.
+    """
+
+    clip: float
+    noise: float
+    first: int
+    draws: Callable[[str, int], torch.Generator]
+
+
+def sampled(part: Part, batch_size: int, draws: torch.Generator) -> Batch | None:
+    """A batch of `part` of `batch_size` samples on average, by Poisson sampling; None: nobody was drawn."""
+    drawn = torch.rand(len(part), generator=draws, dtype=torch.float64) < sampling_rate(len(part), batch_size)
+    index = drawn.nonzero()[:, 0]
+    augment = draws if part.augmented else None
+    return next(iter(part.subset(index).batches(len(index), augment=augment))) if len(index) else None
+
+
+def clipped_sum(module: Module, batch: Batch, clip: float) -> tuple[list[Tensor], Tensor]:
+    """The sum over the samples of `batch` of their gradients, each scaled down to norm `clip`, by parameter that trains
+    now; a gradient that is not finite counts as 0. And the samples' mean loss, shape ()."""
+    blocks = [b for b in module.layout.blocks if b.kind == "parameter"]
+    named = zip(blocks, module.binding.parameters, strict=True)
+    trained = {b.name: p.detach() for b, p in named if p.requires_grad}
+
+    def loss(parameters: dict[str, Tensor], x: Tensor, y: Tensor) -> Tensor:
+        return module.metric.loss(functional_call(module.model, parameters, (x[None],)), y[None])
+
+    gradients, losses = vmap(grad_and_value(loss), in_dims=(None, 0, 0), randomness="different")(trained, *batch)
+    parts = list(gradients.values())
+    norms = torch.stack([g.flatten(1).square().sum(1) for g in parts]).sum(0).sqrt()
+    scale = (clip / norms).clamp_max(1)  # 0 / 0 where all of a gradient is 0
+    scale = torch.where(norms.isfinite() & (norms > 0), scale, 0)
+    finite = [g if bool(norms.isfinite().all()) else g.nan_to_num(0, 0, 0) for g in parts]
+    return [(scale @ g.flatten(1)).view(g.shape[1:]) for g in finite], losses.mean()
+
+
+def noised(sums: list[Tensor], size: float, draws: torch.Generator) -> list[Tensor]:
+    """The sums, each number with Gaussian noise of standard deviation `size`."""
+    return [s + (size * torch.randn(s.shape, generator=draws, dtype=torch.float32)).to(s) for s in sums]
