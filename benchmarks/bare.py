@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from typing import Literal
+from contextlib import nullcontext
+from typing import Any, Literal
 
 import torch
 from torch import Tensor, nn
@@ -10,6 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData, ResidentPart
+from fl_lightning.device import sent
 from fl_lightning.rng import generator, numpy_rng
 
 Stepper = Literal["torch.optim.SGD", "autograd.grad + foreach"]
@@ -26,11 +28,21 @@ class BareFedAvg:
         data: the same tensors that the engine trains on.
         model: with the common initial weights; it becomes the resident model.
         stepper: how a step is taken.
+        device: where data and model lie. With `fabric.precision bf16-mixed` forward passes run under autocast.
     """
 
-    def __init__(self, config: Config, data: FederatedData, model: nn.Module, stepper: Stepper) -> None:
-        self.config, self.model = config, model
-        clients = [data.client(c) for c in range(data.clients)]
+    def __init__(
+        self,
+        config: Config,
+        data: FederatedData,
+        model: nn.Module,
+        stepper: Stepper,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> None:
+        self.config, self.model = config, model.to(device)
+        mixed = config.fabric.precision == "bf16-mixed"
+        self.cast: Any = torch.autocast(device.type, torch.bfloat16) if mixed else nullcontext()
+        clients = [data.client(c, device) for c in range(data.clients)]
         self.train = [_tensors(c.train) for c in clients]
         self.test = [_tensors(c.test) for c in clients]
         self.parameters = [p for p in model.parameters() if p.requires_grad]
@@ -72,9 +84,11 @@ class BareFedAvg:
         sizes = _sizes(len(y), federation.batch_size, self.whole_last)
         losses = []
         for epoch in range((t - 1) * federation.local_epochs, t * federation.local_epochs):
-            order = torch.randperm(len(y), generator=generator(self.config.seed, "train order", client, epoch))
+            draws = generator(self.config.seed, "train order", client, epoch)
+            order = sent(torch.randperm(len(y), generator=draws), y.device)
             for xb, yb in zip(x[order].split(sizes), y[order].split(sizes), strict=True):
-                loss = cross_entropy(self.model(xb), yb)
+                with self.cast:
+                    loss = cross_entropy(self.model(xb), yb)
                 self.step(loss)
                 losses.append(loss.detach())
         return torch.stack(losses).mean()
@@ -94,7 +108,8 @@ class BareFedAvg:
         self.model.eval()
         x, y = self.test[client]
         size = self.config.evaluation.batch_size
-        right = [(self.model(xb).argmax(1) == yb).sum() for xb, yb in zip(x.split(size), y.split(size), strict=True)]
+        with self.cast:
+            right = [(self.model(a).argmax(1) == b).sum() for a, b in zip(x.split(size), y.split(size), strict=True)]
         return torch.stack(right).sum() / len(y)
 
     def weights(self) -> dict[str, Tensor]:

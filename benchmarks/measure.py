@@ -14,20 +14,46 @@ from statistics import median
 
 import torch
 
+from fl_lightning.device import module_of, peak_bytes, synchronize
 
-def interleaved(sides: Mapping[str, Callable[[], object]], pairs: int) -> dict[str, list[float]]:
-    """CPU seconds of each side, `pairs` times, in the order A B C C B A ..., after one run each that does not count."""
-    names = list(sides)
+
+def interleaved(
+    sides: Mapping[str, Callable[[], object]],
+    pairs: int,
+    clock: Callable[[], float] = time.process_time,
+    limit: float = math.inf,
+) -> dict[str, list[float]]:
+    """Seconds of each side, `pairs` times, in the order A B C C B A ..., after one run each that does not count.
+
+    Args:
+        sides: what is measured, by name.
+        pairs: how often each side counts; less often, but at least once, where `limit` seconds have passed.
+        clock: gives seconds: of the CPU, or `device_clock`.
+        limit: wall seconds after which no further turn begins.
+    """
+    names, end = list(sides), time.monotonic() + limit
     for run in sides.values():
         run()
     seconds: dict[str, list[float]] = {name: [] for name in names}
     for k in range(pairs):
+        if k and time.monotonic() > end:
+            break
         for name in names if k % 2 == 0 else reversed(names):
             gc.collect()
-            start = time.process_time()
+            start = clock()
             sides[name]()
-            seconds[name].append(time.process_time() - start)
+            seconds[name].append(clock() - start)
     return seconds
+
+
+def device_clock(device: torch.device) -> Callable[[], float]:
+    """Wall seconds, read once the device has finished all queued work."""
+
+    def clock() -> float:
+        synchronize(device)
+        return time.perf_counter()
+
+    return clock
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
@@ -106,6 +132,28 @@ class PeakMemory:
         gc.collect()
         ctypes.CDLL(None).malloc_trim(0)
         return _status("VmRSS") - self._before
+
+
+class DeviceMemory:
+    """Peak memory that torch has taken on a device since `reset`, beyond what it held then, in MiB."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+
+    def reset(self) -> None:
+        gc.collect()
+        module = module_of(self.device)
+        module.empty_cache()
+        module.reset_peak_memory_stats()
+        self._before = peak_bytes(self.device) or 0.0
+
+    def extra_mib(self) -> float:
+        return ((peak_bytes(self.device) or 0.0) - self._before) / 2**20
+
+
+def peak_memory(device: torch.device) -> PeakMemory | DeviceMemory:
+    """Of the process, or of the accelerator that it computes on."""
+    return PeakMemory() if device.type == "cpu" else DeviceMemory(device)
 
 
 def _status(field: str) -> float:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import json
+import math
 import sys
+import time
 from statistics import median
 from typing import Any
 
 import torch
-from measure import PeakMemory, interleaved, ratio
+from measure import device_clock, interleaved, peak_memory, ratio
 from torch import Tensor, nn
 from workloads import launched
 
@@ -23,15 +25,18 @@ from fl_lightning.parallel import Group
 class Server:
     """N made-up models near each other, on one rank, and a vector for what each client receives."""
 
-    def __init__(self, model: nn.Module, clients: int, method: KAPC) -> None:
+    def __init__(self, model: nn.Module, clients: int, method: KAPC, accelerator: str = "cpu") -> None:
+        self.group = Group(fabric := launched(accelerator))
+        model = model.to(fabric.device)
         layout = Layout(model, head_of(model))
         mask = layout.mask(lambda block: method.scope(block) == "shared")
         self.segments: list[Segment] = layout.segments(mask, by_layer=True)
         self.layers = len(layout.layers)
         initial, _ = layout.read(model)
-        noise = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)) * initial.abs().mean() * 0.01
+        noise = torch.randn(layout.size, generator=torch.Generator().manual_seed(0)).to(initial.device)
+        noise *= initial.abs().mean() * 0.01
         # One contiguous block for both sides: 100 clients twice over would not fit the memory of small machines.
-        self.models = torch.empty(clients, layout.size)
+        self.models = initial.new_empty(clients, layout.size)
         for client, vector in enumerate(self.models):
             torch.add(initial, noise.roll(7919 * client), out=vector)
         self.received = torch.empty_like(self.models).fill_(0.0)  # its memory is taken now
@@ -39,7 +44,6 @@ class Server:
         self.relation = method.relation()
         cube = torch.full((clients, self.layers, clients), 1 / clients, dtype=torch.float64)
         self.memory = {"relation": cube}
-        self.group = Group(launched())
 
     def step(self) -> None:
         """Gram, relation and mix, as the engine does them."""
@@ -57,26 +61,37 @@ class Server:
     def products(self) -> None:
         """W W^T and A W of every layer, and nothing else: uncentred, so no relation could be learned on them."""
         n = len(self.clients)
-        gram = torch.zeros(self.layers, n, n)
-        weights = torch.full((n, n), 1 / n)
+        gram = self.models.new_zeros(self.layers, n, n)
+        weights = self.models.new_full((n, n), 1 / n)
         for s in self.segments:
             layer: Tensor = self.models[:, s.start : s.stop]
             gram[s.layer] += layer @ layer.T
             torch.mm(weights, layer, out=self.received[:, s.start : s.stop])
 
 
-def measured(clients: int, solver: str, pairs: int) -> dict[str, Any]:
-    """CPU seconds of both, their ratio, and the memory that a step takes beyond models and outputs."""
+def measured(
+    clients: int,
+    solver: str,
+    pairs: int,
+    accelerator: str = "cpu",
+    limit: float = math.inf,
+    model: nn.Module | None = None,
+) -> dict[str, Any]:
+    """Seconds of both (on the CPU of the CPU, elsewhere wall), their ratio, and the memory that a step takes beyond
+    models and outputs. No further turn begins after `limit` seconds. `model`: instead of ResNet-18.
+    """
     from fl_lightning.models.resnet18 import ResNet18
 
     method = KAPC(solver=solver, start="server" if solver == "exact" else "own")  # type: ignore[arg-type]
-    server = Server(ResNet18(10, (3, 32, 32)), clients, method)
-    memory = PeakMemory()
+    server = Server(model or ResNet18(10, (3, 32, 32)), clients, method, accelerator)
+    device = server.group.device
+    clock = time.process_time if device.type == "cpu" else device_clock(device)
+    memory = peak_memory(device)
     server.step()  # libraries are loaded now
     memory.reset()
     server.step()
     extra = memory.extra_mib()
-    seconds = interleaved({"engine": server.step, "products": server.products}, pairs)
+    seconds = interleaved({"engine": server.step, "products": server.products}, pairs, clock, limit)
     middle, low, high = ratio(seconds["engine"], seconds["products"])
     return {
         "seconds": median(seconds["engine"]), "against_seconds": median(seconds["products"]),

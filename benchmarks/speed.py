@@ -130,7 +130,7 @@ def same_weights(workload: Workload, rounds: int = 1, tolerance: float = 1e-4) -
     with tempfile.TemporaryDirectory() as folder:
         fed = workload.federation(FedAvg(), data, Path(folder))
         for stepper in STEPPERS:
-            bare = BareFedAvg(workload.config(), data, workload.initial(data), stepper)
+            bare = BareFedAvg(workload.config(), data, workload.initial(data), stepper, fed.run.device)
             for t in range(1, rounds + 1):
                 if stepper == STEPPERS[0]:
                     fed.round(t)

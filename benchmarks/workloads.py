@@ -31,9 +31,10 @@ from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.parallel import ClientParallelStrategy
+from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
 from fl_lightning.rng import key
+from fl_lightning.training.executors.together import Together
 
 SEED = 0
 
@@ -57,9 +58,11 @@ class Workload:
     rounds_at_once: int = 1
     """Rounds that are timed together."""
     goal: float = 1.05
+    accelerator: str = "cpu"
+    precision: Any = "32-true"
 
     def config(self, judge: Any = "before", executor: Any = "loop") -> Config:
-        """Plain SGD on one thread of the CPU, judged by one kind of model only (`auto`: by all, as a run is)."""
+        """Plain SGD and one thread of the CPU, judged by one kind of model only (`auto`: by all, as a run is)."""
         federation = FederationConfig(
             rounds=10**6, clients=self.clients, participation=self.participation, local_epochs=self.local_epochs,
             batch_size=self.batch_size,
@@ -68,7 +71,7 @@ class Workload:
             Component("of the benchmark"), [ModelConfig(self.model)], SEED, federation, self.data,
             optimizer=OptimizerConfig(lr=self.lr),
             evaluation=EvaluationConfig(judge=judge, models=None if judge == "auto" else [judge]),
-            fabric=FabricConfig(accelerator="cpu", devices=1, threads=1, executor=executor),
+            fabric=FabricConfig(self.accelerator, devices=1, threads=1, executor=executor, precision=self.precision),
         )  # fmt: skip
 
     def load(self) -> tuple[FederatedData, str]:
@@ -99,21 +102,25 @@ class Workload:
         judge: str = "before",
         executor: Any = "loop",
         counts: bool = True,
+        together: Together | None = None,
     ) -> Federation:
-        """The engine's federation of this workload. It `counts` operations, as every run does."""
+        """The engine's federation of this workload. It `counts` operations, as every run does; `together` drives it."""
         config = self.config(judge, executor)
-        fed = assembled(launched(), config, data, [self.initial(data)], method, callbacks, folder)
+        fabric = launched(self.accelerator, self.precision)
+        fed = assembled(fabric, config, data, [self.initial(data)], method, callbacks, folder)
+        for trainer in fed.worker.trainers:
+            trainer.together = together
         choose_executors(fed.run, fed.worker.trainers)
         if counts:
             count_costs(fed.run, fed.worker.trainers)
         return fed
 
 
-def launched() -> Fabric:
-    """One CPU process."""
+def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:
+    """One process."""
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", ".*srun.* command is available.*")
-        fabric = Fabric(accelerator="cpu", devices=1, strategy=ClientParallelStrategy())
+        fabric = fabric_of(accelerator, precision)
     fabric.launch()
     return fabric
 

@@ -191,15 +191,15 @@ def with_more(world: World, seed: int, cycles: int, answers: Sequence[Answer]) -
         return None
     one = unsure[int(world.rng.integers(len(unsure)))]
     assert one.estimate is not None
-    wanted = narrower(one.estimate.half)
-    needed = one.estimate.samples_for(one.silo.size, wanted)
+    target = narrower(one.estimate.half)
+    needed = one.estimate.samples_for(one.silo.size, target)
     if needed is None or needed > MOST:
-        return {"size": one.silo.size, "half": one.estimate.half, "wanted": wanted, "needed": needed, "reached": None}
+        return {"size": one.silo.size, "half": one.estimate.half, "wanted": target, "needed": needed, "reached": None}
     sizes = [needed if c == one.silo.number else size for c, size in enumerate(SIZES)]
     after = measure(measured(world, seed, cycles, sizes), "accuracy", MARGIN).answers[one.silo.number].estimate
     assert after is not None
     before = {"size": one.silo.size, "half": one.estimate.half}
-    return before | {"wanted": wanted, "needed": needed, "reached": after.half}
+    return before | {"wanted": target, "needed": needed, "reached": after.half}
 
 
 def nadeau_bengio(silo: Silo, method: str) -> tuple[float, float]:

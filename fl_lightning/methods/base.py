@@ -23,12 +23,13 @@ from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.methods.common.beside import declared
+from fl_lightning.methods.common.samples import Phases, private_phases
 from fl_lightning.ranges import Needs, check_ranges
 
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
 
-_REMOVED = dict.fromkeys(("knowledge", "strength", "pull"), "phases give it with client.pulled") | {
+_REMOVED = dict.fromkeys(("knowledge", "strength", "pull"), "phases give it with client.proximal") | {
     "starts_from": "starts and receive say it", "epochs_in_all": "Phase(budget=...) says it",
     "study": "receive, phases and upload do it", "predict": "it is outputs now",
 }  # fmt: skip
@@ -181,6 +182,12 @@ class Method:
     def beside(self) -> dict[str, Beside]:
         """What uploads hold in `statistics` and `extra`, by name: what is not declared cannot be protected."""
         return declared(self)
+
+    def private_phases(self) -> Phases | str:
+        """Epochs of each phase of a round (None: the federation's length), where all that is kept and uploaded follows
+        from the optimiser's steps down the task loss on all of the client's samples; else, in words, what else it makes
+        of samples (`optimizer.privacy`)."""
+        return private_phases(self)
 
     # ---------------------------------------------------------------- a client that has been in no round
 

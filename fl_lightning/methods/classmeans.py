@@ -5,12 +5,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable
 from dataclasses import dataclass
-from functools import partial
 from typing import ClassVar
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, RunContext, Server
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
@@ -40,7 +39,7 @@ class ClassMeans(Method, ABC):
         """Whether known means add anything to the local loss."""
 
     @abstractmethod
-    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """The task loss and what the known `means` (`features`, ... (C, ...), `known` (C,)) add to it, shape ()."""
 
     def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
@@ -61,7 +60,7 @@ class ClassMeans(Method, ABC):
     def objective(self, client: Client, payload: Payload) -> Objective:
         """The task loss with what is known of classes, if anything is."""
         means = laid_out(payload, client.run)
-        return Objective(loss=partial(self.loss, means)) if means and self.adds else Objective()
+        return Objective(loss=PureLoss(self.loss, means)) if means and self.adds else Objective()
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Local training down `objective`."""

@@ -4,12 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
-from functools import partial
 from typing import Literal
 
 import torch
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, RunContext, Server
+from fl_lightning.core import Block, Client, Objective, Payload, Phase, PureLoss, RunContext, Server
 from fl_lightning.core.relation import Weights
 from fl_lightning.methods.base import Method, Scope, check_no_scaling
 from fl_lightning.methods.common.basics import check_batches, fisher
@@ -63,7 +62,8 @@ class FedAS(Method):
         client.overwrite(payload)
         if self.align_epochs:
             yield Phase(
-                objective=Objective(loss=partial(distance_by_class, means)), trains=client.mask(lambda b: not b.head),
+                objective=Objective(loss=PureLoss(distance_by_class, {"means": means})),
+                trains=client.mask(lambda b: not b.head),
                 epochs=self.align_epochs, lr=self.align_lr, batch_size=self.align_batch_size, purpose="align",
             )  # fmt: skip
 

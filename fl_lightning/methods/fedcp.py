@@ -9,7 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase
+from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import mmd
@@ -49,15 +49,15 @@ class FedCP(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Everything but the global classifier, which is frozen."""
-        received, v = client["model"].clone(), client.bind().head.own_context()
+        tensors = {"received": client["model"].clone(), "v": client.bind().head.own_context()}
+        return [Phase(objective=Objective(loss=PureLoss(self.loss, tensors)))]
 
-        def loss(module: Module, batch: Batch) -> Tensor:
-            with module.head.using(v):
-                task: Tensor = module.task_loss(batch)
-            z = module.features
-            return task + self.lam * mmd(z, module.under(received, batch[0])[0]) if self.lam else task
-
-        return [Phase(objective=Objective(loss=loss))]
+    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+        """The task loss in the context `v`, and the distance to features under the `received` model, shape ()."""
+        with module.head.using(tensors["v"]):
+            task: Tensor = module.task_loss(batch)
+        z = module.features
+        return task + self.lam * mmd(z, module.under(tensors["received"], batch[0])[0]) if self.lam else task
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """In place of the global classifier the mean of both."""

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, Rule, RunContext
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Rule, RunContext, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.mixture import Mixture, fitted_weights, mixed, responsibilities
 from fl_lightning.ranges import PositiveInt
@@ -50,14 +50,14 @@ class FedEM(Method):
         """E-step, then a phase on labels that weigh as much as a component is responsible for the sample."""
         q, right = responsibilities(client, client.memory["pi"])
         client.memory["pi"] = q.cpu().double().mean(0)
-        return [Phase(objective=Objective(loss=self.loss), targets=q[:, :, None] * right[:, None])]
+        return [Phase(objective=Objective(loss=PureLoss(self.loss)), targets=q[:, :, None] * right[:, None])]
 
     def newcomer_phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """E-steps alone."""
         client.memory["pi"] = fitted_weights(client)
         return []
 
-    def loss(self, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def loss(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """sum_k mean q_k CE_k of weighted labels (batch, K, C), shape (): no component's reaches another."""
         x, target = batch
         loss: Tensor = -(target * module.model.each(x)).sum() / len(target)

@@ -9,7 +9,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, RunContext
+from fl_lightning.core import Client, Module, RunContext, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.extras import require
 from fl_lightning.methods.classmeans import ClassMeans
@@ -74,7 +74,7 @@ class FedHKD(ClassMeans):
         """Either term."""
         return self.lam > 0 or self.gamma > 0
 
-    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And both terms (its Eq. 7 and 8)."""
         task: Tensor = module.task_loss(batch)
         terms = [classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []

@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.common import predictions as public
 from fl_lightning.methods.common.basics import check_batches
@@ -70,7 +70,7 @@ class FedMD(WithoutModels):
             yield public.distilling(client, payload, self.samples, self.gap, self.epochs, self.batch_size)
         yield Phase()
 
-    def gap(self, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def gap(self, _: Tensors, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
         """lam times the loss between the bound model on public x and the teacher's predictions there, shape ()."""
         return self.lam * public.gap(public.class_scores(module, batch[0]), batch[1], self.loss, self.temperature)
 

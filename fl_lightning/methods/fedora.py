@@ -34,7 +34,7 @@ class FEDORA(Method):
         lam: lambda_k of `constant`. 1: the best of Table 5's 0.01, 0.1, 1 and 10.
         similarity: what makes clients neighbours: the angles of their data's `subspace` (paper), or `random`: FedU's
             random graph, which the paper names so, and as with subspaces to oneself (Table 4's first row). Table 4's
-            parameter and gradient similarities are left out: their formulas were not at hand.
+            parameter and gradient similarities are left out: their formulas were not available.
         epsilon: the least lambda_k of the paper. 1e-8: paper.
         sources: whose models count: `all` (paper, where everybody takes part; a client that has not uploaded yet counts
             with the initial model), or only those that have `uploaded` so far, and one's own.

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import distance_to_means
@@ -77,7 +77,7 @@ class FedPAC(ClassMeans):
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
 
-    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And lam times the mean squared distance to the class's mean; classes that nobody told add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, "squared")

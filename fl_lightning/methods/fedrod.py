@@ -11,7 +11,7 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
-from fl_lightning.core.objective import Objective
+from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.protocols import Module
@@ -45,15 +45,15 @@ class FedRoD(Method):
         """Down both losses at once: none reaches what the other trains."""
         counts = client.class_counts.to(client.run.device, client.run.dtype)
         prior = (counts / counts.max()).clamp_min(torch.finfo(torch.float32).tiny).log()  # log n_y, but for a constant
+        return [Phase(objective=Objective(loss=PureLoss(self.loss, {"prior": prior})))]
 
-        def loss(module: Module, batch: Batch) -> Tensor:
-            x, y = batch
-            scores = module.model(x)
-            rest = prior.min().expand(scores.shape[-1] - len(prior))  # outputs beyond the classes: as of absent ones
-            own = scores.detach() + module.model.personal(module.features.detach())
-            return cross_entropy(scores + torch.cat([prior, rest]), y) + cross_entropy(own, y)
-
-        return [Phase(objective=Objective(loss=loss))]
+    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+        """Both, with the client's `prior` (C,), shape ()."""
+        (x, y), prior = batch, tensors["prior"]
+        scores = module.model(x)
+        rest = prior.min().expand(scores.shape[-1] - len(prior))  # outputs beyond the classes: as of absent ones
+        own = scores.detach() + module.model.personal(module.features.detach())
+        return cross_entropy(scores + torch.cat([prior, rest]), y) + cross_entropy(own, y)
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """The scores g(z) of the global model, g(z) + h(z) of a client's own."""

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, Objective, Payload, RunContext, Server
+from fl_lightning.core import Client, Module, Objective, Payload, RunContext, Server, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.classmeans import ClassMeans
@@ -64,7 +64,7 @@ class FPL(ClassMeans):
 
         return Objective(loss=loss)
 
-    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And the losses on prototypes."""
         task: Tensor = module.task_loss(batch)
         known, classes = means["prototypes"], means["classes"]

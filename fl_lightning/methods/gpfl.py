@@ -13,7 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase
+from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import norms
@@ -58,21 +58,22 @@ class GPFL(Method):
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """All losses at once, under the conditions of the round's beginning."""
         e = client.bind().head.embedding.weight.detach()[: client.module.num_classes].clone()
-        g, q = e.mean(0), self._shares(client) @ e
-
-        def loss(module: Module, batch: Batch) -> Tensor:
-            with module.head.using(q):
-                task: Tensor = module.task_loss(batch)
-            f = module.head.under(module.features, g)
-            cosines = normalize(f, dim=1) @ normalize(module.head.embedding.weight[: len(e)], dim=1).T
-            gap = f - e[batch[1]]
-            distance = norms(gap if self.norm == "sample" else gap.reshape(1, -1)).mean()
-            return task + cross_entropy(cosines, batch[1]) + self.lam * distance
-
+        loss = PureLoss(self.loss, {"e": e, "g": e.mean(0), "q": self._shares(client) @ e})
         start = f"{client.layout.head}."
         ours = [b.kind == "parameter" and b.name.startswith(start) and not is_personal(b) for b in client.layout.blocks]
         decay = self.mu / 2 * np.array(ours)
         return [Phase(objective=Objective(torch.zeros_like(client["model"]), decay, loss=loss))]
+
+    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+        """All losses, with e, g and q as received, shape ()."""
+        e, g, q = (tensors[name] for name in ("e", "g", "q"))
+        with module.head.using(q):
+            task: Tensor = module.task_loss(batch)
+        f = module.head.under(module.features, g)
+        cosines = normalize(f, dim=1) @ normalize(module.head.embedding.weight[: len(e)], dim=1).T
+        gap = f - e[batch[1]]
+        distance = norms(gap if self.norm == "sample" else gap.reshape(1, -1)).mean()
+        return task + cross_entropy(cosines, batch[1]) + self.lam * distance
 
     def outputs(self, client: Client, x: Tensor, kind: str) -> Tensor:
         """Under q_i of the present embeddings."""

@@ -22,7 +22,7 @@ class HeurFedAMP(FedAMP):
 
     Args:
         sigma: sharpness of the softmax. 10: ours, models of ten clients have cosines of 0.6 to 0.98.
-        self_weight: xi_ii. 0.5: ours, as FedAMP's is never below with its default; the paper's are not at hand.
+        self_weight: xi_ii. 0.5: ours, as FedAMP's is never below with its default; the paper's are not known to us.
     """
 
     family = "mixing"

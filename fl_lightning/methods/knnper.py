@@ -23,7 +23,7 @@ GRID = torch.linspace(0, 1, 11)
 class KNNPer(Method):
     """FedAvg, whose predictions each client mixes with the vote of its own training samples nearest in feature space.
 
-    Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the features of x and of the k samples come of the same model;
+    Scored: lam p_kNN(x) + (1 - lam) softmax(h(x)), where the same model gives the features of x and of the k samples;
     as `global`: that model alone, FedAvg's. (The authors' code mixes logits with probabilities unless it is told not
     to, and picks lam on test data.)
 

@@ -21,7 +21,7 @@ from fl_lightning.search import Range, searched
 
 @dataclass(frozen=True)
 class KTPFL(FedMD):
-    """FedMD whose teachers come of a learned matrix of knowledge coefficients: who learns how much from whom.
+    """FedMD whose teachers come from a learned matrix of knowledge coefficients: who learns how much from whom.
 
     Arguments are FedMD's (samples 3000, loss kl: paper), and more.
 

@@ -20,7 +20,7 @@ class KTPFLModels(Method):
     """Every client begins its round from its own mix of all models, w_n <- sum_m c_nm w_m, by learned coefficients c.
 
     Row n of c minimises ||sum_m c_nm w_m - w_n||^2 + rho ||c_n - 1/N||^2 over the simplex (Eq. 7 with parameters in
-    place of predictions: ours, the appendix was not at hand).
+    place of predictions: ours, the appendix was not available).
 
     Args:
         rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance from their mean (ours:

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, Slot
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Slot, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import contrast
@@ -55,11 +55,13 @@ class MOON(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the contrast."""
-        received, last = client["model"].clone(), client.state.vectors.get("last", client["model"])
+        if not self.mu:
+            return [Phase()]
+        models = {"received": client["model"].clone(), "last": client["last"]}
+        return [Phase(objective=Objective(loss=PureLoss(self.loss, models)))]
 
-        def loss(module: Module, batch: Batch) -> Tensor:
-            task = module.task_loss(batch)
-            near, far = (module.under(vector, batch[0])[0] for vector in (received, last))
-            return task + self.mu * contrast(module.features, near, far, self.tau)
-
-        return [Phase(objective=Objective(loss=loss))] if self.mu else [Phase()]
+    def loss(self, models: Tensors, module: Module, batch: Batch) -> Tensor:
+        """The task loss and the contrast with features under the `received` and the `last` model, shape ()."""
+        task = module.task_loss(batch)
+        near, far = (module.under(models[name], batch[0])[0] for name in ("received", "last"))
+        return task + self.mu * contrast(module.features, near, far, self.tau)

@@ -12,7 +12,7 @@ from fl_lightning.callbacks.graphs import CollaborationGraph
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import FLOAT32
 from fl_lightning.core.client import Client
-from fl_lightning.core.objective import Objective
+from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.protocols import Module
@@ -66,11 +66,10 @@ class PFedGraph(Method):
         if not payload.further:
             yield Phase()
             return
-        u = payload.further[0].vector
-
-        def loss(module: Module, batch: Batch) -> Tensor:
-            task: Tensor = module.task_loss(batch)
-            return task - self.lam * alignment(module, u)
-
-        yield Phase(objective=Objective(loss=loss))
+        yield Phase(objective=Objective(loss=PureLoss(self.loss, {"direction": payload.further[0].vector})))
         client.flops += 8 * int(client.layout.numbers[client.layout.is_parameter].sum()) * client.fits[-1].steps
+
+    def loss(self, tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+        """The task loss less lam times the cosine with the `direction` u_i, shape ()."""
+        task: Tensor = module.task_loss(batch)
+        return task - self.lam * alignment(module, tensors["direction"])

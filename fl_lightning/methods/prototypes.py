@@ -9,7 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Module
+from fl_lightning.core import Client, Module, Tensors
 from fl_lightning.core.phase import Batch
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
@@ -42,7 +42,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         """The pull."""
         return self.lam > 0
 
-    def loss(self, means: dict[str, Tensor], module: Module, batch: Batch) -> Tensor:
+    def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And lam times the distance of features to their class's prototype; unknown classes add 0."""
         task: Tensor = module.task_loss(batch)
         return task + self.lam * distance_to_means(module.features, batch[1], means, self.distance)

@@ -32,7 +32,7 @@ class SCAFFOLD(Method):
 
     Args:
         server_lr: the server's step on the mean change, eta_g. 1: libraries (no code of the authors' is known, and the
-            paper's text was not at hand); with it the server's step is FedAvg's.
+            paper's text was not available); with it the server's step is FedAvg's.
     """
 
     family = "one global model"

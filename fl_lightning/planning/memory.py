@@ -67,8 +67,8 @@ class Setup:
     @cached_property
     def policy(self) -> StoragePolicy:
         """The engine's."""
-        hung = [c.load() for c in (*self.config.callbacks.values(), *self.config.loggers.values())]
-        return StoragePolicy.of(self.method, self.relation, hung, self.config, [p.mask for p in self.profiles])
+        observers = [c.load() for c in (*self.config.callbacks.values(), *self.config.loggers.values())]
+        return StoragePolicy.of(self.method, self.relation, observers, self.config, [p.mask for p in self.profiles])
 
     @cached_property
     def widest(self) -> ModelProfile:
@@ -123,7 +123,7 @@ class Setup:
 
     @property
     def receivers(self) -> int:
-        """Vectors that come of it."""
+        """Vectors of the result."""
         return 1 if self.policy.one_download else len(cohorts(self.config)[0])
 
     @property
@@ -156,9 +156,9 @@ class Setup:
     def width(self) -> int:
         """Clients that train at once: what `auto` may pick, if it is to pick."""
         fabric = self.config.fabric
-        wanted = fabric.executor in ("vmap", "auto") and self.config.optimizer.name == "sgd"
-        wanted = wanted and not fabric.channels_last and all(p.stacks for p in self.profiles)
-        return width_of(len(cohorts(self.config)[0]), self.hardware.accelerator) if wanted else 1
+        stacks = fabric.executor in ("vmap", "auto") and self.config.optimizer.name == "sgd"
+        stacks = stacks and not fabric.channels_last and all(p.stacks for p in self.profiles)
+        return width_of(len(cohorts(self.config)[0]), self.hardware.accelerator) if stacks else 1
 
     def mean(self, bytes_: Iterable[float]) -> float:
         """Over the clients of the busiest rank, of `bytes_` by architecture."""
@@ -167,7 +167,7 @@ class Setup:
 
 def memory(setup: Setup) -> list[Part]:
     """Of the busiest rank."""
-    return [*_lasting(setup), _visit(setup), _evaluation(setup), _mixing(setup)]
+    return [*lasting(setup), visit(setup), evaluation(setup), mixing(setup)]
 
 
 def peak(parts: list[Part]) -> float:
@@ -192,13 +192,14 @@ def _kept_state(setup: Setup) -> float:
     return setup.policy.keeps_optimizer * setup.stored * kept
 
 
-def _sample(setup: Setup) -> float:
+def of_sample(setup: Setup) -> float:
+    """Bytes of one sample and its label, as they are trained on."""
     text, numbers = setup.sizes.text, math.prod(setup.sizes.sample_shape)
     item = setup.widest.item if text is None else 8
     return numbers * item + 8.0 * (numbers if text is not None and text.per_position else 1)
 
 
-def _lasting(setup: Setup) -> list[Part]:
+def lasting(setup: Setup) -> list[Part]:
     """What lies there all the time."""
     policy, widest, sizes = setup.policy, setup.widest, setup.sizes
     cpu, one = setup.hardware.accelerator == "cpu", policy.one_download
@@ -221,7 +222,7 @@ def _lasting(setup: Setup) -> list[Part]:
         *([Part("frozen parts", float(frozen), "once for all clients")] if frozen else []),
         Part("program", program, "interpreter and libraries, a GPU's context"),
         Part("samples as read", sizes.raw * cpu, "all of them, on every rank"),
-        Part("data", samples * _sample(setup) * resident, data),
+        Part("data", samples * of_sample(setup) * resident, data),
         Part("clients' vectors", one_each * (1 + policy.slots), clients),
         Part("received copies", one_each * (policy.keeps_received + policy.exchanged), received),
         Part(
@@ -239,12 +240,12 @@ def _lasting(setup: Setup) -> list[Part]:
     ]
 
 
-def _visit(setup: Setup) -> Part:
+def visit(setup: Setup) -> Part:
     """What the local training of a client holds, or of all that train at once."""
     config, width = setup.config, setup.width
     size, most = config.federation.batch_size, int(np.array(setup.sizes.train)[setup.mine].max())
     resident = config.data.resident != "never"
-    sample, permuted = _sample(setup), most if resident else 0  # an epoch of resident data is a permuted copy
+    sample, permuted = of_sample(setup), most if resident else 0  # an epoch of resident data is a permuted copy
     total = sample * (permuted or min(most, size)) + max(_steps(setup, p) for p in setup.profiles)
     if width > 1:  # of each client a permuted copy, and the next batches side by side
         total += width * sample * (min(AHEAD, math.ceil(most / size)) * min(size, most) + permuted)
@@ -269,14 +270,16 @@ def _steps(setup: Setup, p: ModelProfile) -> float:
     return max(p.step, p.trained * (1 + scratch)) + p.trained * setup.states
 
 
-def _evaluation(setup: Setup) -> Part:
+def evaluation(setup: Setup) -> Part:
+    """What a pass over test data holds."""
     scored = min(setup.config.evaluation.batch_size, max(setup.sizes.test))
     total = float(max(p.evaluation for p in setup.profiles))
-    total += 0 if setup.config.data.resident != "never" else scored * _sample(setup)
+    total += 0 if setup.config.data.resident != "never" else scored * of_sample(setup)
     return Part("evaluation", total, f"batches of {scored:,}", False)
 
 
-def _mixing(setup: Setup) -> Part:
+def mixing(setup: Setup) -> Part:
+    """What the server holds while it mixes models."""
     n, m, ranks, widest = setup.sources, setup.receivers, setup.hardware.ranks, setup.widest
     one, tiles = setup.policy.one_download, sum(widest.tiles)
     if ranks == 1:

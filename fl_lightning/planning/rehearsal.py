@@ -161,11 +161,11 @@ class _Rehearsal:
         all_of_it = self._samples([data.train_sizes[c] for c in chosen])
         drawn = cohorts(config)
         train, test = np.array(sizes.train), np.array(sizes.test)
-        wanted = float(np.mean([self._samples(train[c].tolist()) for c in drawn])) / max(done, 1e-9)
+        ratio = float(np.mean([self._samples(train[c].tolist()) for c in drawn])) / max(done, 1e-9)
         judged = float(np.mean([test[c].sum() for c in drawn])) / max(sum(data.test_sizes[c] for c in chosen), 1)
         client, evaluation, server = seconds
         evaluation *= judged / config.evaluation.every
-        parts = {"clients": client * wanted, "evaluation": evaluation, "server": server}
+        parts = {"clients": client * ratio, "evaluation": evaluation, "server": server}
         basis = f"from a round of {len(chosen)} of {len(drawn[0])} clients, run in one process of this machine"
         basis += ", on made-up data" if sizes.data is None else ""
         if done < all_of_it:

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
-from fl_lightning.core import PLAIN, Client, Fit, Payload, Phase, RunContext
+from fl_lightning.core import PLAIN, Client, Fit, Objective, Payload, Phase, RunContext
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.trainer import Trainer
@@ -69,6 +69,8 @@ class ModelProfile:
     """Named tensors that the method keeps with the server."""
     stacks: bool
     """Nothing in it mixes samples: clients can train at once."""
+    terms: int
+    """Vectors that the terms of its phases' objectives take where models are stacked."""
 
     @property
     def vector(self) -> int:
@@ -154,7 +156,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters
     size = max(2, min(config.federation.batch_size, max(sizes.train)))
-    saved, step, slots = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
+    saved, step, slots, terms = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
     scored = min(config.evaluation.batch_size, max(sizes.test))
     segments = group.layout.segments(group.down_mask, by_layer=run.relation.per_layer)
     tiles = Counter[int]()
@@ -178,6 +180,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         evaluation=_pass(trainer, _batch(scored, sizes, dtype)[0]),
         memory=_memory(run),
         stacks=not group.whole_last,
+        terms=terms,
     )
 
 
@@ -215,32 +218,41 @@ def _known(client: Client) -> list[Tensor]:
     return [*lasting, *client.state.vectors.values(), *module.model.parameters(), *module.model.buffers()]
 
 
-def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tuple[int, int, int]:
+def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tuple[int, int, int, int]:
     """Of a step of each phase of a visit: the most that is saved for its backward pass, the most that it holds at once,
-    and how many vectors an optimiser trains.
+    how many vectors an optimiser trains, and how many the terms of objectives take.
 
-    A method that asks for numbers, or for what only a round has, is followed with a pull towards what was received.
+    A method that asks for numbers, or for what only a round has, is followed with a proximal term whose anchor is what
+    was received.
     """
     nothing = torch.zeros(())
     known = [*_known(client), *batch, nothing]
     sizes: list[tuple[int, int]] = []
-    slots = set()
+    slots, terms = set(), 0
     try:
         with _Live(known) as live:  # what a method makes for its phases lies there with the steps
             for phase in _phases(client):
                 sizes.append(_step(client, phase, batch, known, live))
                 slots |= {phase.slot} if phase.step is None else set()
+                terms = max(terms, _terms(phase.objective))
                 client.fits.append(Fit(nothing, nothing, 1, len(batch[1]), 1.0))
             if not slots:
                 sizes.append(_step(client, Phase(), batch, known, live))
     except Exception:
         with _Live(known) as live:
-            pulled = Phase(objective=client.proximal(client.payload, 1.0))
-            sizes.append(_step(client, pulled, batch, known, live))
+            proximal = Phase(objective=client.proximal(client.payload, 1.0))
+            sizes.append(_step(client, proximal, batch, known, live))
+            terms = max(terms, _terms(proximal.objective))
     trainer.module.set_objective(PLAIN)
     trainer.module.train_only(None)
     saved, peak = (max(values) for values in zip(*sizes, strict=True))
-    return saved, peak, max(1, len(slots))
+    return saved, peak, max(1, len(slots)), terms
+
+
+def _terms(objective: Objective) -> int:
+    """Anchor and coefficients, the linear term, and room for both."""
+    vectors = 2 * objective.pulls + (objective.linear is not None)
+    return vectors + (vectors > 0)
 
 
 def _phases(client: Client) -> Iterator[Phase]:

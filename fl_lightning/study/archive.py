@@ -166,7 +166,7 @@ def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
     names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
     other = [n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)]
     differing += [f"relation ({_some(other)})"] if other else []
-    now, was = (_told(run / "summary.json") for run in (ours, archived))
+    now, was = (_comparable(run / "summary.json") for run in (ours, archived))
     keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
     return differing + ([f"summary.json ({_some(keys)})"] if keys else [])
 
@@ -230,7 +230,7 @@ def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
         return None
 
 
-def _told(summary: Path) -> dict[str, str]:
+def _comparable(summary: Path) -> dict[str, str]:
     """The keys of a `summary.json` that equal runs have alike, and their values as JSON: NaN is NaN."""
     try:
         content = dict(json.loads(summary.read_text(encoding="utf-8")))

@@ -22,7 +22,7 @@ from fl_lightning.study.folder import StudyFolder
 
 State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"]
 
-_TOLD: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
+_COUNTED: tuple[State, ...] = ("running", "starting", "queued", "stopped", "failed", "unreadable")
 """States that the heading counts."""
 
 
@@ -132,7 +132,7 @@ def words(cells: list[dict[str, Any]], seen: list[Seen]) -> str:
     by_run = {cell["folder"]: state for cell, state in zip(cells, seen, strict=True)}
     states = Counter(state.state for state in by_run.values())
     parts = [f"{states['finished']} of {len(by_run)} runs finished"]
-    parts += [f"{states[state]} {state}" for state in _TOLD if states[state]]
+    parts += [f"{states[state]} {state}" for state in _COUNTED if states[state]]
     took = [s.seconds for s in by_run.values() if s.state == "finished" and not math.isnan(s.seconds)]
     left = len(by_run) - states["finished"] - states["failed"]
     if took and left and (busy := states["running"] + states["starting"]):

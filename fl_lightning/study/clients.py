@@ -44,12 +44,12 @@ def sheet_of(cells: Sequence[Cell], baseline: str | None = None) -> Sheet:
             title = "; ".join(filter(None, [f"judge: {MODELS[group.judge]}", setting]))
             blocks.append(Block(f"{title}; differences to {group.baseline}", _lines(rows, labels)))
     shown = {key for block in blocks for row in block.rows for key, cell in zip(keys, row, strict=True) if cell != NONE}
-    wanted = [k for k, key in enumerate(keys) if key in shown]
-    blocks = [Block(block.title, [[row[k] for k in wanted] for row in block.rows]) for block in blocks]
+    columns = [k for k, key in enumerate(keys) if key in shown]
+    blocks = [Block(block.title, [[row[k] for k in columns] for row in block.rows]) for block in blocks]
     notes += [REDRAWN] if any(row["redrawn"] for row in records) else []
     notes += [INTERVALS] if any(row["low"] is not None for row in records) else []
-    head = [[*keys.values()][k] for k in wanted]
-    return Sheet(MARK, head, blocks, notes, records, {"notes": notes}, keys=[[*keys][k] for k in wanted])
+    head = [[*keys.values()][k] for k in columns]
+    return Sheet(MARK, head, blocks, notes, records, {"notes": notes}, keys=[[*keys][k] for k in columns])
 
 
 def _records(group: Group, setting: str, alone: dict[tuple[str, int], Cell]) -> list[dict[str, Any]]:

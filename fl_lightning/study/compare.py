@@ -253,8 +253,8 @@ def _ranks(groups: list[Group]) -> tuple[list[Ranks], list[str]]:
             lists = [float(rank) for rank in ranks], pairwise.tolist(), cliques
             ranked.append(Ranks(group.judge, labels, len(table), chi_square, p, *lists))
         elif len(group.settings) > 1 and len(labels) > 1:
-            wanted = f"it wants {statistics.MIN_PAIRS} settings that all methods have run in, and {MIN_METHODS} methods"
-            notes.append(f"{MODELS[group.judge]}: no Friedman test: {wanted}; here {len(table)} and {len(labels)}")
+            needed = f"it wants {statistics.MIN_PAIRS} settings that all methods have run in, and {MIN_METHODS} methods"
+            notes.append(f"{MODELS[group.judge]}: no Friedman test: {needed}; here {len(table)} and {len(labels)}")
     return ranked, notes
 
 

@@ -155,9 +155,9 @@ def _check_labels(before: list[Entry], now: list[Entry]) -> None:
     known = {entry.label: entry for entry in before}
     for entry in now:
         old = known.get(entry.label, entry)
-        wanted, meant = _meaning(entry), _meaning(old)
-        if wanted != meant:
-            raise BadInput(entry.key, wanted, f"in this study {entry.label!r} is {meant}: give it another `label`")
+        now_means, meant = _meaning(entry), _meaning(old)
+        if now_means != meant:
+            raise BadInput(entry.key, now_means, f"in this study {entry.label!r} is {meant}: give it another `label`")
 
 
 def _meaning(entry: Entry) -> dict[str, Any]:

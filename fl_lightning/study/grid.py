@@ -1,4 +1,4 @@
-"""What a study file asks for, as plain data: methods in settings with seeds, and the runs and cells that come of it.
+"""What a study file asks for, as plain data: methods in settings with seeds, and the runs and cells that it means.
 
 A *run* is trained; a *cell* is one entry of the table: a method (row), in a setting, with a seed. Most runs are one
 cell; the forced run of FedAvg is two, judged after local training and after fine-tuning.

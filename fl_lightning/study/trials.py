@@ -50,10 +50,10 @@ class Claim:
     """A trial that is this process's own until it is told or let go."""
 
     def __init__(self, trials: Trials, trial: Trial, lock: IO[str]) -> None:
-        self._study, self._trial, self._held = trials.study, trial, lock
+        self._study, self._trial, self._lock = trials.study, trial, lock
         self.number: int = trial.number
         try:
-            self.values = {d.key: _spoken(d, trials.suggested(trial, d)) for d in trials.dimensions}
+            self.values = {d.key: _rounded(d, trials.suggested(trial, d)) for d in trials.dimensions}
         except BaseException:  # Ctrl-C
             lock.close()
             raise
@@ -73,7 +73,7 @@ class Claim:
 
     def let_go(self) -> None:
         """Others may take it up, unless it was told."""
-        self._held.close()
+        self._lock.close()
 
 
 class Trials:
@@ -84,7 +84,7 @@ class Trials:
         label: the method's, within the study.
         dimensions: what is searched; the first trial has their starts.
         number: how many trials, those that fail among them.
-        seed: of the sampler. What trial k asks for comes of the seed, the label, k, the argument, and
+        seed: of the sampler. What trial k asks for depends on the seed, the label, k, the argument, and
             the trials that have ended.
     """
 
@@ -113,7 +113,7 @@ class Trials:
             trials = self.study.get_trials(deepcopy=False)
             begun = [t for t in trials if t.state != TrialState.WAITING]
             for trial in begun:
-                lock = self._held(trial.number) if trial.state == TrialState.RUNNING else None
+                lock = self._locked(trial.number) if trial.state == TrialState.RUNNING else None
                 if lock is not None:
                     return Claim(self, Trial(self.study, trial._trial_id), lock)
             if len(begun) >= self.number:
@@ -121,7 +121,7 @@ class Trials:
             if not trials:
                 self.study.enqueue_trial({d.key: d.start for d in self.dimensions})
             new = self.study.ask()
-            lock = self._held(new.number)
+            lock = self._locked(new.number)
             assert lock is not None, "nobody has known of it before"
             return Claim(self, new, lock)
 
@@ -130,10 +130,10 @@ class Trials:
         return [self._ended(t) for t in self.study.get_trials(deepcopy=False) if t.state.is_finished()]
 
     def _ended(self, trial: FrozenTrial) -> Ended:
-        values = {d.key: _spoken(d, trial.params[d.key]) for d in self.dimensions}
+        values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}
         return Ended(trial.number, values, trial.value, str(trial.user_attrs.get(WHY, "")))
 
-    def _held(self, number: int) -> IO[str] | None:
+    def _locked(self, number: int) -> IO[str] | None:
         folder = self.folder_of(number)
         try:
             return take(folder.with_name(f"{folder.name}.lock"))
@@ -164,7 +164,7 @@ def best(ended: Sequence[Ended]) -> Ended | None:
     return max(scored)[2] if scored else None
 
 
-def _spoken(dimension: Dimension, value: Any) -> Any:
+def _rounded(dimension: Dimension, value: Any) -> Any:
     """`value` with three digits, which is more than a search can tell; the start stays as it is."""
     return float(f"{value:.3g}") if isinstance(value, float) and value != dimension.start else value
 

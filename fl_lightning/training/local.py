@@ -13,6 +13,7 @@ from torch import Tensor
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.device import seed
+from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
@@ -44,13 +45,13 @@ def train(
     cast = autocast(fabric)
     last = module.last
     losses: list[Tensor] = []
-    pulls: list[Tensor] = []
+    terms: list[Tensor] = []
     samples = 0
     for epoch, first, count in schedule.pieces(len(part)):
         drawn = order_key(schedule, epoch)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
             seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
-            last.pull, last.batch_idx = None, k
+            last.coaching, last.batch_idx = None, k
             with cast():
                 loss = step(batch, k)
             if alone:
@@ -59,12 +60,48 @@ def train(
                 optimizer.step(loss)
             losses.append(loss.detach())
             samples += len(batch[1])
-            if last.pull is not None:
-                pulls.append(last.pull)
+            if last.coaching is not None:
+                terms.append(last.coaching)
     nothing = torch.zeros((), device=device)
     mean = torch.stack(losses).mean() if losses else nothing
-    pull = torch.stack(pulls).sum() / len(losses) if pulls else nothing
-    return Fit(mean, pull, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+    coaching = torch.stack(terms).sum() / len(losses) if terms else nothing
+    return Fit(mean, coaching, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+
+
+def train_private(
+    fabric: Fabric, module: ClientModule, part: Part, optimizer: LocalOptimizer, schedule: BatchSchedule,
+    private: Private,
+) -> Fit:  # fmt: skip
+    """As `local.train`, on Poisson samples of `part` and down noisy sums of clipped gradients over the batch's expected
+    size. The objective's terms look at no sample, and are added as they are."""
+    assert isinstance(optimizer, FastSGD)  # `OptimizerConfig.validate` and `callbacks.stepprivacy` see to it
+    module.model.train()
+    expected = min(schedule.batch_size, len(part))
+    losses, terms, samples = list[Tensor](), list[Tensor](), 0
+    count = sum(n for _, _, n in schedule.pieces(len(part)))  # as many steps as with batches in order
+    for step in range(private.first, private.first + count):
+        batch = sampled(part, schedule.batch_size, private.draws("batch", step))
+        draws = private.draws("noise", step)
+        seed(int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device)  # dropout
+        trained = [p for p in module.binding.parameters if p.requires_grad]
+        sums, loss = [torch.zeros_like(p) for p in trained], torch.zeros((), device=fabric.device)
+        if batch is not None:
+            sums, loss = clipped_sum(module, batch, private.clip)
+            samples += len(batch[1])
+        mean = iter(g / expected for g in noised(sums, private.noise * private.clip, draws))
+        coaching = module.coaching_alone()
+        if coaching is not None:
+            terms.append(coaching[0])
+            loss = loss + coaching[0]
+        more: list[Tensor | None] = [next(mean) if p.requires_grad else None for p in optimizer.parameters]
+        if coaching is not None:
+            more = [g if g is None or c is None else g + c for g, c in zip(more, coaching[1], strict=True)]
+        optimizer.step(loss, more)
+        losses.append(loss)
+    nothing = torch.zeros((), device=fabric.device)
+    mean_loss = torch.stack(losses).mean() if losses else nothing
+    added = torch.stack(terms).mean() if terms else nothing
+    return Fit(mean_loss, added, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
 
 
 def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:
@@ -74,9 +111,9 @@ def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> T
         optimizer.step(loss)
         return loss
     assert isinstance(optimizer, FastSGD)
-    module.last.pull, gradients = coaching
+    module.last.coaching, gradients = coaching
     optimizer.step(loss, gradients)
-    return loss.detach() + module.last.pull
+    return loss.detach() + module.last.coaching
 
 
 def autocast(fabric: Fabric) -> Callable[[], AbstractContextManager[Any]]:

@@ -26,7 +26,7 @@ from fl_lightning.training.kernels import Columns, Terms, TermsLoss, max_pool
 class Last:
     """Of a training step. No attribute of the module: to set one takes longer than to add up a small model's loss."""
 
-    pull: Tensor | None = None
+    coaching: Tensor | None = None
     """The coaching term (detached), None where there is none."""
     batch_idx: int = 0
     """The number of its batch in the epoch; 0 outside of training."""
@@ -82,8 +82,8 @@ class ClientModule(LightningModule):
         self._room: Tensor | None = None
         self._known: tuple[bytes, list[Columns], list[tuple[int, int]], int] = (b"", [], [], 0)
         self.objective = PLAIN
-        self.pulled_numbers = 0
-        """How many numbers of the model the objective pulls."""
+        self.proximal_numbers = 0
+        """Numbers of the model in the proximal term."""
         self._terms: Terms | None = None
         self._adds = False
         self.last = Last()
@@ -105,6 +105,10 @@ class ClientModule(LightningModule):
             raise BadInput(f"{self.method}.features", False, "it looks at module.features: set it to True")
         return self._seen
 
+    def forget_features(self) -> None:
+        """Nobody may look at those of the last pass any more."""
+        self.__dict__.pop("_seen", None)
+
     @property
     def device_of_model(self) -> torch.device:
         """Where the model lies."""
@@ -117,20 +121,20 @@ class ClientModule(LightningModule):
         """Train, from now on, down `objective`."""
         if objective is PLAIN and self.objective is PLAIN:
             return
-        self.objective, self.pulled_numbers = objective, 0
+        self.objective, self.proximal_numbers = objective, 0
         self._terms = None
         self._adds = objective.linear is not None or objective.pulls
         if not objective.pulls:
             return
         assert objective.proximal_weight is not None
         name = objective.proximal_weight.tobytes()
-        if name != self._known[0]:  # columns change only when what is pulled changes
+        if name != self._known[0]:  # columns change only with the blocks of the proximal term
             blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
             places = [
                 (b.start, b.stop if c else b.start) for b, c in zip(blocks, objective.proximal_weight, strict=False)
             ]
-            self._known = name, [*objective.columns(self.layout)], places, objective.pulled_numbers(self.layout)
-        self.pulled_numbers = self._known[3]
+            self._known = name, [*objective.columns(self.layout)], places, objective.proximal_numbers(self.layout)
+        self.proximal_numbers = self._known[3]
 
     def train_only(self, trains: np.ndarray | None) -> None:
         """From now on only the blocks of `trains` (bool [B]; None: all) require a gradient, and no frozen parameter.
@@ -140,10 +144,10 @@ class ClientModule(LightningModule):
         """
         if trains is None and not self._masked:
             return
-        wanted = self.trainable if trains is None else self.trainable & trains[: len(self.trainable)]
-        if not wanted.any():
+        trained = self.trainable if trains is None else self.trainable & trains[: len(self.trainable)]
+        if not trained.any():
             raise ValueError("no block is left to train")
-        for parameter, wants in zip(self.binding.parameters, wanted.tolist(), strict=True):
+        for parameter, wants in zip(self.binding.parameters, trained.tolist(), strict=True):
             parameter.requires_grad_(wants)
         self._masked = trains is not None
 
@@ -167,27 +171,31 @@ class ClientModule(LightningModule):
 
     def coaching(self) -> Tensor | None:
         """The objective's terms at the bound vector: sum_b c_b ||w_b - a_b||^2 (KAPC Eq. 16) + <linear, w>, or None."""
-        if not self._adds:
+        if (bound := self._bound_terms()) is None:
             return None
-        vector = self.binding.vector
-        assert vector is not None
-        if self._terms is None:
-            self._terms = self._prepared(vector)
-        term: Tensor = TermsLoss.apply(vector, self._terms, self._places, *self.binding.parameters)
+        vector, terms = bound
+        term: Tensor = TermsLoss.apply(vector, terms, self._places, *self.binding.parameters)
         return term
 
     def coaching_alone(self) -> tuple[Tensor, list[Tensor | None]] | None:
         """`coaching` without autograd, which would add up gradients in new memory: its value, and its gradient for each
         parameter that the optimiser knows (None: nothing reaches it; views that the next call writes over)."""
+        if (bound := self._bound_terms()) is None:
+            return None
+        vector, terms = bound
+        value = terms.value(vector[None, : self.used]).squeeze(0)
+        terms.gradient()  # in the room, of which these are views
+        return value, self._slopes
+
+    def _bound_terms(self) -> tuple[Tensor, Terms] | None:
+        """The bound vector and the objective's terms at it; None where the objective adds none."""
         if not self._adds:
             return None
         vector = self.binding.vector
         assert vector is not None
         if self._terms is None:
             self._terms = self._prepared(vector)
-        value = self._terms.value(vector[None, : self.used]).squeeze(0)
-        self._terms.gradient()  # in the room, of which these are views
-        return value, self._slopes
+        return vector, self._terms
 
     def _prepared(self, vector: Tensor) -> Terms:
         room = self._room
@@ -199,8 +207,8 @@ class ClientModule(LightningModule):
         self._places = self._known[2]
         linear = objective.linear
         if linear is not None:
-            pulled = objective.proximal_weight if objective.pulls else None
-            rest = self.layout.is_parameter if pulled is None else self.layout.is_parameter & (pulled == 0)
+            weight = objective.proximal_weight if objective.pulls else None
+            rest = self.layout.is_parameter if weight is None else self.layout.is_parameter & (weight == 0)
             columns = [*columns, *((s.start, s.stop, 0.0) for s in self.layout.segments(rest))]
             self._places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
         places = zip(self._places, self.binding.parameters, self.trainable.tolist(), strict=True)
@@ -220,7 +228,7 @@ class ClientModule(LightningModule):
         term = self.coaching()
         if term is None:
             return loss
-        self.last.pull = term.detach()
+        self.last.coaching = term.detach()
         return loss + term
 
     @torch.no_grad()

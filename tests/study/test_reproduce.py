@@ -63,7 +63,8 @@ TINY = {
 def test_shipped_studies_are_whole() -> None:
     """Each can be read, names what it is, and stands for cells of a paper; the methods that it has not are told."""
     assert {name.partition("/")[0] for name in NAMES} == {
-        "atlas", "digits", "fedhkd", "fedora", "groups", "kapc", "kapc_bls", "ktpfl", "pfllib", "watch",
+        "atlas", "digits", "fedhkd", "fedora", "groups", "kapc", "kapc_bls", "ktpfl", "pfllib", "privacy",
+        "watch",
     }  # fmt: skip
     printed = {}
     for name in NAMES:
@@ -81,7 +82,8 @@ def test_shipped_studies_are_whole() -> None:
     assert sorted(name for name in set(NAMES) - set(printed) if not name.startswith("atlas/")) == [
         "digits/ablation", "digits/first", "digits/kapc", "digits/kapc_settings", "digits/methods",
         "digits/pfedfda_ridge", "digits/switches", "groups/relations", "kapc/ablation",
-        "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch", "watch/scarce",
+        "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch",
+        "privacy/accuracy", "privacy/adapters", "privacy/digits", "privacy/sample", "watch/scarce",
     ]  # fmt: skip
     assert printed["kapc/table1"]["KAPC+BLS"] == 96.83  # the journal's row beside the conference's
 

@@ -12,7 +12,7 @@ import signal
 import sys
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
@@ -69,10 +69,12 @@ def table(file: Path) -> list[dict[str, str]]:
     return [{k: v for k, v in row.items() if not k.startswith(("seconds", "memory"))} for row in rows]
 
 
-def results(study: Path) -> dict[str, Any]:
-    """The tables and final weights of every run."""
+def results(study: Path, only: Collection[str] | None = None) -> dict[str, Any]:
+    """The tables and final weights of every run, or of those that are named."""
     found: dict[str, Any] = {}
     for run in sorted(study.glob("runs/**/seed-*")):
+        if only is not None and str(run.relative_to(study)) not in only:
+            continue
         newest = max(run.glob("checkpoints/manifest-*.json"))
         kept = json.loads(newest.read_text())["manifest"]
         files = [kept["server"]["file"], *(entry["file"] for entry in kept["clients"].values())]

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import errno
 import json
 import os
+import re
 import shutil
-import signal
 import sys
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,12 +15,15 @@ from typing import Any
 import pytest
 import yaml
 
+from fl_lightning import device, run
 from fl_lightning.cli import main, together
 from fl_lightning.cli.study import resolve
+from fl_lightning.errors import BadInput
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Study
 
 sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "faults")]
+from kills_together import differences
 from test_study import TINY, results
 
 MORE = {**TINY, "methods": ["kapc", {"name": "fedprox", "mu": 0.5}, "fedproto"], "seeds": [0, 1]}
@@ -60,7 +63,7 @@ def test_no_number_depends_on_how_many_train_together(ask: Callable[..., Any], t
     [(kind, name)] = json.loads((tmp_path / "three" / "executors.json").read_text()).items()
     assert (kind, name) == ("mlp {'hidden': [16]}, digits in batches of 16, sgd", "vmap")
     log = (tmp_path / "three" / "runs" / "fedproto" / "seed-0" / "log.txt").read_text()
-    assert "mlp trains in the loop" in log
+    assert "trains in the loop" not in log  # its own loss is stacked, too
     assert "kapc" not in log
 
 
@@ -149,21 +152,73 @@ def test_models_for_which_the_loop_is_faster_stay_with_it(tmp_path: Path, model:
 
 
 @pytest.mark.slow
-def test_a_killed_study_comes_to_the_same(ask: Callable[..., Any], tmp_path: Path) -> None:
-    """kill -9 of the process that runs the workers, at 20 moments; the same command goes on."""
-    long = {"base": [*MORE["base"], {"federation.rounds": 6, "callbacks.checkpoint.seconds": 0}]}
-    code, _, err = ask("--workers 1 --together 6", "want", **long)
-    assert code == 0, err
-    words = ["study", "study.yaml", "--out", "s", "--workers", "1", "--together", "6"]
-    for moment in range(20):
-        child = os.fork()
-        if not child:
-            os.setsid()
-            main(words)
-            os._exit(0)
-        time.sleep(1 + 0.2 * moment)
-        os.kill(child, signal.SIGKILL)  # its workers end with it
-        os.waitpid(child, 0)
-    while ask("--workers 1 --together 6", **long)[0] == 2:  # the last one's workers are ending
-        time.sleep(0.5)
-    assert results(tmp_path / "s") == results(tmp_path / "want")
+def test_a_killed_study_comes_to_the_same(tmp_path: Path) -> None:
+    """kill -9 of the study and of the process in which the runs train; more kills: `kills_together.py`."""
+    unlike, kills = differences(tmp_path, 4)
+    assert kills == 4
+    assert unlike == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("fault", ["disk", "data"])
+def test_a_run_that_fails_for_reasons_of_its_own_ends_alone(
+    ask: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fault: str
+) -> None:
+    """Its disk is full, or its data cannot be read: one line of it, and the others' bits."""
+    assert ask("--workers 1 --together 6", "want")[0] == 0
+    if fault == "disk":
+        replaced = os.replace
+
+        def replace(source: Any, target: Any, **how: Any) -> None:
+            if "fedprox" in str(target) and "seed-1" in str(target) and "manifest" in str(target):
+                raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), str(target))
+            replaced(source, target, **how)
+
+        monkeypatch.setattr(os, "replace", replace)
+    else:
+        prepared = run.prepare
+
+        def prepare(config: Any, clients: int, seed: int, *rest: Any) -> Any:
+            if seed == 1:
+                raise BadInput("data.root", "digits", "it cannot be read")
+            return prepared(config, clients, seed, *rest)
+
+        monkeypatch.setattr(run, "prepare", prepare)
+    code, _, err = ask("--workers 1 --together 6")
+    assert code == 1
+    failed = [line for line in err.splitlines() if " failed: " in line]
+    assert failed
+    assert all(("No space left" if fault == "disk" else "it cannot be read") in line for line in failed)
+    assert "Traceback" not in err
+    want, ended = results(tmp_path / "want"), stamped(tmp_path / "s")
+    assert len(ended) == len(want) - len(failed)
+    found = results(tmp_path / "s", ended)
+    assert found == {name: want[name] for name in ended}
+
+
+def stamped(study: Path) -> set[str]:
+    """Runs that are finished."""
+    return {str(file.parent.relative_to(study)) for file in study.glob("runs/**/summary.json")}
+
+
+def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line says so; none is written where there is enough, and one where it cannot be planned."""
+    large = {"base": [*MORE["base"], {"model.hidden": [300], "fabric.executor": "vmap"}]}
+    _, _, configs = resolve(Study.of(MORE | large))
+
+    def allowed(mib: float) -> tuple[int, str]:
+        monkeypatch.setattr(device, "free_bytes", lambda _: mib * 2**20)
+        return together.within_memory(6, 1, configs), capsys.readouterr().err
+
+    assert allowed(100_000) == (6, "")
+    fits, line = allowed(700)
+    assert 1 <= fits < 6
+    assert line.count("\n") == 1
+    assert re.match(rf"together: {fits} at a time: 6 runs of \w+ take [\d.]+ MiB, and a process has [\d.]+ MiB\n", line)
+    assert allowed(10)[0] == 1
+    monkeypatch.setattr(together, "heaviest", lambda *given: 1 / 0)
+    fits, line = allowed(700)
+    assert fits == 6
+    assert "what memory 6 runs take is not known (division by zero)" in line

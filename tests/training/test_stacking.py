@@ -9,7 +9,9 @@ import pytest
 
 from fl_lightning import catalogue
 from fl_lightning.deploy.rehearsal import simulate
+from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.worker import Worker
+from fl_lightning.training.executors.base import Executor
 from tests.deploy.test_equal import config_of
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "performance.md"
@@ -30,10 +32,16 @@ def test_the_page_has_every_method_once() -> None:
 @pytest.mark.parametrize("method", catalogue.table("methods"))
 def test_phases_stack_as_the_page_says(method: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     alone: list[bool] = []
+    executors: dict[Trainer, Executor] = {}
     train = Worker._train
 
     def seen(self: Worker, visits: dict, jobs: dict) -> dict:
-        alone.extend(job.alone for job in jobs.values())
+        for c, job in jobs.items():
+            trainer = visits[c].trainer
+            if trainer not in executors:
+                executors[trainer], reason = trainer.made("vmap")
+                assert reason is None
+            alone.append(not executors[trainer].takes(job))
         return train(self, visits, jobs)
 
     monkeypatch.setattr(Worker, "_train", seen)

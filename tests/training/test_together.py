@@ -19,9 +19,9 @@ from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.training.executors.even import WIDTHS, widened
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
-from fl_lightning.training.executors.vmap import WIDTHS, widened
 
 Make = Callable[..., Federation]
 

@@ -24,8 +24,8 @@ def mean_directions(group: GroupServer) -> dict[int, Tensor]:
 
 def alignment(module: Module, direction: Tensor) -> Tensor:
     """<w, direction> / ||w|| over the parameters w of the bound model, shape ()."""
-    blocks = [b for b in module.layout.blocks if b.kind == "parameter"]
-    pairs = list(zip(module.binding.parameters, blocks, strict=True))
+    parameters = dict(module.model.named_parameters())
+    pairs = [(parameters[b.name], b) for b in module.layout.blocks if b.kind == "parameter"]
     inner = torch.stack([(p.flatten() * direction[b.start : b.stop]).sum() for p, b in pairs]).sum()
     square = torch.stack([p.square().sum() for p, _ in pairs]).sum()
     return inner / square.clamp_min(1e-30).sqrt()

@@ -34,12 +34,12 @@ def send_candidates(server: Server, scores: Tensor, count: int, epsilon: float) 
         count: of each client, at most.
         epsilon: probability of any in place of the best.
     """
-    run, group, wanted = server.run, server.only, {}
+    run, group, sources = server.run, server.only, {}
     for c in group.cohort:
         rng = numpy_rng(run.config.seed, "candidates", c, server.round)
-        wanted[c] = epsilon_greedy(scores[c], sorted(run.server.uploaded - {c}), count, epsilon, rng)
+        sources[c] = epsilon_greedy(scores[c], sorted(run.server.uploaded - {c}), count, epsilon, rng)
     sent = group.send(dict.fromkeys(group.here, group.initial))
-    for c, models in fetched(group, wanted).items():
+    for c, models in fetched(group, sources).items():
         sent[c].sent[:], sent[c].further = False, group.send(models)
     return sent
 

@@ -121,33 +121,38 @@ def distance_to_means(
     gap = wide(features) - means["features"][labels]
     if distance == "means":
         known, sums = means["known"], torch.zeros_like(means["features"], dtype=gap.dtype).index_add(0, labels, gap)
-        counts = labels.bincount(minlength=len(known)).clamp_min(1)
+        counts = by_class(labels, len(known)).clamp_min(1)
         return (norms(sums / counts[:, None]) * known).sum()
     each = gap.square().mean(1) if distance == "squared" else norms(gap)
     return (each * means["known"][labels]).mean()
 
 
-def distance_by_class(means: Tensor, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+def by_class(labels: Tensor, classes: int) -> Tensor:
+    """How many of the labels are of each class, (classes,): `bincount`, which `torch.func` cannot stack."""
+    return labels.new_zeros(classes).index_add(0, labels, torch.ones_like(labels))
+
+
+def distance_by_class(tensors: Mapping[str, Tensor], module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
     """Sum over a batch's classes k of the mean of ||z - m_k||^2 / d over its samples of k, shape () (FedAS).
 
     Args:
-        means: m, (C, d).
+        tensors: `means` m, (C, d).
         module: whose features z (batch, d) are pulled.
         batch: of its inputs and labels.
     """
-    x, labels = batch
+    (x, labels), means = batch, tensors["means"]
     module.model(x)
     gap = (wide(module.features) - means[labels]).square().mean(1)
-    return (gap / labels.bincount(minlength=len(means))[labels]).sum()
+    return (gap / by_class(labels, len(means))[labels]).sum()
 
 
 def classifier_gap(module: Module, means: Mapping[str, Tensor], temperature: float, lam: float) -> Tensor:
     """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 7): G is the classifier."""
     G, known = module.head, means["known"]
-    H = means["features"][known].to(module.features.dtype)
+    H = means["features"].to(module.features.dtype)
     scores = torch.nn.functional.linear(H, G.weight, G.bias)  # a call of G would count as the batch's features
     soft = (wide(scores)[:, : module.num_classes] / temperature).softmax(1)
-    gap: Tensor = lam * norms(soft - means["predictions"][known]).sum() / module.num_classes
+    gap: Tensor = lam * (norms(soft - means["predictions"]) * known).sum() / module.num_classes
     return gap
 
 

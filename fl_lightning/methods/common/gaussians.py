@@ -64,8 +64,8 @@ def first_gaussians(run: RunContext) -> dict[str, Tensor]:
 def check_classifier(run: RunContext) -> None:
     """Raise `BadInput` without classes, or unless the classifier is linear, with a bias and a row for each class."""
     check_classes(run)
-    group, wanted = run.groups[0], (run.data.num_classes, run.feature_width)
-    fine = [tuple(p.shape) for p in group.head.parameters()] == [wanted, wanted[:1]]
+    group, shape = run.groups[0], (run.data.num_classes, run.feature_width)
+    fine = [tuple(p.shape) for p in group.head.parameters()] == [shape, shape[:1]]
     check("model", group.name, fine, f"{run.method_name} needs a classifier with a bias, and one row for each class")
 
 

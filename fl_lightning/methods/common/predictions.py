@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 
 from fl_lightning.core.client import Client
-from fl_lightning.core.objective import Objective
+from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
 from fl_lightning.core.protocols import Module
@@ -91,7 +91,7 @@ def distilling(
     client: Client,
     payload: Payload,
     samples: int,
-    loss: Callable[[Module, Batch], Tensor],
+    loss: Callable[[Tensors, Module, Batch], Tensor],
     epochs: float,
     batch_size: int,
 ) -> Phase:
@@ -99,7 +99,7 @@ def distilling(
     x = public_subset(client.run, client.round - 1, drawn(client.run, samples))
     part = ResidentPart(x, payload.extra["teacher"].to(x.device), None)
     return Phase(
-        objective=Objective(loss=loss), part=part, epochs=epochs, batch_size=batch_size, purpose="distil",
+        objective=Objective(loss=PureLoss(loss)), part=part, epochs=epochs, batch_size=batch_size, purpose="distil",
         scores="distilled",
     )  # fmt: skip
 

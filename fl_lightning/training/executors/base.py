@@ -17,8 +17,9 @@ from torch import Tensor
 
 from fl_lightning.components import Text
 from fl_lightning.config import OptimizerConfig
-from fl_lightning.core import PLAIN, Fit, Objective
+from fl_lightning.core import PLAIN, Fit, Objective, PureLoss
 from fl_lightning.data import Part
+from fl_lightning.privacy.steps import Private
 from fl_lightning.training.local import Step
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
@@ -52,13 +53,24 @@ class LocalJob:
     place: int = 0
     """Its place among the clients of the cohort that train at once, wherever they live: below `at_once`, no two alike.
     Kernels may round differently from place to place."""
-    pulled_numbers: int = 0
-    """Afterwards: how many numbers were pulled."""
+    proximal_numbers: int = 0
+    """Afterwards: how many numbers the proximal term had."""
+    passes: tuple[float, float] | None = None
+    """Afterwards, where an own loss was stacked: how many samples went through the model, and how many back."""
+    private: Private | None = None
+    """How its steps are protected (`optimizer.privacy`); None: they are not."""
+
+    @property
+    def own(self) -> bool:
+        """Whether it has a loss or a step of its own."""
+        return self.step is not None or self.objective.loss is not None
 
     @property
     def alone(self) -> bool:
-        """Whether the loop must train it: executors that train many at once know the task loss and its terms only."""
-        return self.step is not None or self.objective.loss is not None
+        """Whether the loop must train it: it has a step of its own, private steps, or a loss that depends on more than
+        tensors."""
+        own_loss = not isinstance(self.objective.loss, PureLoss | None)
+        return self.step is not None or self.private is not None or own_loss
 
 
 @dataclass(frozen=True)

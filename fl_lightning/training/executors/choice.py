@@ -22,10 +22,11 @@ from fl_lightning.files import write_whole
 from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
+from fl_lightning.training.executors.even import MOST_AT_ONCE
 from fl_lightning.training.executors.graph import Graph
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
-from fl_lightning.training.executors.vmap import MOST_AT_ONCE, Vmap
+from fl_lightning.training.executors.vmap import Vmap
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 
@@ -87,12 +88,12 @@ def unfit(name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec) 
     """Why what this run asks of a step is beyond the executor `name`, as far as its settings tell; None: it is not."""
     if module.own_step:
         return "the model has a training_step of its own"
-    if module.looks:
-        return "the method's own loss looks at features"
     if spec.config.name != "sgd":
         return f"optimizer.name is {spec.config.name}, and it knows sgd"
     if fabric.strategy.precision.precision == "16-mixed":
         return "16-mixed scales each client's loss"
+    if name == "graph" and module.looks:
+        return "the method looks at features"
     if name == "vmap" and spec.channels_last:
         return "it knows no fabric.channels_last"
     if name == "vmap" and spec.whole_last:
@@ -102,8 +103,9 @@ def unfit(name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec) 
 
 def _probed(
     name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec
-) -> tuple[Tensor, Tensor, Sequence[Tensor], str | None]:
-    """A made-up batch, the gradients of the bound model's copy on it, and what is unfit in its forward pass."""
+) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
+    """A made-up batch, the gradients of the bound model's copy on it (None: of what the loss does not depend on), and
+    what is unfit in its forward pass."""
     device, binding = fabric.device, module.binding
     size = max(1, min(3, spec.largest_batch - 1))  # less than a whole batch, which is then filled up
     draws = torch.Generator().manual_seed(0)
@@ -114,9 +116,9 @@ def _probed(
     assert binding.vector is not None
     own = dict(module.model.named_buffers())
     binding.bind(binding.vector.clone(), [own[n].detach().clone() for n in module.layout.own_names])
-    before, counted = {n: b.clone() for n, b in module.model.named_buffers()}, _counted(module.model)
     module.set_objective(PLAIN)
     module.model.train()
+    before, counted = {n: b.clone() for n, b in module.model.named_buffers()}, _counted(module.model)
     parameters = [p for p in binding.parameters if p.requires_grad]
     with no_draws(device):
         states = random_states(device)
@@ -129,7 +131,7 @@ def _probed(
         reason = "the model draws random numbers (dropout)"
     elif changed:
         reason = f"the model's forward pass changes its {min(changed)}"
-    elif any(g is None for g in gradients):
+    elif name == "graph" and any(g is None for g in gradients):
         reason = "the loss does not reach every parameter of the model"
     elif name == "vmap" and any(not torch.equal(b, before[n]) for n, b in module.model.named_buffers()):
         reason = "the model's forward pass writes to its buffers"

@@ -78,8 +78,18 @@ class Graph(Stacked):
             return "replayed steps are not those that the model takes: it goes by what Python counts or draws"
         return None
 
+    def takes(self, job: LocalJob) -> bool:
+        """None with a loss or a step of its own, or private steps."""
+        return not job.own and job.private is None
+
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """One after the other."""
+        """One after the other.
+
+        Raises:
+            ValueError: a job has a loss or a step of its own.
+        """
+        if not all(map(self.takes, jobs)):
+            raise ValueError("a loss or a step of one's own is for the loop")
         return [self._one(job) for job in jobs]
 
     def _one(self, job: LocalJob) -> Fit:

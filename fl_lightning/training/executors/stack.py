@@ -45,7 +45,7 @@ class Stack:
         self.trainable = [k for k, t in enumerate(module.trainable.tolist()) if t]
         """The blocks (parameters come first) that an optimiser's state counts."""
         self._masks: dict[int, np.ndarray] = {}
-        self._held: dict[tuple[str, int], Tensor] = {}
+        self._banks: dict[tuple[str, int], Tensor] = {}
         self._chosen: np.ndarray | None = None
         self._narrow: dict[int, Narrow] = {}
         self.choose(module.trainable)
@@ -60,9 +60,9 @@ class Stack:
 
     def _hold(self, name: str, width: int) -> Tensor:
         """Memory (width, columns of parameters) by name: the same at every call, since a CUDA graph reads it."""
-        if (name, width) not in self._held:
-            self._held[name, width] = self._bank(width=width)
-        return self._held[name, width]
+        if (name, width) not in self._banks:
+            self._banks[name, width] = self._bank(width=width)
+        return self._banks[name, width]
 
     @property
     def kind(self) -> tuple[object, ...]:
@@ -71,14 +71,14 @@ class Stack:
         added = (False, False) if terms is None else (terms.anchor is not None, terms.linear is not None)
         return *added, tuple(self.names)
 
-    def choose(self, wanted: np.ndarray) -> None:
+    def choose(self, trains: np.ndarray) -> None:
         """The parameters (bool, in the order of the blocks) whose gradients a backward pass is to find."""
-        if self._chosen is not None and (wanted == self._chosen).all():
+        if self._chosen is not None and (trains == self._chosen).all():
             return
-        self._chosen = wanted
+        self._chosen = trains
         self._narrow.clear()
         layout = self.module.layout
-        trained = [b for b, t in zip(layout.blocks, wanted.tolist(), strict=False) if t]
+        trained = [b for b, t in zip(layout.blocks, trains.tolist(), strict=False) if t]
         self.names = [b.name for b in trained]
         self.views = [self._view(self.rows, b.start, b.stop, b.shape) for b in trained]
         self.gradient_views = [self._view(self.gradients, b.start, b.stop, b.shape) for b in trained]
@@ -97,9 +97,13 @@ class Stack:
         return self._narrow[width]
 
     @torch.no_grad()
-    def load(self, jobs: Sequence[LocalJob]) -> None:
+    def load(self, jobs: Sequence[LocalJob], reached: np.ndarray | None = None) -> None:
         """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the first one's model,
         without any term.
+
+        Args:
+            jobs: of which no two have the same place.
+            reached: the parameters (bool, in the order of the blocks) that the loss depends on; None: all.
 
         Raises:
             ValueError: one has a loss or a step of its own, which would be left out.
@@ -116,7 +120,7 @@ class Stack:
             self.rows[slot].copy_(job.vector)
             for bank, buffer in zip(self.buffers, job.buffers, strict=True):
                 bank[slot].copy_(buffer)
-        self._mask(jobs)
+        self._mask(jobs, reached)
         self._set_terms(jobs)
         for slot, job in at.items():
             rates[slot] = job.lr
@@ -131,10 +135,13 @@ class Stack:
         else:
             self.lr.copy_(torch.tensor(rates, dtype=self.lr.dtype)[:, None])
 
-    def _mask(self, jobs: Sequence[LocalJob]) -> None:
-        """What trains, and decays: one row where that is the same for all of `jobs`."""
+    def _mask(self, jobs: Sequence[LocalJob], reached: np.ndarray | None) -> None:
+        """What trains, and decays: one row where that is the same for all of `jobs`. What neither the loss nor a term
+        reaches has no gradient, and stays with all that an optimiser would do to it."""
         all_of_them = self.module.trainable
         masks = [all_of_them if j.trains is None else all_of_them & j.trains[: len(all_of_them)] for j in jobs]
+        if reached is not None and not reached.all():
+            masks = [m & (reached | _in_terms(j, len(m))) for m, j in zip(masks, jobs, strict=True)]
         if not all(mask.any() for mask in masks):
             raise ValueError("no block is left to train")
         self._masks = {job.place: mask for job, mask in zip(jobs, masks, strict=True)}
@@ -158,7 +165,7 @@ class Stack:
         for narrow in self._narrow.values():
             narrow.terms = None
         for job in jobs:
-            job.pulled_numbers = job.objective.pulled_numbers(layout)
+            job.proximal_numbers = job.objective.proximal_numbers(layout)
         if not pulls and not has_linear:
             return
         anchor = self._hold("anchor", width).zero_() if pulls else None
@@ -194,6 +201,14 @@ class Stack:
     def descend(self, losses: Tensor) -> None:
         """One step of SGD of all models down the gradients in `gradients` and down the terms; `losses` (width,)."""
         self.narrow(self.width).descend(losses)
+
+
+def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
+    """Bool: the first `count` blocks that the terms of a job's objective reach."""
+    objective = job.objective
+    if objective.linear is not None:
+        return True
+    return objective.proximal_weight[:count] != 0 if objective.proximal_weight is not None else False
 
 
 @dataclass(frozen=True)

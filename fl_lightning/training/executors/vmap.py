@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import nullcontext
 
+import numpy as np
 import torch
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -13,19 +14,16 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning.core.phase import Fit
 from fl_lightning.data import Part
 from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, ScoreJob
+from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
+from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
 from fl_lightning.training.executors.replay import Function, recorded
 from fl_lightning.training.executors.stack import Stacked, Trained
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 
-MOST_AT_ONCE = 128
-"""Models of one pass on a CPU. On an EPYC a client and step of the digits' MLP takes 44 us in a pass of 10, 23 in one
-of 32, 16 in one of 128 and 23 in one of 256."""
 MOST_BESIDE = 32
 """Models of one pass on an accelerator, where each takes memory for four models and its batches."""
-WIDTHS = (4, 8, 16, 32, 64, MOST_AT_ONCE)
-"""Shapes of a pass on a CPU: as clients run out of batches, passes become narrower."""
 SCORED = 32
 """Samples of a slot where models are scored. Ours: a client of the digits has some 30 test samples."""
 MOST_SCORED = 256
@@ -40,7 +38,8 @@ class Vmap(Stacked):
     A pass has the shape [width, largest batch, ...]: what is missing is filled up with copies of weight 0. On a CPU it
     has one of the `WIDTHS`, for which it has been tested on this machine that a model's numbers depend neither on the
     width nor on the slot (`unlike`). An accelerator's passes have one width, and a client's slot is its place in the
-    cohort. Either way its numbers do not depend on who trains beside it, nor on the number of ranks.
+    cohort. Either way its numbers do not depend on who trains beside it, nor on the number of ranks. A `PureLoss` is
+    stacked on a CPU, in batches as large as they are (`own.py`).
     """
 
     name = "vmap"
@@ -53,6 +52,9 @@ class Vmap(Stacked):
         self._even: bool | None = None
         """Whether a model's numbers are the same in all passes; None: it has not been tested."""
         self._recorded: dict[tuple[object, ...], Function] = {}
+        self._reached: np.ndarray | None = None
+        """Bool: the parameters, in the order of the blocks, that the task loss depends on; None: all."""
+        self._own = OwnLosses(module, self.stack, self._cast)
         model, metric = module.model, module.metric
 
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -80,19 +82,23 @@ class Vmap(Stacked):
                 return [*gradients.values(), losses]
 
             self._recorded[key] = recorded(step, inputs)
+            self.module.forget_features()
         with torch.no_grad():
             *gradients, losses = self._recorded[key](*inputs)
         return gradients, losses
 
-    def unlike(self, x: Tensor, y: Tensor, gradients: Sequence[Tensor], module: ClientModule) -> str | None:
+    def unlike(self, x: Tensor, y: Tensor, gradients: Sequence[Tensor | None], module: ClientModule) -> str | None:
         """Why the model of `module` cannot be trained so, if it cannot: as it is bound, (x, y) must have these
-        `gradients`."""
+        `gradients` of what trains (None: the loss does not depend on it)."""
         stack, bound = self.stack, module.binding
         assert bound.vector is not None
         stack.rows.copy_(bound.vector)
         for bank, buffer in zip(stack.buffers, bound.buffers, strict=True):
             bank.copy_(buffer)
-        stack.choose(module.trainable)
+        self._reached = module.trainable.copy()
+        self._reached[module.trainable] = [g is not None for g in gradients]
+        stack.choose(self._reached)
+        reached = [g for g in gradients if g is not None]
         width = WIDTHS[0] if self.sorts else stack.width
         size, n = self.spec.largest_batch, len(y)
         x, y = (torch.cat([tensor, tensor[:1].expand(size - n, *tensor.shape[1:])]) for tensor in (x, y))
@@ -104,7 +110,7 @@ class Vmap(Stacked):
             measured, _ = self._gradients(width, *batch, weight, cast=False)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
             return f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0] + ")"
-        for ours, theirs in zip(measured, gradients, strict=True):
+        for ours, theirs in zip(measured, reached, strict=True):
             if (ours[0] - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
                 return "the model does not treat the samples of a batch one by one"
         if self.sorts and self._even is None:
@@ -119,29 +125,20 @@ class Vmap(Stacked):
         draws = torch.Generator().manual_seed(0)
         noise = torch.randn(width, self.module.used, generator=draws, dtype=torch.float32)
         models = stack.rows.clone()
-        models[:, : self.module.used] += 0.1 * noise.to(models.dtype)
+        models[:, : self.module.used] += noise.mul_(0.1).to(models.dtype)
+        del noise
         images = x.expand(width, *x.shape)
         if images.is_floating_point():
             images = images + torch.randn(images.shape, generator=draws).to(images.dtype)
         labels = y.expand(width, *y.shape)
         weight = torch.full((width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype))
-        first: list[Tensor] = []
-        for size in (w for w in WIDTHS if w <= width):
-            for order in torch.randperm(width, generator=draws).split(size):
-                if len(order) < size:
-                    continue
-                stack.rows[:size] = models[order]
-                slopes, losses = self._gradients(size, images[order], labels[order], weight[:size])
-                if not first:
-                    first = [
-                        torch.full((width, *part.shape[1:]), torch.nan, dtype=part.dtype) for part in (*slopes, losses)
-                    ]
-                for known, part in zip(first, (*slopes, losses), strict=True):
-                    fresh = known[order].isnan()
-                    if not bool((fresh | (known[order] == part)).all()):
-                        return False
-                    known[order] = part
-        return True
+
+        def run(size: int, order: Tensor) -> list[Tensor]:
+            stack.rows[:size] = models[order]
+            slopes, losses = self._gradients(size, images[order], labels[order], weight[:size])
+            return [*slopes, losses]
+
+        return even(width, draws, run)
 
     # ---------------------------------------------------------------- scores
 
@@ -195,6 +192,7 @@ class Vmap(Stacked):
             training = model.training
             model.eval()
             self._recorded[key] = recorded(forward, inputs)
+            self.module.forget_features()
             model.train(training)
         [outputs] = self._recorded[key](*inputs)
         return outputs
@@ -202,8 +200,12 @@ class Vmap(Stacked):
     # ---------------------------------------------------------------- training
 
     def takes(self, job: LocalJob) -> bool:
-        """Nor those whose batches are larger than its passes."""
-        return super().takes(job) and min(job.schedule.batch_size, len(job.part)) <= self.spec.largest_batch
+        """Nor those whose batches are larger than its passes, or whose own loss cannot be stacked."""
+        if not super().takes(job):
+            return False
+        if job.own:
+            return self.sorts and self._own.known(job) is not None
+        return whole_batch(job) <= self.spec.largest_batch
 
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
         """All at once; of many, those together that are alike in what trains, and in the number of their batches.
@@ -212,11 +214,15 @@ class Vmap(Stacked):
             ValueError: a job is for the loop.
         """
         if not all(map(self.takes, jobs)):
-            raise ValueError("what is larger than its batches, or has a loss or a step of its own, is for the loop")
+            raise ValueError("what is larger than its batches, or has a loss or step that cannot be stacked: the loop")
         self.module.model.train()
         trained: dict[int, Trained] = {}
         for some in self._passes(jobs):
             trained |= self._pass({k: jobs[k] for k in some})
+        for job, one in zip(jobs, map(trained.get, range(len(jobs))), strict=True):
+            known = self._own.known(job) if job.own else None
+            if known is not None and one is not None:
+                job.passes = known.passes[0] * one.fit.samples, known.passes[1] * one.fit.samples
         return [trained[k].write(job) for k, job in enumerate(jobs)]
 
     def _passes(self, jobs: Sequence[LocalJob]) -> Iterator[list[int]]:
@@ -225,10 +231,13 @@ class Vmap(Stacked):
             yield list(range(len(jobs)))
             return
         steps = [sum(count for _, _, count in job.schedule.pieces(len(job.part))) for job in jobs]
-        kinds: dict[tuple[object, ...], list[int]] = {}
+        kinds: dict[Hashable, list[int]] = {}
         for k in sorted(range(len(jobs)), key=lambda k: -steps[k]):
             objective, trains = jobs[k].objective, jobs[k].trains
-            kind = objective.pulls, objective.linear is not None, None if trains is None else trains.tobytes()
+            kind: Hashable = objective.pulls, objective.linear is not None, None if trains is None else trains.tobytes()
+            if jobs[k].own:
+                known = self._own.known(jobs[k])
+                kind = kind, known and known.key
             kinds.setdefault(kind, []).append(k)
         for alike in kinds.values():
             for first in range(0, len(alike), self.stack.width):
@@ -239,24 +248,29 @@ class Vmap(Stacked):
 
     def _pass(self, jobs: dict[int, LocalJob]) -> dict[int, Trained]:
         """Train so many as there are slots; nothing of the jobs is written to."""
-        stack, trained = self.stack, dict[int, Trained]()
-        stack.load(list(jobs.values()))
-        feeds = {k: Feed(job, self.spec.largest_batch) for k, job in jobs.items()}
+        stack, trained, some = self.stack, dict[int, Trained](), list(jobs.values())
+        own = OwnPass(self._own, some) if some[0].own else None
+        size = self.spec.largest_batch if own is None else whole_batch(some[0])
+        stack.load(some, self._reached if own is None else own.reached)
+        feeds = {k: Feed(job, size) for k, job in jobs.items()}
         ends: dict[int, list[int]] = {}
         for k, feed in feeds.items():
             ends.setdefault(len(feed), []).append(k)
         for step in range(max(ends) + 1):
             for k in ends.get(step, ()):  # before a step of others writes over its slot
                 trained[k] = stack.take(jobs[k], step, sum(feeds[k].counts))
-            left = len(jobs) - len(trained)
-            if not left:
+            rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
+            if not rest:
                 break
-            width = widened(left) if self.sorts else stack.width
+            width = widened(len(rest)) if self.sorts else stack.width
             if step % AHEAD == 0:
-                rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
                 count = min(AHEAD, max(ends) - step)
                 laid = laid_out(rest, width, step, count, self.spec.dtype)
-            self._step(width, *(tensor[:width, step % AHEAD] for tensor in laid))
+            x, y, weight = (tensor[:width, step % AHEAD] for tensor in laid)
+            if own is None:
+                self._step(width, x, y, weight)
+            else:
+                own.step(width, x, y, [rest[slot].counts[step] if slot in rest else 0 for slot in range(width)])
         return trained
 
     def _step(self, width: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
@@ -270,11 +284,6 @@ class Vmap(Stacked):
 def losses_type(dtype: torch.dtype) -> torch.dtype:
     """In which losses of models of `dtype` are weighted."""
     return torch.promote_types(dtype, torch.float32)
-
-
-def widened(count: int) -> int:
-    """The width of a CPU's pass for so many models, or of the widest."""
-    return next((width for width in WIDTHS if width >= count), WIDTHS[-1])
 
 
 def width_of(cohort: int, device: str) -> int:

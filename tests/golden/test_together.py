@@ -1,0 +1,49 @@
+"""All golden methods in one study, on a network that stacks: the same bits alone and among all the others."""
+
+from __future__ import annotations
+
+import importlib
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from fl_lightning import catalogue
+from fl_lightning.cli import main
+
+FOLDER = Path(__file__).parent
+sys.path += [str(FOLDER.parent / "study")]
+FEW = ("fedavg", "fedproto", "apfl")
+
+
+@pytest.mark.parametrize(
+    "names", [FEW, pytest.param(tuple(catalogue.table("methods")), marks=pytest.mark.slow)], ids=["few", "all"]
+)
+def test_methods_have_the_same_bits_alone_and_among_others(
+    names: tuple[str, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(FOLDER))
+    cases, results = importlib.import_module("cases"), importlib.import_module("test_study").results
+    monkeypatch.chdir(tmp_path)
+    of = cases.methods()
+    names = tuple(name for name in names if name not in cases.ADAPTED)  # a study has one base, and they want adapters
+
+    def entry(name: str) -> dict[str, Any]:
+        settings = of[name]
+        more = {f"optimizer.{key}": value for key, value in settings.get("optimizer", {}).items()}
+        return {"name": name, **settings["method"]["init_args"], **more}
+
+    base = cases.merged(
+        cases.SETTINGS,
+        {"model": cases.MLP, "data": {"public": "held_back"}, "fabric": {"executor": "vmap", "precision": "32-true"}},
+    )
+    study = {"base": base, "methods": [entry(name) for name in names], "seeds": [0], "forced": False}
+    Path("study.yaml").write_text(yaml.safe_dump(study))
+    for out, at_once in (("alone", 1), ("together", len(names))):
+        line = ["study", "study.yaml", "--out", out, "--workers", "1", "--together", str(at_once)]
+        assert main(line) == 0, capfd.readouterr().err
+    alone, among = results(Path("alone")), results(Path("together"))
+    assert len(alone) == len(names)
+    assert [name for name in alone if alone[name] != among.get(name)] == []

@@ -1,0 +1,188 @@
+"""Own losses in stacked passes: where they are stacked they come to what the loop does, else the loop trains."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+from torch.nn.functional import cross_entropy
+
+from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Tensors
+from fl_lightning.core.phase import Batch
+from fl_lightning.engine.federation import Federation
+from fl_lightning.methods import Method
+from fl_lightning.methods.fedrod import FedRoD
+from fl_lightning.methods.gpfl import GPFL
+from fl_lightning.methods.moon import MOON
+from fl_lightning.training.executors import own
+from fl_lightning.training.executors.base import LocalJob
+from fl_lightning.training.executors.together import Together
+from tests.training.test_together import drive, models, vmapped, whole
+
+Make = Callable[..., Federation]
+Loss = Callable[[Tensors, Module, Batch], Tensor]
+
+
+def weighted(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    """Classes weigh what the client says, and a batch what it has of samples: no mean over samples."""
+    x, y = batch
+    return cross_entropy(module.model(x), y, weight=tensors["weights"]) * (1 + len(y) / 100)
+
+
+def of_the_head(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    """It reaches the classifier alone."""
+    return (module.head.weight - tensors["weights"][:, None]).square().sum()
+
+
+def random(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    return module.task_loss(batch) * torch.rand(())
+
+
+def branching(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    loss = module.task_loss(batch)
+    return loss if loss > 2.3 else 2 * loss
+
+
+def choosing(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    x, y = batch
+    return module.task_loss((x[y > 4], y[y > 4])) if (y > 4).any() else module.task_loss(batch)
+
+
+COUNTED = [1.0]
+
+
+def counting(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+    """It is another one at each call."""
+    COUNTED[0] += 1
+    return module.task_loss(batch) * COUNTED[0]
+
+
+@dataclass(frozen=True)
+class Own(Method):
+    """FedAvg with a loss."""
+
+    loss: Loss = weighted
+    judge = "after"
+
+    def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+        weights = torch.linspace(0.5, 1.5 + client.id, 10, dtype=client.run.dtype)
+        return [Phase(objective=Objective(loss=PureLoss(self.loss, {"weights": weights})))]
+
+
+@pytest.fixture
+def stacked(monkeypatch: pytest.MonkeyPatch) -> list[LocalJob]:
+    """The jobs that go through stacked passes with losses of their own."""
+    seen: list[LocalJob] = []
+    made = own.OwnPass.__init__
+
+    def init(self: Any, losses: Any, jobs: Any) -> None:
+        seen.extend(jobs)
+        made(self, losses, jobs)
+
+    monkeypatch.setattr(own.OwnPass, "__init__", init)
+    return seen
+
+
+def both(federation: Make, method: Method, **changes: Any) -> tuple[list[Any], list[Any]]:
+    """Every client's results and models, by the loop and stacked."""
+    settings = {"precision": "64-true", "batch_size": 24, "local_epochs": 2} | changes
+    found = []
+    for prepared in (lambda fed: fed, vmapped):
+        fed = prepared(federation(method, **settings))
+        clients = whole(fed)
+        found.append([*clients, *models(fed)])
+    return found[0], found[1]
+
+
+def compare(loop: list[Any], vmap: list[Any]) -> None:
+    for ours, theirs in zip(vmap, loop, strict=True):
+        if isinstance(theirs, Tensor):
+            torch.testing.assert_close(ours, theirs, rtol=0, atol=1e-11)
+        else:
+            assert ours == pytest.approx(theirs, abs=1e-10)
+
+
+@pytest.mark.parametrize("optimizer", [{}, {"momentum": 0.9, "weight_decay": 0.1, "keep_state": True}])
+@pytest.mark.parametrize("loss", [weighted, of_the_head])
+def test_a_pure_loss_is_stacked(federation: Make, stacked: list[LocalJob], loss: Loss, optimizer: Any) -> None:
+    """Of any batch, whole or not; operations too. What a loss does not reach does not decay either."""
+    compare(*both(federation, Own(loss), optimizer=optimizer))
+    assert len(stacked) == 8
+    assert any(len(job.part) % 24 for job in stacked)
+
+
+def test_the_terms_of_an_objective_come_to_it(federation: Make, stacked: list[LocalJob]) -> None:
+    class Pulled(Own):
+        def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
+            [phase] = super().phases(client, payload)
+            weight = np.where(client.layout.is_parameter, 0.3, 0.0)
+            pulled = replace(phase.objective, anchor=payload.vector * 0.5, proximal_weight=weight)
+            return [replace(phase, objective=pulled)]
+
+    compare(*both(federation, Pulled(of_the_head), optimizer={"momentum": 0.5}))
+    assert len(stacked) == 8
+
+
+@pytest.mark.parametrize(
+    ("loss", "why"),
+    [
+        (random, "draws random numbers"),
+        (branching, "data-dependent"),
+        (choosing, "data-dependent"),
+        (counting, "other gradients"),
+    ],
+)
+def test_what_torch_func_cannot_run_trains_in_the_loop(
+    federation: Make, stacked: list[LocalJob], loss: Loss, why: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A line says why; the numbers are the loop's to the bit."""
+    COUNTED[0] = 1.0
+    method = Own(loss)
+    fed = vmapped(federation(method))
+    [first] = {trainer.group.index for trainer in fed.worker.trainers}
+    fed.prepare()
+    COUNTED[0] = 1.0
+    jobs: list[LocalJob] = []
+    train = fed.worker.trainers[first].loop.train
+    fed.worker.trainers[first].loop.train = lambda some: jobs.extend(some) or train(some)  # type: ignore[method-assign]
+    fed.round(1)
+    assert len(jobs) == 4
+    assert not stacked
+    lines = [line for line in capsys.readouterr().err.splitlines() if "trains in the loop" in line]
+    assert lines
+    assert all(loss.__name__ in line for line in lines)
+    assert why in lines[0]
+
+
+def test_a_loss_that_is_made_for_each_client_is_refused() -> None:
+    factor = 2.0
+
+    def closure(tensors: Tensors, module: Module, batch: Batch) -> Tensor:
+        return factor * module.task_loss(batch)
+
+    with pytest.raises(ValueError, match="no closure"):
+        PureLoss(closure)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", [MOON(), FedRoD()], ids=["MOON", "FedRoD"])
+def test_own_losses_have_the_same_bits_alone_and_among_others(
+    federation: Make, stacked: list[LocalJob], method: Method
+) -> None:
+    """Beside runs of the same method, with other seeds, and of others."""
+    changes = {"clients": 5, "optimizer": {"momentum": 0.5}, "batch_size": 16}
+    alone = vmapped(federation(method, **changes))
+    scores = whole(alone)
+    assert len(stacked) == 10
+    together = Together()
+    company = [method, Own(), method, GPFL(), method]
+    feds = [vmapped(federation(one, seed=k, **changes), together) for k, one in enumerate(company, 1)]
+    feds.insert(2, vmapped(federation(method, **changes), together))
+    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
+    assert repr(ended[2]) == repr(scores)
+    assert all(torch.equal(a, b) for a, b in zip(models(alone), models(feds[2]), strict=True))
