@@ -22,7 +22,7 @@ class Attack(Transform):
     Args:
         kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's change from;
             `noise` uploads s and Gaussian noise of scale times the length of w - s; `label_flip` trains on the labels
-            C - 1 - y (positions without a target have none then, too), and uploads what comes of it.
+            C - 1 - y (positions without a target have none then, too), and uploads the result.
         clients: who attacks, by number.
         share: instead of `clients`: this share of all clients, rounded, drawn from the seed.
         scale: how much harder than its honest change an attacker pushes. 1: as much.

@@ -198,8 +198,8 @@ def has_checkpoint(folder: Path) -> bool:
     return bool(disk.rounds(folder))
 
 
-def restore(run: RunContext, folder: Path, which: Literal["last", "best"] = "last") -> int:
-    """Load the newest intact checkpoint in `folder` (or the best one) into `run`. Returns its round.
+def restore(run: RunContext, folder: Path, which: Literal["last", "best"] | int = "last") -> int:
+    """Load the newest intact checkpoint in `folder` (or the best one, or that of a round) into `run`; its round.
 
     Each rank loads its own clients and the server. Skipped checkpoints are named on stderr.
 
@@ -210,6 +210,8 @@ def restore(run: RunContext, folder: Path, which: Literal["last", "best"] = "las
     if which == "best":
         greatest = disk.best(m for t in there if (m := disk.intact(folder, t)) is not None)
         there = [greatest] if greatest is not None else []
+    elif isinstance(which, int):
+        there = [t for t in there if t == which]
     there = run.processes.gather_objects(there)[0]
     check("run", str(folder.parent), bool(there), "it holds no checkpoint yet")
     damaged: list[str] = []

@@ -33,7 +33,7 @@ def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Ten
         R: rows (L, m, n).
         gram: of the n sources.
         prior: p, (n,).
-        lam: weight of the pull.
+        lam: weight of the proximal term.
         beta: weight of the prior, of all layers or of each (L, 1, 1).
         places: which source each of the m rows belongs to, (m,).
 

@@ -72,7 +72,7 @@ class CollaborationGraph(Relation):
     has changed in the clients' parameters since the initial model.
 
     Args:
-        alpha: pull towards p. 0: none, a row is as with `WEAKEST`: on the most alike, among equals by p.
+        alpha: weight of the distance from p. 0: none, a row is as with `WEAKEST`: on the most alike, among equals by p.
         near: a cosine above it counts as 1.
         sources: as in `Attention`.
     """
@@ -88,8 +88,8 @@ class CollaborationGraph(Relation):
         alike = cosines(inputs.gram("initial").total().full[0])
         alike = torch.where(alike > self.near, torch.ones_like(alike), alike)
         shares = inputs.samples / inputs.samples.sum()
-        pull = 2 * max(self.alpha, WEAKEST)
-        return simplex_rows(pull, pull * shares + alike)[inputs.places][None]
+        weight = 2 * max(self.alpha, WEAKEST)
+        return simplex_rows(weight, weight * shares + alike)[inputs.places][None]
 
     def flops(self, layers: int, receivers: int, sources: int) -> int:
         """Sums over layers, cosines and the projection (sorting aside)."""

@@ -117,7 +117,7 @@ class Propagation(Relation):
     sources: Literal["all", "uploaded"] = "all"
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` where the pull is to be chosen on validation data and there are none."""
+        """Raise `BadInput` where the proximal weight is to be chosen on validation data and there are none."""
         if self.validated:
             run.check_validation("chooses its pull on validation data")
 

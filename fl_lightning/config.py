@@ -15,8 +15,8 @@ from fl_lightning.components import ModelConfig as ModelConfig
 from fl_lightning.datakeys import SourceKeys, SplitKeys
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import CLASS_SHARE
+from fl_lightning.optimizerkeys import OptimizerConfig as OptimizerConfig
 from fl_lightning.ranges import (
-    NonNegativeFloat,
     NonNegativeInt,
     PositiveFloat,
     PositiveInt,
@@ -27,7 +27,7 @@ from fl_lightning.ranges import (
 )
 
 FLOAT32 = 1.7e38
-"""Half of what a number of 32 bits can hold, about: the slope of a pull is twice its coefficient."""
+"""Half of what a number of 32 bits can hold, about: a proximal term's slope is twice its coefficient."""
 
 
 def are_numbers(clients: object) -> bool:
@@ -62,12 +62,12 @@ class FederationConfig:
     clients: PositiveInt = 10
     """Clients in the federation, N. 10: KAPC's setting without client selection."""
     participation: PositiveShare = 1.0
-    """Share of the clients in each round's cohort, of size max(1, round(participation * N))."""
+    """Share of the clients in each round's cohort, of size `max(1, round(participation * N))`."""
     local_epochs: int | float | None = None
     """Local epochs in a round, E, or a part of one (0.5: half of the batches, at least one). null: 5, as KAPC, unless
-    local_steps is set."""
+    `local_steps` is set."""
     local_steps: NonNegativeInt | None = None
-    """Local steps in a round, over as many epochs as they take, in place of local_epochs; null: count epochs, as most
+    """Local steps in a round, over as many epochs as they take, in place of `local_epochs`; null: count epochs, as most
     papers do."""
     batch_size: PositiveInt = 16
     """Samples in a local step. 16: ours, for clients of some 150 samples; with 64 a first model hardly learns."""
@@ -90,38 +90,6 @@ class FederationConfig:
 
 
 @dataclass
-class OptimizerConfig:
-    """A client's local optimiser. Its momentum is cleared at each visit unless `keep_state`."""
-
-    name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
-    """`module`: what the model's own `configure_optimizers` returns (a LightningModule), as it is. sgd: KAPC."""
-    lr: NonNegativeFloat = 0.05
-    """Learning rate. 0.05: ours, 0.6 to 1.7 points above KAPC's 0.01 on the digits (configs/digits.yaml)."""
-    momentum: ShareBelow1 = 0.0
-    """SGD's momentum. KAPC states none."""
-    nesterov: bool = False
-    """Nesterov's form of momentum."""
-    weight_decay: NonNegativeFloat = 0.0
-    """L2 term for sgd and adam, decoupled for adamw. KAPC states none."""
-    clip_norm: PositiveFloat | None = None
-    """Clip the gradient of a step to this norm; null: never."""
-    lr_decay: PositiveFloat = 1.0
-    """The learning rate of round t is lr * lr_decay ** ((t - 1) // lr_step)."""
-    lr_step: PositiveInt = 1
-    """Rounds between decays of the learning rate."""
-    keep_state: bool = False
-    """Keep each client's optimiser state between its rounds (it moves and is saved with the client)."""
-
-    def validate(self) -> None:
-        """Raise `BadInput` for a value that cannot work."""
-        check_ranges(self, "optimizer")
-        fine = self.name == "sgd" or self.momentum == 0
-        check("optimizer.momentum", self.momentum, fine, f"{self.name} takes none; it belongs to sgd")
-        fine = not self.nesterov or self.momentum > 0
-        check("optimizer.nesterov", self.nesterov, fine, "it needs optimizer.momentum above 0")
-
-
-@dataclass
 class DataConfig(SplitKeys, SourceKeys):
     """Data, and how they are divided among the clients."""
 
@@ -134,7 +102,7 @@ class DataConfig(SplitKeys, SourceKeys):
     """Folder of the data, or the `.npz` file for `arrays`, or the `.csv` file for `table`; such a file overrides any
     source."""
     download: bool = False
-    """Let torchvision download what is missing."""
+    """Let torchvision download missing data."""
     partition: str = "dirichlet"
     """dirichlet, hsu, mixture, pathological, lognormal, rotated, natural, iid, or a function's import path."""
     alpha: PositiveFloat = 0.1
@@ -153,8 +121,8 @@ class DataConfig(SplitKeys, SourceKeys):
     """Training and test data are pooled, and this share of each client's samples is its test part; null: the set's own
     test part is divided among the clients. With `global_test` only the training data are divided and cut."""
     global_test: bool = False
-    """Score on the set's whole test part, too, as one test set for all (FedHKD's global accuracy): the global model, or
-    the judge's where there is none, and whatever else `evaluation.models` names."""
+    """Also score on the data set's whole test part, one for all clients (FedHKD's global accuracy): the global model
+    (without one, the judge's) and the others in `evaluation.models`."""
     planted: Literal["none", "labels", "permuted", "rotation"] = "none"
     """Groups with different tasks, over any partition (client i in group i modulo `groups`): in group g labels are
     shifted by g classes, or permuted (drawn from the seed), or images turned by 360 g / `groups` degrees; test data,
@@ -166,14 +134,14 @@ class DataConfig(SplitKeys, SourceKeys):
     test_fraction: PositiveShare | None = None
     """Share of the test data that is used; null: as `fraction`."""
     test_seed: NonNegativeInt | None = None
-    """Seed that draws the test part of data that come without one, before clients share the data; null: the run's own
-    `seed`, so that a mean over seeds is one over test parts, too. A number: the same test part for every seed."""
+    """Seed that draws a test part from data that come without one, before they are divided; null: the run's own `seed`,
+    so that a mean over seeds is also a mean over test parts. A number: the same test part for every seed."""
     validation: ShareBelow1 = 0.0
     """Share of each client's training data held back for validation."""
     score_on: Literal["test", "validation"] = "test"
-    """Part of each client's data that models are scored on; validation: test data are not read (fl-train tune)."""
+    """Part of each client's data that models are scored on; validation: test data are not read (`fl-train tune`)."""
     min_samples: PositiveInt = 10
-    """Minimum of training samples per client, beside one test sample."""
+    """Training samples that each client has at least; it also has a test sample."""
     held_out_clients: ShareBelow1 = 0.0
     """Share of the clients, drawn from the seed, that are held out of training, aggregation and evaluation. After the
     last round each gets the model that the method gives an unseen client (`newcomers.csv`). 0: nobody."""
@@ -253,9 +221,9 @@ class EvaluationConfig:
     judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
     """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others get columns, too."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
-    """Which models to evaluate; null: all that exist but finetuned. The judge is always evaluated."""
+    """Which models to evaluate; null: all that exist, except finetuned. The judge is always evaluated."""
     metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
-    """Further scores beside accuracy; null: no others, since each costs time (docs/reference.md).
+    """Further scores beside accuracy; null: none, since each costs time (docs/reference.md).
     `class_share_accuracy` needs `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0
     """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
@@ -281,8 +249,8 @@ class FabricConfig:
     """Where it runs (settings of Lightning Fabric)."""
 
     accelerator: str = "auto"
-    """cpu, cuda (ROCm too), xpu, mps, any that Lightning knows or torch has; gpu: whichever there is; auto: that, else
-    the CPU."""
+    """cpu, cuda (ROCm too), xpu, mps, any that Lightning knows or torch has; gpu: the one that is there; auto: that,
+    else the CPU."""
     devices: int | Literal["auto"] = "auto"
     """Processes on each node; auto: every GPU, or one process on CPU."""
     num_nodes: PositiveInt = 1
@@ -367,12 +335,19 @@ class Config:
 
     def by_key(self) -> dict[str, Any]:
         """Plain data nested by the keys of the command line, with short names: `method.name`, `method.lam`."""
-        models = [_spoken(m.component) | m.beside() for m in self.models]
-        groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
-        hung = {kind: {k: _spoken(c) for k, c in getattr(self, kind).items()} for kind in ("callbacks", "loggers")}
+        models = [_short(m.component) | m.beside() for m in self.models]
+        components = {kind: {k: _short(c) for k, c in getattr(self, kind).items()} for kind in ("callbacks", "loggers")}
         model = models[0] if len(models) == 1 else models
-        first = {"seed": self.seed, "smoke": self.smoke, "method": _spoken(self.method), "model": model}
-        return first | groups | hung
+        first = {"seed": self.seed, "smoke": self.smoke, "method": _short(self.method), "model": model}
+        return first | self.groups() | components
+
+    def groups(self) -> dict[str, dict[str, Any]]:
+        """Plain data of the groups of keys. The privacy of steps is left out where it is off: configurations from
+        before it are equal to these."""
+        groups = {name: dataclasses.asdict(getattr(self, name)) for name in GROUPS}
+        if not self.optimizer.privacy.on:
+            del groups["optimizer"]["privacy"]
+        return groups
 
 
 GROUPS: dict[str, type] = {
@@ -394,5 +369,5 @@ def flat(values: Any, key: str = "") -> Iterator[tuple[str, Any]]:
         yield from flat(value, f"{key}.{name}" if key else str(name))
 
 
-def _spoken(component: Component) -> dict[str, Any]:
+def _short(component: Component) -> dict[str, Any]:
     return {**component.init_args, "name": component.class_path.rpartition(".")[2].lower()}

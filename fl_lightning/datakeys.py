@@ -11,21 +11,21 @@ from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Posi
 
 @dataclass
 class SourceKeys:
-    """Columns, what a client keeps of each class, groups that are drawn or drift, clients of a domain, tokens."""
+    """Keys of single sources and partitions: columns, samples by class, groups that drift, domains, tokens."""
 
     label_column: str = "label"
     """Sources table and hf: the column of the classes, or of the targets."""
     group_column: str | None = None
     """Sources table and hf: the column of the natural partition's groups, a client for each of its values."""
     client_names: list[str] | None = None
-    """What clients are called in tables, reports and messages, client 0 first; null: those of the
-    natural partition have the names of their groups, others have numbers alone."""
+    """Names of the clients in tables, reports and messages, client 0 first; null: those of the natural partition have
+    their groups' names, others have numbers."""
     columns: list[str] | None = None
     """Sources table and hf: the columns of features, or one column of images (in a table: files) or, with `tokens`, of
     texts; null: all but those of label and group."""
     one_hot: list[str] | None = None
-    """Source table: columns of features that hold words, of which each value becomes a feature, 0 or 1 (an empty cell
-    and a value that is new: 0 in all of them); null: none."""
+    """Source table: columns of categories; each value becomes a feature that is 0 or 1 (an empty cell or an unseen
+    value: all of them 0); null: none."""
     impute: Literal["mean", "median", "most_frequent"] | None = None
     """Source table: what an empty cell of a column of numbers gets; null: an empty cell is refused."""
     scale: str | None = None
@@ -33,7 +33,7 @@ class SourceKeys:
     scikit-learn, which scales columns of numbers; null: the mean and deviation of all clients' training data."""
     fitted: Literal["shared", "own"] = "shared"
     """What `impute` and `scale` are fitted on: the training parts of all clients together, or each client's own.
-    shared: as the normalisation of images; what clients would reveal for it is not protected."""
+    shared: as images are normalised; what clients reveal for it is not protected."""
     samples_per_class: PositiveInt | None = None
     """Training and validation samples of each class that each client keeps at most; null: all of them."""
     concentration: PositiveFloat = 50.0
@@ -47,7 +47,7 @@ class SourceKeys:
     tokens: Literal["characters", "word_pieces"] | None = None
     """Text columns (sources table and hf): what a token is; null: characters in texts, and no text elsewhere."""
     length: PositiveInt = 80
-    """Text: tokens in a sample; shorter ones are filled up with token 0 on the left. 80: LEAF's Shakespeare."""
+    """Text: tokens in a sample; shorter ones are padded with token 0 on the left. 80: LEAF's Shakespeare."""
     vocabulary: PositiveInt = 1000
     """Word pieces: how many are learned from the training texts at most. 1,000: ours, for small texts."""
 
@@ -61,16 +61,15 @@ class SplitKeys:
     run of seed s is tested on fold s modulo `folds` of a cut drawn from s // `folds`: consecutive seeds test every
     sample once. null: one test part. With `global_test` the training data alone are cut."""
     held_out: list[int] | None = None
-    """Numbers of the clients that are held out, in place of a share (`held_out_clients`) that is drawn; null: as that
-    says."""
+    """Clients that are held out, by number from 0, in place of a share that is drawn; null: `held_out_clients` are."""
     train_share: PositiveShare = 1.0
-    """Share of each client's training samples that is kept, with its class mix, and at least one; test parts stay."""
+    """Share of each client's training samples that is kept, with its class mix, at least one; test parts stay whole."""
     partition_seed: NonNegativeInt | None = None
     """Seed that draws which client has which samples, and its planted task; null: the run's own `seed` (with `folds`
     the number of its cycle). A number: all seeds have the same clients."""
     least_test_positives: PositiveInt | None = None
     """Samples of every class that each client's test part holds, at least: AUROC and its like are then defined for all.
-    `client_test` gives a rare class so many; where a client has too few, the run refuses. null: nothing is checked."""
+    `client_test` gives a rare class so many; a run with a client that has too few is refused. null: no check."""
 
     def check_splits(self, client_test: float | None, test_fraction: float | None, global_test: bool) -> None:
         """Raise `BadInput` for `folds` beside other ways to make a test part."""

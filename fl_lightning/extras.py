@@ -53,8 +53,8 @@ def command(extra: str) -> str:
         lines = requires("fl_lightning") or []
     except PackageNotFoundError:  # run from its sources, never installed
         lines = []
-    wanted = re.compile(rf"extra == ['\"]{extra}['\"]")
-    listed = [line.partition(";")[0].strip() for line in lines if wanted.search(line)]
+    marker = re.compile(rf"extra == ['\"]{extra}['\"]")
+    listed = [line.partition(";")[0].strip() for line in lines if marker.search(line)]
     packages = " ".join(f"'{line}'" for line in listed) or f"'fl_lightning[{extra}]'"
     return f"{'pip' if _installed('pip') else 'uv pip'} install {packages}"
 

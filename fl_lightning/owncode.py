@@ -53,8 +53,8 @@ def files(named: Collection[str]) -> dict[str, tuple[str, Path]]:
         if name not in modules:
             modules[name] = module, file
             root = file.parents[name.count("/")]
-            wanted = {above for imported in _imports(module, file) for above in _with_packages(imported)}
-            waiting |= {imported: there for imported in wanted if (there := _below(root, imported))}
+            imports = {above for imported in _imports(module, file) for above in _with_packages(imported)}
+            waiting |= {imported: there for imported in imports if (there := _below(root, imported))}
     return dict(sorted(modules.items()))
 
 

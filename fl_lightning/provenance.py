@@ -22,7 +22,7 @@ from fl_lightning.files import write_whole
 from fl_lightning.log import now, say
 from fl_lightning.names import SOURCES
 
-_TOLD = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
+_PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
 def keep(folder: Path, code: Mapping[str, bytes], round: int) -> None:
@@ -39,7 +39,7 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> None:
         "directory": os.getcwd(),
         "git": _git(os.getcwd()),
         "machine": _machine(),
-        "versions": {"python": platform.python_version()} | {k: installed[k] for k in _TOLD if k in installed},
+        "versions": {"python": platform.python_version()} | {k: installed[k] for k in _PACKAGES if k in installed},
         "first_round": round,
     }
     if names := owncode.keep(folder, code, round):

@@ -47,4 +47,4 @@ class RoundRecord:
     """Pictures by name, uint8 arrays of shape (height, width, 3), or `np.asarray` waits for one; loggers pass them on.
     Rank 0 only."""
     failures: list[dict[str, int | str]] = field(default_factory=list)
-    """The rows of `failures.csv`: `client`, `stage`, `reason`, `outcome` of whatever went wrong and was borne."""
+    """The rows of `failures.csv`: `client`, `stage`, `reason`, `outcome` of each failure that the run survived."""

@@ -308,11 +308,11 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
         try:
             result: dict[str, Any] = fabric.launch(work, task, config, threads, note, *args)
         except ProcessRaisedException as error:
-            raise _told(note) or error from None
+            raise _failure_in(note) or error from None
         except ProcessExitedException as error:
             how = f"killed by {error.signal_name}" if error.signal_name else f"exit code {error.exit_code}"
             died = MachineFailed(f"rank {error.error_index} died ({how}); the run can be continued with --resume")
-            raise _told(note) or died from None
+            raise _failure_in(note) or died from None
     return result
 
 
@@ -386,7 +386,7 @@ def _plain(error: BadInput | RunFailed) -> list[Any]:
     return [error.key, value, error.allowed]
 
 
-def _told(note: Path | None) -> BadInput | RunFailed | None:
+def _failure_in(note: Path | None) -> BadInput | RunFailed | None:
     """The error that a rank left in its note, if it did."""
     if note is None:
         return None

@@ -17,7 +17,7 @@ PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "shared_memory", "signals"),
     ("log", "ranges"),
-    ("components", "datakeys", "extras", "renames", "search"),
+    ("components", "datakeys", "extras", "optimizerkeys", "renames", "search"),
     ("configuration",),
     ("catalogue", "config", "device", "files"),
     ("csvtable", "owncode"),

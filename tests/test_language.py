@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
-NAMES = {"asked", "found", "heard", "held", "said", "spoken", "stands", "stood", "told"}
-"""Names that do not say what they hold."""
+NAMES = {"asked", "found", "heard", "held", "hung", "said", "spoken", "stands", "stood", "told", "wanted"}
+"""Names that do not say what they hold; `_told` and `TOLD` do not either."""
 PROSE = {
     r"\bbears?\b": "defends against, tolerates",
     r"\b(mean|means|meant)\s+harm\b": "is malicious",
@@ -26,6 +26,10 @@ PROSE = {
     r"\bonce more\b": "again",
     r"\bshared out\b": "distributed",
     r"\bwhoever\b": "whichever client",
+    r"\bc[ao]mes? of\b": "comes from, depends on",
+    r"\bat hand\b": "available",
+    r"\bborne\b": "survived, tolerated",
+    r"\b(hears?|heard)\b": "receives",
 }
 """Idioms that need a second reading, and what to write instead."""
 
@@ -79,7 +83,8 @@ def prose(text: str, kind: str) -> str:
 
 def offences(text: str, kind: str) -> list[str]:
     """What a file says in words of its own, by line."""
-    bad = [f"{line}: the name {name}" for line, name in names(text) if name in NAMES] if kind == ".py" else []
+    known = names(text) if kind == ".py" else ()
+    bad = [f"{line}: the name {name}" for line, name in known if name.strip("_").lower() in NAMES]
     words = prose(text, kind)
     for pattern, better in PROSE.items():
         matches = re.finditer(pattern, words, re.I)
@@ -98,9 +103,12 @@ def test_names_and_prose_are_plain() -> None:
     [
         ("found = [1]", ".py"),
         ("def f(told): ...", ".py"),
+        ("def _spoken(): ...", ".py"),
+        ("WANTED = 3", ".py"),
         ("x = [held for held in y]", ".py"),
         ('"""It stands there."""', ".py"),
         ("x = 1  # clients that mean harm", ".py"),
+        ("x = 1  # weights that come of it", ".py"),
         ("Callbacks bear attackers.", ".md"),
         ("a: 1  # what is not said", ".yaml"),
     ],

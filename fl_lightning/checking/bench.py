@@ -97,7 +97,7 @@ class Bench:
         except BadInput:
             raise
         except Exception as error:
-            raise Wrong(f"{_said(error)}{_line_of(error.__cause__ or error, config.method.class_path)}") from error
+            raise Wrong(f"{_message(error)}{_line_of(error.__cause__ or error, config.method.class_path)}") from error
 
 
 def _one_after_the_other(fabric: Fabric, config: Config, work: list[tuple[Config, Path]]) -> dict[str, Any]:
@@ -147,7 +147,7 @@ def _unlike(a: Row, b: Row) -> list[str]:
     return [name for name in names if repr(a.get(name)) != repr(b.get(name))]
 
 
-def _said(error: Exception) -> str:
+def _message(error: Exception) -> str:
     """An error in one line; one of another process comes with its traceback, which ends with it."""
     lines = str(error).strip().splitlines() or [""]
     if isinstance(error, ProcessRaisedException):

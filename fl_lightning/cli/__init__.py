@@ -127,7 +127,7 @@ def _dispatch(argv: list[str]) -> None:
         near = f" (did you mean {MEANT[name]}?)" if name in MEANT else did_you_mean(name, COMMANDS)
         raise BadInput("command", name, f"no such command{near}; commands: {', '.join(COMMANDS)}")
     if name in schema.COMMANDS and {"-h", "--help"} & set(rest):
-        parser.parser_of(name).print_help()
+        print(parser.help_of(name), end="")
         if name == "fit":
             print(importlib.import_module("fl_lightning.cli.commands").fit_help(rest), end="")
         return

@@ -73,7 +73,7 @@ def _folder(out: Path | None) -> Iterator[Path]:
 
 
 def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:
-    """Make the checks and print what came of them; gives the names of those that fail."""
+    """Make the checks and print their results; gives the names of those that fail."""
     from fl_lightning.checking.bench import Bench, Wrong
     from fl_lightning.checking.checks import CHECKS
 

@@ -112,7 +112,7 @@ def check_no_key(config: Config) -> None:
     for name, value in flat(to_settings(config)):
         at_wandb = name.startswith("loggers.wandb.") and re.search(r"\b([0-9a-f]{40}|wandb_v\d_\w{20,})\b", str(value))
         if at_wandb or (key and key in str(value)):
-            raise BadInput(_spoken(name), "***", "it holds a W&B key, whose place is the environment: WANDB_API_KEY")
+            raise BadInput(_flag_of(name), "***", "it holds a W&B key, whose place is the environment: WANDB_API_KEY")
 
 
 @contextlib.contextmanager
@@ -219,7 +219,7 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
         old, value = before.get(key), after.get(key)
         if not free and old != value:
             allowed = f"the run began with {old!r}; on resume only {', '.join(MAY_CHANGE)} may change"
-            raise BadInput(_spoken(key), value, allowed)
+            raise BadInput(_flag_of(key), value, allowed)
     done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
     if config.federation.rounds < done:
         raise BadInput("federation.rounds", config.federation.rounds, f"the run has done {done} already")
@@ -293,7 +293,7 @@ def _first_free(out: Path, stem: str) -> Path:
     raise AssertionError("unreachable: there is always a free number")
 
 
-def _spoken(key: str) -> str:
+def _flag_of(key: str) -> str:
     """The key as it is written on the command line."""
     head, _, rest = key.partition(".")
     if head in ("method", "model"):

@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import argparse
 import re
 import types
-from argparse import SUPPRESS, Action, ArgumentError
+from argparse import Action, ArgumentError
 from collections.abc import Iterator
 from functools import cache
-from typing import Any, get_args
+from typing import Any, Literal, get_args, get_origin
 
 from jsonargparse import ArgumentParser, Namespace, set_parsing_settings
 
@@ -15,15 +16,17 @@ from fl_lightning import catalogue
 from fl_lightning.cli.schema import COMMANDS, REQUIRED
 from fl_lightning.config import GROUPS, DataConfig, check
 from fl_lightning.configuration.describe import words
+from fl_lightning.configuration.explain import as_text, bounded
 from fl_lightning.errors import BadInput
-from fl_lightning.ranges import bare
+from fl_lightning.ranges import Range, allowed, bare, limit
 
 COMPONENTS = {
     "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG VALUE.",
-    "model": "Model by name or import path; its arguments: --model.ARG VALUE. In YAML also a list of {name, count}.",
-    "callbacks": "Callbacks by name, separated by commas; arguments: --callbacks.NAME.ARG VALUE; remove one: "
-    "--callbacks.NAME null.",
-    "loggers": "Loggers by name, separated by commas; arguments and null as for callbacks.",
+    "model": "Model by name or import path (default: mlp); its arguments: --model.ARG VALUE. In YAML also a list of "
+    "{name, count}.",
+    "callbacks": "Callbacks by name, separated by commas (default: heatmaps,progress,checkpoint); arguments: "
+    "--callbacks.NAME.ARG VALUE; remove one: --callbacks.NAME null.",
+    "loggers": "Loggers by name, separated by commas (default: none); arguments and null as for callbacks.",
 }
 
 PLACE = {"root", "download", "resident"}
@@ -53,10 +56,47 @@ def parser_of(name: str) -> ArgumentParser:
         parser.add_class_arguments(DataConfig, "data", skip=set(DataConfig.__dataclass_fields__.keys() - PLACE))
     for group in {"fit": tuple(GROUPS), "test": ("evaluation", "fabric")}.get(name, ()):
         parser.add_class_arguments(GROUPS[group], group)
-    for action in parser._actions:
-        if action.dest in GROUPS and action.dest not in command.keys:
-            action.help = SUPPRESS  # jsonargparse's own way of reading a group from a file
     return parser
+
+
+def help_of(name: str) -> str:
+    """The help of a command: each key with its values, bounds and default.
+
+    Not jsonargparse's own, which writes types as Python does and lists keys that we do not take (`--data.columns+`).
+    """
+    parser, known = parser_of(name), keys(parser_of(name))
+    bounds = {key: kind for key, (kind, *_) in COMMANDS[name].keys.items()}
+    bounds |= {f"{group}.{key}": kind for group in GROUPS for key, kind in allowed(GROUPS[group]).items()}
+    page = argparse.ArgumentParser(parser.prog, parser.usage, parser.description, add_help=False)
+    for group in parser._action_groups:
+        section = page.add_argument_group(group.title)
+        for action in sorted(group._group_actions, key=_inherited):
+            if action.dest in known:
+                values, _ = limit(bounds.get(action.dest))
+                facts = ["required"] if action.required else [bounded(values)] if isinstance(values, Range) else []
+                known_default = "(default:" in str(action.help) or (action.default is None and "." not in action.dest)
+                facts += [] if action.required or known_default else [f"default: {as_text(action.default)}"]
+                text = f"{action.help} ({'; '.join(facts)})" if facts else str(action.help)
+                stands_for = str(action.metavar or _stands_for(hint(action)))
+                section.add_argument(f"--{action.dest}", metavar=stands_for, help=text.replace("%", "%%"))
+    return page.format_help()
+
+
+def _inherited(action: Action) -> bool:
+    """Whether it is a key of `data` for one source or way of splitting alone: these come behind the others."""
+    group, _, key = action.dest.partition(".")
+    return group == "data" and key not in DataConfig.__annotations__
+
+
+def _stands_for(kind: Any) -> str:
+    """What help writes in place of a value: `N`, `X`, `TEXT`, or the values that there are."""
+    plain = {int: "N", float: "X", bool: "{true,false}", str: "TEXT"}
+    if get_origin(kind) is Literal:
+        return f"{{{','.join(get_args(kind))}}}"
+    if get_origin(kind) is list:
+        return f"[{_stands_for(get_args(kind)[0])},...]"
+    parts = [_stands_for(part) for part in get_args(kind) if part is not types.NoneType]
+    return "|".join(parts) or plain.get(kind, "VALUE")
 
 
 def fit_parser() -> ArgumentParser:
@@ -82,9 +122,13 @@ def passed_on(command: str) -> dict[str, Action]:
 
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
-    names = [action.dest for action in parser._actions]
-    groups = {name for name in GROUPS if any(other.startswith(f"{name}.") for other in names)}
-    return {action.dest: action for action in parser._actions if action.dest not in groups | {"help"}}
+    actions = {action.dest: action for action in parser._actions}
+    return {dest: action for dest, action in actions.items() if dest != "help" and not _is_group(dest, parser)}
+
+
+def _is_group(dest: str, parser: ArgumentParser) -> bool:
+    """Whether there are keys below `dest`: then it takes no value itself."""
+    return any(action.dest.startswith(f"{dest}.") for action in parser._actions)
 
 
 def hint(action: Action) -> Any:

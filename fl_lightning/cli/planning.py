@@ -15,6 +15,7 @@ from fl_lightning.errors import BadInput
 
 if TYPE_CHECKING:
     from fl_lightning.config import Config
+    from fl_lightning.planning.memory import Part
     from fl_lightning.planning.plan import Plan, Planner, Way
     from fl_lightning.planning.rehearsal import Timing
     from fl_lightning.planning.setting import Hardware
@@ -25,7 +26,11 @@ GIB = 2**30
 def plan(argv: list[str]) -> None:
     """Print what a run takes: memory of the busiest rank, bytes between ranks, seconds of a rehearsed round."""
     line = read_line(argv, "plan")
-    values, config = line.values, resolved(line.layers)
+    values = line.values
+    if values.together is not None:
+        return _together(line, values)
+    check("together", None, not line.words, "a study is planned for a number of runs that train together")
+    config = resolved(line.layers)
     allowed = "gpus_per_node says how many processes a node has"
     check("devices", values.devices, not (values.gpus_per_node and values.devices), allowed)
     config = complete(config)
@@ -42,6 +47,40 @@ def plan(argv: list[str]) -> None:
         print(json.dumps(_plain(planner, hardware, estimate, timing, ways), indent=1, default=lambda a: a.tolist()))
         return
     _show(planner, hardware, estimate, timing, ways)
+
+
+def _together(line: Any, values: Any) -> None:
+    """Print what so many runs of the config, or of the study that is named, take in one process."""
+    import torch
+
+    from fl_lightning import device
+    from fl_lightning.cli import studyfile
+    from fl_lightning.cli.study import resolve
+    from fl_lightning.cli.together import heaviest
+    from fl_lightning.log import in_bytes
+    from fl_lightning.planning.memory import peak
+    from fl_lightning.study.grid import Study
+
+    check("plan", " ".join(line.words) or None, len(line.words) < 2, "one study at most")
+    if line.words:
+        _, _, configs = resolve(Study.of(studyfile.read(line.words[0])), over=line.layers)
+    else:
+        configs = [complete(resolved(line.layers))]
+    stacked = [c if c.fabric.executor != "loop" else _stacked(c) for c in configs]
+    setup, parts = heaviest(stacked, values.together, values.samples)
+    if values.json:
+        items = [dataclasses.asdict(part) for part in parts]
+        print(json.dumps({"runs": values.together, "memory": items, "total": peak(parts)}, indent=1))
+        return
+    method = setup.config.method.class_path.rpartition(".")[2]
+    models = ", ".join(f"{p.model} ({p.numbers / 1e6:.3g} million numbers)" for p in setup.profiles)
+    print(f"{values.together:,} runs together in a process: {method}, {models}, {setup.config.clients:,} clients")
+    verdict = f"{in_bytes(device.free_bytes(torch.device('cpu')))} are free on this machine"
+    _console().print(_table("memory of a process of a study", parts, peak(parts), verdict))
+
+
+def _stacked(config: Config) -> Config:
+    return dataclasses.replace(config, fabric=dataclasses.replace(config.fabric, executor="vmap"))
 
 
 def _hardware(values: Any, config: Config) -> Hardware:
@@ -94,20 +133,39 @@ def _privacy(planner: Planner, hardware: Hardware) -> dict[str, Any]:
     report: dict[str, Any] = {}
     for component in config.callbacks.values():
         if getattr(component.load(), "accounts", False):
-            report |= component.build().planned(config, setup.method, sends, sum(planner.sizes.train))
+            report |= component.build().planned(config, setup.method, sends, planner.sizes.train)
     return report
 
 
-def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways: list[Way]) -> None:
+def _console() -> Any:
     from rich.console import Console
+
+    console = Console(highlight=False)
+    return console if console.is_terminal else Console(width=140, highlight=False)  # a pipe has no width to keep to
+
+
+def _table(title: str, parts: list[Part], peak: float, verdict: str) -> Any:
+    """Parts in MiB; of those that do not lie there all the time, all but the greatest in brackets."""
     from rich.table import Table
 
+    table = Table(title=title, title_justify="left")
+    table.add_column("part")
+    table.add_column("MiB", justify="right")
+    table.add_column("what")
+    worst = max((i for i in parts if not i.at_once), key=lambda i: i.bytes)
+    for item in parts:
+        mib = f"{item.bytes / 2**20:,.1f}"
+        table.add_row(item.name, mib if item.at_once or item is worst else f"({mib})", item.how)
+    table.add_section()
+    table.add_row("peak", f"{peak / 2**20:,.1f}", verdict)
+    return table
+
+
+def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways: list[Way]) -> None:
     from fl_lightning.log import in_bytes
 
     config, sizes = planner.config, planner.sizes
-    console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(width=140, highlight=False)  # a file or a pipe has no width to keep to
+    console = _console()
     profiles = planner.setup(hardware).profiles
     models = ", ".join(f"{p.model} ({p.numbers / 1e6:.3g} million numbers)" for p in profiles)
     method = config.method.class_path.rpartition(".")[2]
@@ -115,18 +173,8 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     console.print(f"{method}, {models}, {config.clients:,} clients; {what}, {config.fabric.precision}")
     if sizes.data is None:
         print(f"the data are not here: {sizes.train[0]:,} training samples a client are assumed (--samples)")
-    table = Table(title="memory of the rank that holds the most", title_justify="left")
-    table.add_column("part")
-    table.add_column("MiB", justify="right")
-    table.add_column("what")
-    worst = max((i for i in plan.memory if not i.at_once), key=lambda i: i.bytes)
-    for item in plan.memory:
-        mib = f"{item.bytes / 2**20:,.1f}"
-        table.add_row(item.name, mib if item.at_once or item is worst else f"({mib})", item.how)
-    verdict = "fits in" if plan.fits else "DOES NOT FIT in"
-    table.add_section()
-    table.add_row("peak", f"{plan.total / 2**20:,.1f}", f"{verdict} {in_bytes(plan.capacity)} a rank")
-    console.print(table)
+    verdict = f"{'fits in' if plan.fits else 'DOES NOT FIT in'} {in_bytes(plan.capacity)} a rank"
+    console.print(_table("memory of the rank that holds the most", plan.memory, plan.total, verdict))
     print(f"main memory of a node: {in_bytes(plan.host)}")
     for name, size in plan.wire.items():
         print(f"between ranks, a round: {name}: {in_bytes(size)}")
@@ -138,9 +186,12 @@ def _show(planner: Planner, hardware: Hardware, plan: Plan, timing: Timing, ways
     print(f"seconds: {timing.basis}")
     if privacy := _privacy(planner, hardware):
         noise = ", ".join(f"{k.removeprefix('privacy_noise_')} {v:.4g}" for k, v in privacy.items() if "_noise_" in k)
+        times = next(
+            f"{privacy[f'privacy_{what}']} {what}" for what in ("uploads", "steps") if f"privacy_{what}" in privacy
+        )
         print(
             f"privacy: epsilon {privacy['privacy_epsilon']:.4g} at delta {privacy['privacy_delta']:g} for each "
-            f"{privacy['privacy_unit']} at most, after {privacy['privacy_uploads']} uploads; noise in clips: {noise}"
+            f"{privacy['privacy_unit']} at most, after {times}; noise in clips: {noise}"
         )
     if not plan.fits:
         print("what would need less:" if ways else "no single option needs less")

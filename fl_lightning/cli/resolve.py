@@ -84,6 +84,7 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
     config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
     config.validate()
     config.method = check_arguments(config.method)
+    _account(config)
     if config.smoke:
         _shrink(config)
     return config
@@ -149,7 +150,7 @@ def to_settings(config: Config) -> dict[str, Any]:
             "smoke": config.smoke,
             "method": _named("methods", config.method),
             "model": models[0] if len(models) == 1 else models,
-            **{group: dataclasses.asdict(getattr(config, group)) for group in GROUPS},
+            **config.groups(),
             "callbacks": {name: _arguments("callbacks", name, c) for name, c in config.callbacks.items()} | absent,
             "loggers": {name: _arguments("loggers", name, c) for name, c in config.loggers.items()},
         }
@@ -173,17 +174,23 @@ def _look_here() -> None:
         sys.path.append(here)
 
 
+def _account(config: Config) -> None:
+    """Hang on what accounts for `optimizer.privacy`."""
+    if config.optimizer.privacy.on:
+        config.callbacks["stepprivacy"] = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
+
+
 def _shrink(config: Config) -> None:
     """`--smoke`: one round of at most four clients, each architecture kept as long as there are clients for it."""
     config.federation.rounds = 1
     config.federation.participation = 1.0
     clients = config.federation.clients = min(4, config.federation.clients)
-    wanted = [model.count for model in config.models]
-    if None in wanted:
+    counts = [model.count for model in config.models]
+    if None in counts:
         return
-    dealt = [0] * len(wanted)
+    dealt = [0] * len(counts)
     while sum(dealt) < clients:
-        for i, count in enumerate(wanted):
+        for i, count in enumerate(counts):
             dealt[i] += sum(dealt) < clients and dealt[i] < (count or 0)
     config.models = [ModelConfig(m.component, n) for m, n in zip(config.models, dealt, strict=True) if n]
 

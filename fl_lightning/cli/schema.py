@@ -67,12 +67,13 @@ FIT: Keys = {
     "smoke": (bool, False, "One round, few clients, two batches; synthetic data if the real ones are missing."),
     "print_config": (bool, False, "Print the resolved config, which --config reads back, and stop."),
     "out": (str, "runs", "Parent of the run folders."),
-    "name": (str | None, None, "Run folder (default: config or method, data, seed, and a counter)."),
+    "name": (str | None, None, "Name of the run folder (default: made of config or method, data, seed and a counter)."),
     "resume": (bool, False, "Continue the run --name; start it if there is none yet and --config is given."),
 } | CHANGED
 
 COMMANDS = {
-    "fit": Command("Train a federation. Later config files and flags override earlier ones.", FIT),
+    "fit": Command("Train a federation. Later config files and flags override earlier ones. Where a default is not "
+                   "obvious, its source is named ('ours': chosen here).", FIT),
     "test": Command("Evaluate the models of a finished run again.", RUN | CHECKPOINT),
     "export": Command("Write a client's model, with code that loads it and predicts raw rows.", RUN | CHECKPOINT | {
         "client": (str, REQUIRED, "The client's name, or its number, from 0."),
@@ -124,8 +125,10 @@ COMMANDS = {
         "node_memory": (PositiveFloat | None, None, "GiB of a machine without GPUs (default: this machine's)."),
         "samples": (PositiveInt, 500, "Training samples of a client, where the data are not here."),
         "no_run": (bool, False, "Rehearse no round: memory and bytes alone, seconds unknown."),
+        "together": (PositiveInt | None, None, "Memory of so many runs that train together in a process, of the "
+                     "config or of STUDY's kind of run that takes most."),
         "json": (bool, False, "Print bytes, operations and seconds as JSON."),
-    }),
+    }, "[STUDY]"),
     "submit": Command("Submit a fit to SLURM: a job that resumes, or an array of jobs. Keys of fit, too.", {
         **JOB,
         "array": (str | None, None, "A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'."),

@@ -7,7 +7,6 @@ arguments of the one before, the same class keeps them; callbacks and loggers ar
 from __future__ import annotations
 
 import copy
-import dataclasses
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -63,7 +62,7 @@ class Settings:
             settings, layers = cls(), [DEFAULTS, *layers]
         else:
             plain: Layer = {"seed": over.seed, "smoke": over.smoke}
-            plain |= {name: dataclasses.asdict(getattr(over, name)) for name in GROUPS}
+            plain |= over.groups()
             settings = cls(plain, over.method, list(over.models), dict(over.callbacks), dict(over.loggers))
         for layer in layers:
             settings._add(layer)

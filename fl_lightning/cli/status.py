@@ -70,7 +70,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     state: State = "stopped" if rows else "waiting"
     if run.finished:
         state = "finished"
-    elif _held(folder, now - wrote, usual):
+    elif _at_work(folder, now - wrote, usual):
         state = "running" if rows else "starting"
     elif job is not None and (job.state in ALIVE or not rows):
         state = job.state
@@ -181,7 +181,7 @@ def _of_runs(out: Path) -> Table:
     return table
 
 
-def _held(folder: Path, silent: float, usual: float) -> bool:
+def _at_work(folder: Path, silent: float, usual: float) -> bool:
     """Whether a process is at work in `folder`: by its lock, or, where there is none to ask, by its silence."""
     lock = locked(folder)
     return silent < max(60.0, STALE * usual) if lock is None else lock

@@ -45,11 +45,11 @@ def study(argv: list[str]) -> None:
     """Run what is missing of a study in the folder `--out`, or hand it to SLURM."""
     name, values, over = study_line(argv, "study")
     _check_values(values)
-    wanted, part = part_of(Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings)
-    start(wanted, over, values, ["fl-train", "study", *argv], part)
+    definition, part = part_of(Study.of(studyfile.read(name)), values.methods, values.seeds, values.settings)
+    start(definition, over, values, ["fl-train", "study", *argv], part)
 
 
-def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE) -> StudyFolder:
+def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str], part: Part = WHOLE) -> StudyFolder:
     """Run what is missing of a study, or of a part of it, in the folder `values.out`, or hand it to SLURM.
 
     Args:
@@ -67,38 +67,38 @@ def start(wanted: Study, over: Sequence[Layer], values: Any, line: list[str], pa
 
     folder = StudyFolder(Path(values.out))
     if folder:  # seeds that were asked for earlier stay
-        wanted = with_seeds(wanted, Study.of(folder.definition()).seeds)
-    base, all_runs, configs = resolve(wanted, over=over)
-    folder.check(wanted, to_settings(base), all_runs)
+        definition = with_seeds(definition, Study.of(folder.definition()).seeds)
+    base, all_runs, configs = resolve(definition, over=over)
+    folder.check(definition, to_settings(base), all_runs)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
     given = getattr(values, "together", None)
-    wanted_together = wanted.together if given is None else given
+    most_together = definition.together if given is None else given
     executors: dict[str, str] = {}
     if not values.slurm:
-        chosen, executors = together.with_executors(folder, chosen, wanted_together, configs)
+        chosen, executors = together.with_executors(folder, chosen, most_together, configs)
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, values.accept_changed_code)
     if values.slurm:
-        _hand_over(folder, (wanted, base, all_runs), chosen, values)
+        _hand_over(folder, (definition, base, all_runs), chosen, values)
         return folder
     fetch([config for _, config in todo])
     with folder.locked():
-        folder.check(wanted, to_settings(base), all_runs)  # another process may have been in it meanwhile
-        folder.write(wanted, to_yaml(base), all_runs)
+        folder.check(definition, to_settings(base), all_runs)  # another process may have been in it meanwhile
+        folder.write(definition, to_yaml(base), all_runs)
         together.keep(folder, executors)
         code.accept(folder, todo)
-        _run(folder, chosen, len(all_runs), values.workers, wanted_together, shlex.join(line))
+        _run(folder, chosen, len(all_runs), values.workers, most_together, shlex.join(line))
     return folder
 
 
 def resolve(
-    wanted: Study, over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
+    definition: Study, over: Sequence[Layer] = (), beneath: Sequence[Layer] = ()
 ) -> tuple[Config, list[Run], list[Config]]:
     """The resolved base of a study, all its runs, and the config of each.
 
     Args:
-        wanted: the study.
+        definition: the study.
         over: settings over the base's.
         beneath: settings that hold unless the base has others.
 
@@ -106,14 +106,14 @@ def resolve(
         BadInput: a config cannot work, two methods of the list come to the same, or `over` sets what the grid sets.
     """
     for key, value in (pair for layer in over for pair in flat(layer)):
-        check(key, value, key not in wanted.varied(), "the study's grid sets it")
-    layers = [QUIET, *beneath, *_base(wanted.base), *over]
+        check(key, value, key not in definition.varied(), "the study's grid sets it")
+    layers = [QUIET, *beneath, *_base(definition.base), *over]
     base = complete(plan(layers))
     runs.check_no_key(base)
-    all_runs = wanted.runs(base.federation.participation)
-    first = [run for run in all_runs if run.seed == wanted.seeds[0]]
-    planned = [_spoken(run, plan, layers_of(run), base) for run in first]
-    whole = [_spoken(run, complete, config) for run, config in zip(first, planned, strict=True)]
+    all_runs = definition.runs(base.federation.participation)
+    first = [run for run in all_runs if run.seed == definition.seeds[0]]
+    planned = [_named_as_listed(run, plan, layers_of(run), base) for run in first]
+    whole = [_named_as_listed(run, complete, config) for run, config in zip(first, planned, strict=True)]
     _check_different(first, whole)
     by_place = {run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)}
     configs = [dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed) for run in all_runs]
@@ -180,8 +180,7 @@ def _check_values(values: Any) -> None:
 def _base(given: Any) -> Iterator[Layer]:
     """The layers of a base: configs by name or file, mappings of keys, or a list of these, later ones winning.
 
-    Loggers of a named config are left out: what it wants of one run is not wanted of a hundred. Those that the study
-    file itself names stay.
+    Loggers of a named config are left out: they suit one run, not a hundred. Those in the study file itself stay.
     """
     for part in given if isinstance(given, list) else [given]:
         if isinstance(part, str):
@@ -205,7 +204,7 @@ def layers_of(run: Run) -> list[Layer]:
     return [method, layer_of("grid", run.setting), layer_of("methods", run.entry.settings)]
 
 
-def _spoken(run: Run, step: Callable[..., Config], *given: Any) -> Config:
+def _named_as_listed(run: Run, step: Callable[..., Config], *given: Any) -> Config:
     """`step(*given)`; an error of a method or its arguments names the key as the study file does."""
     try:
         return step(*given)
@@ -241,13 +240,15 @@ def _run(
 
     provenance.look()  # likewise
     jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
+    count = worker_count(workers, chosen[0][1])
     most = together.most_at_once(at_once, [config for _, config in chosen])
+    most = together.within_memory(min(most, -(-len(chosen) // count)), count, [config for _, config in chosen])
     beside = partial(together.drive, lambda config, place, put_together: run_one((config, place), put_together))
     worker = one_by_one(run_one) if most == 1 else beside
     runner = Runner(folder, [run for run, _ in chosen], worker, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
     try:
-        runner.run(worker_count(workers, chosen[0][1]), most)
+        runner.run(count, most)
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
             print(f"study: stopped with {runner.progress()}; it goes on with: {line}", file=sys.stderr)
@@ -295,10 +296,10 @@ def _loaded(config: Config) -> str | None:
     return None
 
 
-def worker_count(wanted: int | None, config: Config) -> int:
+def worker_count(number: int | None, config: Config) -> int:
     """How many processes: as many as cores, but for runs of several processes, and for GPUs, which runs would share."""
-    if wanted is not None:
-        return wanted
+    if number is not None:
+        return number
     from fl_lightning import device
 
     if config.fabric.accelerator != "cpu" and device.count():
@@ -309,7 +310,7 @@ def worker_count(wanted: int | None, config: Config) -> int:
 
 
 def _hand_over(
-    folder: StudyFolder, wanted: tuple[Study, Config, list[Run]], chosen: list[tuple[Run, Config]], values: Any
+    folder: StudyFolder, whole_study: tuple[Study, Config, list[Run]], chosen: list[tuple[Run, Config]], values: Any
 ) -> None:
     """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
     those that are in no queue either."""
@@ -335,9 +336,9 @@ def _hand_over(
             print("".join(texts), end="")
             return
         if not values.dry_run:
-            study, base, all_runs = wanted
-            folder.check(study, to_settings(base), all_runs)  # as in `start`
-            folder.write(study, to_yaml(base), all_runs)
+            definition, base, all_runs = whole_study
+            folder.check(definition, to_settings(base), all_runs)  # as in `start`
+            folder.write(definition, to_yaml(base), all_runs)
             code.accept(folder, missing.values())
             for place, config in new.items():
                 runs.write_config(place, config)
@@ -346,7 +347,7 @@ def _hand_over(
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
             send(values, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
     taken = f"{len(busy)} of {len(chosen)} runs are queued or running already"
-    summary = f"{len(places)} of {len(wanted[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
+    summary = f"{len(places)} of {len(whole_study[2])} runs in {folder.path}" + (f", {taken}" if busy else "")
     done = f"nothing to submit: {taken if busy else f'{len(chosen)} of {len(chosen)} runs have ended'}"
     print(f"{summary if places else done}; see: fl-train status {folder.path}")
 

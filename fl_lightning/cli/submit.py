@@ -196,10 +196,10 @@ def check_cluster(values: Namespace) -> None:
     if answer.returncode or not nodes:
         return
     gpus = [sum(map(int, re.findall(r"gpu(?::[^:,()]+)?:(\d+)", has))) for has in nodes.values()]
-    wanted, most = values.gpus_per_node, max(gpus)
-    check("gpus_per_node", wanted, wanted <= most, f"no node has more than {most}")
-    enough = sum(has >= wanted for has in gpus)
-    whose = f" with {wanted} GPUs" if wanted else ""
+    gpus_per_node, most = values.gpus_per_node, max(gpus)
+    check("gpus_per_node", gpus_per_node, gpus_per_node <= most, f"no node has more than {most}")
+    enough = sum(has >= gpus_per_node for has in gpus)
+    whose = f" with {gpus_per_node} GPUs" if gpus_per_node else ""
     check("nodes", values.nodes, values.nodes <= enough, f"at most the {enough} that there are{whose}")
 
 

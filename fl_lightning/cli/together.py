@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import json
+import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,11 +13,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning import log
 from fl_lightning.config import Config
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, redact
 from fl_lightning.files import write_whole
 
 if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
+    from fl_lightning.planning.memory import Part, Setup
     from fl_lightning.study.folder import StudyFolder
     from fl_lightning.study.workers import More
     from fl_lightning.training.executors.base import Name
@@ -26,11 +28,15 @@ RECORD = "executors.json"
 """In the study's folder: how the clients of each kind of run train, so that a continued study stays as it is."""
 FULL = 256
 """Clients that train at once, where `auto` says how many runs do: two passes of the widest. Ours."""
+SHARE = 0.9
+"""Of the memory that is free, what a study's processes may plan with. Ours: plans are within 10 % of what is taken."""
+MOST_KEPT = 4
+"""Runs of one method take at most so many times the memory of another's: none keeps more vectors of a client. Ours."""
 WORTH_MEASURING = 2_000
 """Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the loop."""
 
 
-def most_at_once(wanted: int | str, configs: Sequence[Config]) -> int:
+def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
     """How many runs of `configs` train together in one process; 1: no two, as where nothing is stacked."""
     if not any(config.fabric.executor == "vmap" for config in configs):
         return 1
@@ -38,14 +44,76 @@ def most_at_once(wanted: int | str, configs: Sequence[Config]) -> int:
         single = config.fabric.devices in (1, "auto") and config.fabric.num_nodes == 1
         if not single or any("wandb" in name for name in config.loggers):
             return 1  # processes of its own, or a logger of which a process has one
-    if wanted != "auto":
-        return int(wanted)
+    if number != "auto":
+        return int(number)
     fewest = min(max(1, round(c.federation.participation * c.federation.clients)) for c in configs)
     return max(1, FULL // fewest)
 
 
+def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
+    """`most` runs at a time in each of so many processes, or as many as there is memory for; a line says so.
+
+    It is planned in a process of its own: this one must run no threads when it forks the workers.
+    """
+    if most == 1:
+        return most
+    import torch
+
+    from fl_lightning import device
+
+    room = SHARE * device.free_bytes(torch.device("cpu")) / workers
+    answer = _in_a_process(_planned, (most, room, list(configs)))
+    fits, _, line = (answer or f"{most}|").partition("|")
+    if line:
+        log.say(f"together: {line}")
+    return int(fits)
+
+
+def heaviest(configs: Sequence[Config], runs: int, samples: int = 500) -> tuple[Setup, list[Part]]:
+    """Of several kinds of runs the one of which `runs` together take most memory, and the parts of that.
+
+    Raises:
+        BadInput: the data or the model are not to be had.
+    """
+    from fl_lightning.planning.beside import together
+    from fl_lightning.planning.memory import peak
+    from fl_lightning.planning.plan import Planner
+    from fl_lightning.planning.setting import Hardware, sizes_of
+
+    alike = {repr(replace(config, seed=0)): config for config in configs}
+    each = []
+    for config in alike.values():
+        setup = Planner(config, sizes_of(config, samples)).setup(Hardware("cpu", 1, 1, math.inf))
+        each.append((setup, together(setup, runs)))
+    return max(each, key=lambda pair: peak(pair[1]))
+
+
+def _planned(given: tuple[int, float, list[Config]]) -> str:
+    """How many runs fit, and a line where that is fewer than was asked for, or not known."""
+    from fl_lightning.log import in_bytes
+    from fl_lightning.planning.beside import WORKER_MIB, most_that_fit
+    from fl_lightning.planning.memory import MIB, peak
+
+    most, room, configs = given
+    kinds = {kind_of(config): config for config in configs}
+    try:
+        _, parts = heaviest(list(kinds.values()), most)
+        if MOST_KEPT * (peak(parts) - WORKER_MIB * MIB) + WORKER_MIB * MIB <= room:
+            return f"{most}|"
+        setup, parts = heaviest(configs, most)
+        fits = most_that_fit(setup, most, room)
+    except Exception as error:
+        reason = redact(" ".join(str(error).split()))
+        return f"{most}|what memory {most} runs take is not known ({reason}); if it is too much, name a smaller number"
+    if fits == most and peak(parts) <= room:
+        return f"{most}|"
+    method = setup.config.method.class_path.rpartition(".")[2]
+    takes = f"{most} runs of {method} take {in_bytes(peak(parts))}, and a process has {in_bytes(room)}"
+    return f"{fits}|{fits} at a time: {takes}"
+
+
 def with_executors(
-    folder: StudyFolder, pairs: Sequence[tuple[Any, Config]], wanted: int | str, whole: Sequence[Config]
+    folder: StudyFolder, pairs: Sequence[tuple[Any, Config]], number: int | str, whole: Sequence[Config]
 ) -> tuple[list[tuple[Any, Config]], dict[str, str]]:
     """`pairs` of runs and configs, each with the executor that runs of its kind have in this study.
 
@@ -62,7 +130,7 @@ def with_executors(
     known = _record(folder.path)
     if known is None and folder.begun():
         known = {"": "loop"}  # it was begun with runs that train one by one
-    if (wanted == 1 and not known) or not free:
+    if (number == 1 and not known) or not free:
         return list(pairs), {}
     known = known or {}
     visits = sum(round(c.federation.rounds * c.federation.participation * c.federation.clients) for c in whole)
@@ -70,10 +138,10 @@ def with_executors(
         kind = kind_of(config)
         if "" in known or kind in known:
             continue
-        if wanted == "auto":
+        if number == "auto":
             known[kind] = _measured(config) if visits >= WORTH_MEASURING else "loop"
         else:
-            known[kind] = "loop" if wanted == 1 else "vmap"
+            known[kind] = "loop" if number == 1 else "vmap"
 
     def chosen(config: Config) -> Config:
         name = known.get("", known.get(kind_of(config), "loop"))
@@ -113,16 +181,21 @@ def _record(path: Path) -> dict[str, str] | None:
 
 def _measured(config: Config) -> str:
     """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
+    answer = _in_a_process(_gain, config)
+    executor, _, line = (answer or "loop|").partition("|")
+    log.say(f"together auto: {executor} for {line}")
+    return executor
+
+
+def _in_a_process(work: Callable[[Any], str], given: Any) -> str | None:
+    """What `work` makes of `given` in a process of its own."""
     from fl_lightning.study.workers import run_all
 
     with (
         tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(_gain, [config], 1, Path(logs), lambda numbers: None)) as ended,
+        contextlib.closing(run_all(work, [given], 1, Path(logs), lambda numbers: None)) as ended,
     ):
-        answer = next(iter(ended)).error
-    executor, _, line = (answer or "loop|").partition("|")
-    log.say(f"together auto: {executor} for {line}")
-    return executor
+        return next(iter(ended)).error
 
 
 def _gain(config: Config) -> str:

@@ -36,7 +36,7 @@ if TYPE_CHECKING:
 BENEATH: Layer = {"data": {"validation": 0.2, "test_seed": 0}}
 """Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would have but a few
 samples to be judged by. One test part for trials and study: no trial trains on what the study judges by."""
-TOLD = 2.0
+LOOK_SECONDS = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 
 
@@ -211,19 +211,19 @@ class _Teller:
 
     def __init__(self, searches: list[Search]) -> None:
         self._searches = [(search, search.trials()) for search in searches]
-        self._told = {search.entry.label: len(trials.ended()) for search, trials in self._searches}
+        self._seen = {search.entry.label: len(trials.ended()) for search, trials in self._searches}
         self._last = time.monotonic()
 
     def tell(self, last: bool = False) -> None:
         """Look, where the last look is long enough ago."""
-        if time.monotonic() - self._last < TOLD and not last:
+        if time.monotonic() - self._last < LOOK_SECONDS and not last:
             return
         self._last = time.monotonic()
         for search, trials in self._searches:
             ended = trials.ended()
-            for number, trial in list(enumerate(ended, 1))[self._told[search.entry.label] :]:
+            for number, trial in list(enumerate(ended, 1))[self._seen[search.entry.label] :]:
                 print(f"[{number}/{search.number}] {_line(search, trial)}", file=sys.stderr, flush=True)
-            self._told[search.entry.label] = len(ended)
+            self._seen[search.entry.label] = len(ended)
 
 
 def _line(search: Search, trial: Ended) -> str:

@@ -141,21 +141,21 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[Run], list[C
     folder, seeds = StudyFolder(plan.out), set(range(cycles * FOLDS))
     if folder:
         seeds |= set(Study.of(folder.definition()).seeds)
-    wanted = Study.of({"base": {}, "methods": plan.methods, "seeds": sorted(seeds), "forced": True})
+    definition = Study.of({"base": {}, "methods": plan.methods, "seeds": sorted(seeds), "forced": True})
     folds = {"folds": FOLDS, "test_seed": 0, "partition_seed": 0, "client_test": None, "validation": 0.0}
     fixed: Layer = {
         "data": folds | {"score_on": "test"}, "evaluation": {"every": ONLY_LAST},
         "callbacks": {"heatmaps": None, "progress": None},
     }  # fmt: skip
-    base, runs, configs = resolve(wanted, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}])
-    return wanted, base, runs, configs
+    base, runs, configs = resolve(definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}])
+    return definition, base, runs, configs
 
 
 def _prepared(plan: Plan) -> tuple[StudyFolder, dict[str, Any]]:
     """The folder, checked, and the facts on the silos, looked at in a process of its own."""
     from fl_lightning.study.folder import StudyFolder
 
-    wanted, base, runs, configs = _resolved(plan, 1)
+    definition, base, runs, configs = _resolved(plan, 1)
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
     metric = plan.metric if plan.metric is not None else "mae" if regression else "accuracy"
@@ -166,7 +166,7 @@ def _prepared(plan: Plan) -> tuple[StudyFolder, dict[str, Any]]:
     share = base.data.held_out_clients
     check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
     folder = StudyFolder(plan.out)
-    folder.check(wanted, to_settings(base), runs)
+    folder.check(definition, to_settings(base), runs)
     return folder, _in_child(_look, configs[0], plan.out)
 
 
@@ -243,8 +243,8 @@ def _train(plan: Plan, folder: StudyFolder, facts: dict[str, Any], line: str, be
 
 def _cycle(plan: Plan, folder: StudyFolder, cycles: int, line: str, limit: float, begin: float) -> int:
     """Run what is missing of so many cycles; how many trainings that were."""
-    wanted, base, runs, configs = _resolved(plan, cycles)
-    folder.write(wanted, to_yaml(base), runs)
+    definition, base, runs, configs = _resolved(plan, cycles)
+    folder.write(definition, to_yaml(base), runs)
     due = [(run, config) for run, config in zip(runs, configs, strict=True) if run.seed < cycles * FOLDS]
     jobs = _jobs(plan, folder, due)
     run_all_of(plan.workers, folder, jobs, configs[0], line, limit, begin)

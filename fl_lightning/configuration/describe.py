@@ -1,7 +1,7 @@
 """Our methods, models, callbacks and loggers as `index.json` has them: read off their classes.
 
-`python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the page of arguments anew; a test
-compares both with the classes.
+`python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the generated parts of the docs
+anew: arguments of methods, keys of a run, who sees what. Tests compare them with the classes.
 """
 
 from __future__ import annotations
@@ -13,17 +13,19 @@ import math
 import pkgutil
 import types
 from collections.abc import Iterable, Iterator, Mapping
-from dataclasses import MISSING, asdict, fields
+from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
-from docstring_parser import parse
+from docstring_parser import parse, parse_from_object
 
 from fl_lightning.configuration import viewers
-from fl_lightning.configuration.explain import page
+from fl_lightning.configuration.explain import keys, page
 from fl_lightning.configuration.index import FILE, TYPES
 from fl_lightning.ranges import Range, allowed, limit
 
 Entry = dict[str, Any]
+BEGIN, END = "<!-- generated -->", "<!-- end -->"
+"""Around a part of a page that `write` makes anew."""
 
 
 def described(method: type) -> Entry:
@@ -32,9 +34,24 @@ def described(method: type) -> Entry:
     Of each argument: its type in words and, where it is a simple one, by name; bounds, default, where it is searched,
     meaning.
     """
-    documented, known = parse(method.__doc__ or ""), allowed(method)
-    hints, arguments = get_type_hints(method), {}
-    for field in fields(method):
+    documented = parse(method.__doc__ or "")
+    return {
+        **_entry(method),
+        "more": documented.long_description or "",
+        "family": getattr(method, "family", ""),
+        "arguments": arguments(method),
+        "needs": [asdict(need) for need in getattr(method, "needs", ())],
+    }
+
+
+def arguments(kind: type) -> dict[str, Entry]:
+    """The fields of a dataclass by name, those of one within it by `NAME.FIELD`, as `described` has a method's."""
+    hints, known = get_type_hints(kind), allowed(kind)
+    entries: dict[str, Entry] = {}
+    for field in fields(kind):
+        if is_dataclass(inner := hints[field.name]) and isinstance(inner, type):
+            entries |= {f"{field.name}.{name}": one for name, one in arguments(inner).items()}
+            continue
         values, _ = limit(known.get(field.name))
         one: Entry = {"words": words(hints[field.name]), **_type(hints[field.name])}
         if isinstance(values, Range):
@@ -43,14 +60,8 @@ def described(method: type) -> Entry:
             one["default"] = field.default
         if space := field.metadata.get("search"):
             one |= {"search": {"kind": type(space).__name__, **asdict(space)}, "why": field.metadata["why"]}
-        arguments[field.name] = one | {"doc": _meaning(method, field.name)}
-    return {
-        **_entry(method),
-        "more": documented.long_description or "",
-        "family": getattr(method, "family", ""),
-        "arguments": arguments,
-        "needs": [asdict(need) for need in getattr(method, "needs", ())],
-    }
+        entries[field.name] = one | {"doc": _meaning(kind, field.name)}
+    return entries
 
 
 def words(kind: Any) -> str:
@@ -76,13 +87,13 @@ def index() -> dict[str, dict[str, Entry]]:
     callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     relation = importlib.import_module("fl_lightning.callbacks.relations").Relation
     module = importlib.import_module("torch.nn").Module
-    hung = {cls.__name__.lower(): cls for cls in _classes("callbacks", callback) if not issubclass(cls, relation)}
-    logging = {name for name, cls in hung.items() if cls.__module__.endswith(".loggers")}
+    callbacks = {cls.__name__.lower(): cls for cls in _classes("callbacks", callback) if not issubclass(cls, relation)}
+    logging = {name for name, cls in callbacks.items() if cls.__module__.endswith(".loggers")}
     entries = {
         "methods": {cls.__name__.lower(): described(cls) for cls in _classes("methods", method)},
         "models": {cls.__name__.lower(): _entry(cls) for cls in _classes("models", module)},
-        "callbacks": {name: _entry(cls) for name, cls in hung.items() if name not in logging},
-        "loggers": {name: _entry(cls) for name, cls in hung.items() if name in logging},
+        "callbacks": {name: _entry(cls) for name, cls in callbacks.items() if name not in logging},
+        "loggers": {name: _entry(cls) for name, cls in callbacks.items() if name in logging},
     }
     return {kind: dict(sorted(named.items())) for kind, named in entries.items()}
 
@@ -134,22 +145,40 @@ def _bounds(values: Range) -> Entry:
     return {"low": values.low, **high, "above": values.above, "below": values.below}
 
 
-def _meaning(method: type, name: str) -> str:
-    """What the docstring of the class, or of one that it descends from, says of an argument."""
-    for base in method.__mro__:
-        for parameter in parse(vars(base).get("__doc__") or "").params:
+def _meaning(kind: type, name: str) -> str:
+    """What the docstring of the class, of one that it descends from, or of the field itself, says of an argument."""
+    for base in kind.__mro__[:-1]:
+        for parameter in parse_from_object(base).params:
             if name in parameter.arg_name.split(", "):
                 return " ".join((parameter.description or "").split())
     return ""
 
 
 def write() -> None:
-    """Write the index, and the page of arguments where there are docs."""
+    """Write the index, and the generated parts of the docs where there are docs."""
     FILE.write_text(text(), encoding="utf-8")
     if (docs := FILE.parents[2] / "docs").is_dir():
         (docs / "method-arguments.md").write_text(page(index()["methods"]), encoding="utf-8")
-        if (privacy := docs / "privacy.md").is_file():
-            privacy.write_text(viewers.replaced(privacy.read_text(encoding="utf-8"), methods()), encoding="utf-8")
+        for name, made in (("privacy.md", viewers.table(methods())), ("reference.md", keys_of_a_run())):
+            if (file := docs / name).is_file():
+                file.write_text(replaced(file.read_text(encoding="utf-8"), made), encoding="utf-8")
+
+
+def keys_of_a_run() -> str:
+    """A table of the keys of each group of a configuration, in Markdown; inherited ones come last."""
+    tables = []
+    for name, group in importlib.import_module("fl_lightning.config").GROUPS.items():
+        known = sorted(
+            arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in group.__annotations__
+        )
+        tables.append(keys(name, (group.__doc__ or "").partition("\n")[0], dict(known)))
+    return "\n".join(tables)
+
+
+def replaced(text: str, made: str) -> str:
+    """A page's `text` with the part between its marks made anew."""
+    before, _, rest = text.partition(BEGIN)
+    return f"{before}{BEGIN}\n\n{made}\n\n{END}{rest.partition(END)[2]}"
 
 
 if __name__ == "__main__":

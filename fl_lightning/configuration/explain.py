@@ -25,7 +25,7 @@ def explained(name: str, entry: dict[str, Any]) -> str:
     lines = [f"{name}: {entry['doc']}"]
     lines += textwrap.wrap(entry["more"], WIDTH, initial_indent="  ", subsequent_indent="  ")
     for key, argument in entry["arguments"].items():
-        default = f"default: {_text(argument['default'])}" if "default" in argument else "required"
+        default = f"default: {as_text(argument['default'])}" if "default" in argument else "required"
         searched = f"; fl-train tune searches {_where(argument['search'])}" if "search" in argument else ""
         lines += ["", f"  --method.{key}  {_values(argument)} ({default}{searched})"]
         lines += textwrap.wrap(argument["doc"], WIDTH, initial_indent="      ", subsequent_indent="      ")
@@ -39,6 +39,15 @@ def page(methods: dict[str, dict[str, Any]]) -> str:
     return HEAD + "".join(_section(name, entry) for name, entry in methods.items())
 
 
+def keys(group: str, title: str, arguments: dict[str, Any]) -> str:
+    """A table of the keys of one group of a configuration, in Markdown."""
+    lines = [f"**{group}.** {title}", "", "| key | default | values | meaning |", "| --- | --- | --- | --- |"]
+    for key, argument in arguments.items():
+        cells = [f"`{group}.{key}`", f"`{as_text(argument.get('default'))}`", _values(argument), argument["doc"]]
+        lines.append(f"| {' | '.join(map(_markdown, cells))} |")
+    return "\n".join([*lines, ""])
+
+
 def _section(name: str, entry: dict[str, Any]) -> str:
     lines = ["", f"## {name}", "", _markdown(entry["doc"]), ""]
     if not entry["arguments"]:
@@ -46,7 +55,7 @@ def _section(name: str, entry: dict[str, Any]) -> str:
     lines += ["| key | values | default | tune | meaning |", "| --- | --- | --- | --- | --- |"]
     for key, argument in entry["arguments"].items():
         search = f"{_where(argument['search'])}: {_markdown(argument['why'])}" if "search" in argument else ""
-        default, doc = f"`{_text(argument['default'])}`", _markdown(argument["doc"])
+        default, doc = f"`{as_text(argument['default'])}`", _markdown(argument["doc"])
         lines.append(f"| {' | '.join([f'`method.{key}`', _values(argument), default, search, doc])} |")
     return "\n".join([*lines, ""])
 
@@ -62,15 +71,20 @@ def _values(argument: dict[str, Any]) -> str:
     """The type of an argument in words, and its bounds: `a number, 0 or more`."""
     if "bounds" not in argument:
         return str(argument["words"])
-    bounds = str(Range(**argument["bounds"])).removeprefix("it must be ").removeprefix("it must lie ")
-    return f"{argument['words']}, {bounds}"
+    return f"{argument['words']}, {bounded(Range(**argument['bounds']))}"
+
+
+def bounded(values: Range) -> str:
+    """Bounds in words: `0 or more`."""
+    return str(values).removeprefix("it must be ").removeprefix("it must lie ")
 
 
 def _where(space: dict[str, Any]) -> str:
     if "values" in space:
-        return ", ".join(map(_text, space["values"]))
+        return ", ".join(map(as_text, space["values"]))
     return f"{space['low']:g} to {space['high']:g}{' (log)' if space['kind'] == 'LogRange' else ''}"
 
 
-def _text(value: Any) -> str:
+def as_text(value: Any) -> str:
+    """A value as YAML has it."""
     return "null" if value is None else str(value).lower() if isinstance(value, bool) else str(value)

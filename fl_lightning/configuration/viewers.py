@@ -6,20 +6,14 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
-BEGIN, END = "<!-- viewers: generated -->", "<!-- viewers: end -->"
-HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`", "`centralprivacy`")
+HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`", "`centralprivacy`",
+        "`optimizer.privacy`")  # fmt: skip
 
 
 def table(classes: Mapping[str, Any]) -> str:
     """A row for each of the methods' `classes` by name, in Markdown."""
     lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
     return "\n".join([*lines, *(f"| {' | '.join(_row(name, cls()))} |" for name, cls in classes.items())])
-
-
-def replaced(text: str, classes: Mapping[str, Any]) -> str:
-    """The page `text` with the table between its marks made anew."""
-    before, _, rest = text.partition(BEGIN)
-    return f"{before}{BEGIN}\n\n{table(classes)}\n\n{END}{rest.partition(END)[2]}"
 
 
 def _row(name: str, method: Any) -> tuple[str, ...]:
@@ -40,7 +34,8 @@ def _row(name: str, method: Any) -> tuple[str, ...]:
     local = f"refused: `{refused[0]}`" if refused else "yes" if sends else "nothing to protect"
     central = importlib.import_module("fl_lightning.callbacks.central").refusal(method)
     covered = "nothing to protect" if not sends else "yes" if central is None else "refused"
-    return f"`{name}`", sends or "nothing", gets or "nothing", local, covered
+    why = importlib.import_module("fl_lightning.callbacks.stepprivacy").refusal(method)
+    return f"`{name}`", sends or "nothing", gets or "nothing", local, covered, f"refused: {why}" if why else "yes"
 
 
 def _blocks(method: Any, scopes: tuple[str, ...]) -> str:

@@ -10,6 +10,8 @@ from fl_lightning.core.layout import Layout as Layout
 from fl_lightning.core.mixing import Gram as Gram
 from fl_lightning.core.newcomer import Rule as Rule
 from fl_lightning.core.objective import Objective as Objective
+from fl_lightning.core.objective import PureLoss as PureLoss
+from fl_lightning.core.objective import Tensors as Tensors
 from fl_lightning.core.payload import Payload as Payload
 from fl_lightning.core.phase import PLAIN as PLAIN
 from fl_lightning.core.phase import Batch as Batch

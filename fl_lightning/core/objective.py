@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -14,6 +15,39 @@ from fl_lightning.renames import keyword
 
 if TYPE_CHECKING:
     from fl_lightning.core.protocols import Module
+
+Tensors = Mapping[str, Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class PureLoss:
+    """A local loss that depends on the bound model, a batch and a client's `tensors` alone, and keeps nothing.
+
+    Executors may then run it for many clients at once, where `torch.func` can (no drawing, no branch on numbers, no
+    tensor whose shape depends on numbers); elsewhere the loop does. What differs by client must be in `tensors`.
+
+    Args:
+        function: (tensors, client module, batch) -> loss of shape (). The same for all clients: a function of a file or
+            a bound method of what is compared by its values, as a method is.
+        tensors: of the client, by name; constant.
+
+    Raises:
+        ValueError: the function is made anew for each client.
+    """
+
+    function: Callable[[Tensors, Module, tuple[Tensor, Tensor]], Tensor]
+    tensors: Tensors = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        made = not inspect.ismethod(self.function) and (
+            not inspect.isfunction(self.function) or self.function.__closure__ is not None
+        )
+        if made:
+            raise ValueError("PureLoss.function must be a function of a file or a method, and no closure or partial")
+
+    def __call__(self, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+        """The loss of the bound model, shape ()."""
+        return self.function(self.tensors, module, batch)
 
 
 @keyword("pull", "proximal_weight")
@@ -32,7 +66,8 @@ class Objective:
     linear: Tensor | None = None
     """(D,); only parameters count. SCAFFOLD: c - c_i (Karimireddy et al., 2020, Eq. 3)."""
     loss: Callable[[Module, tuple[Tensor, Tensor]], Tensor] | None = None
-    """(client module, batch) -> loss of shape (), in place of the task loss. The loop executor trains such a client."""
+    """(client module, batch) -> loss of shape (), in place of the task loss. A `PureLoss` may be stacked; a client with
+    any other trains in the loop."""
 
     def __post_init__(self) -> None:
         if (self.anchor is None) != (self.proximal_weight is None):
@@ -43,7 +78,7 @@ class Objective:
         """Whether there is a quadratic term."""
         return self.proximal_weight is not None and bool(self.proximal_weight.any())
 
-    def pulled_numbers(self, layout: Layout) -> int:
+    def proximal_numbers(self, layout: Layout) -> int:
         """Numbers of the model in the proximal term."""
         return 0 if self.proximal_weight is None else int(layout.numbers[self.proximal_weight != 0].sum())
 

@@ -21,21 +21,21 @@ def last_received(group: GroupServer, clients: Sequence[int]) -> dict[int, Tenso
     return {c: group.initial if state is None else state.received[MODEL] for c, state in states.items()}
 
 
-def fetched(group: GroupServer, wanted: Mapping[int, Sequence[int]]) -> dict[int, dict[int, Tensor]]:
-    """Models for single clients: of each receiver of this rank, copies (D,) of the `wanted` ones, by source.
+def fetched(group: GroupServer, sources: Mapping[int, Sequence[int]]) -> dict[int, dict[int, Tensor]]:
+    """Models for single clients: of each receiver of this rank, copies (D,) of its `sources`' models, by source.
 
     Args:
         group: the clients.
-        wanted: sources by receiver, the same on every rank. A rank holds what its own receivers want.
+        sources: by receiver, the same on every rank. A rank holds what its own receivers want.
     """
-    here = group.server.run.at_home(wanted)
+    here = group.server.run.at_home(sources)
     models_of: dict[int, dict[int, Tensor]] = {c: {} for c in here}
-    for source in sorted({j for sources in wanted.values() for j in sources}):
+    for source in sorted({j for row in sources.values() for j in row}):
         vector = group.vector(source)
         for c in here:
-            if source in wanted[c]:
+            if source in sources[c]:
                 models_of[c][source] = vector
-    return {c: {j: models[j] for j in wanted[c]} for c, models in models_of.items()}
+    return {c: {j: models[j] for j in sources[c]} for c, models in models_of.items()}
 
 
 def distances(group: GroupServer, clients: Sequence[int], points: Sequence[Tensor], blocks: np.ndarray) -> Tensor:

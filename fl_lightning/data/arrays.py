@@ -28,12 +28,15 @@ def load(root: str | None, task: Task = "classification", test: bool = True) -> 
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
     parts = ("train", "test") if test else ("train",)
-    wanted = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
-    wanted += ["class_names", "client_names"]
+    names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
+    names += ["class_names", "client_names"]
     missing, arrays = _read(
         "data.root",
         root,
-        lambda archive: ([key for key in KEYS if key not in archive], {k: archive[k] for k in wanted if k in archive}),
+        lambda archive: (
+            [key for key in KEYS if key not in archive],
+            {k: archive[k] for k in names if k in archive},
+        ),
     )
     check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
     pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task) for p in parts}
@@ -104,8 +107,8 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]
     """One site's samples and labels by part (`train`, `validation` and `test`, of which the last two may be empty), and
     the public samples where the file has any. A file with the key `raw` has its axes as clients train on them."""
     names = [f"{letter}_{part}" for part in ("train", "validation", "test") for letter in "xy"]
-    wanted = [*names, "x_public", "raw"]
-    content = _read("data", root, lambda archive: {key: archive[key] for key in wanted if key in archive})
+    keys = [*names, "x_public", "raw"]
+    content = _read("data", root, lambda archive: {key: archive[key] for key in keys if key in archive})
     public = content.get("x_public")
 
     def read(part: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

@@ -35,16 +35,16 @@ def fill_in_turn(mass: np.ndarray, class_sizes: np.ndarray) -> np.ndarray:
     return counts
 
 
-def top_up(counts: np.ndarray, size: int, wanted: np.ndarray, keep: int = 0, strict: bool = False) -> bool:
+def top_up(counts: np.ndarray, size: int, weights: np.ndarray, keep: int = 0, strict: bool = False) -> bool:
     """Move samples in `counts` [N, C], in place, until every row adds up to `size`; return whether that could be done.
 
-    A poor client is given classes in the order of its row of `wanted` (none where that is 0), each from the largest
+    A poor client is given classes in the order of its row of `weights` (none where that is 0), each from the largest
     client that can spare it: donors stay at `size`, and at `keep` samples of the class. Where that does not suffice it
     is given whatever the largest client has most of, unless `strict`.
     """
     sizes = counts.sum(1)
     for poor in np.flatnonzero(sizes < size):
-        fitting = [c for c in np.argsort(-wanted[poor], kind="stable") if wanted[poor, c] > 0]
+        fitting = [c for c in np.argsort(-weights[poor], kind="stable") if weights[poor, c] > 0]
         while sizes[poor] < size:
             for c in fitting:
                 spare = np.minimum(counts[:, c] - keep, sizes - size)

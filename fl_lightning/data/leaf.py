@@ -127,14 +127,14 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
 def _wrong(user: str, x: list[Any], y: list[Any], like: Any) -> str | None:
     """What is wrong with the first bad sample of a user, if one is."""
     texts, width = isinstance(like, str), len(like) or 1 if isinstance(like, list) else 1
-    wanted = "be a text, y the character behind it" if texts else f"hold {width} numbers, y a class from 0"
+    allowed = "be a text, y the character behind it" if texts else f"hold {width} numbers, y a class from 0"
     for k, (sample, label) in enumerate(zip(x, y, strict=True), 1):
         if texts:
             fine = isinstance(sample, str) and isinstance(label, str)
         else:
             fine = _is_numbers(sample, width) and type(label) is int and label >= 0
         if not fine:
-            return f"sample {k} of user {user!r}: x must {wanted}; y is {label!r}"
+            return f"sample {k} of user {user!r}: x must {allowed}; y is {label!r}"
     return None
 
 

@@ -109,9 +109,9 @@ def _free_sizes(
 ) -> tuple[Shares, Shares]:  # fmt: skip
     """Every sample dealt out, each class in proportion to its column of `mass` [N, C]."""
     train = share_out(mass, train_sizes)
-    top_up(train, least(data), wanted=train.copy())
+    top_up(train, least(data), weights=train.copy())
     test = share_out(train, test_sizes)
-    top_up(test, 1, wanted=train)
+    top_up(test, 1, weights=train)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
 
 
@@ -179,23 +179,23 @@ def lognormal(
     draws = rng.lognormal(0, 2, (len(present), clients, k))
     shares = (draws / draws.sum((1, 2), keepdims=True))[owned, client, place]
     more = np.floor(shares * np.maximum(train_sizes[present][owned] - clients, 0)) + rng.integers(300, 601, len(owned))
-    wanted = np.zeros((clients, len(train_sizes)), np.int64)
-    wanted[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
-    train = share_out(wanted, np.minimum(wanted.sum(0), train_sizes))
-    return _of_held_classes(train, wanted, train_labels, test_labels, data, rng)
+    weights = np.zeros((clients, len(train_sizes)), np.int64)
+    weights[client, present[owned]] = 10 + more * (2 if clients <= 20 else 1)
+    train = share_out(weights, np.minimum(weights.sum(0), train_sizes))
+    return _of_held_classes(train, weights, train_labels, test_labels, data, rng)
 
 
 def _of_held_classes(
-    train: np.ndarray, wanted: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
+    train: np.ndarray, weights: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig,
     rng: np.random.Generator,
 ) -> tuple[Shares, Shares]:  # fmt: skip
-    """Samples for the counts `train` [N, C], topped up within the classes of `wanted`, and for tests of those."""
+    """Samples for the counts `train` [N, C], topped up within the classes of `weights`, and for tests of those."""
     clients, k = len(train), data.classes_per_client
-    if not top_up(train, least(data), wanted=wanted, keep=1, strict=True):
+    if not top_up(train, least(data), weights=weights, keep=1, strict=True):
         what = f"lower it: some client's {k} classes, shared by {clients} clients, have too few samples for that"
         raise BadInput("data.min_samples", data.min_samples, what)
     test = share_out(train, np.where(train.any(0), np.bincount(test_labels, minlength=train.shape[1]), 0))
-    if not top_up(test, 1, wanted=train, strict=True):
+    if not top_up(test, 1, weights=train, strict=True):
         what = "the classes of some client have too few test samples for one each"
         raise BadInput("federation.clients", clients, what)
     return draw(train, train_labels, rng), draw(test, test_labels, rng)
@@ -290,14 +290,14 @@ def hold_out(
     classes = int(labels.max()) + 1
     group = owner * classes + labels[pooled]
     counts = np.bincount(group, minlength=len(train) * classes)
-    wanted = np.maximum(1, np.floor(share * sizes + 1e-9)).astype(np.int64)
+    takes = np.maximum(1, np.floor(share * sizes + 1e-9)).astype(np.int64)
     rows = counts.reshape(len(train), classes)
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
     takes = np.concatenate(
         [
             systematic(row, take, start) if by_chance else apportion(row, take)
-            for row, take, start in zip(rows, wanted.tolist(), starts.tolist(), strict=True)
+            for row, take, start in zip(rows, takes.tolist(), starts.tolist(), strict=True)
         ]
     )
     order = order[np.argsort(group[order], kind="stable")]

@@ -150,7 +150,7 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
 
 
 def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:
-    """The network that clients train; what the method draws for modules of its own comes of the run's seed alone."""
+    """The network that clients train; what the method draws for modules of its own depends on the run's seed alone."""
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(seed, "method's modules"))
         return method.build(model, num_classes)

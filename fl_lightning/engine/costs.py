@@ -2,24 +2,26 @@
 
 Matrix products and convolutions are counted by `torch.utils.flop_counter` on one small batch, and are proportional to
 the samples. What it does not see (activations, normalisation, the optimiser's step) is small beside them and left out;
-the pull, which papers count, and a linear term have formulas. What hooks do with a client's model is metered as it
-runs.
+the proximal term, which papers count, and a linear term have formulas. What hooks do with a client's model is metered
+as it runs.
 """
 
 from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Any
+from types import TracebackType
+from typing import Self
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from fl_lightning.core import PLAIN, Client
 from fl_lightning.training.module import ClientModule
+from fl_lightning.training.passes import Passes
 
-PULL_FLOPS = 5
-"""Per pulled number and step: subtract, multiply and add for the value, multiply and add for the gradient."""
+PROXIMAL_FLOPS = 5
+"""Per number of the proximal term and step: subtract, multiply, add for the value; multiply, add for the gradient."""
 LINEAR_FLOPS = 3
 """Per number of a linear term and step: multiply and add for the value, add for the gradient."""
 
@@ -40,14 +42,18 @@ class SampleCost:
         """All of it."""
         return self.forward + self.backward + self.extra
 
-    def of(self, samples: int, steps: int, pulled: int, linear: int = 0) -> dict[str, int]:
+    def passes(self, forward: float, backward: float) -> int:
+        """Operations of so many samples' passes, and ways back."""
+        return round(self.forward * forward + self.backward * backward)
+
+    def of(self, samples: int, steps: int, proximal: int, linear: int = 0) -> dict[str, int]:
         """`flops_forward`, `flops_backward`, `flops_extra` and `flops_penalty` of a phase of so many `samples` (epochs
-        counted) and `steps`, with so many numbers in the pull and in the linear term."""
+        counted) and `steps`, with so many numbers in the proximal and in the linear term."""
         return {
             "flops_forward": round(self.forward * samples),
             "flops_backward": round(self.backward * samples),
             "flops_extra": round(self.extra * samples),
-            "flops_penalty": (PULL_FLOPS * pulled + LINEAR_FLOPS * linear) * steps,
+            "flops_penalty": (PROXIMAL_FLOPS * proximal + LINEAR_FLOPS * linear) * steps,
         }
 
 
@@ -79,55 +85,36 @@ def _total(out: Tensor | tuple[Tensor, ...]) -> Tensor:
     return out.sum() if isinstance(out, Tensor) else torch.stack([o.sum() for o in out]).sum()
 
 
-class Meter:
-    """Counts the samples that go through a client's bound model, and back, whichever code sends them.
-
-    It looks at the classifier, which every pass meets, also where a user's step calls the model's parts by itself, and
-    for the way back at the features before it, where they train: a loss of features alone never reaches scores.
-    There is one for each module, and never two clients in it at once. It is entered several times in a visit: what a
-    pass of a small model takes is much for it.
-    """
+class Meter(Passes):
+    """What the passes of a client's bound model come to that code beside the phases sends."""
 
     def __init__(self, module: ClientModule) -> None:
-        self.forward = self.backward = 0
+        super().__init__(module)
         self._parameters = module.binding.parameters
         self._client: Client
         self._cost: SampleCost | None = None
         self._before = 0
-        hook = module.head.register_forward_hook(self._passed)
-        self._hooks, self._place = module.head._forward_hooks, hook.id
-        hook.remove()  # it hangs there only while it counts: a hook makes every pass of the classifier slower
 
     def of(self, client: Client, cost: SampleCost | None) -> Meter:
         """Within, count for `client`, whose samples cost `cost`."""
         self._client, self._cost = client, cost
         return self
 
-    def __enter__(self) -> None:
-        self.forward = self.backward = 0
+    def __enter__(self) -> Self:
         self._before = self._versions()
-        self._hooks[self._place] = self._passed
+        return super().__enter__()
 
-    def __exit__(self, kind: type[BaseException] | None, *error: object) -> None:
-        self._hooks.pop(self._place, None)
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        super().__exit__(kind, error, trace)
         if kind is not None:
             return
         client, cost = self._client, self._cost
         if cost is None or (not self.backward and self._versions() != self._before):
             client.flops = math.nan  # unknown: steps were taken, and no way back was seen
         elif self.forward or self.backward:
-            client.flops += round(cost.forward * self.forward + cost.backward * self.backward)
+            client.flops += cost.passes(self.forward, self.backward)
 
     def _versions(self) -> int:
         return sum([p._version for p in self._parameters])  # each write in place adds one
-
-    def _passed(self, head: nn.Module, inputs: Any, out: Any) -> None:
-        scores = out if isinstance(out, Tensor) else out[0]
-        samples = len(scores)
-        self.forward += samples
-        passed = next((x for x in (*inputs, scores) if isinstance(x, Tensor) and x.requires_grad), None)
-        if passed is not None:
-            passed.register_hook(lambda _: self._returned(samples))
-
-    def _returned(self, samples: int) -> None:
-        self.backward += samples

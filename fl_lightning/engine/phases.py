@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from fl_lightning.callbacks.stepprivacy import protection
 from fl_lightning.core import Client, ModelGroup, Phase, RunContext
 from fl_lightning.data.part import TargetPart
 from fl_lightning.storage.state import MODEL
@@ -54,6 +55,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
         objective=phase.objective,
         trains=phase.trains,
         step=None if own is None else lambda batch, _: own(client, batch),
+        private=protection(client, phase),
     )
     if keep and own is None and not public:  # a stretch on public data begins cleared, and leaves nothing
         job.keep, prefix = True, _prefix(phase)

@@ -90,7 +90,15 @@ class Trainer:
         network = repr(run.config.models[self.group.index].component), repr(module.model), built, digest.hexdigest()
         blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
         steps = repr(replace(spec.config, lr=0.0)), spec.largest_batch, str(spec.dtype), run.config.fabric.precision
-        return network, blocks, module.trainable.tobytes(), steps, tuple(spec.input_shape), module.metric.name
+        return (
+            network,
+            blocks,
+            module.trainable.tobytes(),
+            steps,
+            tuple(spec.input_shape),
+            module.metric.name,
+            module.looks,
+        )
 
     def contest(self) -> Contest:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by

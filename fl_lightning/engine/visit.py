@@ -199,9 +199,9 @@ class Visit:
             ValueError: the upload is no vector of this model.
         """
         own = self.client[MODEL]
-        wanted, given = ((tuple(v.shape), v.dtype) for v in (own, upload.vector))
-        if wanted != given or upload.sent.shape != self.group.up_mask.shape:
-            raise ValueError(f"its upload is {given[1]} of shape {given[0]}, not {wanted[1]} of shape {wanted[0]}")
+        expected, given = ((tuple(v.shape), v.dtype) for v in (own, upload.vector))
+        if expected != given or upload.sent.shape != self.group.up_mask.shape:
+            raise ValueError(f"its upload is {given[1]} of shape {given[0]}, not {expected[1]} of shape {expected[0]}")
         norms = {"model_norm": torch.linalg.vector_norm(own)}
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         memory = self.client.memory.items()
@@ -253,7 +253,7 @@ class Visit:
 
     # ---------------------------------------------------------------- operations
 
-    def metered(self) -> AbstractContextManager[None]:
+    def metered(self) -> AbstractContextManager[object]:
         """Passes of the bound model within count as the client's operations beside its phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
 
@@ -265,14 +265,16 @@ class Visit:
         plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
         if plain is None or cost is None or phase.step is not None:
             return
-        once = round(plain.forward * fit.samples + plain.backward * fit.samples)
+        once = plain.passes(fit.samples, fit.samples)
         metered = phase.objective.loss is not None
+        if job.passes is not None:  # of a loss that was stacked, where no hook sees a pass
+            self.client.flops += plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
         if not on_own_data(self.client, phase):
             self.client.flops += 0 if metered else once
             return
         self.client.flops -= once if metered else 0
         linear = 0 if phase.objective.linear is None else self.client.layout.parameters.stop
-        for name, value in cost.of(fit.samples, fit.steps, job.pulled_numbers, linear).items():
+        for name, value in cost.of(fit.samples, fit.steps, job.proximal_numbers, linear).items():
             self.flops[name] = self.flops.get(name, 0) + value
 
     def sum_up(self) -> None:

@@ -21,6 +21,7 @@ from fl_lightning.engine.record import Results, Timer
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.engine.visit import Visit
 from fl_lightning.training.executors.base import LocalJob
+from fl_lightning.training.executors.loop import Loop
 
 NOBODY: dict[int, int] = {}
 
@@ -152,7 +153,8 @@ class Worker:
             visit = visits[c]
             with self.guard.catch(visit):
                 kind = executor if executor.takes(job) else visit.trainer.loop
-                with visit.metered() if job.alone else contextlib.nullcontext():
+                metered = job.own and job.private is None and isinstance(kind, Loop)
+                with visit.metered() if metered else contextlib.nullcontext():
                     [fits[c]] = kind.train([job])
         return fits
 

@@ -21,7 +21,7 @@ class RunFolderWriter(Observer):
 
     def __init__(self, folder: RunFolder) -> None:
         self.folder = folder
-        self._told = False
+        self._recorded = False
         self._began = time.perf_counter()
         self._code: dict[str, bytes] = {}
         self.unlike: dict[str, float] = {}
@@ -48,7 +48,7 @@ class RunFolderWriter(Observer):
         """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run is forgotten."""
         log.begun()
         if run.is_main:
-            first, self._told = not self._told, True
+            first, self._recorded = not self._recorded, True
             if first:  # record nothing if the run failed before its first round
                 provenance.keep(run.folder, self._code, record.round)
             self.folder.append(record)
@@ -102,7 +102,7 @@ class RunFolderWriter(Observer):
         """Write `final.csv` and `newcomers.csv`; the run has ended."""
         if not run.is_main:
             return
-        if self._told:
+        if self._recorded:
             provenance.ended(run.folder)
         scores, models, further = (summary[f"final_{name}"] for name in ("accuracies", "models", "further"))
         self.folder.write_final(scores, run.data.metric.name, models, further)

@@ -94,19 +94,19 @@ class Estimate:
         variance = self.variance - self.by_cycles * (1 / self.cycles - 1 / cycles)
         return self.half * math.sqrt(max(variance / self.variance, self.cycles / cycles))
 
-    def samples_for(self, samples: int, wanted: float) -> int | None:
-        """How many own samples, or recordings, would bring the half-width to `wanted` in 95 of 100 cases, rounded up.
+    def samples_for(self, samples: int, half_width: float) -> int | None:
+        """How many own samples, or recordings, would bring `half_width` in 95 of 100 cases, rounded up.
 
         More samples leave the luck of fits as it is: `common`. None: no number of samples would do. `samples` where the
         half-width is reached already.
 
         Args:
             samples: that the silo has.
-            wanted: half-width.
+            half_width: of the interval.
         """
-        if wanted >= self.half:
+        if half_width >= self.half:
             return samples
-        allowed = self.variance * (wanted / (CAREFUL * self.half)) ** 2
+        allowed = self.variance * (half_width / (CAREFUL * self.half)) ** 2
         if allowed <= self.common:
             return None
         exact = samples * (self.variance - self.common) / (allowed - self.common)

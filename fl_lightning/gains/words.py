@@ -94,13 +94,13 @@ def _what_would_tell(answer: Answer, measured: Measured) -> str:
     later, more = one.half_after(2 * one.cycles), ""
     if later < 0.9 * one.half:
         more = f"Twice as many repetitions would bring it to about ±{amount(later, metric)}{unit_of(metric)}; "
-    wanted = narrower(one.half, 1.0 if metric != "mae" else measured.margin / MARGIN)
+    target = narrower(one.half, 1.0 if metric != "mae" else measured.margin / MARGIN)
     count, kind = answer.silo.independent
-    needed = one.samples_for(count, wanted)
+    needed = one.samples_for(count, target)
     if needed is None:
         rest = f"more own {kind} alone would hardly narrow it, since it owes too much to the luck of single trainings."
     else:
-        known = f"within ±{amount(wanted, metric)}{unit_of(metric)}"
+        known = f"within ±{amount(target, metric)}{unit_of(metric)}"
         rest = f"with about {needed} own {kind} we would know it to {known}."
     return more + (rest if more else rest.capitalize())
 

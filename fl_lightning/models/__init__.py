@@ -138,8 +138,8 @@ def _try_out(
     fits = isinstance(output, Tensor) and output.shape[:-1] == rows and output.shape[-1] >= num_classes
     if not fits:
         given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        wanted = (*rows, num_classes)
-        raise BadInput("model", class_path, f"{data}, but for two samples it gives {given} instead of {wanted}")
+        shape = (*rows, num_classes)
+        raise BadInput("model", class_path, f"{data}, but for two samples it gives {given} instead of {shape}")
 
 
 def _line(error: Exception) -> str:

@@ -91,12 +91,12 @@ def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str
     for name, module in model.named_modules():
         if not name or name == head or name.startswith(f"{head}."):
             continue
-        wanted = isinstance(module, nn.Linear) if ends is None else any(f".{name}".endswith(f".{e}") for e in ends)
+        adapted = isinstance(module, nn.Linear) if ends is None else any(f".{name}".endswith(f".{e}") for e in ends)
         within = next((c for c in closed if name == c or name.startswith(f"{c}.") or not c), None)
-        if wanted and within is not None and ends is not None:
+        if adapted and within is not None and ends is not None:
             kind = type(model.get_submodule(within)).__name__
             raise BadInput("model.adapters.targets", name, f"torch's {kind} uses weights past their modules")
-        if wanted and within is None:
+        if adapted and within is None:
             names.append(name)
     return names
 

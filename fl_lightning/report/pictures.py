@@ -81,7 +81,7 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
 def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int], dict[str, int | None]]:
     """Which rounds to show, and how many receivers of each run in detail (None: not even the overview)."""
     every = sorted({number for numbers in kept.values() for number in numbers})
-    wanted = keep = min(len(every), MOST_ROUNDS)
+    shown_rounds = keep = min(len(every), MOST_ROUNDS)
     most: dict[str, int | None] = dict.fromkeys(kept)
     sizes = {}
     for run in runs:
@@ -96,7 +96,7 @@ def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int],
     for run in (run for run in runs if run.name in sizes):
         receivers, overview, detail = sizes[run.name]
         share = BUDGET * (overview + receivers * detail) / everything
-        for_details = share / min(wanted, FEWEST_ROUNDS) - overview
+        for_details = share / min(shown_rounds, FEWEST_ROUNDS) - overview
         if for_details < 0:
             run.notes["relation"].append(f"{receivers} clients are too many for this page")
             continue

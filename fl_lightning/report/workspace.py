@@ -123,8 +123,8 @@ def save(entity: str | None, project: str, name: str = VIEW) -> tuple[str, bool]
     there = next((node for node in nodes if node["displayName"] == name), None)
     if there is not None:
         workspace._internal_id, workspace._internal_name = there["id"], there["name"]
-        wanted = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True, mode="json")
-        if json.loads(there["spec"]) == wanted:
+        spec = workspace._to_model().spec.model_dump(by_alias=True, exclude_none=True, mode="json")
+        if json.loads(there["spec"]) == spec:
             return workspace.url, False
     wandb.termlog, termlog = (lambda *_, **__: None), wandb.termlog
     try:

@@ -72,8 +72,8 @@ class RunResult(Named):
         """What cannot be read, by section of the report."""
         self._kept: dict[str, list[Row]] = {}
         summary = self._read("runs", "summary.json", self.files.read_summary) or {}
-        wanted = self.rounds_asked or 0
-        self.finished = summary.get("rounds") == wanted and self.rounds_done >= wanted
+        rounds = self.rounds_asked or 0
+        self.finished = summary.get("rounds") == rounds and self.rounds_done >= rounds
         """Whether the run has ended and was not extended since."""
         self.summary = Summary.of(summary if self.finished else {})
         """The content of `summary.json`; empty unless the run is finished."""
@@ -96,8 +96,8 @@ class RunResult(Named):
         if table not in self._kept:
             section, needed = TABLES[table]
             needed += (self.metric.name,) if table in _OF_THE_END else ()
-            wanted = table not in _OF_THE_END or self.finished
-            rows = self._read(section, f"{table}.csv", lambda: self.files.read(table)) if wanted else None
+            readable = table not in _OF_THE_END or self.finished
+            rows = self._read(section, f"{table}.csv", lambda: self.files.read(table)) if readable else None
             self._kept[table] = [r for r in rows or [] if all(math.isfinite(r.get(n, math.nan)) for n in needed)]
         return self._kept[table]
 
@@ -264,10 +264,10 @@ class RunResult(Named):
         """
         kept = self.relation_rounds
         range_kept = f"kept: {kept[0]} to {kept[-1]}" if kept else "nothing is kept"
-        wanted = round if round is not None else max(kept, default=None)
-        if wanted is None or wanted not in kept:
+        number = round if round is not None else max(kept, default=None)
+        if number is None or number not in kept:
             raise BadInput("round", round, f"there is no relation of it; {range_kept}")
-        return self.files.read_relation(wanted)
+        return self.files.read_relation(number)
 
     def cube(self, round: int | None = None) -> np.ndarray:
         """The relation cube of `round` (None: the last), float32 (N, layers, N): receiver, layer, source.

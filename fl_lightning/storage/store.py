@@ -2,7 +2,7 @@
 
 In `memory` they lie where clients train, and are trained in place. On the `host` (main memory beside a GPU) or on
 `disk` there is room for more vectors than the device holds: what a visit needs is copied to the device while the client
-before it trains, and what came of it is copied back while the next one does. (Beside a GPU, copies from and to files
+before it trains, and the result is copied back while the next one does. (Beside a GPU, copies from and to files
 are waited for.)
 """
 
@@ -59,7 +59,7 @@ class StreamLane(Lane):
 
 
 class VectorStore:
-    """Keeps vectors from visit to visit, and has them at hand in a visit.
+    """Keeps vectors from visit to visit, and gives them to a visit.
 
     On disk every vector is a file of `folder` that has no name any more: the system writes its pages out when it needs
     the memory, reads them back when they are touched, and frees the space with the process, however that ends.

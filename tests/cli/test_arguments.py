@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib
 import json
+import re
 import sys
 from abc import ABC
 from collections.abc import Callable
@@ -17,7 +18,9 @@ import yaml
 import fl_lightning.methods
 from fl_lightning import catalogue
 from fl_lightning.cli import main
+from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import check_arguments
+from fl_lightning.cli.schema import COMMANDS
 from fl_lightning.config import Component
 from fl_lightning.configuration import describe, index
 from fl_lightning.configuration.explain import explained, page
@@ -183,3 +186,18 @@ def test_help_and_list_show_type_bounds_default_and_meaning(capsys: pytest.Captu
 
 def test_names_that_there_are_not(refused: Callable[..., str]) -> None:
     assert "did you mean fedprox?" in refused("list", "methods", "fedprxo")
+
+
+def test_help_lists_exactly_the_keys_that_are_read_with_values_bounds_and_default(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    for command in COMMANDS:
+        assert main([command, "--help"]) == 0
+        listed = re.findall(r"^  --([\w.+]+) ", capsys.readouterr().out, re.MULTILINE)
+        assert set(listed) == keys(parser_of(command)).keys() and len(listed) == len(set(listed)), command
+    assert main(["fit", "--help"]) == 0
+    printed = " ".join(capsys.readouterr().out.split())
+    assert "--federation.rounds N Communication rounds. 50: KAPC on MNIST. (at least 1; default: 50)" in printed
+    assert "--data.by {class,client} " in printed and "--fabric.devices N|{auto} " in printed
+    assert printed.index("--data.source ") < printed.index("--data.label_column ") < printed.index("--optimizer.name ")
+    assert not re.search(r"Optional\[|Literal\[|\| null|type: ", printed)

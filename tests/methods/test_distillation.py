@@ -255,7 +255,7 @@ def gap(fed: Federation, teacher: Tensor, t: int = 1) -> Tensor:
     module, method = client_of(fed, 0).bind(), fed.run.method
     module.model.train()
     with torch.no_grad():
-        found: Tensor = method.gap(module, (d.public_subset(fed.run, t, method.samples), teacher))
+        found: Tensor = method.gap({}, module, (d.public_subset(fed.run, t, method.samples), teacher))
     return found
 
 
