@@ -15,8 +15,9 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_lightning.audit import attacks, page
 from fl_lightning.audit.claims import Claim
-from fl_lightning.audit.observe import VIEWS, Observed, Samples
+from fl_lightning.audit.observe import VIEWS, Observed, Samples, observed
 from fl_lightning.cli import main
+from fl_lightning.cli.commands import load
 
 VIEW = next(iter(VIEWS))
 
@@ -161,6 +162,20 @@ def test_a_study_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit
     assert "4 clients in groups of 2, 2 can be divided in 3 ways only" in (tmp_path / "a" / "audit.html").read_text()
     assert main(["audit", "s/runs/kapc/seed-0", "--out", "a"]) == 0
     assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["fedavg", "scaffold"])
+def test_uploads_that_the_server_would_not_keep_are_audited(method: str, fit: Callable[..., Path]) -> None:
+    words = f"--method {method} --federation.rounds 2 --callbacks.checkpoint.seconds 0"
+    plain, kept = fit("plain", words), fit("kept", words, "--callbacks.keepuploads {}")
+    assert (plain / "final.csv").read_bytes() == (kept / "final.csv").read_bytes()
+    runs = [observed(load(folder), folder) for folder in (plain, kept)]
+    uploads = [run.samples.confidence["server: upload"] for run in runs]
+    assert [np.isnan(seen).all() for seen in uploads] == [method == "fedavg", False]  # SCAFFOLD keeps its clients
+    assert [run.heads is None for run in runs] == [method == "fedavg", False]
+    models = runs[1].samples.confidence["public: global model"]
+    assert not np.allclose(uploads[1], models)  # one client's, not the mean
 
 
 @pytest.mark.slow
