@@ -179,6 +179,15 @@ def test_uploads_that_the_server_would_not_keep_are_audited(method: str, fit: Ca
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize("privacy", ["optimizer.privacy", "callbacks.localprivacy"])
+def test_uploads_are_kept_beside_noise(privacy: str, fit: Callable[..., Path]) -> None:
+    """It looks at no sample."""
+    noise = f"--{privacy}.clip 1 --{privacy}.noise 1 --callbacks.keepuploads {{}}"
+    folder = fit("x", "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0", noise)
+    assert np.isfinite(observed(load(folder), folder).samples.confidence["server: upload"]).all()
+
+
+@pytest.mark.slow
 def test_a_method_that_is_judged_fine_tuned_is_audited(tmp_path: Path, fit: Callable[..., Path]) -> None:
     folder = fit("x", "--method fedbabu --federation.rounds 1 --callbacks.checkpoint.seconds 0")
     assert main(["audit", str(folder), "--out", "a"]) == 0
