@@ -10,20 +10,8 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric
-from fl_lightning.report.words import NONE as NONE
-from fl_lightning.report.words import (
-    clients,
-    component,
-    data,
-    judged_by,
-    local_training,
-    method,
-    model_words,
-    optimizer,
-    participation,
-    samples,
-    text,
-)
+from fl_lightning.report import words
+from fl_lightning.report.words import NONE, model_words, text
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
 from fl_lightning.results.result import MIB, RunResult
@@ -45,17 +33,17 @@ class Table:
 def overview(runs: list[RunResult]) -> Table:
     """What was run."""
     facts: dict[str, Callable[[RunResult], str]] = {
-        "method": lambda run: component(method(run, runs)),
-        "model": lambda run: component(run.config.get("model")),
-        "data": data,
-        "clients": clients,
-        "participation": participation,
-        "local epochs": local_training,
+        "method": lambda run: words.component(words.method(run, runs)),
+        "model": lambda run: words.component(run.config.get("model")),
+        "data": words.data,
+        "clients": words.clients,
+        "participation": words.participation,
+        "local epochs": words.local_training,
         "batch size": lambda run: text(run.setting("federation.batch_size")),
-        "optimiser": optimizer,
-        "samples": samples,
+        "optimiser": words.optimizer,
+        "samples": words.samples,
         "rounds done": lambda run: f"{run.rounds_done} of {text(run.rounds_asked)}",
-        "judged": judged_by,
+        "judged": words.judged_by,
         "seed": lambda run: text(run.setting("seed")),
         "version": lambda run: text(run.facts.get("version")),
     }
@@ -196,10 +184,10 @@ def _last(run: RunResult, column: str) -> str:
 def on_global_test(runs: list[RunResult]) -> list[list[str]]:
     """The rows of what came out on the test set of all clients, for each kind of model that a run scored on it."""
     shown = []
-    for kind, words in MODELS.items():
+    for kind, model in MODELS.items():
         column = Comparison.of(runs).metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
-            begin = f"test set of all, {words}: "
+            begin = f"test set of all, {model}: "
             shown.append([f"{begin}best round (optimistic)", *(_at_best(run, column, column) for run in runs)])
             shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
             ended = [(run, run.summary.get(f"final_{column}")) for run in runs]
@@ -232,9 +220,9 @@ def by_judge(runs: list[RunResult]) -> list[list[str]]:
     shown += [[f"{own}round chosen on validation data", *chosen]] if set(chosen) != {NONE} else []
     ended = [final_words(run.summary) if run.finished else NONE for run in runs]
     shown.append([f"{own}all clients at the end: model", *ended])
-    for key, words in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
+    for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = (run.summary.get(by.metric.of(f"final_{key}")) for run in runs)
-        shown.append([f"{own}all clients at the end: {words}", *(_known(value, by.metric.shown) for value in values)])
+        shown.append([f"{own}all clients at the end: {name}", *(_known(value, by.metric.shown) for value in values)])
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
         shown += [[f"{own}all clients at the end: {metric.mean_words}", *cells]] if set(cells) != {NONE} else []

@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
-from fl_lightning.report.tables import NONE
+from fl_lightning.report.words import NONE
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import load
 from fl_lightning.study.folder import StudyFolder

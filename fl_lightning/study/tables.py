@@ -8,7 +8,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fl_lightning.metric import MODELS
-from fl_lightning.report.tables import NONE, percent, seconds
+from fl_lightning.report.tables import percent, seconds
+from fl_lightning.report.words import NONE
 from fl_lightning.study.compare import Compared, Ranks, Row
 from fl_lightning.study.sheet import Block, Sheet, Span
 
