@@ -22,8 +22,8 @@ from fl_lightning.extras import require
 from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
 from fl_lightning.record import RelationView
 from fl_lightning.results.columns import COLUMNS, Column
-from fl_lightning.results.folder import RunFolder, best, final_kind, final_words, mean_of_bests
-from fl_lightning.results.ledger import UNREADABLE, Ledger, read_ledger, unread
+from fl_lightning.results.folder import UNREADABLE, RunFolder, best, final_kind, final_words, mean_of_bests
+from fl_lightning.results.ledger import Ledger, read_ledger, unread
 from fl_lightning.results.named import Named
 from fl_lightning.results.summary import Summary
 
