@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fl_lightning.cli.folder import CONFIG, LOCK, check_path
 from fl_lightning.cli.queue import ALIVE, Queued, queued
@@ -150,10 +150,14 @@ def _of_study(out: Path) -> Table | None:
     if not folder:
         return None
     board, failures = Board(folder, folder.cells()), folder.failures()
-    jobs = {job.folder.resolve(): job.state for job in queued(out)}
-    table = board.table(
-        board.look(lambda run: bool(locked(out / run)), failures, lambda run: jobs.get((out / run).resolve()))
-    )
+    jobs = {job.folder.resolve(): job.state for job in queued(out) if job.state in ("queued", "starting")}
+
+    def now(run: str) -> Any:
+        if locked(out / run):
+            return "running"
+        return jobs.get((out / run).resolve()) or ("failed" if run in failures else None)
+
+    table = board.table(board.look(now))
     table.caption = escape("\n".join(f"{run}: {why}" for run, why in failures.items()))
     return table
 
