@@ -191,7 +191,7 @@ def on_global_test(runs: list[RunResult]) -> list[list[str]]:
             shown.append([f"{begin}best round (optimistic)", *(_at_best(run, column, column) for run in runs)])
             shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
             ended = [(run, run.summary.get(f"final_{column}")) for run in runs]
-            shown.append([f"{begin}all clients at the end", *(_known(v, run.metric.shown) for run, v in ended)])
+            shown.append([f"{begin}all clients at the end", *(known(v, run.metric.shown) for run, v in ended)])
     return shown
 
 
@@ -222,7 +222,7 @@ def by_judge(runs: list[RunResult]) -> list[list[str]]:
     shown.append([f"{own}all clients at the end: model", *ended])
     for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = (run.summary.get(by.metric.of(f"final_{key}")) for run in runs)
-        shown.append([f"{own}all clients at the end: {name}", *(_known(value, by.metric.shown) for value in values)])
+        shown.append([f"{own}all clients at the end: {name}", *(known(value, by.metric.shown) for value in values)])
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
         shown += [[f"{own}all clients at the end: {metric.mean_words}", *cells]] if set(cells) != {NONE} else []
@@ -239,19 +239,19 @@ def scores(runs: list[RunResult]) -> Table:
     """What came out and what it cost."""
 
     def summed(*columns: str) -> Callable[[RunResult], str]:
-        return lambda run: _known(run.total(*columns), mib, MIB)
+        return lambda run: known(run.total(*columns), mib, MIB)
 
     def peak(column: str) -> Callable[[RunResult], str]:
-        return lambda run: _known(max((row[column] for row in run.judged(column)), default=None), mib)
+        return lambda run: known(max((row[column] for row in run.judged(column)), default=None), mib)
 
     facts: dict[str, Callable[[RunResult], str]] = {
         "upload": summed("upload_bytes"),
         "upload, parameters only": summed("upload_parameter_bytes"),
         "download": summed("download_bytes"),
         "download, parameters only": summed("download_parameter_bytes"),
-        "modelled channel time": lambda run: _known(run.total("channel_s"), seconds),
-        "wall time of the rounds": lambda run: _known(run.total("seconds"), seconds),
-        "operations": lambda run: _known(flops(run), operations),
+        "modelled channel time": lambda run: known(run.total("channel_s"), seconds),
+        "wall time of the rounds": lambda run: known(run.total("seconds"), seconds),
+        "operations": lambda run: known(flops(run), operations),
         "peak memory, host": peak("memory_mib"),
         "peak memory, GPU": peak("memory_device_mib"),
         "peak memory, server's share": peak("memory_server_mib"),
@@ -265,7 +265,7 @@ def scores(runs: list[RunResult]) -> Table:
 
 def _agreement(run: RunResult) -> str:
     """The last round's `rand_index`, where true groups are known."""
-    return _known(next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None), "{:.2f}".format)
+    return known(next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None), "{:.2f}".format)
 
 
 def fairness(runs: list[RunResult]) -> Table:
@@ -355,7 +355,8 @@ def flop_unit(value: float) -> tuple[str, int]:
     return f"{('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP", 1000**power
 
 
-def _known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
+def known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
+    """A number as text; a dash where it is not known."""
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE
 
 
