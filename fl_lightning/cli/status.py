@@ -61,8 +61,6 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
             raise BadInput("status", str(folder), "its tables cannot be read")
     except BadInput:
         return Standing(name, "unreadable", silent=0.0)
-    given = run.config["method"]
-    method = str(given.get("name", given.get("class_path", "")) if isinstance(given, dict) else given)
     done, rounds, mean = run.rounds_done, run.rounds_asked, run.metric.of("mean")
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
@@ -80,7 +78,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     last = judged[-1][mean] if judged else math.nan
     why = job.why if job is not None and state == "queued" else ""
     known = (run.metric, run.judge or "", last, run.best(mean)[0])
-    return Standing(name, state, method, done, rounds, *known, left, now - wrote, why)
+    return Standing(name, state, str(run.method or ""), done, rounds, *known, left, now - wrote, why)
 
 
 def standings(out: Path) -> list[Standing]:

@@ -96,12 +96,10 @@ class RunResult:
             self.notes["runs"].append("a client failed: failure.txt in the run folder says how")
 
     def __repr__(self) -> str:
-        which = self.config.get("method") or {}
-        method = which.get("name") or which.get("class_path") if isinstance(which, dict) else which
         scores, done = self.final_accuracies, self.rounds_done
         mean = self.metric.shown(float(scores.mean()) if len(scores) else math.nan)
         reached = f", {self.metric.mean_words} {mean} at the end" if self.finished else ""
-        return f"<Run {self.folder}: {method}, {done} of {self.rounds_asked or done} rounds{reached}>"
+        return f"<Run {self.folder}: {self.method}, {done} of {self.rounds_asked or done} rounds{reached}>"
 
     def rows(self, table: str) -> list[Row]:
         """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values are absent."""
@@ -151,6 +149,12 @@ class RunResult:
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
+
+    @property
+    def method(self) -> str | None:
+        """The method as config.yaml names it."""
+        given = self.config.get("method")
+        return (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
 
     @property
     def rounds_done(self) -> int:

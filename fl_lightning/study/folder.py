@@ -137,10 +137,10 @@ class StudyFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other studies out of the folder, which is made. `Busy` if one is in it, `BadInput` if it refuses."""
-        file = self.path / "lock"
+        lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         try:
             make_folder(self.path)
-            lock = take(file)
+            lock = take(self.path / "lock")
         except Taken as error:
             allowed = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), allowed) from None
@@ -148,12 +148,8 @@ class StudyFolder:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise BadInput("out", str(self.path), f"it cannot be written ({error.strerror})") from None
             print(f"{self.path}: no locks here ({error.strerror}); start no second study in it", file=sys.stderr)
+        with lock:
             yield
-            return
-        try:
-            yield
-        finally:
-            lock.close()
 
 
 def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
