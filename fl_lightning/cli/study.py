@@ -8,7 +8,6 @@ import itertools
 import os
 import shlex
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -269,18 +268,14 @@ def fetch(configs: list[Config]) -> None:
     """
     from fl_lightning.data.load import OVERRIDES
     from fl_lightning.data.vision import RECIPES
-    from fl_lightning.study.workers import run_all
+    from fl_lightning.study.workers import in_a_process
 
     sets = {
         (config.data.source, config.data.root): config
         for config in configs
         if config.data.source in RECIPES and Path(config.data.root or "").suffix not in OVERRIDES and not config.smoke
     }
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)) as ended,
-    ):
-        absent = [one.error for one in ended if one.error is not None]
+    absent = [error for error in in_a_process(_loaded, list(sets.values())) if error is not None]
     if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):
         raise BadInput("data.root", configs[0].data.root, absent[0])
 

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import tempfile
@@ -60,9 +59,10 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
     import torch
 
     from fl_lightning import device
+    from fl_lightning.study.workers import in_a_process
 
     room = SHARE * device.free_bytes(torch.device("cpu")) / workers
-    answer = _in_a_process(_planned, (most, room, list(configs)))
+    (answer,) = in_a_process(_planned, [(most, room, list(configs))])
     fits, _, line = (answer or f"{most}|").partition("|")
     if line:
         log.say(f"together: {line}")
@@ -181,21 +181,12 @@ def _record(path: Path) -> dict[str, str] | None:
 
 def _measured(config: Config) -> str:
     """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
-    answer = _in_a_process(_gain, config)
+    from fl_lightning.study.workers import in_a_process
+
+    (answer,) = in_a_process(_gain, [config])
     executor, _, line = (answer or "loop|").partition("|")
     log.say(f"together auto: {executor} for {line}")
     return executor
-
-
-def _in_a_process(work: Callable[[Any], str], given: Any) -> str | None:
-    """What `work` makes of `given` in a process of its own."""
-    from fl_lightning.study.workers import run_all
-
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(work, [given], 1, Path(logs), lambda numbers: None)) as ended,
-    ):
-        return next(iter(ended)).error
 
 
 def _gain(config: Config) -> str:

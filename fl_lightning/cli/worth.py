@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import json
 import math
@@ -175,15 +174,13 @@ def _in_child(work: Any, *given: Any) -> dict[str, Any]:
     import tempfile
 
     import fl_lightning.gains.runs  # noqa: F401  before the process is forked
-    from fl_lightning.study.workers import run_all
+    from fl_lightning.study.workers import in_a_process
 
     with tempfile.TemporaryDirectory() as aside:
         file = Path(aside) / "answer.json"
-        job = [(work, given, file)]
-        with contextlib.closing(run_all(_do, job, 1, Path(aside), lambda numbers: None)) as all_ended:
-            for ended in all_ended:
-                if ended.error is not None:
-                    raise RunFailed(ended.error)
+        (error,) = in_a_process(_do, [(work, given, file)])
+        if error is not None:
+            raise RunFailed(error)
         content: dict[str, Any] = json.loads(file.read_text())
     if "error" in content:
         raise BadInput(*content["error"])

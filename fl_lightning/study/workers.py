@@ -11,6 +11,7 @@ import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -90,6 +91,12 @@ def run_all(
 ) -> Generator[Ended, None, None]:
     """As `serve_all`, one job after the other in each process: `work` returns None, or why the job failed."""
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
+
+
+def in_a_process(work: Callable[[Any], str | None], jobs: Sequence[Any]) -> list[str | None]:
+    """What `work` says of each of the jobs, in a process of its own: one that forks workers must run no threads."""
+    with tempfile.TemporaryDirectory() as logs:
+        return [ended.error for ended in run_all(work, jobs, 1, Path(logs), lambda running: None)]
 
 
 def serve_all(
