@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning import log
 from fl_lightning.config import Config
-from fl_lightning.errors import BadInput, redact
+from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.files import write_whole
 
 if TYPE_CHECKING:
@@ -62,8 +62,7 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
     from fl_lightning import device
 
     room = SHARE * device.free_bytes(torch.device("cpu")) / workers
-    answer = _in_a_process(_planned, (most, room, list(configs)))
-    fits, _, line = (answer or f"{most}|").partition("|")
+    fits, line = in_a_process(_planned, (most, room, list(configs)))
     if line:
         log.say(f"together: {line}")
     return int(fits)
@@ -88,7 +87,7 @@ def heaviest(configs: Sequence[Config], runs: int, samples: int = 500) -> tuple[
     return max(each, key=lambda pair: peak(pair[1]))
 
 
-def _planned(given: tuple[int, float, list[Config]]) -> str:
+def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
     """How many runs fit, and a line where that is fewer than was asked for, or not known."""
     from fl_lightning.log import in_bytes
     from fl_lightning.planning.beside import WORKER_MIB, most_that_fit
@@ -99,17 +98,17 @@ def _planned(given: tuple[int, float, list[Config]]) -> str:
     try:
         _, parts = heaviest(list(kinds.values()), most)
         if MOST_KEPT * (peak(parts) - WORKER_MIB * MIB) + WORKER_MIB * MIB <= room:
-            return f"{most}|"
+            return most, ""
         setup, parts = heaviest(configs, most)
         fits = most_that_fit(setup, most, room)
     except Exception as error:
         reason = redact(" ".join(str(error).split()))
-        return f"{most}|what memory {most} runs take is not known ({reason}); if it is too much, name a smaller number"
+        return most, f"what memory {most} runs take is not known ({reason}); if it is too much, name a smaller number"
     if fits == most and peak(parts) <= room:
-        return f"{most}|"
+        return most, ""
     method = setup.config.method.class_path.rpartition(".")[2]
     takes = f"{most} runs of {method} take {in_bytes(peak(parts))}, and a process has {in_bytes(room)}"
-    return f"{fits}|{fits} at a time: {takes}"
+    return fits, f"{fits} at a time: {takes}"
 
 
 def with_executors(
@@ -181,24 +180,39 @@ def _record(path: Path) -> dict[str, str] | None:
 
 def _measured(config: Config) -> str:
     """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
-    answer = _in_a_process(_gain, config)
-    executor, _, line = (answer or "loop|").partition("|")
+    executor, line = in_a_process(_gain, config)
     log.say(f"together auto: {executor} for {line}")
-    return executor
+    return str(executor)
 
 
-def _in_a_process(work: Callable[[Any], str], given: Any) -> str | None:
-    """What `work` makes of `given` in a process of its own."""
+def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
+    """What `work` makes of `given` in a process of its own: workers are forked from one that runs no threads.
+
+    Raises:
+        BadInput: `work` has raised it.
+        RunFailed: the process died, or `work` has raised something else.
+    """
     from fl_lightning.study.workers import run_all
+
+    def tried(given: Any) -> Any:
+        try:
+            return (work(given),)
+        except (BadInput, RunFailed) as error:
+            return error
+        except Exception as error:
+            return RunFailed(f"{type(error).__name__}: {error}")
 
     with (
         tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(work, [given], 1, Path(logs), lambda numbers: None)) as ended,
+        contextlib.closing(run_all(tried, [given], 1, Path(logs), lambda numbers: None)) as ended,
     ):
-        return next(iter(ended)).error
+        answer: Any = next(iter(ended)).error  # what `tried` returns, or a line on a process that died
+    if isinstance(answer, tuple):
+        return answer[0]
+    raise answer if isinstance(answer, Exception) else RunFailed(answer)
 
 
-def _gain(config: Config) -> str:
+def _gain(config: Config) -> tuple[str, str]:
     """The executor, and how it was found."""
     from fl_lightning.run import launch
 
@@ -208,7 +222,7 @@ def _gain(config: Config) -> str:
         answer = launch(single, _faster, FULL)["answer"]
     except Exception as error:
         answer = f"it cannot be measured ({' '.join(str(error).split())})"
-    return f"loop|{name}: {answer}" if isinstance(answer, str) else f"{answer[0]}|{name} ({answer[1]})"
+    return ("loop", f"{name}: {answer}") if isinstance(answer, str) else (answer[0], f"{name} ({answer[1]})")
 
 
 def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:

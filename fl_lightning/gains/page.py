@@ -73,7 +73,6 @@ def render(measured: Measured, sections: list[Section]) -> str:
 
 def _silo(answer: Answer, measured: Measured, end: float) -> dict[str, Any]:
     bar = None
-    label = answer.sentence
     if answer.estimate is not None:
         low, high = (float(np.clip(x, -end, end)) for x in (answer.low, answer.high))
         gain = answer.estimate.gain
@@ -81,7 +80,7 @@ def _silo(answer: Answer, measured: Measured, end: float) -> dict[str, Any]:
         bar = {"left": _place(low, end), "width": max(_place(high, end) - _place(low, end), 0.6), "dot": dot}
     return {
         "name": answer.silo.name, "samples": answer.silo.size, "kind": KINDS[answer.verdict], "bar": bar,
-        "verdict": answer.verdict, "sentence": answer.sentence, "label": label,
+        "verdict": answer.verdict, "sentence": answer.sentence,
     }  # fmt: skip
 
 
