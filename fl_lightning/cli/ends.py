@@ -62,7 +62,7 @@ def config_of(app: Path) -> Config:
     source = app / "source"
     if source.is_dir() and str(source) not in sys.path:
         sys.path.append(str(source))
-    return complete(plan(read_config(str(app / "config.yaml"), folder=Path())))
+    return complete(plan(read_config(str(app / "config.yaml"))))
 
 
 # ---------------------------------------------------------------- the centre
