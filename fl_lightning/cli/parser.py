@@ -99,15 +99,10 @@ def _stands_for(kind: Any) -> str:
     return "|".join(parts) or plain.get(kind, "VALUE")
 
 
-def fit_parser() -> ArgumentParser:
-    """All keys of a run."""
-    return parser_of("fit")
-
-
 @cache
 def fit_keys() -> dict[str, Action]:
     """Every key of a run, with its parser action."""
-    return keys(fit_parser())
+    return keys(parser_of("fit"))
 
 
 def passed_on(command: str) -> dict[str, Action]:

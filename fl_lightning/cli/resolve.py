@@ -26,7 +26,7 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper  # type: ignore[assignment]
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import fit_parser, typed
+from fl_lightning.cli.parser import parser_of, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
 from fl_lightning.components import AdaptersConfig, Network
 from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
@@ -34,7 +34,7 @@ from fl_lightning.configuration import index
 from fl_lightning.configuration.describe import described
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
-from fl_lightning.ranges import Needs, Range
+from fl_lightning.ranges import Needs, Range, check_ranges
 
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
@@ -70,7 +70,7 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
     `over`: a resolved config that the layers change; None: the defaults.
     """
     settings = Settings.merged(layers, over)
-    values = typed(fit_parser(), settings.plain)
+    values = typed(parser_of("fit"), settings.plain)
     config = Config(
         method=settings.method,
         models=settings.models,
@@ -207,7 +207,7 @@ def _network(key: str, component: Component) -> Component:
     adapters = component.adapters
     if adapters is not None:
         adapters = typed(_parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters.").as_dict()
-        AdaptersConfig(**adapters).validate(f"{key}.adapters")
+        check_ranges(AdaptersConfig(**adapters), f"{key}.adapters")
     return Network(network.class_path, network.init_args, component.weights, adapters)
 
 

@@ -122,7 +122,7 @@ def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"fl_lightning.package": package, "fl_lightning.package.file": module}
     monkeypatch.setattr(describe.importlib, "import_module", modules.__getitem__)
     monkeypatch.setattr(describe.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="file")])
-    (listed,) = describe._classes("package", Method)
+    (listed,) = describe.classes("package", Method).values()
     assert listed is Listed and describe._entry(listed)["doc"] == "First line."
 
 
