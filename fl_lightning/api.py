@@ -118,7 +118,8 @@ def fit(config: Config | None = None, *, data: Any = None, model: Any = None, me
     given = {"data": data, "model": model, "method": method}
     others = multiprocessing.active_children()
     try:
-        with _given(given, _out_of(config)) as beneath:
+        out = config.get("out", "runs") if isinstance(config, Mapping) else "runs"
+        with _given(given, Path(str(out))) as beneath:
             layers, first = _layers({} if config is None else config, beneath)
             folder = trained(layers, first)
     except KeyboardInterrupt:
@@ -235,11 +236,6 @@ def compare(runs: Any, **keys: Any) -> DataFrame:
 
 
 # ---------------------------------------------------------------- what a script hands over
-
-
-def _out_of(config: Any) -> Path:
-    """The parent of the run folders."""
-    return Path(str(config.get("out", "runs"))) if isinstance(config, Mapping) else Path("runs")
 
 
 @contextlib.contextmanager

@@ -117,13 +117,9 @@ def passed_on(command: str) -> dict[str, Action]:
 
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
-    actions = {action.dest: action for action in parser._actions}
-    return {dest: action for dest, action in actions.items() if dest != "help" and not _is_group(dest, parser)}
-
-
-def _is_group(dest: str, parser: ArgumentParser) -> bool:
-    """Whether there are keys below `dest`: then it takes no value itself."""
-    return any(action.dest.startswith(f"{dest}.") for action in parser._actions)
+    actions = {action.dest: action for action in parser._actions if action.dest != "help"}
+    groups = {dest for dest in actions if any(other.startswith(f"{dest}.") for other in actions)}
+    return {dest: action for dest, action in actions.items() if dest not in groups}
 
 
 def hint(action: Action) -> Any:

@@ -243,14 +243,14 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
                     raise TooSlow(whole)
     except BaseException as error:
         if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-            told = f"worth: stopped with {done} of {len(jobs)} trainings done"
-            print(f"{told}; it goes on with: {plan.again}", file=sys.stderr)
+            line = f"worth: stopped with {done} of {len(jobs)} trainings done"
+            print(f"{line}; it goes on with: {plan.again}", file=sys.stderr)
         raise
     plan.folder.write_failures(failures)
     if failures:
         name, why = next(iter(failures.items()))
-        told = f"{len(failures)} of {len(jobs)} runs failed, the first, {name}: {why}"
-        raise RunFailed(f"{told}; the same command tries again")
+        line = f"{len(failures)} of {len(jobs)} runs failed, the first, {name}: {why}"
+        raise RunFailed(f"{line}; the same command tries again")
     return len(jobs)
 
 
@@ -301,7 +301,7 @@ def _bar(total: int) -> Iterator[Any]:
         yield lambda done: progress.update(task, completed=done, refresh=True)
 
 
-# ---------------------------------------------------------------- what came of it
+# ---------------------------------------------------------------- the answer
 
 
 def _measured(plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int) -> Measured:
