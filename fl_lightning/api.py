@@ -257,12 +257,11 @@ def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
             layer["method"] = _plain(given["method"])
         yield layer
     except BadInput:
-        for path in sorted(folder.rglob("*"), reverse=True):
-            if path not in before:
-                path.rmdir() if path.is_dir() else path.unlink()
+        for path in sorted({*folder.rglob("*")} - before, reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
         for path in (folder, *folder.parents):
             with contextlib.suppress(OSError):
-                if not before and path != Path() and not any(path.iterdir()):
+                if not before and path != Path():
                     path.rmdir()
         raise
 

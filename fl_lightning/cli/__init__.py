@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -69,9 +69,14 @@ PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost rank ourselves, in one line
+    return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Do `work`; the exit code of `main`, with one line on what is wrong."""
     try:
         with answered(_terminated, signal.SIGTERM):
-            _dispatch(list(sys.argv[1:] if argv is None else argv))
+            work()
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code

@@ -113,14 +113,12 @@ def classes(package: str, base: type) -> dict[str, type]:
     for info in pkgutil.iter_modules(importlib.import_module(f"fl_lightning.{package}").__path__):
         name = f"fl_lightning.{package}.{info.name}"
         for cls in vars(importlib.import_module(name)).values() if info.name != "base" else ():
-            ours = isinstance(cls, type) and cls.__module__ == name and issubclass(cls, base)
-            if ours and vars(cls).get("__doc__") and not cls.__name__.startswith("_") and not _is_base(cls):
+            if not (isinstance(cls, type) and cls.__module__ == name and issubclass(cls, base)):
+                continue
+            is_base = inspect.isabstract(cls) or any(above.__name__ == "ABC" for above in cls.__bases__)
+            if vars(cls).get("__doc__") and not cls.__name__.startswith("_") and not is_base:
                 named[cls.__name__.lower()] = cls
     return dict(sorted(named.items()))
-
-
-def _is_base(cls: type) -> bool:
-    return any(base.__name__ == "ABC" for base in cls.__bases__) or inspect.isabstract(cls)
 
 
 def _entry(cls: type) -> Entry:

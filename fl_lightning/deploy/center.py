@@ -125,7 +125,7 @@ class RemoteWorker(Worker):
         return None
 
     def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
-        header, tensors = self.exchange.read(t, c, answer, "training")
+        header, tensors = self.exchange.read(t, c, answer)
         group = self.run.group_of(c)
         upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
         slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
@@ -191,7 +191,7 @@ class RemoteEvaluator(Evaluator):
         answers, taken = self.exchange.ask(t, kind, messages, 1), {}
         for c in clients:
             try:
-                taken[c] = read(self.exchange.read(t, c, answers.get(c), "evaluation")[0])
+                taken[c] = read(self.exchange.read(t, c, answers.get(c))[0])
             except (BadClient, wire.Unreadable) as error:
                 failure = error if isinstance(error, BadClient) else self.exchange.refused(t, c, "evaluation", error)
                 if not self.run.tolerant:

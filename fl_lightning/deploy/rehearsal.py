@@ -33,12 +33,9 @@ LIMITS = 10.0, 10.0, 1.0
 
 @dataclass
 class LocalTransport:
-    """Sites in this process. `change`: what becomes of a message on its way, as a list (lost: none; twice: two)."""
+    """Sites in this process."""
 
     sites: Sequence[Callable[[bytes], bytes]]
-    change: Callable[[int, bytes], list[bytes]] = lambda address, message: [message]
-    wire: list[bytes] = field(default_factory=list)
-    """All that sites have sent."""
     waiting: deque[tuple[str, Come]] = field(default_factory=deque)
 
     def addresses(self) -> list[int]:
@@ -48,10 +45,7 @@ class LocalTransport:
     def push(self, address: int, message: bytes, ttl: float) -> str:
         """Answered at once."""
         name = uuid.uuid4().hex
-        for one in self.change(address, message):
-            answer = self.sites[address](one)
-            self.wire.append(answer)
-            self.waiting.append((name, answer))
+        self.waiting.append((name, self.sites[address](message)))
         return name
 
     def pull(self, most: int) -> list[tuple[str, Come]]:

@@ -99,7 +99,8 @@ class Site:
         self.transforms = [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()]
         self.refused: Located | None = None
         try:
-            with_equal_sizes(data, config.clients)
+            # To deal clients to processes a federation asks for everybody's sizes: any will do.
+            data.train_sizes = data.validation_sizes = data.test_sizes = [2] * config.clients
             self.fed = assemble(fabric, config, folder, self.transforms, data)
             for transform in self.transforms:
                 transform.on_fit_start(self.fed.run)
@@ -350,11 +351,6 @@ def located(error: NotHere) -> Located:
 def visits_of(run: RunContext, client: int) -> int:
     """Visits that the state of a client has behind it; 0 where states are not kept from round to round."""
     return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
-
-
-def with_equal_sizes(data: OwnData, clients: int) -> None:
-    """While a federation is put together it asks for everybody's sizes, to deal clients to processes: any will do."""
-    data.train_sizes = data.validation_sizes = data.test_sizes = [2] * clients
 
 
 def digest_of(fed: Federation) -> str:
