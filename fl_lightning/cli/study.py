@@ -268,27 +268,34 @@ def fetch(configs: list[Config]) -> None:
     """
     from fl_lightning.data.load import OVERRIDES
     from fl_lightning.data.vision import RECIPES
-    from fl_lightning.study.workers import in_a_process
 
     sets = {
         (config.data.source, config.data.root): config
         for config in configs
         if config.data.source in RECIPES and Path(config.data.root or "").suffix not in OVERRIDES and not config.smoke
     }
-    absent = [error for error in in_a_process(_loaded, list(sets.values())) if error is not None]
+    absent = [error for config in sets.values() if (error := _absent(config)) is not None]
     if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):
         raise BadInput("data.root", configs[0].data.root, absent[0])
 
 
-def _loaded(config: Config) -> str | None:
+def _absent(config: Config) -> str | None:
     """None, or what is wrong with the data."""
-    from fl_lightning.data.load import load
+    from fl_lightning.study.workers import in_a_process
 
     try:
-        load(config.data, config.federation.clients, config.smoke)
+        in_a_process(_load, config)
     except BadInput as error:
         return error.allowed
+    except RunFailed as error:
+        return str(error)
     return None
+
+
+def _load(config: Config) -> None:
+    from fl_lightning.data.load import load
+
+    load(config.data, config.federation.clients, config.smoke)
 
 
 def worker_count(number: int | None, config: Config) -> int:

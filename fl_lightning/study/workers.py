@@ -6,6 +6,7 @@ threads (none may hold a lock that the fork would copy), and must not have touch
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
@@ -22,6 +23,8 @@ from types import FrameType
 from typing import Any
 
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from fl_lightning.errors import BadInput, RunFailed
 
 PATIENCE = 10.0
 """Seconds that interrupted workers have to close what is open: as `fl-train` gives its ranks."""
@@ -93,10 +96,30 @@ def run_all(
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
 
 
-def in_a_process(work: Callable[[Any], str | None], jobs: Sequence[Any]) -> list[str | None]:
-    """What `work` says of each of the jobs, in a process of its own: one that forks workers must run no threads."""
-    with tempfile.TemporaryDirectory() as logs:
-        return [ended.error for ended in run_all(work, jobs, 1, Path(logs), lambda running: None)]
+def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
+    """What `work` makes of `given` in a process of its own: one that forks workers must run no threads.
+
+    Raises:
+        BadInput: `work` has raised it.
+        RunFailed: the process died, or `work` has raised something else.
+    """
+
+    def tried(given: Any) -> Any:
+        try:
+            return (work(given),)
+        except (BadInput, RunFailed) as error:
+            return error
+        except Exception as error:
+            return RunFailed(f"{type(error).__name__}: {error}")
+
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        contextlib.closing(run_all(tried, [given], 1, Path(logs), lambda numbers: None)) as ended,
+    ):
+        answer: Any = next(iter(ended)).error  # what `tried` returns, or a line on a process that died
+    if isinstance(answer, tuple):
+        return answer[0]
+    raise answer if isinstance(answer, Exception) else RunFailed(answer)
 
 
 def serve_all(
