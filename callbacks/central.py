@@ -10,7 +10,7 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -26,6 +26,7 @@ from fl_lightning.extras import require
 from fl_lightning.optimizerkeys import check_noise
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
+from fl_lightning.ranges import Range
 from fl_lightning.rng import generator
 
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
@@ -83,7 +84,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     clip: float | None = None
     noise: float | None = None
     epsilon_target: float | None = None
-    quantile: float | None = None
+    quantile: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
     delta: float = DELTA
     reproducible: bool = True
     _noise: float = field(default=0.0, init=False, repr=False)
@@ -91,9 +92,8 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
-        fine = self.quantile is None or 0 < self.quantile < 1
-        check(f"{self.config_key}.quantile", self.quantile, fine, "it must lie in (0, 1)")
 
     # ---------------------------------------------------------------- before the first round
 

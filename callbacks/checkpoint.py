@@ -21,6 +21,7 @@ from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.files import writing
+from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.signals import undisturbed
 from fl_lightning.storage import manifest as disk
@@ -51,10 +52,10 @@ class Checkpoint(Observer):
 
     stage = "save"
 
-    every: int = 1
-    keep: int = 2
+    every: PositiveInt = 1
+    keep: PositiveInt = 2
     best: bool = True
-    seconds: float = 10.0
+    seconds: NonNegativeFloat = 10.0
     saved: int = field(default=0, init=False, repr=False)
     """The last round that is saved, or that the run was resumed from."""
     _saved_at: float | None = field(default=None, init=False, repr=False)
@@ -64,12 +65,6 @@ class Checkpoint(Observer):
     _last: Manifest | None = field(default=None, init=False, repr=False)
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
     """Manifests in the folder, by round, once it has been looked through."""
-
-    def __post_init__(self) -> None:
-        check("callbacks.checkpoint.every", self.every, self.every >= 1, "it must be at least 1")
-        check("callbacks.checkpoint.keep", self.keep, self.keep >= 1, "it must be at least 1")
-        fine = 0 <= self.seconds < math.inf
-        check("callbacks.checkpoint.seconds", self.seconds, fine, "it must be 0 or more")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Look at the clock, and look up which files hold the clients that the run was resumed with."""
