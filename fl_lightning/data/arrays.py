@@ -10,7 +10,7 @@ from zipfile import is_zipfile
 
 import numpy as np
 
-from fl_lightning.config import check
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.source import Absent, Pool, Source, check_class_names
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import Task
@@ -23,11 +23,12 @@ LAYOUT = (
 )
 
 
-def load(root: str | None, task: Task = "classification", test: bool = True) -> Source:
-    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,). `test`: see `Source`."""
+def load(data: DataConfig) -> Source:
+    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
+    root, task = data.root, data.task
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
-    parts = ("train", "test") if test else ("train",)
+    parts = ("train", "test") if data.reads_test else ("train",)
     names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
     names += ["class_names", "client_names"]
     missing, arrays = _read(

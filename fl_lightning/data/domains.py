@@ -45,7 +45,7 @@ def digit_pair(data: DataConfig) -> Source:
 
     Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features alone.
     """
-    ours, theirs = digits.load(data.split_seed), vision.load("mnist", data.root, data.download)
+    ours, theirs = digits.load(data), vision.load(replace(data, source="mnist", score_on="test"))
     parts = []
     for name in ("train", "test"):
         one, other = getattr(ours, name), getattr(theirs, name)

@@ -12,7 +12,7 @@ import numpy as np
 from fl_lightning.config import FLOAT32, DataConfig
 from fl_lightning.data import text
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
 
@@ -58,12 +58,8 @@ def load(data: DataConfig) -> Source:
     else:
         numbers = _numbers(parts, columns)
         pools = {n: replace(pool, read=Pool.of(numbers[n], pool.labels).read) for n, pool in pools.items()}
-    if "test" in parts:
-        source = Source(pools["train"], pools["test"], names, group_names)
-    elif unread is not None:
-        source = Source(pools["train"], pools["train"], names, group_names)
-    else:
-        source = split_source(pools["train"], names, group_names, data.split_seed)
+    test = pools["train"] if unread is not None else pools["test"] if "test" in parts else None
+    source = source_of(data, pools["train"], test, names, group_names)
     return source if texts is None else text.as_tokens(source, texts, data)
 
 

@@ -12,7 +12,7 @@ import numpy as np
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data.columns import EMPTY, Columns
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Reading, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Reading, Source, source_of
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a CSV file with a line of column names, then a sample a line"
@@ -44,7 +44,7 @@ def load(data: DataConfig) -> Source:
         labels = _features(replace(data, impute=None), head, rows, [label], Columns([head[label]], {}))[:, 0]
     else:
         class_names, labels = _numbered([row[label] for row in rows], head[label], data.root)
-    groups, group_names = None, None
+    groups, group_names = None, list[str]()
     if group is not None:
         group_names, groups = _numbered([row[group] for row in rows], head[group], data.root)
     if data.tokens is not None:
@@ -52,7 +52,7 @@ def load(data: DataConfig) -> Source:
 
         check("data.columns", chosen, len(places) == 1, "tokens (data.tokens) are of one column of texts: name it")
         texts = [row[places[0]] for row in rows]
-        source = split_source(Pool(labels, lambda index: index, groups), class_names, group_names, data.split_seed)
+        source = source_of(data, Pool(labels, lambda index: index, groups), None, class_names, group_names)
         return text.as_tokens(source, texts, data)
     columns = Columns.of(chosen, [[row[place] for place in places] for row in rows], data.one_hot or [])
     if len(places) == 1 and not columns.values and not _is_number(rows[0][places[0]]):
@@ -64,11 +64,11 @@ def load(data: DataConfig) -> Source:
             lambda index: Image.open(files[index]), data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
         )  # fmt: skip
-        return split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
+        return source_of(data, Pool(labels, read, groups), None, class_names, group_names)
     absent = next((name for name in data.one_hot or [] if name not in chosen), None)
     check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
     read = Pool.of(_features(data, head, rows, places, columns), labels).read
-    source = split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
+    source = source_of(data, Pool(labels, read, groups), None, class_names, group_names)
     return replace(source, reading=Reading(columns=columns))
 
 
