@@ -6,6 +6,7 @@ A transformer is fitted on training parts alone: on each client's own (`data.fit
 from __future__ import annotations
 
 import importlib
+import math
 import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
@@ -51,31 +52,49 @@ class Columns:
         return [f for n in self.names for f in ([f"{n}={v}" for v in self.values[n]] if n in self.values else [n])]
 
     @classmethod
-    def of(cls, names: Sequence[str], rows: Sequence[Sequence[str]], one_hot: Sequence[str]) -> Columns:
-        """Of the cells `rows`; the values of a column are ordered as text, without empty cells."""
-        cells = {n: {row[place] for row in rows} for place, n in enumerate(names) if n in one_hot}
-        return cls(list(names), {n: sorted(v for v in own if v.lower() not in EMPTY) for n, own in cells.items()})
+    def of(cls, cells: Mapping[str, Sequence[str]], one_hot: Sequence[str]) -> Columns:
+        """Of cells by column; the values of a column are ordered as text, without empty cells."""
+        values = {n: sorted(v for v in {*own} if v.lower() not in EMPTY) for n, own in cells.items() if n in one_hot}
+        return cls(list(cells), values)
 
     @classmethod
     def unknown(cls, shape: Sequence[int]) -> Columns | None:
         """Of a table that is not there and was made up: numbers (n, features) alone."""
         return cls([f"feature {k}" for k in range(shape[1])], {}) if len(shape) == 2 else None
 
-    def encoded(self, rows: Sequence[Sequence[str]]) -> np.ndarray:
-        """Cells (n, columns) as float64 (n, features); an empty number is NaN, an unknown value 0 in all of its column.
-
-        Raises:
-            ValueError: a cell is no number.
-        """
+    def encoded(self, cells: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """Cells by column as float64 (n, features); an unknown value is 0 in all of its column; numbers: `number`."""
         parts = []
-        for place, name in enumerate(self.names):
-            cells = [row[place] for row in rows]
+        for name in self.names:
             if name in self.values:
-                parts.append(np.array([[cell == value for value in self.values[name]] for cell in cells], np.float64))
+                of = [[cell == value for value in self.values[name]] for cell in cells[name]]
             else:
-                numbers = [np.nan if cell.lower() in EMPTY else float(cell) for cell in cells]
-                parts.append(np.array(numbers, np.float64)[:, None])
+                of = [(number(cell),) for cell in cells[name]]
+            parts.append(np.array(of, np.float64))
         return np.concatenate(parts, axis=1)
+
+
+def number(cell: str) -> float:
+    """The number in a cell; NaN: the cell is empty; infinite: it holds something else."""
+    if cell.lower() in EMPTY:
+        return math.nan
+    try:
+        return float(cell)
+    except ValueError:
+        return math.inf
+
+
+def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
+    """The columns of label, group and features among those of a table, `head`; `BadInput` for one that is not there."""
+    shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
+    label, group = data.label_column, data.group_column
+    named = [("label_column", label), ("group_column", group), *(("columns", name) for name in data.columns or [])]
+    for key, name in named:
+        check(f"data.{key}", name, name is None or name in head, f"the data have no such column, but {shown}")
+    columns = [name for name in head if name not in (label, group)] if data.columns is None else data.columns
+    fine = bool(columns) and label not in columns
+    check("data.columns", columns, fine, "it must name columns of features beside the label's")
+    return label, group, columns
 
 
 class Preprocessing:

@@ -11,6 +11,7 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig
 from fl_lightning.data import text
+from fl_lightning.data.columns import columns_of
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
@@ -31,16 +32,10 @@ def load(data: DataConfig) -> Source:
     parts = _parts(data.root)
     whole = parts["train"]
     unread = None if data.reads_test else parts.pop("test", None)
-    label = _known(whole, "data.label_column", data.label_column)
-    group = None if data.group_column is None else _known(whole, "data.group_column", data.group_column)
-    columns = data.columns or [name for name in whole.column_names if name not in (label, group)]
-    for name in columns:
-        _known(whole, "data.columns", name)
+    label, group, columns = columns_of(data, whole.column_names)
     for name in (label, *([] if group is None else [group]), *columns):
         if any(name not in part.column_names for part in parts.values()):
             raise BadInput("data.root", data.root, f"its part test has no column {name!r}, which train has")
-    if not columns or label in columns:
-        raise BadInput("data.columns", data.columns, "it must name columns beside the label's")
     regression = data.task == "regression"
     labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
     groups, group_names = _numbered(parts, group) if group is not None else (None, [])
@@ -106,12 +101,6 @@ def _parts(root: str | None) -> dict[str, Any]:
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
     named = {part: [file for file in files if file.stem.startswith(part)] for part in ("train", "test", "validation")}
     return {part: own for part, own in named.items() if own} if named["train"] else {"train": files}
-
-
-def _known(part: Any, key: str, name: str) -> str:
-    if name not in part.column_names:
-        raise BadInput(key, name, f"the data have no such column, but {', '.join(part.column_names)}")
-    return name
 
 
 def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
