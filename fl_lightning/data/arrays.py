@@ -11,7 +11,7 @@ from zipfile import is_zipfile
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
-from fl_lightning.data.source import Absent, Pool, Source, check_class_names
+from fl_lightning.data.source import Absent, Pool, Source, check_class_names, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import Task
 
@@ -24,13 +24,16 @@ LAYOUT = (
 
 
 def load(data: DataConfig) -> Source:
-    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,)."""
+    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,).
+
+    A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a test part.
+    """
     root, task = data.root, data.task
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
-    parts = ("train", "test") if data.reads_test else ("train",)
+    parts = ["train", "test"] if data.reads_test else ["train"]
     names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
-    names += ["class_names", "client_names"]
+    names += ["class_names", "client_names", "raw", "vocabulary"]
     missing, arrays = _read(
         "data.root",
         root,
@@ -39,21 +42,25 @@ def load(data: DataConfig) -> Source:
             {k: archive[k] for k in names if k in archive},
         ),
     )
-    check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task) for p in parts}
+    raw = "raw" in arrays
+    whole = raw and missing == ["x_test", "y_test"]
+    check("data.root", root, whole or not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    parts = ["train"] if whole else parts
+    pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, raw) for p in parts}
     pools, group_names = _grouped(root, pools, arrays)
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
     if shapes["train"] != shapes[parts[-1]]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
-    if task == "regression":
-        return Source(pools["train"], pools[parts[-1]], [], group_names)
-    classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
-    samples = len(pools["train"].labels)
-    if classes > samples:
-        raise BadInput("data.root", root, f"label {classes - 1} is above {samples} training samples: number from 0")
-    class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
-    check_class_names("data.root", root, class_names, classes)
-    return Source(pools["train"], pools[parts[-1]], class_names, group_names)
+    class_names: list[str] = []
+    if task == "classification":
+        classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
+        samples = len(pools["train"].labels)
+        what = f"label {classes - 1} is above {samples} training samples: number from 0"
+        check("data.root", root, classes <= samples, what)
+        class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
+        check_class_names("data.root", root, class_names, classes)
+    source = source_of(data, pools["train"], None if whole else pools[parts[-1]], class_names, group_names)
+    return replace(source, vocabulary=int(arrays.get("vocabulary", 0)))
 
 
 def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Pool], list[str]]:
@@ -165,7 +172,7 @@ def _pool(
         raise BadInput(key, root, f"y_{part} holds the negative label {y.min()} (sample {_first(y < 0)})")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
         raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    x = x if x.dtype == np.uint8 or (raw and x.dtype == np.int64) else x.astype(np.float32)
     if not (finite := np.isfinite(x)).all():
         raise BadInput(key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})")
     return Pool.of(x if raw else _channels_first(key, root, part, x), y)
