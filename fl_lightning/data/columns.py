@@ -5,10 +5,11 @@ A transformer is fitted on training parts alone: on each client's own (`data.fit
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -170,7 +171,7 @@ class Preprocessing:
         if self.data.scale is not None:
             steps.append(("data.scale", _made(self.data.scale)))
         for key, step in steps:
-            with _Blamed(key, getattr(self.data, key.removeprefix("data.")), name):
+            with _blamed(key, getattr(self.data, key.removeprefix("data.")), name):
                 numbers = np.asarray(step.fit(numbers).transform(numbers))
         self._fits[who if self.own else 0] = steps
 
@@ -201,7 +202,7 @@ class Preprocessing:
         numbers, out = raw[:, self.numeric].astype(np.float64), raw.astype(np.float32)
         for key, step in self._fits[who if self.own else 0]:
             value = getattr(self.data, key.removeprefix("data."))
-            with _Blamed(key, value, name):
+            with _blamed(key, value, name):
                 made = np.asarray(step.transform(numbers), np.float64)
             what = f"it makes features of shape {made.shape[1:]} of {numbers.shape[1:]} on the part of {name}"
             check(key, value, made.shape == numbers.shape, what)
@@ -213,22 +214,16 @@ class Preprocessing:
         return out
 
 
-class _Blamed:
+@contextlib.contextmanager
+def _blamed(key: str, value: object, name: str) -> Iterator[None]:
     """Whatever a transformer raises is bad input, which names whose part it failed on."""
-
-    def __init__(self, key: str, value: object, name: str) -> None:
-        self.key, self.value, self.name = key, value, name
-        self.quiet = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        self.quiet.__enter__()
-        warnings.simplefilter("ignore")  # on constant columns and the like: the numbers are checked
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.quiet.__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not isinstance(error, BadInput):
-            line = (str(error) or type(error).__name__).splitlines()[0]
-            raise BadInput(self.key, self.value, f"it fails on the part of {self.name}: {line}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on constant columns and the like: the numbers are checked
+            yield
+    except Exception as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput(key, value, f"it fails on the part of {name}: {line}") from error
 
 
 def _made(name: str) -> Any:
