@@ -251,7 +251,7 @@ def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
     for client in run.at_home(int(c) for c in manifest["clients"]):
         entry, group = manifest["clients"][str(client)], run.group_of(client)
         slots = dict.fromkeys(run.method.slots(), group.initial)
-        own = {"row": group.initial, **_named("vectors", slots), **_numbered("buffers", group.initial_buffers)}
+        own = {"row": group.initial, **_named("vectors", slots), **_named("buffers", group.initial_buffers)}
         copies = {"received": group.initial, **_named("received", slots)}
         saved = disk.read_tensors(folder, entry, own | declared, copies)
         states[client] = _state(run, client, entry["turns"], saved)
@@ -283,7 +283,7 @@ def _of_client(state: ClientState) -> dict[str, Tensor]:
     """A client's vectors, buffers and memory; what the server last received only where that is another tensor."""
     own = {slot: v for slot, v in state.vectors.items() if slot != MODEL}
     received = {slot: v for slot, v in state.received.items() if v is not state.vectors.get(slot)}
-    tensors = {"row": state.vectors[MODEL], **_named("vectors", own), **_numbered("buffers", state.buffers)}
+    tensors = {"row": state.vectors[MODEL], **_named("vectors", own), **_named("buffers", state.buffers)}
     if MODEL in received:
         tensors["received"] = received.pop(MODEL)
     return tensors | _named("received", received) | _named("fields", state.memory)
@@ -325,7 +325,7 @@ def _initial(run: RunContext) -> dict[str, Tensor]:
     """The initial model of each group, and what of it is frozen: it lies in the run folder once."""
     tensors: dict[str, Tensor] = {}
     for k, group in enumerate(run.groups):
-        tensors |= {f"{k}.row": group.initial, **_numbered(f"{k}.buffers", group.initial_buffers)}
+        tensors |= {f"{k}.row": group.initial, **_named(f"{k}.buffers", group.initial_buffers)}
         tensors |= _named(f"{k}.frozen", group.frozen)
     return tensors
 
@@ -335,17 +335,15 @@ def _blocks(run: RunContext) -> list[Any]:
     return [[[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]] for g in run.groups]
 
 
-def _named(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+def _named(name: str, tensors: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors that have names, or the numbers of their places."""
+    pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
+    return {f"{name}.{key}": tensor for key, tensor in pairs}
 
 
 def _called(saved: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """What `_named` gave."""
     return {key.removeprefix(f"{name}."): tensor for key, tensor in saved.items() if key.startswith(f"{name}.")}
-
-
-def _numbered(name: str, tensors: list[Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.{k}": tensor for k, tensor in enumerate(tensors)}
 
 
 def _buffers(saved: Mapping[str, Tensor], device: torch.device, of: str = "") -> list[Tensor]:

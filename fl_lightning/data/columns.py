@@ -68,10 +68,9 @@ class Columns:
         parts = []
         for name in self.names:
             if name in self.values:
-                of = [[cell == value for value in self.values[name]] for cell in cells[name]]
+                parts.append(np.array([[cell == value for value in self.values[name]] for cell in cells[name]], float))
             else:
-                of = [(number(cell),) for cell in cells[name]]
-            parts.append(np.array(of, np.float64))
+                parts.append(np.array([number(cell) for cell in cells[name]])[:, None])
         return np.concatenate(parts, axis=1)
 
 

@@ -49,7 +49,8 @@ def load(data: DataConfig) -> Source:
             pools[name] = replace(pools[name], read=_images(part, name, columns[0], data.root))
     elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
-        pools["test"] = _behind(pools["test"], len(whole)) if "test" in pools else pools["train"]
+        if "test" in pools:  # samples are places among all texts
+            pools["test"] = replace(pools["test"], read=lambda index: index + len(whole))
     else:
         numbers = _numbers(parts, columns)
         pools = {n: replace(pool, read=Pool.of(numbers[n], pool.labels).read) for n, pool in pools.items()}
@@ -63,11 +64,6 @@ def _images(part: Any, name: str, column: str, root: str | None) -> Callable[[np
         return f"column {column!r} of row {index + 1} of {name}"
 
     return decoder(lambda index: part[index][column], root, where)
-
-
-def _behind(pool: Pool, before: int) -> Pool:
-    """A pool whose samples are places, all of them moved on."""
-    return replace(pool, read=lambda index: index + before)
 
 
 def _parts(root: str | None) -> dict[str, Any]:
