@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import rankdata
 
 from fl_lightning.audit.observe import VIEWS, Observed
 
@@ -56,7 +57,7 @@ def auc(member: np.ndarray, score: np.ndarray) -> float:
     m = int(member.sum())
     if not 0 < m < len(member):
         return float("nan")
-    ranks = _mean_ranks(np.unique(score, return_inverse=True)[1])  # from 1; equal scores share theirs
+    ranks = rankdata(score)  # from 1; equal scores share theirs
     return float((ranks[member].sum() - m * (m + 1) / 2) / (m * (len(member) - m)))
 
 
@@ -245,16 +246,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _ranked(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's rank correlation; NaN where one of both is constant."""
-    x, y = (np.unique(v, return_inverse=True)[1] for v in (a, b))
-    x, y = (_mean_ranks(v) for v in (x, y))
+    x, y = rankdata(a), rankdata(b)
     return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else float("nan")
-
-
-def _mean_ranks(v: np.ndarray) -> np.ndarray:
-    counts = np.bincount(v)
-    last = np.cumsum(counts)
-    ranks: np.ndarray = (last - (counts - 1) / 2)[v]
-    return ranks
 
 
 def label_mixes(run: Observed) -> list[Row]:
