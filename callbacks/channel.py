@@ -100,8 +100,8 @@ class Wireless(_Channel):
     Args:
         upload_mhz: band that the round's uploads share. 28.6: fitted (19.28 s for 42.654 MiB, slowest of 10).
         download_mhz: band that its downloads share equally, and the server's power with it. 50: journal.
-        shares: of the upload band: equal, or in proportion to each client's bytes. equal: ours; the journal speaks of
-            shares but does not give the rule.
+        shares: of the upload band: equal, or in proportion to each client's bytes. equal: our choice; the journal
+            speaks of shares but does not give the rule.
         client_dbm: power of a client. 23: 3GPP.
         server_dbm: power of the server's station over its whole band. 46: 3GPP.
         path_loss_db: loss at 1 km. 128.1: 3GPP.

@@ -168,7 +168,7 @@ class CubeSettings:
             model (exact solver only).
         partial: how a partial cohort's rows are written back; `literal` is the journal's Alg. 5 (docs/decisions/0004).
         init: rows begin at 1/N (`uniform`), or each is drawn evenly from the simplex (`random`: the papers). uniform:
-            ours, since a step of 0.01 hardly leaves where a row began: random ones stay random (docs/decisions/0004).
+            our choice, since with a step of 0.01 rows hardly move: random ones stay random (docs/decisions/0004).
         rho: strength of the prior in the exact problem; null: beta / (2 lam). With one of its own lam may be 0: rows
             without a proximal term.
         sources: whose last-known models are mixed: the `cohort`'s (journal, Alg. 5; a client that has not uploaded yet

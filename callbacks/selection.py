@@ -98,9 +98,9 @@ class LayerSelection(Transform):
         search: which way Omega is searched; `printed` runs to an end (docs/decisions/0010).
         step_back: return the last Omega that satisfies the bound, not the first that violates it.
         width: d_l of Eq. 29 for a convolution: its `channels`, or the `numbers` it puts out for a sample (channels x
-            height x width). channels: ours, the paper leaves it open (docs/decisions/0010).
+            height x width). channels: our choice, the paper leaves it open (docs/decisions/0010).
         largest: Omega lies in [1, `L-1`] or [1, `L`] (paper). With L - 1 a client learns its bounds B and tau in its
-            first round and never again; with L whenever it has sent all layers. L-1: ours
+            first round and never again; with L whenever it has sent all layers. L-1: our choice
             (docs/results/layer-selection.md).
     """
 

@@ -56,18 +56,19 @@ class FederationConfig:
     clients: PositiveInt = 10
     """Clients in the federation, N. 10: KAPC's setting without client selection."""
     participation: PositiveShare = 1.0
-    """Share of the clients in each round's cohort, of size `max(1, round(participation * N))`."""
+    """Share of the clients per round; the cohort has `max(1, round(participation * N))` clients."""
     local_epochs: int | float | None = None
-    """Local epochs in a round, E, or a part of one (0.5: half of the batches, at least one). null: 5, as KAPC, unless
-    `local_steps` is set."""
+    """Local epochs per round, E; may be a fraction (0.5: half of the batches of an epoch, at least one). null: 5, as
+    KAPC, unless `local_steps` is set."""
     local_steps: NonNegativeInt | None = None
-    """Local steps in a round, over as many epochs as they take, in place of `local_epochs`; null: count epochs, as most
-    papers do."""
+    """Local steps per round, in place of `local_epochs`; they may span several epochs. null: `local_epochs` counts, as
+    in most papers."""
     batch_size: PositiveInt = 16
-    """Samples in a local step. 16: ours, for clients of some 150 samples; with 64 a first model hardly learns."""
+    """Samples per local step. 16: our choice for clients with some 150 samples; with 64 there are too few steps to
+    learn much."""
     on_bad_client: Literal["stop", "skip", "retry"] = "stop"
-    """When a client fails: stop the run, skip the client in this round, or retry it once and then skip it. stop: ours,
-    so that a failure is seen."""
+    """When a client fails: stop the run, skip the client in this round, or retry it once and then skip it. stop: our
+    choice, so that failures are noticed."""
 
     def __post_init__(self) -> None:
         """Fill in the length of local training, where none is set."""
@@ -88,68 +89,75 @@ class DataConfig(SplitKeys, SourceKeys):
     """Data, and how they are divided among the clients."""
 
     task: Literal["classification", "regression"] = "classification"
-    """Regression: labels are numbers, the local loss is the squared error, and runs are judged by `mae`."""
+    """Regression: labels are numbers, the local loss is the squared error, and runs report `mae` in place of
+    accuracy."""
     source: str = "digits"
-    """`digits` (ships with the package), another by name (`fl-train list sources`: torchvision's, your own files), or
-    the import path of a LightningDataModule."""
+    """Data source: `digits` (ships with the package), another name (`fl-train list sources`: torchvision's, your own
+    files), or the import path of a LightningDataModule."""
     root: str | None = None
-    """Folder of the data, or the `.npz` file for `arrays`, or the `.csv` file for `table`; such a file overrides any
-    source."""
+    """Folder of the data, or a file that sets the source: `.npz` (`arrays`) or `.csv` (`table`)."""
     download: bool = False
     """Let torchvision download missing data."""
     partition: str = "dirichlet"
-    """dirichlet, hsu, mixture, pathological, lognormal, rotated, natural, iid, or a function's import path."""
+    """Partition by name (`fl-train list partitions`: dirichlet, hsu, mixture, pathological, lognormal, rotated,
+    natural, iid), or a function's import path."""
     alpha: PositiveFloat = 0.1
-    """Dirichlet concentration: the smaller, the more the clients differ. 0.1: KAPC's harder setting."""
+    """Dirichlet concentration: the smaller, the more the clients differ. 0.1: the harder of KAPC's settings, 0.1 and
+    0.3."""
     by: Literal["class", "client"] | None = None
-    """Dirichlet: shares of each class over clients, or of each client over classes; null: class. hsu is by client."""
+    """Dirichlet: draw each class's shares over the clients (class), or each client's shares over the classes (client);
+    null: class. hsu: client."""
     sizes: Literal["free", "equal"] | None = None
-    """Dirichlet: sizes as they are drawn (free), or as many samples for each client (equal); null: free. hsu: equal."""
+    """Dirichlet: client sizes as they are drawn (free), or the same for all clients (equal); null: free. hsu: equal."""
     classes_per_client: PositiveInt = 2
     """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
     samples_per_client: Annotated[int, Range(2)] | None = None
-    """Training and validation samples each client keeps at most, with its class mix; null: all of them."""
+    """Maximum of training and validation samples per client, which keeps its class mix; null: no limit."""
     rest_to: int | None = None
-    """Rotated and iid partitions: the client that gets what the others leave for `samples_per_client`; null: nobody."""
+    """Rotated and iid partitions: the client that gets the samples which `samples_per_client` takes from the others;
+    null: none."""
     client_test: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
-    """Training and test data are pooled, and this share of each client's samples is its test part; null: the set's own
-    test part is divided among the clients. With `global_test` only the training data are divided and cut."""
+    """Share of each client's samples that is its test part, after training and test data are pooled; null: the data
+    set's own test part is divided among the clients. With `global_test` only the training data are divided and
+    split."""
     global_test: bool = False
-    """Also score on the data set's whole test part, one for all clients (FedHKD's global accuracy): the global model
-    (without one, the judge's) and the others in `evaluation.models`."""
+    """Also score on the data set's whole test part, the same for all clients (FedHKD's global accuracy): the global
+    model (without one, the model of `judge`) and those in `evaluation.models`."""
     planted: Literal["none", "labels", "permuted", "rotation"] = "none"
-    """Groups with different tasks, over any partition (client i in group i modulo `groups`): in group g labels are
-    shifted by g classes, or permuted (drawn from the seed), or images turned by 360 g / `groups` degrees; test data,
-    too."""
+    """Give groups of clients different tasks, on any partition (client i is in group i modulo `groups`): group g has
+    its labels shifted by g classes (labels) or permuted at random (permuted), or its images rotated by 360 g / `groups`
+    degrees (rotation), in test data, too."""
     groups: Annotated[int, Range(2)] = 4
-    """Number of planted or mixed groups. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS 2020)."""
+    """Number of groups that are planted, or of the partition `mixture`. 4: IFCA's rotated MNIST (Ghosh et al., NeurIPS
+    2020)."""
     fraction: PositiveShare = 1.0
     """Share of the training and of the test data that is used."""
     test_fraction: PositiveShare | None = None
     """Share of the test data that is used; null: as `fraction`."""
     test_seed: NonNegativeInt | None = None
-    """Seed that draws a test part from data that come without one, before they are divided; null: the run's own `seed`,
-    so that a mean over seeds is also a mean over test parts. A number: the same test part for every seed."""
+    """Seed of the test part, for data that come without one; null: the run's `seed`, so that each seed has another test
+    part. A number: one test part for all seeds."""
     validation: ShareBelow1 = 0.0
     """Share of each client's training data held back for validation."""
     score_on: Literal["test", "validation"] = "test"
-    """Part of each client's data that models are scored on; validation: test data are not read (`fl-train tune`)."""
+    """Data that models are scored on; validation: test data are not read, as in the trials of `fl-train tune`."""
     min_samples: PositiveInt = 10
-    """Training samples that each client has at least; it also has a test sample."""
+    """Minimum of training samples per client; each also needs a test sample."""
     held_out_clients: ShareBelow1 = 0.0
     """Share of the clients, drawn from the seed, that are held out of training, aggregation and evaluation. After the
-    last round each gets the model that the method gives an unseen client (`newcomers.csv`). 0: nobody."""
+    last round each gets the method's model for unseen clients (`newcomers.csv`). 0: none."""
     public: str | None = None
     """Public samples without labels, for methods that distil: `held_back` (training data that no client gets), a data
     source, or an `.npz` file with `x_public` or `x_train`."""
     public_root: str | None = None
-    """Folder of the public data source; null: `root`, or the folder that it lies in."""
+    """Folder of the public data source; null: `root`, or its folder if it is a file."""
     public_samples: PositiveInt | None = None
-    """Public samples at most, drawn from the seed; null: all, or a tenth of the training data for `held_back`."""
+    """Maximum of public samples, drawn from the seed; null: all, but for `held_back` a tenth of the training data."""
     augment: Literal["none", "flip", "crop_flip"] = "none"
-    """Batched augmentation of training images. none: KAPC states none."""
+    """Batched augmentation of training images. none: KAPC mentions no augmentation."""
     resident: Literal["auto", "always", "never"] = "auto"
-    """Keep the data on the training device as tensors (auto: if they fit); a DataLoader gives the same numbers."""
+    """Keep the data on the training device as tensors (auto: if they fit); otherwise a DataLoader is used, with the
+    same results."""
 
     @property
     def own_test(self) -> float:
@@ -208,27 +216,28 @@ class DataConfig(SplitKeys, SourceKeys):
 
 @dataclass
 class EvaluationConfig:
-    """When models are evaluated, and which accuracy is called `mean_accuracy`."""
+    """Evaluation: when, of which models, by which scores."""
 
     every: PositiveInt = 1
     """Rounds between evaluations of the cohort; the last round is always evaluated. 1: KAPC on MNIST."""
     judge: Literal["auto", "before", "after", "global", "finetuned"] = "auto"
-    """The model whose accuracy is `mean_accuracy`; auto: the method's own choice. The others get columns, too."""
+    """Model whose accuracy is `mean_accuracy`: the client's before or after local training, the global one, or its
+    fine-tuned copy; auto: the method's choice. The other models have columns of their own."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
-    """Which models to evaluate; null: all that exist, except finetuned. The judge is always evaluated."""
+    """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always evaluated."""
     metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
-    """Further scores beside accuracy; null: none, since each costs time (docs/reference.md).
-    `class_share_accuracy` needs `data.global_test`."""
+    """Scores besides accuracy; null: none, since each costs time (docs/reference.md). `class_share_accuracy` needs
+    `data.global_test`."""
     finetune_epochs: NonNegativeInt = 0
-    """Epochs of fine-tuning for `finetuned`, on a copy; 0: as long as a round's local training."""
+    """Epochs of fine-tuning for the `finetuned` copy; 0: as long as a round's local training."""
     batch_size: PositiveInt = 500
-    """Samples in one forward pass of evaluation: it bounds memory and changes scores by rounding at most."""
+    """Samples per forward pass of evaluation; it limits memory, and changes scores by rounding at most."""
     newcomer_samples: list[int] | None = None
-    """Labelled samples of each class (regression: in all) from which a held-out client gets a model, at most; null: 0,
-    1, 5 and 20."""
+    """Greatest numbers of labelled samples per class (regression: in all) from which held-out clients get a model;
+    null: 0, 1, 5 and 20."""
     newcomer_rounds: PositiveInt = 2
-    """Rounds that a new client takes part in, alone; the others do not train. 2: ours, in the first it uploads, in the
-    second it receives what the server mixes for it."""
+    """Rounds that a held-out client takes part in, alone, after the last round. 2: our choice; it uploads in the first,
+    and in the second it receives what the server mixes for it."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
@@ -240,34 +249,36 @@ class EvaluationConfig:
 
 @dataclass
 class FabricConfig:
-    """Where it runs (settings of Lightning Fabric)."""
+    """Hardware and processes (settings of Lightning Fabric)."""
 
     accelerator: str = "auto"
-    """cpu, cuda (ROCm too), xpu, mps, any that Lightning knows or torch has; gpu: the one that is there; auto: that,
-    else the CPU."""
+    """cpu, cuda (also ROCm), xpu, mps, or another name that Lightning or torch has; gpu: whichever is present; auto: a
+    GPU if present, else the CPU."""
     devices: int | Literal["auto"] = "auto"
     """Processes on each node; auto: every GPU, or one process on CPU."""
     num_nodes: PositiveInt = 1
     """Machines; more than one needs SLURM or torchrun."""
     precision: Literal["32-true", "64-true", "bf16-mixed", "16-mixed", "bf16-true"] = "32-true"
-    """Number format, by Lightning's name; the server always mixes in 32 bits or more."""
+    """Precision, named as in Lightning; the server always mixes in 32 bits or more."""
     threads: PositiveInt | None = None
-    """CPU threads of each process; null: the cores divided by the processes. Equal bits need equal threads."""
+    """CPU threads per process; null: the cores divided by the processes. Bit-identical runs need the same number."""
     executor: Literal["auto", "loop", "vmap", "graph"] = "loop"
-    """How a rank trains its clients: one by one (loop); many at once (vmap); one by one as a graph (CUDA, XPU); auto:
-    the fastest, measured at the start. loop: executors round differently, and auto may choose another one on
-    another machine."""
+    """How a process trains its clients: one by one (loop), many at once (vmap), one by one as a CUDA or XPU graph
+    (graph), or the fastest of these, measured at the start (auto). loop: executors round differently, and what auto
+    chooses depends on the machine."""
     deterministic: bool = False
-    """Use only deterministic kernels of torch, and refuse operations that have none. false: on a CPU all are, given the
-    number of threads; on a GPU some are slower (sums by index, cuDNN's backward) and a few are missing."""
+    """Use only deterministic kernels of torch, and refuse operations that have none. false: on a CPU all kernels are
+    deterministic, for a given number of threads; on a GPU some deterministic ones are slower (sums by index, cuDNN's
+    backward) and a few are missing."""
     channels_last: bool = False
-    """Store images with the channels of a pixel side by side (torch's channels_last). false: it is meant for GPUs and
-    16 bits; on our CPU it gains nothing (docs/performance.md)."""
+    """Store images with the channels of a pixel side by side (torch's channels_last). false: useful on GPUs in 16 bits;
+    no gain was measured on a CPU (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
-    """Where clients' models are stored between visits: in the device's memory, in main memory beside a GPU, or in
-    files. memory: the fastest."""
+    """Where clients' models are stored between rounds: in the device's memory, in main memory of a machine with a GPU
+    (host), or in files (disk). memory: the fastest."""
     timeout: Annotated[float, Range(1)] = 120.0
-    """Seconds without a heartbeat until a process counts as lost and the others stop. 120: one comes each second."""
+    """Seconds without a heartbeat until a process counts as lost and the others stop. 120: heartbeats come every
+    second."""
 
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""

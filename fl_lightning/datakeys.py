@@ -14,42 +14,45 @@ class SourceKeys:
     """Keys of single sources and partitions: columns, samples by class, groups that drift, domains, tokens."""
 
     label_column: str = "label"
-    """Sources table and hf: the column of the classes, or of the targets."""
+    """Sources table and hf: the column of labels (regression: of targets)."""
     group_column: str | None = None
-    """Sources table and hf: the column of the natural partition's groups, a client for each of its values."""
+    """Sources table and hf: the column of groups; in the natural partition each of its values is a client."""
     client_names: list[str] | None = None
-    """Names of the clients in tables, reports and messages, client 0 first; null: those of the natural partition have
-    their groups' names, others have numbers."""
+    """Names of the clients in tables, reports and messages, client 0 first; null: the groups' names in the natural
+    partition, else numbers."""
     columns: list[str] | None = None
-    """Sources table and hf: the columns of features, or one column of images (in a table: files) or, with `tokens`, of
-    texts; null: all but those of label and group."""
+    """Sources table and hf: feature columns, or one column of images (table: file names) or, with `tokens`, of texts;
+    null: all but the label and group columns."""
     one_hot: list[str] | None = None
-    """Source table: columns of categories; each value becomes a feature that is 0 or 1 (an empty cell or an unseen
-    value: all of them 0); null: none."""
+    """Source table: categorical columns, which are one-hot encoded (an empty cell or an unseen value: all zeros); null:
+    none."""
     impute: Literal["mean", "median", "most_frequent"] | None = None
-    """Source table: what an empty cell of a column of numbers gets; null: an empty cell is refused."""
+    """Source table: what fills empty cells of numeric columns; null: empty cells are refused."""
     scale: str | None = None
-    """Samples that are vectors: `standard`, `robust`, `minmax`, `maxabs`, or the import path of a transformer of
-    scikit-learn, which scales columns of numbers; null: the mean and deviation of all clients' training data."""
+    """Feature vectors: `standard`, `robust`, `minmax`, `maxabs`, or the import path of a scikit-learn transformer, for
+    numeric columns; null: standardise by mean and deviation of all clients' training data."""
     fitted: Literal["shared", "own"] = "shared"
     """What `impute` and `scale` are fitted on: the training parts of all clients together, or each client's own.
-    shared: as images are normalised; what clients reveal for it is not protected."""
+    shared: as for images; the statistics that clients reveal for it are not privacy-protected."""
     samples_per_class: PositiveInt | None = None
-    """Training and validation samples of each class that each client keeps at most; null: all of them."""
+    """Maximum of training and validation samples per class and client; null: no limit."""
     concentration: PositiveFloat = 50.0
-    """Mixture partition: clients of a group draw their class mixes from Dir(concentration m), m the group's own: the
-    larger, the more alike. 50: ours, with 10 classes a client's mix is then nearer to its group's than to another's."""
+    """Mixture partition: each client draws its class mix from Dir(concentration * m), m being its group's mix; with
+    larger values clients of a group are more alike. 50: our choice; with 10 classes a client's mix is then nearer to
+    its group's than to another's."""
     drift_every: PositiveInt | None = None
-    """Planted groups: after each so many rounds, every second client of a group switches to the next group's task;
+    """Planted groups: interval in rounds at which every second client of a group switches to the next group's task;
     null: tasks stay."""
     clients_per_domain: PositiveInt = 1
-    """Sources of domains: clients that share the samples of each domain, with its class mix."""
+    """Sources with domains: clients per domain, which share its samples, each with the domain's class mix."""
     tokens: Literal["characters", "word_pieces"] | None = None
-    """Text columns (sources table and hf): what a token is; null: characters in texts, and no text elsewhere."""
+    """Text columns (sources table and hf): what a token is; null: no column is text. Sources of texts: null is
+    characters."""
     length: PositiveInt = 80
     """Text: tokens in a sample; shorter ones are padded with token 0 on the left. 80: LEAF's Shakespeare."""
     vocabulary: PositiveInt = 1000
-    """Word pieces: how many are learned from the training texts at most. 1,000: ours, for small texts."""
+    """Word pieces: maximum size of the vocabulary, which is learned from the training texts. 1,000: our choice, for
+    small texts."""
 
 
 @dataclass
@@ -57,19 +60,21 @@ class SplitKeys:
     """Each client's own test part, in folds, and what every one must hold."""
 
     folds: Annotated[int, Range(2)] | None = None
-    """Training and test data are pooled, and each client's samples are cut into so many folds with its class mix. The
-    run of seed s is tested on fold s modulo `folds` of a cut drawn from s // `folds`: consecutive seeds test every
-    sample once. null: one test part. With `global_test` the training data alone are cut."""
+    """Cross-validation: training and test data are pooled, and each client's samples are split into this many folds,
+    which keep its class mix. Seed s tests fold s modulo `folds` of the split drawn from s // `folds`: seeds 0 to
+    `folds` - 1 test every sample once. null: one test part. With `global_test` only the training data are split."""
     held_out: list[int] | None = None
-    """Clients that are held out, by number from 0, in place of a share that is drawn; null: `held_out_clients` are."""
+    """Held-out clients by number, from 0; null: `held_out_clients` draws them."""
     train_share: PositiveShare = 1.0
-    """Share of each client's training samples that is kept, with its class mix, at least one; test parts stay whole."""
+    """Share of each client's training samples to keep, with its class mix, at least one sample; test parts stay
+    whole."""
     partition_seed: NonNegativeInt | None = None
-    """Seed that draws which client has which samples, and its planted task; null: the run's own `seed` (with `folds`
-    the number of its cycle). A number: all seeds have the same clients."""
+    """Seed of the partition and of planted tasks; null: the run's `seed` (with `folds`: s // `folds`). A number: the
+    same clients for all seeds."""
     least_test_positives: PositiveInt | None = None
-    """Samples of every class that each client's test part holds, at least: AUROC and its like are then defined for all.
-    `client_test` gives a rare class so many; a run with a client that has too few is refused. null: no check."""
+    """Minimum of test samples of every class per client, so that AUROC and similar scores are defined for all clients.
+    `client_test` moves samples of rare classes to meet it; a run with a client that has fewer is refused. null: no
+    check."""
 
     def check_splits(self, client_test: float | None, test_fraction: float | None, global_test: bool) -> None:
         """Raise `BadInput` for `folds` beside other ways to make a test part."""

@@ -15,16 +15,17 @@ class StepPrivacyConfig:
     """Differential privacy of each sample, step by step (DP-SGD: Abadi et al., CCS 2016); off unless a key is given."""
 
     clip: float | None = None
-    """Greatest L2 norm of a sample's gradient in a step. It must be given: noise without a bound protects nothing."""
+    """Clipping bound: greatest L2 norm of a sample's gradient in a step. Required with DP-SGD: noise without a bound
+    protects nothing."""
     noise: float | None = None
-    """Standard deviation of the noise on the sum of a step's gradients, in units of the clip."""
+    """Noise multiplier: standard deviation of the noise on the sum of a step's gradients, in units of `clip`."""
     epsilon_target: float | None = None
-    """In place of noise: the least noise that keeps every client's epsilon there."""
+    """Epsilon that no client exceeds, in place of `noise`: the least noise for it is computed."""
     delta: float = 1e-5
-    """At which epsilon is given; below one over all training samples. 1e-5: the field's habit."""
+    """Delta at which epsilon is given; below 1 / (number of all training samples). 1e-5: customary."""
     reproducible: bool = True
-    """Batches and noise are drawn for (seed, client, round, step): equal runs are equal to the bit, and who knows the
-    seed can take the noise off. false: the operating system's random numbers."""
+    """Draw batches and noise from (seed, client, round, step): runs are reproducible, but anyone who knows the seed can
+    subtract the noise. false: the operating system's random numbers."""
 
     @property
     def on(self) -> bool:
@@ -51,18 +52,19 @@ def check_noise(key: str, clip: Any, noise: Any, target: float | None, delta: fl
 
 @dataclass
 class OptimizerConfig:
-    """A client's local optimiser. Its momentum is cleared at each visit unless `keep_state`."""
+    """Local optimiser of a client. Its momentum is reset in each round unless `keep_state` is true."""
 
     name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
-    """`module`: the optimiser that the model, a LightningModule, makes in `configure_optimizers`. sgd: KAPC."""
+    """`module`: the optimiser that a LightningModule returns from `configure_optimizers`. sgd: KAPC."""
     lr: NonNegativeFloat = 0.05
-    """Learning rate. 0.05: ours, 0.6 to 1.7 points above KAPC's 0.01 on the digits (configs/digits.yaml)."""
+    """Learning rate. 0.05: our choice; accuracy is 0.6 to 1.7 points above that of KAPC's 0.01 on the digits
+    (configs/digits.yaml)."""
     momentum: ShareBelow1 = 0.0
-    """SGD's momentum. KAPC states none."""
+    """SGD's momentum. 0: KAPC mentions none."""
     nesterov: bool = False
     """Nesterov's form of momentum."""
     weight_decay: NonNegativeFloat = 0.0
-    """L2 term for sgd and adam, decoupled for adamw. KAPC states none."""
+    """L2 term for sgd and adam, decoupled for adamw. 0: KAPC mentions none."""
     clip_norm: PositiveFloat | None = None
     """Clip the gradient of a step to this norm; null: never."""
     lr_decay: PositiveFloat = 1.0
@@ -70,9 +72,9 @@ class OptimizerConfig:
     lr_step: PositiveInt = 1
     """Rounds between decays of the learning rate."""
     keep_state: bool = False
-    """Keep each client's optimiser state between its rounds (it moves and is saved with the client)."""
+    """Keep each client's optimiser state from round to round (it is saved in checkpoints)."""
     privacy: StepPrivacyConfig = field(default_factory=StepPrivacyConfig)
-    """Of each sample, step by step; off unless one of its keys is given."""
+    """DP-SGD, differential privacy of single samples; off unless one of its keys is given."""
 
     def __post_init__(self) -> None:
         """A mapping that is given as `privacy` becomes a config, too."""

@@ -21,27 +21,27 @@ from fl_lightning.signals import answered
 
 HELP = """usage: fl-train COMMAND [--key value ...]
 
-Personalised federated learning: who learned what from whom.
+Personalised federated learning on PyTorch Lightning.
 
-  fit           train a federation           fl-train fit --config kapc_digits.yaml
+  fit           run federated training       fl-train fit --config kapc_digits.yaml
   test          evaluate a finished run      fl-train test --run runs/kapc_digits-001
   export        write one client's model     fl-train export --run runs/kapc_digits-001 --client 3 --out m.safetensors
-  report        one HTML page on runs        fl-train report runs/kapc_digits-001
-  join          a model for a new client     fl-train join --run runs/fedora --data new.npz --out model.safetensors
-  relative      compare with training alone  fl-train relative --run runs/fedora
-  compare       methods over seeds, tested   fl-train compare studies/digits --baseline local
-  dashboard     the W&B workspace            fl-train dashboard --project fl_lightning --json view.json
-  plan          memory and time of a fit     fl-train plan --config kapc_resnet18.yaml --nodes 2 --gpus-per-node 4
-  submit        submit a fit to SLURM        fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 4:00:00
-  deploy        a method as a Flower app     fl-train deploy --config kapc_digits.yaml --out app
-  study         methods, settings and seeds  fl-train study study.yaml --out studies/digits --workers 2
-  reproduce     a paper's table and ours     fl-train reproduce kapc/table1 --data.root path/to/data
+  report        write an HTML report         fl-train report runs/kapc_digits-001
+  join          give a new client a model    fl-train join --run runs/fedora --data new.npz --out model.safetensors
+  relative      compare with local training  fl-train relative --run runs/fedora
+  compare       compare methods over seeds   fl-train compare studies/digits --baseline local
+  dashboard     build a W&B workspace        fl-train dashboard --project fl_lightning --json view.json
+  plan          estimate memory and time     fl-train plan --config kapc_resnet18 --nodes 2 --gpus-per-node 4
+  submit        submit a run to SLURM        fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 04:00:00
+  deploy        write a Flower app           fl-train deploy --config kapc_digits.yaml --out app
+  study         run a grid of experiments    fl-train study study.yaml --out studies/digits --workers 2
+  reproduce     rerun a paper's table        fl-train reproduce kapc/table1 --data.root path/to/data
   tune          tune methods, then compare   fl-train tune study.yaml --out tuned/digits --trials 20
-  archive       a study as one file          fl-train archive studies/digits
-  worth         is federating worth it?      fl-train worth --config hospitals.yaml --out worth
-  audit         what runs tell of data       fl-train audit studies/digits --out audit
-  status        progress of runs             fl-train status runs
-  list          names to choose from         fl-train list methods
+  archive       pack a study into one file   fl-train archive studies/digits
+  worth         estimate each silo's gain    fl-train worth --config hospitals.yaml --out worth
+  audit         measure privacy leakage      fl-train audit studies/digits --out audit
+  status        show progress of runs        fl-train status runs
+  list          list names to choose from    fl-train list methods
   check-method  test your own method         fl-train check-method my_methods.Mine
 
 All keys of a command: fl-train COMMAND --help

@@ -23,10 +23,10 @@ from fl_lightning.ranges import Range, allowed, bare, limit
 COMPONENTS = {
     "method": "Method by name or import path (default: selfkapc); its arguments: --method.ARG VALUE.",
     "model": "Model by name or import path (default: mlp); its arguments: --model.ARG VALUE. In YAML also a list of "
-    "{name, count}.",
+    "{name, count}, for several architectures.",
     "callbacks": "Callbacks by name, separated by commas (default: heatmaps,progress,checkpoint); arguments: "
     "--callbacks.NAME.ARG VALUE; remove one: --callbacks.NAME null.",
-    "loggers": "Loggers by name, separated by commas (default: none); arguments and null as for callbacks.",
+    "loggers": "Loggers by name, separated by commas (default: none); arguments and removal as for callbacks.",
 }
 
 PLACE = {"root", "download", "resident"}

@@ -35,7 +35,7 @@ WORKERS: Keys = {
     "workers": (PositiveInt | None, None, "Processes, one run at a time each (default: one a core; with GPUs one)."),
 }
 CHANGED: Keys = {
-    "accept_changed_code": (bool, False, "Continue although your own code has changed; both versions are kept."),
+    "accept_changed_code": (bool, False, "Continue although your own code has changed; the run keeps both versions."),
 }
 TOGETHER: Keys = {
     "together": (int | str | None, None, "Runs that train together in a process: a number, 1, or "
@@ -63,17 +63,17 @@ JOB: Keys = {
 }
 """What a SLURM job needs."""
 FIT: Keys = {
-    "seed": (int, 0, "Seed of all random draws."),
-    "smoke": (bool, False, "One round, few clients, two batches; synthetic data if the real ones are missing."),
+    "seed": (int, 0, "Seed of all random draws that have no seed of their own."),
+    "smoke": (bool, False, "Smoke test: one round, few clients, two batches; synthetic data if data are missing."),
     "print_config": (bool, False, "Print the resolved config, which --config reads back, and stop."),
-    "out": (str, "runs", "Parent of the run folders."),
-    "name": (str | None, None, "Name of the run folder (default: made of config or method, data, seed and a counter)."),
-    "resume": (bool, False, "Continue the run --name; start it if there is none yet and --config is given."),
+    "out": (str, "runs", "Folder in which the run folders are made."),
+    "name": (str | None, None, "Name of the run folder (default: from config, or method, data, seed; and a counter)."),
+    "resume": (bool, False, "Continue run --name; if it does not exist and --config is given, start it."),
 } | CHANGED
 
 COMMANDS = {
-    "fit": Command("Train a federation. Later config files and flags override earlier ones. Where a default is not "
-                   "obvious, its source is named ('ours': chosen here).", FIT),
+    "fit": Command("Run federated training. Later config files and flags override earlier ones. A note such as "
+                   "'50: KAPC on MNIST' names the source of a default ('our choice': this project's).", FIT),
     "test": Command("Evaluate the models of a finished run again.", RUN | CHECKPOINT),
     "export": Command("Write a client's model, with code that loads it and predicts raw rows.", RUN | CHECKPOINT | {
         "client": (str, REQUIRED, "The client's name, or its number, from 0."),

@@ -26,7 +26,7 @@ class ConFREE(Method):
     within c ||d|| of d it is the one whose least <step, D_j> is greatest. Running statistics: the plain mean.
 
     Args:
-        c: radius about the guidance vector d. 0.5: the middle of the paper's (0, 1), ours.
+        c: radius about the guidance vector d. 0.5: our choice, the middle of the paper's (0, 1).
         by: one step for all that is exchanged (`model`: the paper's formula), or one for each `layer` (the authors'
             code: each tensor).
         classifier: each client's `own`, as in methods that the paper adds this to, or `shared`.

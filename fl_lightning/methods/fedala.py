@@ -35,8 +35,8 @@ class FedALA(Method):
         layers: top layers that are mixed. 1: the authors' code, where two tensors are meant.
         threshold: at first W is learned until the losses of the last passes deviate by less. 0.1: the authors' code.
         window: so many passes are looked at. 10: the authors' code.
-        looks_at: the `mean` loss of a pass (ours), or that of its `last` batch (the authors' code).
-        most: passes at most at first; later it is one. 50: ours, the authors' code has no bound.
+        looks_at: the `mean` loss of a pass (our choice), or that of its `last` batch (the authors' code).
+        most: passes at most at first; later it is one. 50: our choice, the authors' code has no bound.
     """
 
     family = "mixing"

@@ -25,8 +25,8 @@ class FedDF(Method):
     client that has answered, whatever its architecture. Scored: the distilled model of the client's architecture.
 
     Args:
-        steps: of the distillation; 0 is FedAvg. 1000: ours (the authors': up to 10,000, until a validation set of the
-            server's, which ours has not, has seen no gain for 1,000).
+        steps: of the distillation; 0 is FedAvg. 1000: our choice (the authors': up to 10,000, until the server's
+            validation set, which ours does not have, has seen no gain for 1,000).
         samples: of the public data, drawn anew each round; null: all of them (paper).
         server_lr: of Adam at first; it falls to 0 along a cosine. 0.001: the authors' code.
         batch_size: of a step. 128: the authors' code.

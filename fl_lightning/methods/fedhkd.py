@@ -42,11 +42,11 @@ class FedHKD(ClassMeans):
             cannot have been in use on CIFAR-100 (docs/results/class-knowledge.md).
         sigma: noise, in units of the class's sensitivity 2 zeta / N. 7: paper. 0: none.
         zeta: bound on a sample's feature. 3: paper.
-        clip: bring features within zeta before the mean. Ours: without it the bound, and so the guarantee, is a hope.
-        bound: what zeta bounds: a feature's `norm`, or each `coordinate` (paper, Lemma 1 and section 4.3). norm: ours,
-            since epsilon then covers the whole vector; for a coordinate's it covers that coordinate alone, and for all
-            d together the noise counts sqrt(d) times less (docs/decisions/0014).
-        delta: at which the privacy report gives epsilon. 1e-5: ours, below one over the samples of any client.
+        clip: bring features within zeta before the mean. Our addition: without it nothing guarantees the bound.
+        bound: what zeta bounds: a feature's `norm`, or each `coordinate` (paper, Lemma 1 and section 4.3). norm: our
+            choice, since epsilon then covers the whole vector; for a coordinate's it covers that coordinate alone, and
+            for all d together the noise counts sqrt(d) times less (docs/decisions/0014).
+        delta: at which the privacy report gives epsilon. 1e-5: our choice, below one over the samples of any client.
     """
 
     family = "prototypes and distillation"

@@ -25,8 +25,8 @@ class FedU(Method):
 
     Args:
         gamma: size of the step. The paper's is a product of learning rate, local steps and the regulariser's weight
-            (the authors' code: half of it, 0.00075 on MNIST, where it hardly differs from local training). 0.02: ours,
-            with ten clients about 0.9 of a client's model stays its own.
+            (the authors' code: half of it, 0.00075 on MNIST, where it hardly differs from local training). 0.02: our
+            choice; with ten clients about 0.9 of a client's model stays its own.
         graph: a_kl: `random`, the authors' code on MNIST, or `complete`, all 1.
     """
 

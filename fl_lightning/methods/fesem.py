@@ -28,7 +28,7 @@ class FeSEM(KClusters):
     client's centre.
 
     Args:
-        clusters: how many centres, K. 4: ours, as IFCA's (the paper tries 2 to 4).
+        clusters: how many centres, K. 4: our choice, as IFCA's (the paper tries 2 to 4).
         distance: over all parameters of the `model` (the paper), or of the `head` (the authors' code).
         weighting: of the mean: `uniform` (the paper), or by `samples`.
     """

@@ -21,8 +21,8 @@ class HeurFedAMP(FedAMP):
     FedAMP's (alpha only as lam / (2 alpha)).
 
     Args:
-        sigma: sharpness of the softmax. 10: ours, models of ten clients have cosines of 0.6 to 0.98.
-        self_weight: xi_ii. 0.5: ours, as FedAMP's is never below with its default; the paper's are not known to us.
+        sigma: sharpness of the softmax. 10: our choice; models of ten clients have cosines of 0.6 to 0.98.
+        self_weight: xi_ii. 0.5: our choice, since FedAMP's default is never below it; the paper's is not known.
     """
 
     family = "mixing"

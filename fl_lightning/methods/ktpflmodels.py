@@ -23,8 +23,8 @@ class KTPFLModels(Method):
     place of predictions: ours, the appendix was not available).
 
     Args:
-        rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance from their mean (ours:
-            one number then fits any model); as it is with `step`. 0.7: the paper's for predictions.
+        rho: pull of the coefficients towards 1/N, in units of the models' mean squared distance from their mean (our
+            choice: one number then fits any model); as it is with `step`. 0.7: the paper's for predictions.
         solver: `exact`, or `step` of `eta`, which needs to stay below one over the models' largest Gram eigenvalue.
         eta: of a step. 0.01: paper.
         lam: of a pull lam ||w_n - sum_m c_nm w_m||^2 in local training. 0: none.

@@ -28,7 +28,7 @@ class MOON(Method):
         mu: weight of the contrastive term; 0 is FedAvg. 1: paper, for CIFAR-100 and Tiny-ImageNet (5 for CIFAR-10).
         tau: temperature. 0.5: paper.
         projection: width of a projection head (linear, ReLU, linear) before the classifier. 256: the authors' networks,
-            which have one; null: ours, the network that other methods train.
+            which have one; null: our choice, the network that other methods train.
     """
 
     family = "one global model"

@@ -25,8 +25,8 @@ class SelfKAPC(Method):
     data.
 
     Args:
-        kappa: factor of the noise; 1 is Mallows'. 1.5: ours, on validation data (docs/decisions/0024).
-        keep: share of the noise in what a client received that its training leaves. 0.4: ours, likewise.
+        kappa: factor of the noise; 1 is Mallows'. 1.5: our choice, on validation data (docs/decisions/0024).
+        keep: share of the noise in what a client received that its training leaves. 0.4: our choice, likewise.
     """
 
     family = "mixing"

@@ -22,7 +22,7 @@ class ViT(nn.Module):
         patch: side of a patch, in pixels, of which the image's sides are multiples.
         depth: layers.
         width: of the tokens, a multiple of `heads`.
-        dropout: of the tokens and in the perceptrons. 0: ours, small federations are short of steps rather than data.
+        dropout: of the tokens and in the perceptrons. 0: our choice; small federations lack steps rather than data.
     """
 
     head = "net.heads.head"
