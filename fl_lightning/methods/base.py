@@ -13,14 +13,7 @@ from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts
 from fl_lightning.config import check
-from fl_lightning.core.beside import Beside
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.core import Beside, Block, Client, GroupServer, Payload, Phase, Rule, RunContext, Server, Slot
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.methods.common.beside import declared
 from fl_lightning.methods.common.samples import Phases, private_phases

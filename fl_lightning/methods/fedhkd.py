@@ -9,8 +9,7 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, RunContext, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.extras import require
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import (

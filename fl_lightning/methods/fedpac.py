@@ -10,8 +10,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.class_means import distance_to_means
 from fl_lightning.methods.common.collaboration import (

@@ -8,11 +8,7 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Block, Client, Payload, Phase, RunContext
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat
 

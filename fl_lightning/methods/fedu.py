@@ -9,7 +9,7 @@ from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.layout import Block
+from fl_lightning.core import Block
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched

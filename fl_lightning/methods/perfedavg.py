@@ -13,11 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.core.client import Client
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fl_lightning.search import LogRange, searched

@@ -9,13 +9,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, Rule, RunContext, Server
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1

@@ -4,10 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core.layout import Block
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.server import Server
+from fl_lightning.core import Block, Payload, Rule, Server
 from fl_lightning.core.vectors import last_received, products
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.layer_rows import LayerRows

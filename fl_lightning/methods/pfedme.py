@@ -8,11 +8,7 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
+from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.methods.base import Method, check_plain_steps, move_on
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.search import Choice, LogRange, searched

@@ -12,12 +12,7 @@ import torch
 from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.callbacks.relations import Relation, Uniform
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.methods.base import Method, check_no_scaling, move_on
 from fl_lightning.ranges import PositiveFloat
 from fl_lightning.search import LogRange, searched

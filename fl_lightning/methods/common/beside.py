@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fl_lightning.core.beside import Beside
+from fl_lightning.core import Beside
 
 Entries = dict[str, Beside]
 

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
+from fl_lightning.core import Client, GroupServer, Payload, Server
 from fl_lightning.core.protocols import Relation
 from fl_lightning.core.relation import Weights
-from fl_lightning.core.server import GroupServer, Server
 
 
 def name_of(cluster: int) -> str:
