@@ -5,12 +5,17 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import multiprocessing
+import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
 
@@ -46,6 +51,24 @@ def interleaved(
     return seconds
 
 
+Answer = TypeVar("Answer")
+
+
+def alone(work: Callable[..., Answer], *args: object) -> Answer:
+    """What `work` gives in a new process with one thread."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return pool.submit(work, *args).result()
+
+
+def command(*words: str) -> None:
+    """Run a command to its end, with the callbacks of this folder; its words are shown if it fails."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+
+
 def device_clock(device: torch.device) -> Callable[[], float]:
     """Wall seconds, read once the device has finished all queued work."""
 
@@ -79,7 +102,7 @@ class Row:
 
     name: str
     what: str
-    seconds: float
+    seconds: float | None = None
     against: str = ""
     against_seconds: float | None = None
     ratio: float | None = None
@@ -109,8 +132,8 @@ def table(rows: Sequence[Row]) -> str:
     for r in rows:
         digits = ".2f" if r.ratio is None or r.ratio > 0.2 else ".4f"
         number = "" if r.ratio is None else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
-        theirs = "" if r.against_seconds is None else f"{r.against_seconds:.3g}"
-        cells = (r.name, r.what, f"{r.seconds:.3g}", r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
+        ours, theirs = ("" if s is None else f"{s:.3g}" for s in (r.seconds, r.against_seconds))
+        cells = (r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -68,7 +68,7 @@ def test_a_bare_loop_that_does_other_work_is_found_out(
 
 
 def test_a_default_round_scores_every_kind_of_model(script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
-    module, columns = script("default_round"), set[str]()
+    module, columns = script("speed"), set[str]()
     federation = type(tiny).federation
 
     def noting(*args: Any, **settings: Any) -> Any:
@@ -90,10 +90,11 @@ def test_only_one_benchmark_runs_and_the_others_rows_stay(
 ) -> None:
     speed = script("speed")
     first, second = replace(tiny, name="first"), replace(tiny, name="second")
-    monkeypatch.setattr(speed, "workloads", lambda root: {"first": first, "second": second})
+    known = speed.workloads(FOLDER) | {"first": first, "second": second}
+    monkeypatch.setattr(speed, "workloads", lambda root: known)
     out = tmp_path / "speed.json"
-    speed.main(["--only", "first", "--pairs", "1", "--out", str(out)])
-    speed.main(["--only", "kapc-second", "--pairs", "1", "--out", str(out)])
+    speed.main(speed.benchmarks(), ["--only", "first", "--pairs", "1", "--out", str(out)])
+    speed.main(speed.benchmarks(), ["--only", "kapc-second", "--pairs", "1", "--out", str(out)])
     rows = json.loads(out.read_text())["rows"]
     assert [row["name"] for row in rows] == ["first", "first", "first", "kapc-second", "kapc-second"]
     assert all(row["seconds"] > 0 and row["low"] <= row["ratio"] <= row["high"] for row in rows)
@@ -130,7 +131,7 @@ def test_rounds_are_stamped_and_the_first_one_ends_the_process(
     fed.fit()
     clock, busy = zip(*json.loads((tmp_path / "stamps.0").read_text()), strict=True)
     assert len(clock) == 3 and list(clock) == sorted(clock) and list(busy) == sorted(busy)
-    first = script("first_round")
+    first = script("stamps")
     monkeypatch.setattr(first.os, "_exit", lambda code: pytest.exit(f"{code}"))
     with pytest.raises(pytest.exit.Exception, match="0"):
         federation(callbacks=[first.FirstRound(str(tmp_path / "first.json"))]).fit()
@@ -258,7 +259,7 @@ def test_adapters_are_measured(script: Load, tiny: Any, monkeypatch: pytest.Monk
     pytest.importorskip("peft")
     adapters = script("adapters")
     small = replace(tiny, model=replace(adapters.STEPS["vit-adapters-8px"].model, init_args={"depth": 1, "width": 16}))
-    row = adapters.against_bare(replace(small, shape=(1, 8, 8)), 1)
+    [row] = adapters.against_bare(replace(small, shape=(1, 8, 8)), 1)
     assert row.ratio > 0 and "numbers train" in row.note
     found = adapters.memory(40)
     assert found["vector"] / 2 < found["a_client"] and found["stays"] <= found["a_client"] and found["frozen"] > 3e5
