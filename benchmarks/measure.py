@@ -61,12 +61,14 @@ def alone(work: Callable[..., Answer], *args: object) -> Answer:
         return pool.submit(work, *args).result()
 
 
-def command(*words: str) -> None:
-    """Run a command to its end, with the callbacks of this folder; its words are shown if it fails."""
+def command(*words: str) -> str:
+    """What a command prints that runs to its end, on one thread and with this folder's callbacks. Errors are shown."""
     path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
-    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | {"PYTHONPATH": path}, check=False)
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | own, check=False)
     if done.returncode:
         raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+    return done.stdout
 
 
 def device_clock(device: torch.device) -> Callable[[], float]:
