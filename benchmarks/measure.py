@@ -18,6 +18,7 @@ from statistics import median
 from typing import TypeVar
 
 import torch
+from scipy.stats import binom
 
 from fl_lightning.device import module_of, peak_bytes, synchronize
 
@@ -83,13 +84,9 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The narrowest order-statistic interval with 95 % for the median; lowest to highest where there are 5 or fewer."""
-    n = len(values)
     ordered = sorted(values)
-    drop, tail = 0, 0.5**n  # chance that the median lies below the lowest value
-    while 2 * (tail + math.comb(n, drop + 1) * 0.5**n) <= 0.05:
-        drop += 1
-        tail += math.comb(n, drop) * 0.5**n
-    return ordered[drop], ordered[n - 1 - drop]
+    drop = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)  # of how many the median lies below
+    return ordered[drop], ordered[-1 - drop]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:

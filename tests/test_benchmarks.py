@@ -250,7 +250,7 @@ def test_every_method_stands_in_the_table_of_costs(script: Load) -> None:
 def test_the_table_of_costs_is_what_a_round_counts(script: Load, name: str) -> None:
     """Within the digits that are shown, and 5 %: how often a solver or a search goes on depends on rounding."""
     head = f"| {' | '.join(script('costs').HEAD)} |\n| --- |\n"
-    now = table(head + script("costs").cost(name).row(name), script)[name]
+    now = table(head + script("costs").row(name), script)[name]
     assert now == pytest.approx(table(DOCS.read_text(), script)[name], rel=0.05, abs=0.05)
 
 
