@@ -169,18 +169,6 @@ def workload_of(day: Day, item: str) -> Workload:
     )  # fmt: skip
 
 
-class Beside:
-    """Rounds of several federations that train together."""
-
-    def __init__(self, hub: Together, federations: Sequence[Federation]) -> None:
-        self.hub, self.federations = hub, federations
-
-    def round(self, t: int) -> None:
-        works = iter([(k, partial(fed.round, t)) for k, fed in enumerate(self.federations)])
-        for _ in self.hub.drive(lambda waits: next(works, None)):
-            pass
-
-
 def makers(workload: Workload) -> Iterator[tuple[str, Callable[[], Rounds]]]:
     """What makes each side of a workload, by name."""
     data, device = workload.load()[0], launched(workload.accelerator).device
@@ -194,7 +182,14 @@ def makers(workload: Workload) -> Iterator[tuple[str, Callable[[], Rounds]]]:
 
     def beside() -> Rounds:
         hub = Together()
-        return Rounds(Beside(hub, [engine("vmap", hub) for _ in range(RUNS)]).round)
+        federations = [engine("vmap", hub) for _ in range(RUNS)]
+
+        def round(t: int) -> None:
+            works = iter([(k, partial(fed.round, t)) for k, fed in enumerate(federations)])
+            for _ in hub.drive(lambda waits: next(works, None)):
+                pass
+
+        return Rounds(round)
 
     def by_hand(stepper: Any) -> Rounds:
         return Rounds(workload.bare(data, stepper, device).round)
