@@ -73,10 +73,10 @@ def memory(clients: int) -> dict[str, float]:
 
 def in_words(clients: int, pairs: int) -> list[Row]:
     """`memory` in a process of its own, in words."""
-    found = alone(memory, clients)
-    a, stays, vector, frozen = (found[name] / 1e3 for name in ("a_client", "stays", "vector", "frozen"))
+    measured = alone(memory, clients)
+    a, stays, vector, frozen = (measured[name] / 1e3 for name in ("a_client", "stays", "vector", "frozen"))
     of_client = f"{a:.1f} kB a client at most, of which {stays:.1f} stay; its vector has {vector:.1f} kB"
-    note = f"{found['grown'] / 2**20:.1f} MiB; {of_client}; frozen, once, {frozen:,.0f} kB"
+    note = f"{measured['grown'] / 2**20:.1f} MiB; {of_client}; frozen, once, {frozen:,.0f} kB"
     return [Row(f"memory-{clients}", f"memory of a round of {clients:,} clients", note=note, pairs=1)]
 
 

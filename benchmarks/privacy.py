@@ -50,10 +50,15 @@ def line(claim: float, bounds: list[float]) -> str:
             f"({low:.1%} to {high:.1%}) | {third} of {len(bounds)} |")  # fmt: skip
 
 
+def head() -> None:
+    """Of the table of bounds."""
+    print("| claimed epsilon | bound, mean (95 %) | largest | below the claim | above a third of it |")
+    print("| --- | --- | --- | --- | --- |")
+
+
 def mechanism(runs: int, canaries: int = 1000, numbers: int = 100) -> None:
     """Directions of `numbers` numbers, bounded and noised by `privacy.mechanism.noisy`, one message each."""
-    print("| claimed epsilon | bound, mean (95 %) | largest | below the claim | above a third of it |")
-    print("| --- " * 5 + "|")
+    head()
     for claim in CLAIMS:
         size = calibrated(lambda z: [Mechanism(z, 1)], claim, DELTA, "epsilon")
         assert epsilon([Mechanism(size, 1)], DELTA) <= claim * 1.001

@@ -158,19 +158,19 @@ def ranks(pairs: int) -> list[Row]:
         "2 of 600": partial(on_ranks, large, 2), "2 bare of 600": partial(bare_loops, large, 2),
         "KAPC, 1 rank": partial(on_ranks, few, 1, "kapc"), "KAPC, 2 ranks": partial(on_ranks, few, 2, "kapc"),
     }  # fmt: skip
-    found: dict[str, list[list[float]]] = {name: [] for name in sides}
+    seconds: dict[str, list[list[float]]] = {name: [] for name in sides}
     loads = []
     for _ in range(max(1, min(pairs, 3))):
         loads.append(os.getloadavg()[0])
         for name, measured in sides.items():
-            found[name].append([median(seconds) for seconds in measured()])
+            seconds[name].append([median(spans) for spans in measured()])
     load = f"load {min(loads):.1f} to {max(loads):.1f}"
 
     def against(what: str, ours: str, theirs: str, goal: str = "") -> list[Row]:
         """Both ways: by the clock, and in CPU seconds of the busiest rank."""
         rows = []
         for k, unit in enumerate(("clock", "CPU of the busiest rank")):
-            a, b = ([both[k] for both in found[side]] for side in (ours, theirs))
+            a, b = ([both[k] for both in seconds[side]] for side in (ours, theirs))
             rows.append(compared("ranks", f"{what}, {unit}", a, theirs, b, 1, goal, load))
         return rows
 

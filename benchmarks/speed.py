@@ -270,8 +270,8 @@ def _first_round(fl_train: str, flags: Sequence[str]) -> dict[str, float]:
         callback = {"first": {"class_path": "stamps.FirstRound", "path": str(path)}}
         extra = ["--out", folder, "--loggers", "null", "--callbacks", json.dumps(callback), "--fabric.threads", "1"]
         command(fl_train, "fit", *flags, *extra, "--fabric.accelerator", "cpu")
-        found: dict[str, float] = json.loads(path.read_text())
-    return found
+        taken: dict[str, float] = json.loads(path.read_text())
+    return taken
 
 
 def benchmarks() -> Benchmarks:
@@ -284,16 +284,16 @@ def benchmarks() -> Benchmarks:
     )
     mlp = Component("fl_lightning.models.mlp.MLP", {"hidden": (200,)})  # 784-200-10
     tried = (cnn10, known["100-mlps-10-a-round"], replace(cnn10, name="mnist-mlp", model=mlp))
-    found: dict[str, Callable[[int], list[Row]]] = {name: partial(against_bare, w) for name, w in known.items()}
-    found |= {f"default-{name}": partial(as_it_comes, known[name]) for name in GOALS}
+    everything: dict[str, Callable[[int], list[Row]]] = {name: partial(against_bare, w) for name, w in known.items()}
+    everything |= {f"default-{name}": partial(as_it_comes, known[name]) for name in GOALS}
     for w in saved:
         whole = replace(w, data=replace(w.data, fraction=1.0))
-        found[f"saving-{w.name}"] = lambda pairs, w=whole: saving(w, min(pairs, 3))
-    found |= {f"kapc-{name}": partial(coaching, w) for name, w in known.items()}
-    found |= {f"executors-{w.name}": partial(executors, w) for w in tried}
-    found |= {f"accounting-{name}": partial(accounting, w) for name, w in known.items()}
-    found |= {f"server-{clients}": partial(server_step, clients) for clients in SERVER_PAIRS}
-    return found | {"start": start_up}
+        everything[f"saving-{w.name}"] = lambda pairs, w=whole: saving(w, min(pairs, 3))
+    everything |= {f"kapc-{name}": partial(coaching, w) for name, w in known.items()}
+    everything |= {f"executors-{w.name}": partial(executors, w) for w in tried}
+    everything |= {f"accounting-{name}": partial(accounting, w) for name, w in known.items()}
+    everything |= {f"server-{clients}": partial(server_step, clients) for clients in SERVER_PAIRS}
+    return everything | {"start": start_up}
 
 
 def main(chosen: Benchmarks, argv: Sequence[str] | None = None) -> None:

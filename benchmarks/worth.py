@@ -118,8 +118,8 @@ def logits(model: list[Tensor], x: Tensor) -> Tensor:
 
 def right(model: list[Tensor], silo: int, x: Tensor, y: np.ndarray) -> np.ndarray:
     """Whether the silo's model of each fit is right, (fits, n), for samples (fits, 1, n, features) of classes y."""
-    found: np.ndarray = (logits([p[:, silo : silo + 1] for p in model], x)[:, 0] > 0).numpy() == y
-    return found
+    hits: np.ndarray = (logits([p[:, silo : silo + 1] for p in model], x)[:, 0] > 0).numpy() == y
+    return hits
 
 
 def trained(xs: list[list[np.ndarray]], ys: list[list[np.ndarray]], world: World, seed: int) -> dict[str, list[Tensor]]:
