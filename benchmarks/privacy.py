@@ -1,10 +1,12 @@
 """What docs/privacy.md shows: bounds on epsilon by canaries, where epsilon is known; what runs of a study tell.
 
     python benchmarks/privacy.py mechanism --runs 200
+    python benchmarks/privacy.py runs --runs 100
     fl-train study privacy/digits --out studies/privacy
     python benchmarks/privacy.py learned studies/privacy
 
-`mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. `learned`: a row for each
+`mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. `runs`: whole runs of FedAvg
+with 300 clients that are canaries, under local and under central privacy of these epsilons. `learned`: a row for each
 method of a study, what the server and another client learn. Prints tables in Markdown, line by line.
 """
 
@@ -15,17 +17,21 @@ from collections.abc import Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
+from tempfile import TemporaryDirectory
 
-import numpy as np
 import torch
 from scipy.stats import t
 
-from fl_lightning.audit.attacks import DRAWS, Row, _scored, auc, label_mixes, relations, shuffle
-from fl_lightning.audit.observe import Observed, observed
+from fl_lightning.audit.attacks import CONTROL, Row, label_mixes, lira, relations
+from fl_lightning.audit.observe import observed
 from fl_lightning.cli.commands import load
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.study import QUIET
+from fl_lightning.files import make_folder
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.bound import lower_bound, share_right
 from fl_lightning.privacy.mechanism import Noise, noisy
+from fl_lightning.run import fit
 from fl_lightning.study.folder import StudyFolder
 
 CLAIMS = (1.0, 4.0, 8.0)
@@ -75,6 +81,34 @@ def mechanism(runs: int, canaries: int = 1000, numbers: int = 100) -> None:
         print(line(claim, bounds), flush=True)
 
 
+def whole(kind: str, claim: float, seed: int, folder: Path) -> float:
+    """The bound of one run: FedAvg on the digits, everybody a canary, a round of one step."""
+    config = complete(plan([QUIET, {
+        "seed": seed, "method": "fedavg", "model": {"name": "mlp", "init_args": {"hidden": [64]}},
+        "data": {"source": "digits", "partition": "iid", "min_samples": 1},
+        "federation": {"clients": 300, "rounds": 1, "local_epochs": None, "local_steps": 1},
+        "callbacks": {
+            "canaries": {"guesses": GUESSES}, kind: {"clip": 1.0, "epsilon_target": claim}, "checkpoint": None,
+        },
+    }]))  # fmt: skip
+    make_folder(folder)
+    summary = fit(config, folder).summary
+    assert summary["privacy_epsilon"] <= claim * 1.001
+    return float(summary["privacy_epsilon_bound"])
+
+
+def runs(number: int) -> None:
+    """A table for each mechanism."""
+    torch.set_num_threads(1)
+    for kind in ("localprivacy", "centralprivacy"):
+        print(f"\n{kind}\n")
+        head()
+        for claim in CLAIMS:
+            with TemporaryDirectory() as folder:
+                bounds = [whole(kind, claim, seed, Path(folder) / str(seed)) for seed in range(number)]
+            print(line(claim, bounds), flush=True)
+
+
 LIRA = ("server: upload", "another client", "public: personal model", "public: global model")
 """Views, in the order of the columns."""
 BY_SEED = (
@@ -85,22 +119,13 @@ BY_SEED = (
 """Viewer and question of what is measured run by run."""
 
 
-def member(runs: Sequence[Observed], view: str) -> str:
-    """AUC of online LiRA in the eyes of a viewer, with a bootstrap interval, and that of shuffled memberships."""
-    scores = [run.samples.confidence[view] for run in runs]
-    if any(np.isnan(score).any() for score in scores):
+def member(rows: Sequence[Row], view: str) -> str:
+    """AUC of online LiRA in the eyes of a viewer with a bootstrap interval; 95 % of shuffled memberships."""
+    own = {row.measure: row for row in rows if row.viewer == view}
+    if not own:
         return "-"
-    clients = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
-    digests, values, rng = [run.samples.digest for run in runs], [], np.random.default_rng(0)
-    for members in (
-        [run.samples.member for run in runs],
-        [shuffle(run.samples.client, run.samples.member) for run in runs],
-    ):
-        _, truth, score = _scored(clients, digests, members, scores)
-        drawn = [auc(truth[d], score[d]) for d in (rng.integers(0, len(truth), len(truth)) for _ in range(DRAWS))]
-        values.append((auc(truth, score), *np.percentile(drawn, [2.5, 97.5])))
-    (value, low, high), (control, *_) = values
-    return f"{value:.3f} ({low:.3f} to {high:.3f}); {control:.3f}"
+    real, control = own["AUC"], own[CONTROL]
+    return f"{real.value:.3f} ({real.low:.3f} to {real.high:.3f}); {control.low:.3f} to {control.high:.3f}"
 
 
 def by_seed(rows: Sequence[Row], runs: int, viewer: str, attack: str) -> str:
@@ -123,18 +148,21 @@ def learned(study: Path, methods: Sequence[str]) -> None:
             continue
         runs = [observed(load(place), place) for place in places]
         rows = [row for run in runs for row in relations(run) + label_mixes(run)]
-        cells_ = [member(runs, view) for view in LIRA] + [by_seed(rows, len(runs), *what) for what in BY_SEED]
+        of_samples = lira(runs)
+        cells_ = [member(of_samples, view) for view in LIRA] + [by_seed(rows, len(runs), *what) for what in BY_SEED]
         print(f"| `{label}` | {len(runs)} | {' | '.join(cells_)} |", flush=True)
 
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("mechanism", "learned"))
+    parser.add_argument("what", choices=("mechanism", "runs", "learned"))
     parser.add_argument("study", type=Path, nargs="?")
     parser.add_argument("methods", nargs="*")
     parser.add_argument("--runs", type=int, default=200)
     given = parser.parse_args()
     if given.what == "mechanism":
         mechanism(given.runs)
+    elif given.what == "runs":
+        runs(given.runs)
     else:
         learned(given.study, given.methods)

@@ -31,7 +31,7 @@ from pandas import DataFrame, Series
 from scipy import stats
 from torch import Tensor
 
-from fl_lightning.data.owntest import folds as cut
+from fl_lightning.data.sampling import in_turn
 from fl_lightning.gains.measure import measure
 from fl_lightning.gains.silos import Answer, Silo
 from fl_lightning.gains.statistics import Samples, Scores, verdict
@@ -141,7 +141,9 @@ def trained(xs: list[list[np.ndarray]], ys: list[list[np.ndarray]], world: World
 def measured(world: World, seed: int, cycles: int, sizes: Sequence[int] = SIZES) -> list[Silo]:
     """The silos as `fl-train worth` sees them: drawn, cut, trained and tested, cycle by cycle."""
     data = [world.draw(c, size) for c, size in enumerate(sizes)]
-    folds = [np.stack([cut(y.astype(int), FOLDS, world.rng) for _ in range(cycles)]) for _, y in data]
+    folds = [
+        np.stack([in_turn(y.astype(int), FOLDS, world.rng, drawn_first=True) for _ in range(cycles)]) for _, y in data
+    ]
     places = [(cycle, fold) for cycle in range(cycles) for fold in range(FOLDS)]
     xs, ys = ([[own[k][of[c] != f] for own, of in zip(data, folds, strict=True)] for c, f in places] for k in (0, 1))
     models = trained(xs, ys, world, seed)

@@ -12,6 +12,7 @@ from fl_lightning.config import are_numbers, check
 from fl_lightning.core import Client, Payload, RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import NO_TARGET
+from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.rng import numpy_rng
 
 
@@ -32,20 +33,16 @@ class Attack(Transform):
 
     kind: Literal["label_flip", "sign_flip", "noise"]
     clients: list[int] | None = None
-    share: float | None = None
-    scale: float = 1.0
+    share: UnitInterval | None = None
+    scale: NonNegativeFloat = 1.0
     attackers: frozenset[int] = field(init=False, default=frozenset())
 
     def __post_init__(self) -> None:
-        kinds = ("label_flip", "sign_flip", "noise")
-        check("callbacks.attack.kind", self.kind, self.kind in kinds, f"it must be one of {', '.join(kinds)}")
+        super().__post_init__()
         fine = (self.clients is None) != (self.share is None)
         check("callbacks.attack.clients", self.clients, fine, "either clients or share says who attacks")
-        check(
-            "callbacks.attack.clients", self.clients, are_numbers(self.clients), "it must be a list of client numbers"
-        )
-        check("callbacks.attack.share", self.share, self.share is None or 0 <= self.share <= 1, "it must lie in [0, 1]")
-        check("callbacks.attack.scale", self.scale, self.scale >= 0, "it must be 0 or more")
+        fine = are_numbers(self.clients)
+        check("callbacks.attack.clients", self.clients, fine, "it must be a list of client numbers")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Choose the attackers; with `label_flip`, turn their training labels."""

@@ -17,6 +17,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
 from fl_lightning.errors import BadInput
+from fl_lightning.ranges import check_ranges
 
 if TYPE_CHECKING:
     from fl_lightning.core.protocols import Method
@@ -56,6 +57,10 @@ class Callback:
             if not any(hasattr(base, name) for base in cls.__bases__):
                 bases = ", ".join(base.__name__ for base in cls.__bases__)
                 raise TypeError(f"{cls.__name__}.{name} would never be called: {bases} has no such hook")
+
+    def __post_init__(self) -> None:
+        """Raise `BadInput` for an argument of a dataclass that its type does not allow (`ranges`)."""
+        check_ranges(self, self.config_key)
 
     @property
     def config_key(self) -> str:

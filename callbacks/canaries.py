@@ -20,6 +20,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, ModelGroup, Payload, RoundRecord, RunContext
 from fl_lightning.privacy.bound import lower_bound, share_right
 from fl_lightning.privacy.mechanism import MODEL
+from fl_lightning.ranges import PositiveShare
 from fl_lightning.rng import generator, numpy_rng
 
 SCORE, ROUNDS = "canary.score", "canary.rounds"
@@ -43,16 +44,12 @@ class Canaries(Transform, Observer):
 
     changes_upload = client_memory = True
 
-    share: float = 1.0
-    guesses: float = 0.2
+    share: PositiveShare = 1.0
+    guesses: PositiveShare = 0.2
     _canaries: frozenset[int] = field(default=frozenset(), init=False, repr=False)
     _privacy: LocalPrivacy | CentralPrivacy | None = field(default=None, init=False, repr=False)
     _before: dict[int, Tensor] = field(default_factory=dict, init=False, repr=False)
     """This round's global models before it, by group."""
-
-    def __post_init__(self) -> None:
-        for name, value in (("share", self.share), ("guesses", self.guesses)):
-            check(f"{self.config_key}.{name}", value, 0 < value <= 1, "it must lie in (0, 1]")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Draw the canaries; raise `BadInput` where no epsilon is claimed of the models."""

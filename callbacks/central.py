@@ -10,22 +10,22 @@ import math
 import secrets
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Aggregator, Observer, Transform
-from fl_lightning.callbacks.privacy import check_one_account, uploads
+from fl_lightning.callbacks.privacy import check_account, check_noise_stays, uploads
 from fl_lightning.callbacks.relations import SampleCounts
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.server import GroupServer
 from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
 from fl_lightning.optimizerkeys import check_noise
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
+from fl_lightning.ranges import Range
 from fl_lightning.rng import generator
 
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
@@ -83,7 +83,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     clip: float | None = None
     noise: float | None = None
     epsilon_target: float | None = None
-    quantile: float | None = None
+    quantile: Annotated[float, Range(0, 1, above=True, below=True)] | None = None
     delta: float = DELTA
     reproducible: bool = True
     _noise: float = field(default=0.0, init=False, repr=False)
@@ -91,29 +91,24 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
     def __post_init__(self) -> None:
+        super().__post_init__()
         check_noise(self.config_key, self.clip, self.noise, self.epsilon_target, self.delta)
-        fine = self.quantile is None or 0 < self.quantile < 1
-        check(f"{self.config_key}.quantile", self.quantile, fine, "it must lie in (0, 1)")
 
     # ---------------------------------------------------------------- before the first round
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run had other noise."""
-        require("dp", self.config_key, "", "its epsilon is computed by that package")
-        check_one_account(run)
+        check_account(run, self.config_key)
         self._noise = self._multiplier(run.config, run.method)
         Aggregator.on_fit_start(self, run)
         key, several = self.config_key, len(run.groups) > 1
         check("model", [g.name for g in run.groups], not several, f"{key} takes clients of one architecture")
-        share = run.config.data.held_out_clients
-        check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
         allowed = f"it must be named before {key.removeprefix('callbacks.')}, which bounds what is sent in the end"
         check(last.config_key, "", last is self, allowed)
         memory, now = run.server.memory, torch.tensor(self._noise, dtype=torch.float64)
-        before = float(memory.get(NOISE, now))
-        allowed = f"the run began with noise {before}, and now it would be {self._noise}: begin a new run"
-        check(f"{key}.epsilon_target", self.epsilon_target, math.isclose(before, self._noise, rel_tol=1e-12), allowed)
+        before = [float(memory.get(NOISE, now))]
+        check_noise_stays(f"{key}.epsilon_target", self.epsilon_target, before, [self._noise])
         first = {CLIP: torch.tensor(self.clip, dtype=torch.float64), NOISE: now}
         first[TAKEN] = torch.zeros(run.clients, dtype=torch.int64)
         run.server.memory |= {name: memory.get(name, tensor) for name, tensor in first.items()}

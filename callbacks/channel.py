@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass, field, fields
-from typing import Literal
+from typing import Annotated, Literal
 
 import numpy as np
 
@@ -16,9 +16,11 @@ from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.csvtable import Row
+from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range
 from fl_lightning.results.folder import CLIENT_FLOPS, RunFolder
 from fl_lightning.rng import numpy_rng
 
+Decibel = Annotated[float, Range(-500, 500)]
 PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 
 
@@ -26,19 +28,8 @@ PARTS = ("channel_download_s", "channel_compute_s", "channel_upload_s")
 class _Channel(Observer):
     """What all channels share: seconds of a client and of a round. The server's own time is not counted."""
 
-    client_gflops: float | None = field(default=73.0, kw_only=True)
-    latency_ms: float = field(default=0.0, kw_only=True)
-
-    def __post_init__(self) -> None:
-        speed = self.client_gflops
-        self._check("client_gflops", speed is None or speed > 0, "it must be above 0, or null")
-        self._check("latency_ms", self.latency_ms >= 0, "it must be 0 or more")
-
-    def _check(self, argument: str, holds: bool, allowed: str) -> None:
-        """Raise `BadInput` unless `holds` and the value is finite."""
-        value = getattr(self, argument)
-        finite = isinstance(value, str) or math.isfinite(value or 0)
-        check(f"{self.config_key}.{argument}", value, holds and finite, allowed)
+    client_gflops: PositiveFloat | None = field(default=73.0, kw_only=True)
+    latency_ms: NonNegativeFloat = field(default=0.0, kw_only=True)
 
     def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """Bits a second of each client, down and up, shape (n, 2), when they exchange `sizes` bytes (n, 2)."""
@@ -89,13 +80,8 @@ class FixedRate(_Channel):
         latency_ms: added to each transfer that happens. 0: the journal has none.
     """
 
-    upload_mbit: float = 18.56
-    download_mbit: float = 49.97
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        for name in ("upload_mbit", "download_mbit"):
-            self._check(name, getattr(self, name) > 0, "it must be above 0")
+    upload_mbit: PositiveFloat = 18.56
+    download_mbit: PositiveFloat = 49.97
 
     def rates(self, run: RunContext, round: int, clients: list[int], sizes: np.ndarray) -> np.ndarray:
         """The given ones."""
@@ -133,34 +119,27 @@ class Wireless(_Channel):
         latency_ms: added to each transfer that happens. 0: the journal has none.
     """
 
-    upload_mhz: float = 28.6
-    download_mhz: float = 50.0
+    upload_mhz: PositiveFloat = 28.6
+    download_mhz: PositiveFloat = 50.0
     shares: Literal["equal", "bytes"] = "equal"
-    client_dbm: float = 23.0
-    server_dbm: float = 46.0
-    path_loss_db: float = 128.1
-    path_loss_slope: float = 37.6
-    noise_dbm_hz: float = -174.0
-    interference_db: float = 5.9
-    near: float = 35.0
-    far: float = 289.0
+    client_dbm: Decibel = 23.0
+    server_dbm: Decibel = 46.0
+    path_loss_db: Decibel = 128.1
+    path_loss_slope: NonNegativeFloat = 37.6
+    noise_dbm_hz: Decibel = -174.0
+    interference_db: NonNegativeFloat = 5.9
+    near: PositiveFloat = 35.0
+    far: PositiveFloat = 289.0
     fading: bool = False
     channel: Literal["fitted", "table4"] = "fitted"
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self._check("channel", self.channel in ("fitted", "table4"), "it must be fitted or table4")
         for f in fields(self) if self.channel == "table4" else ():
             fits = f.name in ("fading", "channel") or bool(f.kw_only) or getattr(self, f.name) == f.default
-            self._check(f.name, fits, "channel table4 has its own: leave it out")
-        for name in ("upload_mhz", "download_mhz", "near"):
-            self._check(name, getattr(self, name) > 0, "it must be above 0")
-        self._check("far", self.far >= self.near, f"it must be at least near = {self.near:g}")
-        for name in ("path_loss_slope", "interference_db"):
-            self._check(name, getattr(self, name) >= 0, "it must be 0 or more")
-        for name in ("client_dbm", "server_dbm", "path_loss_db", "noise_dbm_hz"):
-            self._check(name, -500 <= getattr(self, name) <= 500, "it must be in [-500, 500]")
-        self._check("shares", self.shares in ("equal", "bytes"), "it must be equal or bytes")
+            allowed = "channel table4 has its own: leave it out"
+            check(f"{self.config_key}.{f.name}", getattr(self, f.name), fits, allowed)
+        check(f"{self.config_key}.far", self.far, self.far >= self.near, f"it must be at least near = {self.near:g}")
 
     def distance(self, seed: int, client: int) -> float:
         """Metres to the server: the same in every round, drawn evenly over the ring's area."""

@@ -21,6 +21,7 @@ from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.errors import BadInput
 from fl_lightning.files import writing
+from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.signals import undisturbed
 from fl_lightning.storage import manifest as disk
@@ -51,10 +52,10 @@ class Checkpoint(Observer):
 
     stage = "save"
 
-    every: int = 1
-    keep: int = 2
+    every: PositiveInt = 1
+    keep: PositiveInt = 2
     best: bool = True
-    seconds: float = 10.0
+    seconds: NonNegativeFloat = 10.0
     saved: int = field(default=0, init=False, repr=False)
     """The last round that is saved, or that the run was resumed from."""
     _saved_at: float | None = field(default=None, init=False, repr=False)
@@ -64,12 +65,6 @@ class Checkpoint(Observer):
     _last: Manifest | None = field(default=None, init=False, repr=False)
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
     """Manifests in the folder, by round, once it has been looked through."""
-
-    def __post_init__(self) -> None:
-        check("callbacks.checkpoint.every", self.every, self.every >= 1, "it must be at least 1")
-        check("callbacks.checkpoint.keep", self.keep, self.keep >= 1, "it must be at least 1")
-        fine = 0 <= self.seconds < math.inf
-        check("callbacks.checkpoint.seconds", self.seconds, fine, "it must be 0 or more")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Look at the clock, and look up which files hold the clients that the run was resumed with."""
@@ -256,7 +251,7 @@ def _load(run: RunContext, folder: Path, round: int) -> _Loaded:
     for client in run.at_home(int(c) for c in manifest["clients"]):
         entry, group = manifest["clients"][str(client)], run.group_of(client)
         slots = dict.fromkeys(run.method.slots(), group.initial)
-        own = {"row": group.initial, **_named("vectors", slots), **_numbered("buffers", group.initial_buffers)}
+        own = {"row": group.initial, **_named("vectors", slots), **_named("buffers", group.initial_buffers)}
         copies = {"received": group.initial, **_named("received", slots)}
         saved = disk.read_tensors(folder, entry, own | declared, copies)
         states[client] = _state(run, client, entry["turns"], saved)
@@ -288,7 +283,7 @@ def _of_client(state: ClientState) -> dict[str, Tensor]:
     """A client's vectors, buffers and memory; what the server last received only where that is another tensor."""
     own = {slot: v for slot, v in state.vectors.items() if slot != MODEL}
     received = {slot: v for slot, v in state.received.items() if v is not state.vectors.get(slot)}
-    tensors = {"row": state.vectors[MODEL], **_named("vectors", own), **_numbered("buffers", state.buffers)}
+    tensors = {"row": state.vectors[MODEL], **_named("vectors", own), **_named("buffers", state.buffers)}
     if MODEL in received:
         tensors["received"] = received.pop(MODEL)
     return tensors | _named("received", received) | _named("fields", state.memory)
@@ -330,7 +325,7 @@ def _initial(run: RunContext) -> dict[str, Tensor]:
     """The initial model of each group, and what of it is frozen: it lies in the run folder once."""
     tensors: dict[str, Tensor] = {}
     for k, group in enumerate(run.groups):
-        tensors |= {f"{k}.row": group.initial, **_numbered(f"{k}.buffers", group.initial_buffers)}
+        tensors |= {f"{k}.row": group.initial, **_named(f"{k}.buffers", group.initial_buffers)}
         tensors |= _named(f"{k}.frozen", group.frozen)
     return tensors
 
@@ -340,17 +335,15 @@ def _blocks(run: RunContext) -> list[Any]:
     return [[[*g.members[:1], *g.members[-1:]], [[b.name, list(b.shape)] for b in g.layout.blocks]] for g in run.groups]
 
 
-def _named(name: str, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.{key}": tensor for key, tensor in tensors.items()}
+def _named(name: str, tensors: Mapping[str, Tensor] | Sequence[Tensor]) -> dict[str, Tensor]:
+    """Tensors that have names, or the numbers of their places."""
+    pairs = tensors.items() if isinstance(tensors, Mapping) else enumerate(tensors)
+    return {f"{name}.{key}": tensor for key, tensor in pairs}
 
 
 def _called(saved: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
     """What `_named` gave."""
     return {key.removeprefix(f"{name}."): tensor for key, tensor in saved.items() if key.startswith(f"{name}.")}
-
-
-def _numbered(name: str, tensors: list[Tensor]) -> dict[str, Tensor]:
-    return {f"{name}.{k}": tensor for k, tensor in enumerate(tensors)}
 
 
 def _buffers(saved: Mapping[str, Tensor], device: torch.device, of: str = "") -> list[Tensor]:

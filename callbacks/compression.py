@@ -14,10 +14,10 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.config import check
 from fl_lightning.core import Block, Client, Payload, RunContext
 from fl_lightning.device import sent
 from fl_lightning.errors import BadInput
+from fl_lightning.ranges import PositiveShare
 
 
 def quantised(x: Tensor, bits: int, draws: torch.Generator) -> Tensor:
@@ -51,11 +51,6 @@ class Quantize(Transform):
 
     bits: Literal[8, 16] = 8
     direction: Literal["both", "upload", "download"] = "both"
-
-    def __post_init__(self) -> None:
-        check("callbacks.quantize.bits", self.bits, self.bits in (8, 16), "it must be 8 or 16")
-        ways = ("both", "upload", "download")
-        check("callbacks.quantize.direction", self.direction, self.direction in ways, f"one of {', '.join(ways)}")
 
     def on_download(self, client: Client, payload: Payload) -> None:
         """Quantise what the client receives."""
@@ -92,10 +87,7 @@ class TopK(Transform):
 
     changes_upload = True
 
-    share: float = 0.1
-
-    def __post_init__(self) -> None:
-        check("callbacks.topk.share", self.share, 0 < self.share <= 1, "it must lie in (0, 1]")
+    share: PositiveShare = 0.1
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` beside `quantize`: their bytes would not add up."""

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.callbacks.compression import Quantize, TopK
+from fl_lightning.callbacks.keepuploads import KeepUploads
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
@@ -25,7 +26,7 @@ from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
 
 UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
 """Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""
-BEHIND = (Quantize, TopK, NormBound)
+BEHIND = (Quantize, TopK, NormBound, KeepUploads)
 """Transforms that look at the noisy upload and at what the server knows alone: they run behind the noise."""
 SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "validation")
 """What users may want to have covered, and is not."""
@@ -67,16 +68,13 @@ class LocalPrivacy(Transform, Observer):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where something of an upload cannot be protected, or a resumed run had other noise."""
-        require("dp", self.config_key, "", "its epsilon is computed by that package")
-        check_one_account(run)
+        check_account(run, self.config_key)
         self._check_others(run)
         self._noises = self.noises(run.config, run.method, kinds_of(run), sum(run.data.train_sizes))
         now = [self._noises[kind].multiplier for kind in kinds_of(run)]
         before = [s.memory[NOISE].tolist() for s in run.states.values() if s.memory[UPLOADS].any()]
         for was in [noise for part in run.processes.gather_objects(before) for noise in part]:
-            close = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(was, now, strict=True))
-            allowed = f"the run began with noise {was}, and now it would be {now}: begin a new run"
-            check(f"{self.config_key}.epsilon_target", self.epsilon_target, close, allowed)
+            check_noise_stays(f"{self.config_key}.epsilon_target", self.epsilon_target, was, now)
 
     def _check_others(self, run: RunContext) -> None:
         """Raise `BadInput` for parts of the run that tell more than the noisy upload, or change what it counts."""
@@ -87,8 +85,6 @@ class LocalPrivacy(Transform, Observer):
             raise BadInput(key, name, f"its uploads hold {what} ({words}), which no bound and noise can protect")
         own = getattr(run.method, "sigma", 0) if name == "fedhkd" else 0
         check("method.sigma", own, not own, f"beside {key}, which covers class means too, it must be 0")
-        share = run.config.data.held_out_clients
-        check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
         callbacks = list(run.callbacks)
         place = next(k for k, c in enumerate(callbacks) if c is self)
         for k, callback in enumerate(callbacks):
@@ -203,10 +199,21 @@ class LocalPrivacy(Transform, Observer):
         }
 
 
-def check_one_account(run: RunContext) -> None:
-    """Raise `BadInput` where two parts of a run account for its privacy."""
-    key, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
-    check(key, "", not others, f"one of it and {', '.join(others)}: each accounts for the whole run")
+def check_account(run: RunContext, key: str) -> None:
+    """Raise `BadInput` where the part of a run `key` cannot account for its privacy: dp-accounting is missing, another
+    part accounts for it, or clients join later."""
+    require("dp", key, "", "its epsilon is computed by that package")
+    first, *others = sorted(c.config_key for c in run.callbacks if getattr(c, "accounts", False))
+    check(first, "", not others, f"one of it and {', '.join(others)}: each accounts for the whole run")
+    share = run.config.data.held_out_clients
+    check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {key}: 0")
+
+
+def check_noise_stays(key: str, value: Any, before: Sequence[float], now: Sequence[float]) -> None:
+    """Raise `BadInput`, for `key`, unless a resumed run has the noise that it began with."""
+    same = all(math.isclose(a, b, rel_tol=1e-12) for a, b in zip(before, now, strict=True))
+    allowed = f"the run began with noise {before}, and now it would be {now}: begin a new run"
+    check(key, value, same, allowed)
 
 
 def uploads(config: Config, method: Any, named: Sequence[str]) -> list[int]:

@@ -97,12 +97,7 @@ class Progress(Observer):
             out = Console()
             out.print(_table(run, self._rows, self._summary))
             for line in _closing_lines(run, self._rows, self._summary):
-                self._print(out, line)
-
-    @staticmethod
-    def _print(console: Console, line: str) -> None:
-        """One line as it is: not wrapped, so that paths can be copied."""
-        console.print(line, soft_wrap=True, markup=False, highlight=False)
+                out.print(line, soft_wrap=True, markup=False, highlight=False)  # not wrapped: paths can be copied
 
 
 def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Table:

@@ -174,7 +174,3 @@ class Propagation(Relation):
             if not weights.sum() > 0:  # nobody alike has uploaded
                 weights = counts.double()
         return weights / weights.sum() if self.sources == "uploaded" else weights
-
-    def flops(self, layers: int, receivers: int, sources: int) -> int:
-        """Nothing: the matrix was made before the first round."""
-        return 0

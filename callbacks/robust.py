@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Annotated, Literal
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from fl_lightning.callbacks.base import Aggregator, Transform
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RunContext
 from fl_lightning.core.mixing import mean_of
+from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, Range
 
 
 def trimmed_mean(W: Tensor, cut: int) -> Tensor:
@@ -39,10 +40,7 @@ class TrimmedMean(Aggregator):
             mean.
     """
 
-    share: float
-
-    def __post_init__(self) -> None:
-        check("callbacks.trimmedmean.share", self.share, 0 <= self.share < 0.5, "it must lie in [0, 0.5)")
+    share: Annotated[float, Range(0, 0.5, below=True)]
 
     def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
         """1 / n each."""
@@ -79,12 +77,8 @@ class Krum(Aggregator):
         keep: models of least score that are averaged; 1 is Krum, more is Multi-Krum.
     """
 
-    attackers: int
-    keep: int = 1
-
-    def __post_init__(self) -> None:
-        check("callbacks.krum.attackers", self.attackers, self.attackers >= 0, "it must be 0 or more")
-        check("callbacks.krum.keep", self.keep, self.keep >= 1, "it must be at least 1")
+    attackers: NonNegativeInt
+    keep: PositiveInt = 1
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a cohort that is too small."""
@@ -127,12 +121,8 @@ class NormBound(Transform):
 
     changes_upload = True
 
-    bound: float
+    bound: PositiveFloat
     action: Literal["clip", "refuse"] = "clip"
-
-    def __post_init__(self) -> None:
-        fine = 0 < self.bound < math.inf
-        check("callbacks.normbound.bound", self.bound, fine, "it must be above 0")
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Measure, and clip or refuse."""

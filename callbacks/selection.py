@@ -21,6 +21,7 @@ from fl_lightning.config import check
 from fl_lightning.core import Client, Layout, Payload, RunContext
 from fl_lightning.device import wide
 from fl_lightning.errors import BadInput
+from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
@@ -105,18 +106,12 @@ class LayerSelection(Transform):
 
     changes_download = changes_upload = client_memory = deployed = True
 
-    mu: float | None = 0.7
+    mu: NonNegativeFloat | None = 0.7
     client: bool = True
     search: Literal["swapped", "printed"] = "swapped"
     step_back: bool = False
     largest: Literal["L-1", "L"] = "L-1"
     width: Literal["channels", "numbers"] = "channels"
-
-    def __post_init__(self) -> None:
-        words = "it must be channels or numbers"
-        check("callbacks.layerselection.width", self.width, self.width in ("channels", "numbers"), words)
-        check("callbacks.layerselection.largest", self.largest, self.largest in ("L-1", "L"), "it must be L-1 or L")
-        check("callbacks.layerselection.mu", self.mu, self.mu is None or self.mu >= 0, "it must be 0 or more, or null")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Layer selection needs a relation for each layer."""

@@ -13,12 +13,11 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.callbacks.privacy import BEHIND, check_one_account, rounds_of
+from fl_lightning.callbacks.privacy import BEHIND, check_account, check_noise_stays, rounds_of
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext
 from fl_lightning.device import no_draws
 from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
 from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, epsilon, sampling_rate
 from fl_lightning.privacy.steps import Private, clipped_sum
 from fl_lightning.rng import generator
@@ -51,14 +50,11 @@ class StepPrivacy(Transform, Observer):
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where something of a sample passes the noise by, or a resumed run had other noise."""
-        require("dp", KEY, "", "its epsilon is computed by that package")
-        check_one_account(run)
+        check_account(run, KEY)
         self._check(run)
         self._noise = self._multiplier(run.config, run.method, run.data.train_sizes)
-        before = float(run.server.memory.get(NOISE, self._noise))
-        allowed = f"the run began with noise {before}, and now it would be {self._noise}: begin a new run"
-        same = math.isclose(before, self._noise, rel_tol=1e-12)
-        check(f"{KEY}.noise", run.config.optimizer.privacy.noise, same, allowed)
+        before = [float(run.server.memory.get(NOISE, self._noise))]
+        check_noise_stays(f"{KEY}.noise", run.config.optimizer.privacy.noise, before, [self._noise])
         run.server.memory[NOISE] = torch.tensor(self._noise, dtype=torch.float64)
 
     def _check(self, run: RunContext) -> None:
@@ -68,14 +64,13 @@ class StepPrivacy(Transform, Observer):
         finetuned = "finetuned" in (run.judge, *(run.config.evaluation.models or ()))
         allowed = f"fine-tuned copies take steps that {KEY} does not account for: before, after, global"
         check("evaluation.judge", run.judge, not finetuned, allowed)
-        share, precision = run.config.data.held_out_clients, run.config.fabric.precision
-        check("data.held_out_clients", share, not share, f"clients that join later are not accounted by {KEY}: 0")
+        precision = run.config.fabric.precision
         fine = precision in ("32-true", "64-true")
         check("fabric.precision", precision, fine, f"{KEY} bounds gradients in 32 bits or more: 32-true or 64-true")
         for callback in run.callbacks:
             if not isinstance(callback, Transform) or callback is self:
                 continue
-            allowed = f"beside {KEY} nothing else may look at samples: quantize, topk and normbound do not"
+            allowed = f"beside {KEY} nothing else may look at samples: quantize, topk, normbound, keepuploads do not"
             check(callback.config_key, "", isinstance(callback, BEHIND), allowed)
 
     def _multiplier(self, config: Config, method: Any, sizes: Sequence[int]) -> float:
@@ -207,13 +202,8 @@ def _check_model(run: RunContext, group: ModelGroup) -> None:
     samples torch.func cannot find."""
     for name, part in group.module.model.named_modules():
         keeps = isinstance(part, _NormBase) and part.track_running_stats and name not in group.layout.still
-        without = "no noise covers them: a model without, such as with GroupNorm"
-        check(
-            "model",
-            group.name,
-            not keeps,
-            f"its {name} ({type(part).__name__}) keeps statistics of samples, and {without}",
-        )
+        what = f"its {name} ({type(part).__name__}) keeps statistics of samples, and no noise covers them"
+        check("model", group.name, not keeps, f"{what}: a model without, such as with GroupNorm")
     own = getattr(type(group.module.model), "training_step", None) not in (None, LightningModule.training_step)
     check("model", group.name, not own, f"{KEY} bounds samples in the task loss, and would pass its training_step by")
     for client in run.at_home(group.members)[:1]:

@@ -118,7 +118,8 @@ def fit(config: Config | None = None, *, data: Any = None, model: Any = None, me
     given = {"data": data, "model": model, "method": method}
     others = multiprocessing.active_children()
     try:
-        with _given(given, _out_of(config)) as beneath:
+        out = config.get("out", "runs") if isinstance(config, Mapping) else "runs"
+        with _given(given, Path(str(out))) as beneath:
             layers, first = _layers({} if config is None else config, beneath)
             folder = trained(layers, first)
     except KeyboardInterrupt:
@@ -237,11 +238,6 @@ def compare(runs: Any, **keys: Any) -> DataFrame:
 # ---------------------------------------------------------------- what a script hands over
 
 
-def _out_of(config: Any) -> Path:
-    """The parent of the run folders."""
-    return Path(str(config.get("out", "runs"))) if isinstance(config, Mapping) else Path("runs")
-
-
 @contextlib.contextmanager
 def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
     """The settings of data, model and method that a script hands over; bad input leaves no file of them."""
@@ -261,12 +257,11 @@ def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
             layer["method"] = _plain(given["method"])
         yield layer
     except BadInput:
-        for path in sorted(folder.rglob("*"), reverse=True):
-            if path not in before:
-                path.rmdir() if path.is_dir() else path.unlink()
+        for path in sorted({*folder.rglob("*")} - before, reverse=True):
+            path.rmdir() if path.is_dir() else path.unlink()
         for path in (folder, *folder.parents):
             with contextlib.suppress(OSError):
-                if not before and path != Path() and not any(path.iterdir()):
+                if not before and path != Path():
                     path.rmdir()
         raise
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import difflib
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
-from functools import cache
+from functools import cache, partial
 from importlib import resources
 from pathlib import Path
 
@@ -70,20 +70,14 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
-def shipped_config(name: str) -> str | None:
-    """Text of the config that ships with the package as `name`, with or without `.yaml`; None if there is none."""
-    file = resources.files("fl_lightning.configs").joinpath(f"{name.removesuffix('.yaml')}.yaml")
-    return file.read_text(encoding="utf-8") if file.is_file() else None
-
-
-def shipped_study(name: str) -> Path | None:
-    """The file of the study that ships with the package as `name` (`kapc/table1`); None if there is none."""
-    file = _studies() / f"{name.removesuffix('.yaml')}.yaml"
+def shipped(kind: str, name: str) -> Path | None:
+    """The file of the config or study that ships with the package as `name`, with or without `.yaml`."""
+    file = _shipped_in(kind) / f"{name.removesuffix('.yaml')}.yaml"
     return file if file.is_file() else None
 
 
-def _studies() -> Path:
-    return Path(str(resources.files("fl_lightning.configs"))) / "studies"
+def _shipped_in(kind: str) -> Path:
+    return Path(str(resources.files("fl_lightning.configs"))) / ("" if kind == "configs" else kind)
 
 
 def _last(name: str) -> str:
@@ -104,31 +98,24 @@ def _names(texts: dict[str, str]) -> dict[str, Entry]:
     return {name: Entry(name, "", summary) for name, summary in texts.items()}
 
 
-def _configs() -> dict[str, Entry]:
-    """The shipped configs; the first line of each is a comment that says what it is."""
-    files = [file for file in resources.files("fl_lightning.configs").iterdir() if file.name.endswith(".yaml")]
-    names = sorted(file.name.removesuffix(".yaml") for file in files)
-    return {name: Entry(name, "", (shipped_config(name) or "").partition("\n")[0].lstrip("# ")) for name in names}
-
-
-def _shipped_studies() -> dict[str, Entry]:
-    """The shipped studies by folder and name; the first line of each says what it is."""
-    studies = {}
-    for file in _studies().rglob("*.yaml"):
-        name = file.relative_to(_studies()).with_suffix("").as_posix()
-        studies[name] = Entry(name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
-    return dict(sorted(studies.items()))
+def _shipped(kind: str) -> dict[str, Entry]:
+    """The shipped configs or studies by folder and name; the first line of each is a comment that says what it is."""
+    entries = {}
+    for file in sorted(_shipped_in(kind).glob("*.yaml" if kind == "configs" else "**/*.yaml")):
+        name = file.relative_to(_shipped_in(kind)).with_suffix("").as_posix()
+        entries[name] = Entry(name, "", file.read_text(encoding="utf-8").partition("\n")[0].lstrip("# "))
+    return entries
 
 
 _TABLES: dict[str, Callable[[], dict[str, Entry]]] = {
-    "methods": cache(lambda: _classes("methods")),
-    "configs": cache(_configs),
+    "methods": cache(partial(_classes, "methods")),
+    "configs": cache(partial(_shipped, "configs")),
     "sources": cache(lambda: _names(SOURCES)),
     "partitions": cache(lambda: _names(PARTITIONS)),
-    "studies": cache(_shipped_studies),
-    "models": cache(lambda: _classes("models")),
-    "callbacks": cache(lambda: _classes("callbacks")),
-    "loggers": cache(lambda: _classes("loggers")),
+    "studies": cache(partial(_shipped, "studies")),
+    "models": cache(partial(_classes, "models")),
+    "callbacks": cache(partial(_classes, "callbacks")),
+    "loggers": cache(partial(_classes, "loggers")),
 }
 
 KINDS = tuple(_TABLES)

@@ -9,7 +9,7 @@ import importlib
 from dataclasses import dataclass, field
 from typing import Any
 
-from fl_lightning.ranges import PositiveFloat, PositiveInt, ShareBelow1, check_ranges
+from fl_lightning.ranges import PositiveFloat, PositiveInt, ShareBelow1
 
 
 @dataclass
@@ -54,10 +54,6 @@ class AdaptersConfig:
     """Of what goes into A, in training. 0: `peft`; the paper's Table 9 names none (GPT-2: 0.1 or 0, Table 11)."""
     head: bool = True
     """Whether the classifier trains, too, as the paper's does on GLUE: a pretrained classifier has other classes."""
-
-    def validate(self, key: str) -> None:
-        """Raise `BadInput` for a value that cannot work; `key`: of the adapters."""
-        check_ranges(self, key)
 
 
 @dataclass

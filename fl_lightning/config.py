@@ -13,7 +13,7 @@ from typing import Annotated, Any, Literal
 from fl_lightning.components import Component as Component
 from fl_lightning.components import ModelConfig as ModelConfig
 from fl_lightning.datakeys import SourceKeys, SplitKeys
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import check as check
 from fl_lightning.metric import CLASS_SHARE
 from fl_lightning.optimizerkeys import OptimizerConfig as OptimizerConfig
 from fl_lightning.ranges import (
@@ -33,12 +33,6 @@ FLOAT32 = 1.7e38
 def are_numbers(clients: object) -> bool:
     """Whether `clients` is a list of whole numbers, or None."""
     return clients is None or (isinstance(clients, list) and all(type(c) is int for c in clients))
-
-
-def check(key: str, value: Any, holds: bool, allowed: str) -> None:
-    """Raise `BadInput` for `key` unless `holds`."""
-    if not holds:
-        raise BadInput(key, value, allowed)
 
 
 def check_finite(key: str, value: Any) -> None:

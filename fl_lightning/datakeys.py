@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import check
 from fl_lightning.ranges import NonNegativeInt, PositiveFloat, PositiveInt, PositiveShare, Range
 
 
@@ -75,11 +75,10 @@ class SplitKeys:
         """Raise `BadInput` for `folds` beside other ways to make a test part."""
         if self.folds is None:
             return
-        if client_test is not None:
-            raise BadInput("data.folds", self.folds, f"data.client_test is {client_test}: one of them must be null")
-        if test_fraction is not None and not global_test:
-            allowed = "beside data.test_fraction there is no test part to cut, but with data.global_test"
-            raise BadInput("data.folds", self.folds, allowed)
+        allowed = f"data.client_test is {client_test}: one of them must be null"
+        check("data.folds", self.folds, client_test is None, allowed)
+        allowed = "beside data.test_fraction there is no test part to cut, but with data.global_test"
+        check("data.folds", self.folds, test_fraction is None or global_test, allowed)
 
     def check_held_out(self, share: float, clients: int) -> None:
         """Raise `BadInput` unless `held_out` names some of the clients, and no `share` of them is drawn."""
@@ -87,7 +86,6 @@ class SplitKeys:
         if named is None:
             return
         some = 0 < len(named) == len(set(named)) < clients
-        if some and not share and set(named) <= set(range(clients)):
-            return
+        fine = some and not share and set(named) <= set(range(clients))
         allowed = f"numbers from 0 of some of {clients} clients, each once, with data.held_out_clients 0; or null"
-        raise BadInput("data.held_out", named, allowed)
+        check("data.held_out", named, fine, allowed)

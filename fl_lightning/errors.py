@@ -35,6 +35,12 @@ class BadInput(Exception):
         return type(self), (self.key, self.value, self.allowed)
 
 
+def check(key: str, value: object, holds: bool, allowed: str) -> None:
+    """Raise `BadInput` for `key` unless `holds`."""
+    if not holds:
+        raise BadInput(key, value, allowed)
+
+
 class Damaged(BadInput, ValueError):
     """A file of the run folder that the user named cannot be read."""
 

@@ -132,12 +132,15 @@ class Further(Metric):
     """A metric of a client's class scores on all of its test data at once: one of `FURTHER`."""
 
     def value(self, scores: Tensor, y: Tensor) -> Tensor:
-        """Shape (), in 0..1; NaN where it is not defined.
+        """Shape (), in 0..1; NaN where it is not defined: all but calibration where samples are of one class alone, of
+        which a model that always predicts it would be perfect.
 
         Args:
             scores: (n, classes), whose softmax is the model's probabilities.
             y: class numbers int64 (n,).
         """
+        if self.name != "calibration" and bool((y == y[0]).all()):
+            return scores.new_full((), float("nan"))
         return _FURTHER[self.name](scores, y)
 
 
@@ -156,21 +159,13 @@ def by_shares(recall: Tensor, counts: Tensor) -> Tensor:
     return (recall[counted] * counts[counted]).sum() / counts[counted].sum()
 
 
-def _one_class(scores: Tensor, y: Tensor) -> Tensor | None:
-    """NaN where all samples are of one class: a model that always predicts it would be perfect. None: they are not."""
-    return scores.new_full((), float("nan")) if bool((y == y[0]).all()) else None
-
-
 def _balanced(scores: Tensor, y: Tensor) -> Tensor:
     """Mean recall of the classes that there are, as scikit-learn's (torchmetrics' own takes in predicted ones)."""
-    alone = _one_class(scores, y)
-    return recalls(scores, y).nanmean() if alone is None else alone
+    return recalls(scores, y).nanmean()
 
 
 def _f1(scores: Tensor, y: Tensor) -> Tensor:
     """Mean over the classes that are there or predicted."""
-    if (alone := _one_class(scores, y)) is not None:
-        return alone
     from torchmetrics.functional.classification import multiclass_f1_score
 
     return multiclass_f1_score(scores, y, scores.shape[1], average="macro", validate_args=False)
@@ -178,8 +173,6 @@ def _f1(scores: Tensor, y: Tensor) -> Tensor:
 
 def _auroc(scores: Tensor, y: Tensor) -> Tensor:
     """One against the rest, mean over the classes that some samples have and some have not."""
-    if (alone := _one_class(scores, y)) is not None:
-        return alone
     from torch.nn.functional import one_hot
     from torchmetrics.functional.classification import multilabel_auroc
 

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass, field
 from typing import Any, Literal
 
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import check
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt, ShareBelow1, check_ranges
 
 
@@ -38,18 +38,15 @@ class StepPrivacyConfig:
 
 def check_noise(key: str, clip: Any, noise: Any, target: float | None, delta: float) -> None:
     """Raise `BadInput` for what no mechanism can have; `clip` and `noise`: a number, or one for each kind."""
-    if clip is None:
-        raise BadInput(f"{key}.clip", None, "it must be given: noise without a bound protects nothing")
-    if (noise is None) == (target is None):
-        raise BadInput(f"{key}.noise", noise, "either noise or epsilon_target says how much noise there is")
+    check(f"{key}.clip", None, clip is not None, "it must be given: noise without a bound protects nothing")
+    one = (noise is None) != (target is None)
+    check(f"{key}.noise", noise, one, "either noise or epsilon_target says how much noise there is")
     above = "it must be above 0"
     without = f"{above}: without noise there is no epsilon (callbacks.normbound bounds alone)"
     for name, value, says in (("clip", clip, above), ("noise", noise, without), ("epsilon_target", target, above)):
         for number in value.values() if isinstance(value, dict) else [value]:
-            if number is not None and not 0 < number < math.inf:
-                raise BadInput(f"{key}.{name}", value, says)
-    if not 0 < delta < 1:
-        raise BadInput(f"{key}.delta", delta, "it must lie in (0, 1)")
+            check(f"{key}.{name}", value, number is None or 0 < number < math.inf, says)
+    check(f"{key}.delta", delta, 0 < delta < 1, "it must lie in (0, 1)")
 
 
 @dataclass
@@ -85,11 +82,10 @@ class OptimizerConfig:
     def validate(self) -> None:
         """Raise `BadInput` for a value that cannot work."""
         check_ranges(self, "optimizer")
-        if self.name != "sgd" and self.momentum:
-            raise BadInput("optimizer.momentum", self.momentum, f"{self.name} takes none; it belongs to sgd")
-        if self.nesterov and not self.momentum:
-            raise BadInput("optimizer.nesterov", self.nesterov, "it needs optimizer.momentum above 0")
+        sgd, momentum = self.name == "sgd", self.momentum
+        check("optimizer.momentum", momentum, sgd or not momentum, f"{self.name} takes none; it belongs to sgd")
+        fine = not self.nesterov or momentum > 0
+        check("optimizer.nesterov", self.nesterov, fine, "it needs optimizer.momentum above 0")
         if self.privacy.on:
             self.privacy.validate()
-            if self.name != "sgd":
-                raise BadInput("optimizer.name", self.name, "optimizer.privacy clips and noises steps of sgd alone")
+            check("optimizer.name", self.name, sgd, "optimizer.privacy clips and noises steps of sgd alone")

@@ -75,8 +75,7 @@ def data_name(config: Config) -> str:
     """What the data are called: those of one's own by their file or folder, others by their source."""
     root = Path(config.data.root or "")
     own = root.name and (config.data.source in ("arrays", "images", "table") or root.suffix)
-    source = config.data.source
-    return root.stem if own else "given" if source.startswith("fl_lightning.data.given.") else source
+    return root.stem if own else config.data.source
 
 
 def title_of(config: Config, name: str) -> str:

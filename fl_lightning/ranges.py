@@ -17,7 +17,7 @@ from fl_lightning.errors import BadInput
 
 @dataclass(frozen=True)
 class Range:
-    """The numbers from `low` to `high`, without these where they are `above` and `below`."""
+    """The finite numbers from `low` to `high`, without these where they are `above` and `below`."""
 
     low: float
     high: float = math.inf
@@ -25,8 +25,9 @@ class Range:
     below: bool = False
 
     def __contains__(self, value: float) -> bool:
-        return (value > self.low if self.above else value >= self.low) and (
-            value < self.high if self.below else value <= self.high
+        return abs(value) < math.inf and (
+            (value > self.low if self.above else value >= self.low)
+            and (value < self.high if self.below else value <= self.high)
         )
 
     def __str__(self) -> str:

@@ -79,5 +79,5 @@ def test_sources_partitions_and_configs_have_summaries() -> None:
 
 
 def test_shipped_configs_open_with_and_without_suffix() -> None:
-    assert catalogue.shipped_config("kapc_exact_digits") == catalogue.shipped_config("kapc_exact_digits.yaml")
-    assert catalogue.shipped_config("nothing") is None
+    assert catalogue.shipped("configs", "kapc_exact_digits") == catalogue.shipped("configs", "kapc_exact_digits.yaml")
+    assert catalogue.shipped("configs", "nothing") is None

@@ -21,7 +21,7 @@ from safetensors.torch import load_file
 
 from fl_lightning import catalogue
 from fl_lightning.cli import BUG, main, parser
-from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import BASES, _import
 from fl_lightning.config import GROUPS
 from fl_lightning.configuration import describe
@@ -175,7 +175,7 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
                 "deploy",
             )  # those of `fit` are theirs, too
             arguments = {flag for flag in flags if own and flag.startswith(("method.", "model."))}
-            assert flags - known - arguments <= ({*keys(fit_parser())} if own else set()), line
+            assert flags - known - arguments <= ({*keys(parser_of("fit"))} if own else set()), line
     assert not (folder / "runs").exists()
 
 
@@ -357,7 +357,7 @@ def reference() -> str:
 
 def test_every_key_stands_in_the_reference(reference: str) -> None:
     assert describe.replaced(reference, describe.keys_of_a_run()) == reference, "python -m ...configuration.describe"
-    for action in fit_parser()._actions:
+    for action in parser_of("fit")._actions:
         if action.dest not in ("help", *GROUPS) and "." not in action.dest:
             assert f"| `{action.dest}` |" in reference
     keys = re.findall(rf"^\| `((?:{'|'.join(GROUPS)})\.[\w.]+)` \|", reference, re.MULTILINE)

@@ -37,7 +37,8 @@ PROSE = {
 def files() -> list[Path]:
     """What is checked: all that is shipped or published, without the tests."""
     code = [*ROOT.glob("fl_lightning/**/*.py"), *ROOT.glob("callbacks/**/*.py"), *ROOT.glob("benchmarks/**/*.py")]
-    text = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("configs/**/*.yaml"), ROOT / "docs" / "conf.py"]
+    pages = [*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md"), *ROOT.glob("fl_lightning/**/*.md")]
+    text = [*pages, *ROOT.glob("configs/**/*.yaml"), ROOT / "docs" / "conf.py"]
     return sorted(file for file in [*code, *text] if "site" not in file.parts)
 
 

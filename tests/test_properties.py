@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 
 from fl_lightning.callbacks.compression import largest, quantised
 from fl_lightning.callbacks.robust import trimmed_mean
-from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import complete, plan, to_yaml
 from fl_lightning.cli.settings import read_config
 from fl_lightning.config import Config, DataConfig
@@ -118,7 +118,7 @@ def _at(config: Config, key: str) -> Any:
 
 @same
 @given(
-    key=st.sampled_from([k for k in keys(fit_parser()) if k not in ("config", "print_config", "smoke")]),
+    key=st.sampled_from([k for k in keys(parser_of("fit")) if k not in ("config", "print_config", "smoke")]),
     value=st.none() | st.booleans() | st.integers() | st.floats() | st.text() | st.lists(st.integers(), max_size=3),
 )
 def test_any_value_is_taken_or_refused_in_words(key: str, value: Any) -> None:

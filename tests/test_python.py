@@ -103,7 +103,7 @@ def test_predictions_on_raw_samples_are_the_runs_own_scores(method: Any) -> None
 
 def test_a_data_set_and_plain_pairs() -> None:
     run = fit(QUIET, data=Sites(range(300)))
-    assert len(run.split) == 3 and run.setting("data.source") == "fl_lightning.data.given.Given"
+    assert len(run.split) == 3 and run.setting("data.source") == "arrays"
     assert run.folder.name.startswith("selfkapc-given-")
     pairs = TensorDataset(torch.from_numpy(X[:, None]), torch.from_numpy(Y))
     run = fit({**QUIET, "federation.clients": 4, "data.partition": "iid"}, data=pairs)

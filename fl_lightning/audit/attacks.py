@@ -8,19 +8,23 @@ trained. Its Gaussians have a mean for each sample and, since there are few runs
 from __future__ import annotations
 
 import math
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from scipy.stats import rankdata
 
 from fl_lightning.audit.observe import VIEWS, Observed
 
 DRAWS = 200
 """Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of their width."""
+CONTROL = "AUC, control: memberships shuffled"
 LEVELS = {"true positives at 1 % false": 0.01, "true positives at 0.1 % false": 0.001}
 FEWEST = 40
 """Ways to divide the clients into groups of their sizes, below which 95 % of permutations include the right one."""
+SHUFFLES = 20
+"""Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a sixth."""
 FEW = 20
 """Members and others that a client must have for an AUC of its own."""
 
@@ -36,7 +40,8 @@ class Row:
     value: float
     low: float
     high: float
-    """A bootstrap interval of 95 % of `value`; of an attack on the relation, what 95 % of permutations give."""
+    """A bootstrap interval of 95 % of `value`; of an attack on the relation, what 95 % of permutations give; of a
+    control, what 95 % of shuffles give, and `value` is their mean."""
     chance: float
     """What guessing gives."""
     samples: int
@@ -52,20 +57,20 @@ def auc(member: np.ndarray, score: np.ndarray) -> float:
     m = int(member.sum())
     if not 0 < m < len(member):
         return float("nan")
-    ranks = _mean_ranks(np.unique(score, return_inverse=True)[1])  # from 1; equal scores share theirs
+    ranks = rankdata(score)  # from 1; equal scores share theirs
     return float((ranks[member].sum() - m * (m + 1) / 2) / (m * (len(member) - m)))
 
 
-def membership(method: str, view: str, attack: str, scored: Labelled, runs: int, control: Labelled) -> list[Row]:
+def membership(
+    method: str, view: str, attack: str, scored: Labelled, runs: int, controls: Sequence[Labelled]
+) -> list[Row]:
     """AUC over all clients and for single ones, true positives at low false ones, and the control.
 
-    `control`: the same attack on memberships that were shuffled within each client.
+    `controls`: the same attack on memberships that were shuffled within each client, once each.
     """
     _, member, score = scored
-    _, shuffled, mixed = control
     rng = np.random.default_rng(0)
     draws = [rng.integers(0, len(member), len(member)) for _ in range(DRAWS)]
-    again = [rng.integers(0, len(shuffled), len(shuffled)) for _ in range(DRAWS)]
 
     def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Row:
         known = [value for value in drawn if value == value]
@@ -73,17 +78,17 @@ def membership(method: str, view: str, attack: str, scored: Labelled, runs: int,
         return Row(method, view, attack, measure, value, float(low), float(high), chance, n, runs)
 
     rows = [row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))]
-    drawn = [auc(shuffled[d], mixed[d]) for d in again]
-    rows.append(row("AUC, control: memberships shuffled", auc(shuffled, mixed), drawn, 0.5, len(shuffled)))
+    drawn = [auc(shuffled, mixed) for _, shuffled, mixed in controls]
+    rows.append(row(CONTROL, float(np.mean(drawn)), drawn, 0.5, len(member)))
     for words, level in LEVELS.items():
         drawn = [_true(member[d], score[d], level) for d in draws]
         rows.append(row(words, _true(member, score, level), drawn, level, len(member)))
     return rows + _by_client(scored, row)
 
 
-def shuffle(client: np.ndarray, member: np.ndarray) -> np.ndarray:
+def shuffle(client: np.ndarray, member: np.ndarray, rng: np.random.Generator) -> np.ndarray:
     """Memberships permuted within each client (and so as many members as before)."""
-    rng, mixed = np.random.default_rng(1), member.copy()
+    mixed = member.copy()
     for c in np.unique(client):
         mixed[client == c] = rng.permutation(member[client == c])
     return mixed
@@ -121,11 +126,13 @@ def _by_client(scored: Labelled, row: Callable[..., Row]) -> list[Row]:
 def thresholds(run: Observed) -> list[Row]:
     """Loss threshold on one run, in the eyes of each viewer that sees a model."""
     rows, s = [], run.samples
+    rng = np.random.default_rng(1)
+    mixed = [shuffle(s.client, s.member, rng) for _ in range(SHUFFLES)]
     for view in VIEWS:
         score = s.confidence[view]
         if not np.isnan(score).any():
-            control = s.client, shuffle(s.client, s.member), score
-            rows += membership(run.method, view, "loss threshold", (s.client, s.member, score), 1, control)
+            controls = [(s.client, members, score) for members in mixed]
+            rows += membership(run.method, view, "loss threshold", (s.client, s.member, score), 1, controls)
     return rows
 
 
@@ -136,54 +143,41 @@ def lira(runs: Sequence[Observed]) -> list[Row]:
         scores = [run.samples.confidence[view] for run in runs]
         if any(np.isnan(score).any() for score in scores):
             continue
-        members = [run.samples.member for run in runs]
-        clients = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
-        digests = [run.samples.digest for run in runs]
-        truth = _scored(clients, digests, members, scores)
+        truth = attacked(runs, scores, [run.samples.member for run in runs])
         if len(set(truth[1].tolist())) == 2:
-            mixed = [shuffle(run.samples.client, run.samples.member) for run in runs]
-            control = _scored(clients, digests, mixed, scores)
-            rows += membership(runs[0].method, view, "LiRA", truth, len(runs), control)
+            rows += membership(runs[0].method, view, "LiRA", truth, len(runs), by_chance(runs, scores))
     return rows
 
 
-def _scored(
-    clients: np.ndarray, digests: Sequence[np.ndarray], members: Sequence[np.ndarray], scores: Sequence[np.ndarray]
-) -> Labelled:
-    kept, ratio = ratios(digests, members, scores)
-    return clients[kept], np.concatenate(members)[kept], ratio
+def by_chance(runs: Sequence[Observed], scores: Sequence[np.ndarray]) -> list[Labelled]:
+    """LiRA on memberships that were shuffled within each client of each run, `SHUFFLES` times."""
+    rng = np.random.default_rng(1)
+    draws = [[shuffle(run.samples.client, run.samples.member, rng) for run in runs] for _ in range(SHUFFLES)]
+    return [attacked(runs, scores, members) for members in draws]
 
 
-def ratios(digests: Sequence[np.ndarray], members: Sequence[np.ndarray], scores: Sequence[np.ndarray]) -> tuple[
-    np.ndarray, np.ndarray
-]:  # fmt: skip
-    """LiRA's log likelihood ratios: the places of the samples that have one (in the concatenation), and these.
+def attacked(runs: Sequence[Observed], scores: Sequence[np.ndarray], members: Sequence[np.ndarray]) -> Labelled:
+    """LiRA's log likelihood ratios of the samples that have one.
 
     A sample has one in a run where among the other runs it was trained on in some, and only tested on in others.
     """
-    by: dict[int, list[int]] = defaultdict(list)
-    digest, member, score = (np.concatenate(column) for column in (digests, members, scores))
-    for place, value in enumerate(digest.tolist()):
-        by[value].append(place)
-    within = {True: [], False: []}  # type: dict[bool, list[float]]
-    for places in by.values():
-        for kind in (True, False):
-            values = score[[p for p in places if member[p] == kind]]
-            within[kind] += (values - values.mean()).tolist() if len(values) > 1 else []
-    spread = {kind: max(float(np.std(v)) * 2**0.5, 1e-6) if v else 1.0 for kind, v in within.items()}
-    kept, ratio = [], []
-    for places in by.values():
-        for p in places:
-            others = [q for q in places if q != p]
-            inside, outside = (score[[q for q in others if member[q] == kind]] for kind in (True, False))
-            if len(inside) and len(outside):
-                kept.append(p)
-                ratio.append(_log(score[p], inside, spread[True]) - _log(score[p], outside, spread[False]))
-    return np.array(kept, dtype=np.int64), np.array(ratio)
-
-
-def _log(x: float, values: np.ndarray, spread: float) -> float:
-    return float(-(((x - values.mean()) / spread) ** 2) / 2 - np.log(spread))
+    client = np.concatenate([k * 10**6 + run.samples.client for k, run in enumerate(runs)])
+    digest = np.concatenate([run.samples.digest for run in runs])
+    member, score = np.concatenate(members), np.concatenate(scores)
+    same = np.unique(digest, return_inverse=True)[1]
+    ratio = np.zeros(len(score))
+    kept = np.ones(len(score), dtype=bool)
+    for kind, sign in ((True, 1), (False, -1)):
+        own = (member == kind).astype(np.float64)
+        count, total = np.bincount(same, own)[same], np.bincount(same, own * score)[same]
+        several = (own > 0) & (count > 1)
+        within = score[several] - (total / np.maximum(count, 1))[several]
+        spread = max(float(np.std(within)) * 2**0.5, 1e-6) if several.any() else 1.0
+        others, summed = count - own, total - own * score
+        kept &= others > 0
+        mean = summed / np.maximum(others, 1)
+        ratio -= sign * (((score - mean) / spread) ** 2 / 2 + np.log(spread))
+    return client[kept], member[kept], ratio[kept]
 
 
 # ---------------------------------------------------------------- the relation, and label mixes
@@ -252,16 +246,8 @@ def _mean(values: Sequence[float]) -> float:
 
 def _ranked(a: np.ndarray, b: np.ndarray) -> float:
     """Spearman's rank correlation; NaN where one of both is constant."""
-    x, y = (np.unique(v, return_inverse=True)[1] for v in (a, b))
-    x, y = (_mean_ranks(v) for v in (x, y))
+    x, y = rankdata(a), rankdata(b)
     return float(np.corrcoef(x, y)[0, 1]) if x.std() and y.std() else float("nan")
-
-
-def _mean_ranks(v: np.ndarray) -> np.ndarray:
-    counts = np.bincount(v)
-    last = np.cumsum(counts)
-    ranks: np.ndarray = (last - (counts - 1) / 2)[v]
-    return ranks
 
 
 def label_mixes(run: Observed) -> list[Row]:

@@ -6,9 +6,8 @@ import contextlib
 import io
 import sys
 import traceback
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
-from itertools import zip_longest
 from pathlib import Path
 from typing import Any
 
@@ -17,9 +16,8 @@ from torch.multiprocessing.spawn import ProcessRaisedException
 
 from fl_lightning import run as engine
 from fl_lightning.config import Component, Config
-from fl_lightning.csvtable import Row
+from fl_lightning.deploy.rehearsal import unlike
 from fl_lightning.errors import BadInput, RunFailed
-from fl_lightning.results.folder import RunFolder
 from fl_lightning.study.archive import weights
 
 
@@ -63,13 +61,24 @@ class Bench:
             BadInput: the method, or the engine for it, refuses this setting.
         """
         config = config or self.config
+        with self.about_to(name, config, fresh) as folder:
+            engine.fit(config, folder, resume)
+        return folder
+
+    def launch(self, name: str, work: Callable[..., dict[str, Any]], config: Config, *given: Any) -> dict[str, Any]:
+        """What `work` returns, called on every rank with its Fabric, `config`, a folder of this name and `given`."""
+        with self.about_to(name, config) as folder:
+            return engine.launch(config, work, folder, *given)
+
+    @contextlib.contextmanager
+    def about_to(self, name: str, config: Config, fresh: bool = True) -> Iterator[Path]:
+        """The folder of a run within this block, quiet and `explained`; `fresh`: as in `fit`."""
         folder = self.path / name
         folder.mkdir(exist_ok=True)
         if fresh:
             forget(config.method.class_path)
         with quiet(), self.explained(config):
-            engine.fit(config, folder, resume)
-        return folder
+            yield folder
 
     def in_two_parts(self, name: str, config: Config | None = None) -> Path:
         """The same run, stopped after half of its rounds, and continued as by another process."""
@@ -125,26 +134,12 @@ def quiet() -> Iterator[io.StringIO]:
 
 def difference(one: Path, other: Path) -> str | None:
     """In what two runs differ, in words, but for seconds and memory; None: they agree to the last bit."""
-    ours, theirs = RunFolder(one), RunFolder(other)
-    nothing: Row = {}
-    tables = {
-        "metrics.csv": (ours.read("metrics"), theirs.read("metrics")),
-        "clients.csv": (ours.read("clients"), theirs.read("clients")),
-        "final.csv": (ours.read("final"), theirs.read("final")),
-    }
-    for name, pair in tables.items():
-        for a, b in zip_longest(*pair, fillvalue=nothing):
-            if columns := _unlike(a, b):
-                at = f"from round {int({**a, **b}['round'])} on" if "round" in {**a, **b} else "at the end"
-                return f"{name} differs {at} ({', '.join(columns[:3])}{', ...' * (len(columns) > 3)})"
+    for table, _, a, b, columns in unlike(one, other):
+        at = f"from round {int({**a, **b}['round'])} on" if "round" in {**a, **b} else "at the end"
+        return f"{table}.csv differs {at} ({', '.join(columns[:3])}{', ...' * (len(columns) > 3)})"
     if weights(one) != weights(other):
         return "their tables agree, but not what clients and server keep"
     return None
-
-
-def _unlike(a: Row, b: Row) -> list[str]:
-    names = [name for name in {**a, **b} if not name.startswith(("seconds", "memory"))]
-    return [name for name in names if repr(a.get(name)) != repr(b.get(name))]
 
 
 def _message(error: Exception) -> str:

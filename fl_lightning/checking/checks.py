@@ -14,7 +14,7 @@ import torch
 from lightning.fabric import Fabric
 
 from fl_lightning import run as engine
-from fl_lightning.checking.bench import Bench, Wrong, difference, forget, quiet
+from fl_lightning.checking.bench import Bench, Wrong, difference
 from fl_lightning.config import Component, Config, ModelConfig
 from fl_lightning.data import ResidentPart
 from fl_lightning.metric import BY_TASK
@@ -83,12 +83,18 @@ def _resume(bench: Bench) -> str:
 
 def _cohort(bench: Bench) -> str:
     config = _partial(bench)
-    folder = bench.made["partial"] = bench.fit("partial", config)
+    says = _in_parts(bench, "partial", config, "with a partial cohort, stopped and continued, it is another run")
+    bench.made["partial"] = bench.path / "partial"
+    drawn = sum(row["round"] == 1 for row in RunFolder(bench.made["partial"]).read("clients"))
+    return f"{drawn} of {config.clients} clients in a round; {says}"
+
+
+def _in_parts(bench: Bench, name: str, config: Config, what: str) -> str:
+    """A run and the same one stopped and continued, which is to be no other."""
+    folder = bench.fit(name, config)
     problem = _finite(folder, config)
-    drawn = sum(row["round"] == 1 for row in RunFolder(folder).read("clients"))
-    parts = bench.in_two_parts("partial-parts", config)
-    _same(folder, parts, "with a partial cohort, stopped and continued, it is another run", KEEPS)
-    return f"{drawn} of {config.clients} clients in a round; {problem}; stopped and continued: the same bits"
+    _same(folder, bench.in_two_parts(f"{name}-parts", config), what, KEEPS)
+    return f"{problem}; stopped and continued: the same bits"
 
 
 def _skip(bench: Bench) -> str:
@@ -107,10 +113,7 @@ def _skip(bench: Bench) -> str:
 
 def _normed(bench: Bench) -> str:
     config = bench.changed({"models": [ModelConfig(Component("fl_lightning.checking.parts.Normed"))]})
-    folder = bench.fit("normed", config)
-    problem = _finite(folder, config)
-    _same(folder, bench.in_two_parts("normed-parts", config), "stopped and continued, it is another run", KEEPS)
-    return f"{problem}; stopped and continued: the same bits"
+    return _in_parts(bench, "normed", config, "stopped and continued, it is another run")
 
 
 def _on(bench: Bench, partition: str) -> str:
@@ -141,14 +144,8 @@ def _bytes(bench: Bench) -> str:
 
 def _apart(bench: Bench, way: str) -> None:
     """Where no byte goes one way, nobody's data may matter to others: `Wrong` if those of client 0 do."""
-    errors = []
-    for turned in (False, True):
-        folder = bench.path / f"turned-{turned}"
-        folder.mkdir()
-        forget(bench.config.method.class_path)
-        with quiet(), bench.explained(bench.config):
-            errors.append(engine.launch(bench.config, _others, folder, turned))
-    if not all(torch.equal(errors[0][name], errors[1][name]) for name in errors[0]):
+    one, other = (bench.launch(f"turned-{turned}", _others, bench.config, turned) for turned in (False, True))
+    if not all(torch.equal(one[name], other[name]) for name in one):
         reason = "something travels that is not in a Payload"
         raise Wrong(f"no byte goes {way}, yet what client 0 holds changes the models of others: {reason}")
 
@@ -168,11 +165,7 @@ def _others(fabric: Fabric, config: Config, folder: Path, turned: bool) -> dict[
 
 def _operations(bench: Bench) -> str:
     config = bench.changed(evaluation={"every": bench.config.federation.rounds})
-    folder = bench.path / "counted"
-    folder.mkdir()
-    forget(config.method.class_path)
-    with quiet(), bench.explained(config):
-        result = engine.launch(config, _counted, folder)
+    result = bench.launch("counted", _counted, config)
     names = (*CLIENT_FLOPS, "flops_server")
     unknown = [name for name in names if not isfinite(result["counted"].get(name, float("nan")))]
     if unknown:

@@ -10,7 +10,7 @@ import signal
 import sys
 import time
 import traceback
-from collections.abc import Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from multiprocessing.process import BaseProcess
 from types import FrameType
 
@@ -47,29 +47,13 @@ Personalised federated learning: who learned what from whom.
 All keys of a command: fl-train COMMAND --help
 """
 
-COMMANDS = {
-    **{name: ("commands", name) for name in ("fit", "test", "export", "join", "report", "relative")},
-    **{
-        name: (name, name)
-        for name in (
-            "compare",
-            "dashboard",
-            "submit",
-            "deploy",
-            "study",
-            "reproduce",
-            "tune",
-            "worth",
-            "archive",
-            "audit",
-        )
-    },
-    "status": ("status", "status"),
-    "plan": ("planning", "plan"),
-    "check-method": ("checking", "check_method"),
-    "list": ("commands", "list_names"),
-}
-"""Module of `fl_lightning.cli` and function of each command; its keys: `cli.schema`."""
+COMMANDS = (
+    "fit", "test", "export", "report", "join", "relative", "compare", "dashboard", "plan", "submit", "deploy", "study",
+    "reproduce", "tune", "archive", "worth", "audit", "status", "list", "check-method",
+)  # fmt: skip
+"""Their keys: `cli.schema`. Each is a function of its name in a module of its name, but for those in `ELSEWHERE`."""
+ELSEWHERE = dict.fromkeys(("fit", "test", "export", "report", "join", "relative", "list"), "commands")
+ELSEWHERE |= {"plan": "planning", "check-method": "checking"}
 
 MEANT = {
     **dict.fromkeys(("train", "run", "start"), "fit"), **dict.fromkeys(("evaluate", "eval", "score"), "test"),
@@ -85,9 +69,14 @@ PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one command; returns the exit code: 0, 1 (the run failed), 2 (bad input), 130 and 143 (interrupted)."""
     os.environ.setdefault("TORCH_CPP_LOG_LEVEL", "ERROR")  # we report a lost rank ourselves, in one line
+    return guarded(lambda: _dispatch(list(sys.argv[1:] if argv is None else argv)))
+
+
+def guarded(work: Callable[[], None]) -> int:
+    """Do `work`; the exit code of `main`, with one line on what is wrong."""
     try:
         with answered(_terminated, signal.SIGTERM):
-            _dispatch(list(sys.argv[1:] if argv is None else argv))
+            work()
     except (BadInput, RunFailed) as error:
         print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
         return error.exit_code
@@ -131,8 +120,8 @@ def _dispatch(argv: list[str]) -> None:
         if name == "fit":
             print(importlib.import_module("fl_lightning.cli.commands").fit_help(rest), end="")
         return
-    module, function = COMMANDS[name]
-    getattr(importlib.import_module(f"fl_lightning.cli.{module}"), function)(rest)
+    module = importlib.import_module(f"fl_lightning.cli.{ELSEWHERE.get(name, name)}")
+    getattr(module, "list_names" if name == "list" else name.replace("-", "_"))(rest)
 
 
 def stop_ranks(notified: bool, but: Collection[BaseProcess] = ()) -> None:

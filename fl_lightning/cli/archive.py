@@ -89,7 +89,7 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
         assert saved is not None, "every run that was packed has one"
         train(complete(plan([saved, {"loggers": None}, *layers])), place)
         differ = archives.differences(place, folder / cell, index["weights"][cell])
-        now = _where((archives.trained(place) or [archives.here()])[-1])
+        now = _where(archives.trained(place)[-1])
     if differ:
         raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was {_origin(index, [cell])}, and run again {now}")
     print(f"{cell}: the same bits (tables, relation, summary, weights {index['weights'][cell] or 'not archived'})")

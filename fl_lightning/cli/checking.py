@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import contextlib
 import tempfile
-from collections.abc import Iterator
 from pathlib import Path
 
 from fl_lightning.catalogue import did_you_mean
@@ -40,16 +39,17 @@ def check_method(argv: list[str]) -> None:
     second = words[1] if len(words) > 1 else None
     check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
     config = _config(words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers)
-    out = Path(values.out) if values.out is not None else None
-    check("out", values.out, out is None or not out.exists(), "it exists; the runs want a folder of their own")
+    new = values.out is None or not Path(values.out).exists()
+    check("out", values.out, new, "it exists; the runs want a folder of their own")
     from fl_lightning.checking.checks import NAMES
 
     check("quick", values.quick, not (values.quick and values.only), "beside only, which names the checks")
     names = [name.strip() for name in (values.only or ",".join(QUICK if values.quick else NAMES)).split(",")]
     for name in names:
         check("only", name, name in NAMES, f"no such check{did_you_mean(name, NAMES)}; checks: {', '.join(NAMES)}")
-    with _folder(out) as folder:
-        failed = _checked(config, folder, names)
+    with contextlib.nullcontext(values.out) if values.out is not None else tempfile.TemporaryDirectory() as folder:
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        failed = _checked(config, Path(folder), names)
     if failed:
         raise RunFailed(f"{words[0]}: {len(failed)} of {len(names)} checks fail: {', '.join(failed)}")
 
@@ -60,16 +60,6 @@ def _config(method: str, layers: list[Layer]) -> Config:
     check("federation.rounds", federation.rounds, federation.rounds >= 3, "it must be at least 3: client 1 fails in 2")
     check("federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part")
     return complete(config)
-
-
-@contextlib.contextmanager
-def _folder(out: Path | None) -> Iterator[Path]:
-    if out is not None:
-        out.mkdir(parents=True)
-        yield out
-        return
-    with tempfile.TemporaryDirectory() as made:
-        yield Path(made)
 
 
 def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:

@@ -58,7 +58,10 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
             return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
         compared = side_by_side(scored, notes, folder, values.baseline, values.target)
         if values.picture is not None:
-            _draw(compared, values.picture)
+            few = f"ranks want {MIN_PAIRS} settings and {MIN_METHODS} methods of one judge: no judge has enough of them"
+            allowed = f"{few}; without --picture the table says how many there are"
+            check("picture", values.picture, bool(compared.ranks), allowed)
+            picture.save(compared.ranks, Path(values.picture))
         sheet = tables.sheet_of(compared)
         if values.format != "html":
             return sheet
@@ -87,7 +90,12 @@ def report(study: str, values: Any) -> None:
 def read(words: list[str], values: Any) -> Iterator[tuple[list[cells.Cell], list[str], Path]]:
     """The cells of a study, an archive or run folders, what is to be said of them, and the first folder."""
     require("study", "compare", words[0])
-    with _folders(words) as folders:
+    folders = [Path(word) for word in words]
+    with contextlib.ExitStack() as until:
+        if len(folders) == 1 and folders[0].is_file():
+            from fl_lightning.study import archive
+
+            folders = [until.enter_context(archive.unpacked(folders[0]))]
         scored, notes = cells.read(folders, values.judge, values.metric, values.accept_changed_code)
         yield scored, notes, folders[0]
 
@@ -101,28 +109,6 @@ def side_by_side(
     compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
     compared.notes[:0] = [*notes, *warnings]
     return compared
-
-
-@contextlib.contextmanager
-def _folders(words: list[str]) -> Iterator[list[Path]]:
-    """What the words name; one archive is unpacked as long as the block lasts."""
-    if len(words) == 1 and Path(words[0]).is_file():
-        from fl_lightning.study import archive
-
-        with archive.unpacked(Path(words[0])) as folder:
-            yield [folder]
-    else:
-        yield [Path(word) for word in words]
-
-
-def _draw(compared: Compared, given: str) -> None:
-    """The critical-difference picture; `BadInput` where there are too few settings or methods for ranks."""
-    if not compared.ranks:
-        why = "no judge has enough of them; without --picture the table says how many there are"
-        raise BadInput(
-            "picture", given, f"ranks want {MIN_PAIRS} settings and {MIN_METHODS} methods of one judge: {why}"
-        )
-    picture.save(compared.ranks, Path(given))
 
 
 def write(sheet: Sheet, form: str, given: str | None = None) -> None:

@@ -59,7 +59,10 @@ def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str
             entry.key, ", ".join(entry.settings), not entry.settings, "a sweep is a product of lists: arguments alone"
         )
     methods = [_flow({"name": e.name, "init_args": e.arguments}) if e.arguments else e.name for e in entries]
-    grid = {key: {"values": [_word(value) for value in values]} for key, values in study.grid.items()}
+    grid = {  # W&B takes numbers and texts
+        key: {"values": [value if isinstance(value, int | float | str) else _flow(value) for value in values]}
+        for key, values in study.grid.items()
+    }
     made: dict[str, Any] = {"name": Path(base).stem, "project": project} | ({"entity": entity} if entity else {})
     return made | {
         "method": "grid",
@@ -84,11 +87,6 @@ def _write_sweep(file: Path, project: str, entity: str | None) -> None:
 
 def _write(path: Path, key: str, text: str) -> None:
     write_whole(check_out(key, str(path)), text, durable=False)
-
-
-def _word(value: Any) -> Any:
-    """A value of a sweep: W&B takes numbers and texts."""
-    return value if isinstance(value, int | float | str) else _flow(value)
 
 
 def _flow(value: Any) -> str:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import signal
 import socket
 import sys
 import uuid
@@ -15,12 +14,13 @@ from pathlib import Path
 from typing import Any, BinaryIO
 
 from fl_lightning.cli import folder as runs
+from fl_lightning.cli import guarded
 from fl_lightning.cli.resolve import Start, complete, plan
 from fl_lightning.cli.settings import read_config
 from fl_lightning.config import Config, check
 from fl_lightning.deploy.app import fingerprint
 from fl_lightning.deploy.relay import REFUSED
-from fl_lightning.errors import BadInput, RunFailed, redact
+from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, take, write_whole
 
 CENTER, SITE = "deployed.json", "site.json"
@@ -32,17 +32,9 @@ IDLE = 3600.0
 def main(argv: Sequence[str] | None = None) -> int:
     """Run one end; the exit code is that of `fl-train`."""
     words = _parser().parse_args(argv)
-    signal.signal(signal.SIGTERM, signal.default_int_handler)
     out = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # whatever is printed goes to the log: the pipe is for frames
-    try:
-        (_center if words.end == "center" else _site)(words, out)
-    except (BadInput, RunFailed) as error:
-        print("fl-train: error:", redact(" ".join(str(error).split())), file=sys.stderr)
-        return error.exit_code
-    except KeyboardInterrupt:
-        return 130
-    return 0
+    return guarded(lambda: _center(words, out) if words.end == "center" else _site(words))
 
 
 def _parser() -> ArgumentParser:
@@ -62,7 +54,7 @@ def config_of(app: Path) -> Config:
     source = app / "source"
     if source.is_dir() and str(source) not in sys.path:
         sys.path.append(str(source))
-    return complete(plan(read_config(str(app / "config.yaml"), folder=Path())))
+    return complete(plan(read_config(str(app / "config.yaml"))))
 
 
 # ---------------------------------------------------------------- the centre
@@ -108,7 +100,7 @@ def _run_id(folder: Path, mark: str) -> str:
 # ---------------------------------------------------------------- a site
 
 
-def _site(words: Namespace, out: BinaryIO) -> None:
+def _site(words: Namespace) -> None:
     folder = Path(words.folder)
     try:
         lock = take(folder / "lock")

@@ -126,30 +126,23 @@ def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
     is_new = start.name is None or not (out / start.name).exists()
     folder = make(start, stem)
     with locked(folder):
-        yield from _opened(folder, config, is_new, absent)
-
-
-def _opened(folder: Path, config: Config, is_new: bool, absent: list[Path]) -> Iterator[Path]:
-    before, done = _content(folder / CONFIG), _content(folder / "metrics.csv")
-    write_config(folder, config)
-    try:
-        yield folder
-    except BadInput:
-        if _content(folder / "metrics.csv") == done:  # nothing has run
-            if is_new:
+        before, done = _content(folder / CONFIG), _content(folder / "metrics.csv")
+        write_config(folder, config)
+        try:
+            yield folder
+        except BaseException as error:
+            if _content(folder / "metrics.csv") != done:
+                raise
+            if before is not None:
+                (folder / CONFIG).write_bytes(before)  # the run goes on from where it was, as it was
+            elif isinstance(error, BadInput) and is_new:
                 shutil.rmtree(folder)
                 with contextlib.suppress(OSError):  # another run may have come in
                     for path in absent:
                         path.rmdir()
-            elif before is None:
+            elif isinstance(error, BadInput):
                 (folder / CONFIG).unlink()
-            else:
-                (folder / CONFIG).write_bytes(before)
-        raise
-    except BaseException:
-        if before is not None and _content(folder / "metrics.csv") == done:
-            (folder / CONFIG).write_bytes(before)  # the run goes on from where it was, as it was
-        raise
+            raise
 
 
 @contextlib.contextmanager

@@ -99,15 +99,10 @@ def _stands_for(kind: Any) -> str:
     return "|".join(parts) or plain.get(kind, "VALUE")
 
 
-def fit_parser() -> ArgumentParser:
-    """All keys of a run."""
-    return parser_of("fit")
-
-
 @cache
 def fit_keys() -> dict[str, Action]:
     """Every key of a run, with its parser action."""
-    return keys(fit_parser())
+    return keys(parser_of("fit"))
 
 
 def passed_on(command: str) -> dict[str, Action]:
@@ -122,13 +117,9 @@ def passed_on(command: str) -> dict[str, Action]:
 
 def keys(parser: ArgumentParser) -> dict[str, Action]:
     """Every key that takes a value, with its parser action."""
-    actions = {action.dest: action for action in parser._actions}
-    return {dest: action for dest, action in actions.items() if dest != "help" and not _is_group(dest, parser)}
-
-
-def _is_group(dest: str, parser: ArgumentParser) -> bool:
-    """Whether there are keys below `dest`: then it takes no value itself."""
-    return any(action.dest.startswith(f"{dest}.") for action in parser._actions)
+    actions = {action.dest: action for action in parser._actions if action.dest != "help"}
+    groups = {dest for dest in actions if any(other.startswith(f"{dest}.") for other in actions)}
+    return {dest: action for dest, action in actions.items() if dest not in groups}
 
 
 def hint(action: Action) -> Any:

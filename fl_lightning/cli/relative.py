@@ -18,7 +18,7 @@ from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
-from fl_lightning.metric import BY_TASK, Metric
+from fl_lightning.metric import BY_TASK
 from fl_lightning.results.folder import RunFolder, final_words
 
 REFERENCES = "references"
@@ -67,7 +67,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
                 write_config(where, alone)
                 fit(alone, where, resume=True)
     metric = BY_TASK[config.data.task]
-    ours, alones = (_final(one, metric) for one in (run, RunFolder(where)))
+    # Each client's score, (N,); nan for one that could not be scored.
+    ours, alones = ([row.get(metric.name, math.nan) for row in one.read("final")] for one in (run, RunFolder(where)))
     check("run", str(folder), len(ours) == len(alones), "its final.csv is damaged")
     every = list(zip(ours, alones, strict=True))
     pairs = [pair for pair in every if all(map(math.isfinite, pair))]
@@ -86,11 +87,6 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     }
     write_whole(folder / "relative.json", json.dumps(figures, indent=2, allow_nan=False) + "\n")
     return figures
-
-
-def _final(run: RunFolder, metric: Metric) -> list[float]:
-    """Each client's score, (N,); nan for one that could not be scored."""
-    return [row.get(metric.name, math.nan) for row in run.read("final")]
 
 
 def _mean(values: Sequence[float]) -> float | None:

@@ -26,15 +26,15 @@ except ImportError:  # PyYAML was built without libyaml
     from yaml import SafeDumper  # type: ignore[assignment]
 
 from fl_lightning import catalogue
-from fl_lightning.cli.parser import fit_parser, typed
+from fl_lightning.cli.parser import parser_of, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
 from fl_lightning.components import AdaptersConfig, Network
-from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
+from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check_finite
 from fl_lightning.configuration import index
 from fl_lightning.configuration.describe import described
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
-from fl_lightning.ranges import Needs, Range
+from fl_lightning.ranges import Needs, bare, check_limit, check_ranges
 
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
@@ -70,7 +70,7 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
     `over`: a resolved config that the layers change; None: the defaults.
     """
     settings = Settings.merged(layers, over)
-    values = typed(fit_parser(), settings.plain)
+    values = typed(parser_of("fit"), settings.plain)
     config = Config(
         method=settings.method,
         models=settings.models,
@@ -84,7 +84,8 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
     config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
     config.validate()
     config.method = check_arguments(config.method)
-    _account(config)
+    if config.optimizer.privacy.on:  # what accounts for it
+        config.callbacks["stepprivacy"] = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
     if config.smoke:
         _shrink(config)
     return config
@@ -101,14 +102,11 @@ def check_arguments(method: Component) -> Component:
         return method
     parser, arguments = ArgumentParser(exit_on_error=False), entry["arguments"]
     for name, argument in arguments.items():
-        parser.add_argument(f"--{name}", type=index.type_of(argument), default=argument["default"])
+        parser.add_argument(f"--{name}", type=bare(index.type_of(argument)), default=argument["default"])
     values = typed(parser, method.init_args, prefix="method.").as_dict()
     for name, value in values.items():
         check_finite(f"method.{name}", value)
-        bounds, or_null = arguments[name].get("bounds"), arguments[name].get("null", False)
-        if bounds is not None and value is not None:
-            allowed = Range(**bounds)
-            check(f"method.{name}", value, value in allowed, f"{allowed}{', or null' if or_null else ''}")
+        check_limit(f"method.{name}", value, index.type_of(arguments[name]))
     for rule in entry["needs"]:
         Needs(**rule).check(values, "method")
     return Component(method.class_path, values)
@@ -174,12 +172,6 @@ def _look_here() -> None:
         sys.path.append(here)
 
 
-def _account(config: Config) -> None:
-    """Hang on what accounts for `optimizer.privacy`."""
-    if config.optimizer.privacy.on:
-        config.callbacks["stepprivacy"] = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
-
-
 def _shrink(config: Config) -> None:
     """`--smoke`: one round of at most four clients, each architecture kept as long as there are clients for it."""
     config.federation.rounds = 1
@@ -207,7 +199,7 @@ def _network(key: str, component: Component) -> Component:
     adapters = component.adapters
     if adapters is not None:
         adapters = typed(_parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters.").as_dict()
-        AdaptersConfig(**adapters).validate(f"{key}.adapters")
+        check_ranges(AdaptersConfig(**adapters), f"{key}.adapters")
     return Network(network.class_path, network.init_args, component.weights, adapters)
 
 

@@ -29,7 +29,7 @@ from fl_lightning.cli.parser import (
     unknown,
 )
 from fl_lightning.cli.schema import COMMANDS
-from fl_lightning.cli.yamltext import parse
+from fl_lightning.cli.yamltext import read
 from fl_lightning.components import Network
 from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
 from fl_lightning.configuration import index
@@ -172,40 +172,27 @@ def values_of(command: str, layers: Iterable[Layer]) -> Namespace:
 # ---------------------------------------------------------------- config files
 
 
-def read_config(
-    name: str, key: str = "config", folder: Path | None = Path(), above: tuple[str, ...] = ()
-) -> list[Layer]:
+def read_config(name: str, key: str = "config", folder: Path = Path(), above: tuple[str, ...] = ()) -> list[Layer]:
     """The settings in a YAML file, or in the config that ships with the package under this name: first those of the
     config that it names as its `base`, and so on down the chain.
 
     Args:
         name: of the file or config.
         key: what names it.
-        folder: where a file is looked for before the shipped configs; None: nowhere.
+        folder: where a file is looked for before the shipped configs.
         above: the configs whose base it is.
 
     Raises:
         BadInput: there is no such config, it cannot be read, or it is its own base.
     """
-    file = folder / name if folder is not None else Path()
-    try:
-        text = file.read_text(encoding="utf-8") if (is_file := file.is_file()) else catalogue.shipped_config(name)
-    except (OSError, UnicodeDecodeError) as error:
-        raise BadInput(key, name, f"it cannot be read: {error}") from None
-    if text is None:
-        shipped = list(catalogue.table("configs"))
-        near = catalogue.did_you_mean(name.removesuffix(".yaml"), shipped)
-        raise BadInput(key, name, f"no such file{near}; configs that ship with the package: {', '.join(shipped)}")
-    place = str(file.resolve()) if is_file else name.removesuffix(".yaml")
+    file, content = read("configs", key, name, folder)
+    place = str(file.resolve())
     check(key, name, place not in above, f"a config cannot be its own base: {' -> '.join([*above, place])}")
-    content = parse(key, name, text)
     check(key, name, isinstance(content, dict | None), "it must hold keys and values")
-    return layers_of(name, content or {}, file.parent if is_file else None, (*above, place))
+    return layers_of(name, content or {}, file.parent, (*above, place))
 
 
-def layers_of(
-    name: str, content: dict[Any, Any], folder: Path | None = None, above: tuple[str, ...] = ()
-) -> list[Layer]:
+def layers_of(name: str, content: dict[Any, Any], folder: Path, above: tuple[str, ...] = ()) -> list[Layer]:
     """The settings in the content of a config `name`, those of its base before them; `folder`, `above`: of its base."""
     own = {key: value for key, value in content.items() if key != "base"}
     base = content.get("base")

@@ -9,7 +9,7 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from fl_lightning.cli.folder import CONFIG, LOCK, check_path
 from fl_lightning.cli.queue import ALIVE, Queued, queued
@@ -33,19 +33,19 @@ class Standing:
     """One run, as its folder tells."""
 
     name: str
-    method: str
-    done: int
-    rounds: int
-    metric: Metric
-    judge: str
-    """The kind of model that `last` and `best` speak of; empty while that is not known."""
-    last: float
-    """The judge's mean in the last judged round; NaN before there is one."""
-    best: float
     state: State
-    left: float | None
+    method: str = ""
+    done: int = 0
+    rounds: int = 0
+    metric: Metric = ACCURACY
+    judge: str = ""
+    """The kind of model that `last` and `best` speak of; empty while that is not known."""
+    last: float = math.nan
+    """The judge's mean in the last judged round; NaN before there is one."""
+    best: float = math.nan
+    left: float | None = None
     """Seconds to the end, by the median of the last rounds, where it is running."""
-    silent: float | None
+    silent: float | None = None
     """Seconds since it wrote; None where it never has."""
     why: str = ""
     """What a queued job waits for, in SLURM's word."""
@@ -60,9 +60,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
         if run.rounds_asked is None or not run.config.get("method") or run.notes["accuracy"]:
             raise BadInput("status", str(folder), "its tables cannot be read")
     except BadInput:
-        return Standing(name, "", 0, 0, ACCURACY, "", math.nan, math.nan, "unreadable", None, 0.0)
-    given = run.config["method"]
-    method = str(given.get("name", given.get("class_path", "")) if isinstance(given, dict) else given)
+        return Standing(name, "unreadable", silent=0.0)
     done, rounds, mean = run.rounds_done, run.rounds_asked, run.metric.of("mean")
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
@@ -80,7 +78,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     last = judged[-1][mean] if judged else math.nan
     why = job.why if job is not None and state == "queued" else ""
     known = (run.metric, run.judge or "", last, run.best(mean)[0])
-    return Standing(name, method, done, rounds, *known, state, left, now - wrote, why)
+    return Standing(name, state, str(run.method or ""), done, rounds, *known, left, now - wrote, why)
 
 
 def standings(out: Path) -> list[Standing]:
@@ -99,15 +97,10 @@ def standings(out: Path) -> list[Standing]:
     folders = [out] if one else sorted(p.parent for p in out.glob(f"*/{CONFIG}"))
     seen = [standing(folder, time.time(), jobs.get(folder.resolve())) for folder in folders]
     if not one:
-        seen += [_to_come(job) for job in jobs.values() if not (job.folder / CONFIG).exists()]
+        to_come = [job for job in jobs.values() if not (job.folder / CONFIG).exists()]
+        seen += [Standing(j.folder.name, j.state, j.method, rounds=j.rounds, why=j.why) for j in to_come]
     check("status", str(out), bool(seen), f"it holds no run: no {CONFIG} in it or in a folder of it")
     return seen
-
-
-def _to_come(job: Queued) -> Standing:
-    """A run that has no folder yet."""
-    nan = math.nan
-    return Standing(job.folder.name, job.method, 0, job.rounds, ACCURACY, "", nan, nan, job.state, None, None, job.why)
 
 
 def locked(folder: Path) -> bool | None:
@@ -150,10 +143,14 @@ def _of_study(out: Path) -> Table | None:
     if not folder:
         return None
     board, failures = Board(folder, folder.cells()), folder.failures()
-    jobs = {job.folder.resolve(): job.state for job in queued(out)}
-    table = board.table(
-        board.look(lambda run: bool(locked(out / run)), failures, lambda run: jobs.get((out / run).resolve()))
-    )
+    jobs = {job.folder.resolve(): job.state for job in queued(out) if job.state in ("queued", "starting")}
+
+    def now(run: str) -> Any:
+        if locked(out / run):
+            return "running"
+        return jobs.get((out / run).resolve()) or ("failed" if run in failures else None)
+
+    table = board.table(board.look(now))
     table.caption = escape("\n".join(f"{run}: {why}" for run, why in failures.items()))
     return table
 

@@ -8,7 +8,6 @@ import itertools
 import os
 import shlex
 import sys
-import tempfile
 import time
 import traceback
 from collections.abc import Callable, Iterator, Sequence
@@ -269,31 +268,34 @@ def fetch(configs: list[Config]) -> None:
     """
     from fl_lightning.data.load import OVERRIDES
     from fl_lightning.data.vision import RECIPES
-    from fl_lightning.study.workers import run_all
 
     sets = {
         (config.data.source, config.data.root): config
         for config in configs
         if config.data.source in RECIPES and Path(config.data.root or "").suffix not in OVERRIDES and not config.smoke
     }
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(_loaded, list(sets.values()), 1, Path(logs), lambda numbers: None)) as ended,
-    ):
-        absent = [one.error for one in ended if one.error is not None]
+    absent = [error for config in sets.values() if (error := _absent(config)) is not None]
     if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):
         raise BadInput("data.root", configs[0].data.root, absent[0])
 
 
-def _loaded(config: Config) -> str | None:
+def _absent(config: Config) -> str | None:
     """None, or what is wrong with the data."""
-    from fl_lightning.data.load import load
+    from fl_lightning.study.workers import in_a_process
 
     try:
-        load(config.data, config.federation.clients, config.smoke)
+        in_a_process(_load, config)
     except BadInput as error:
         return error.allowed
+    except RunFailed as error:
+        return str(error)
     return None
+
+
+def _load(config: Config) -> None:
+    from fl_lightning.data.load import load
+
+    load(config.data, config.federation.clients, config.smoke)
 
 
 def worker_count(number: int | None, config: Config) -> int:

@@ -5,9 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import catalogue
-from fl_lightning.cli.yamltext import parse
-from fl_lightning.errors import BadInput
+from fl_lightning.cli import yamltext
+from fl_lightning.config import check
 
 
 def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
@@ -24,14 +23,8 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
     Raises:
         BadInput: there is no such study, it cannot be read, or it is like itself.
     """
-    file = beside / name if (beside / name).is_file() else catalogue.shipped_study(name)
-    if file is None:
-        shipped = list(catalogue.table("studies"))
-        near = catalogue.did_you_mean(name.removesuffix(".yaml"), shipped)
-        raise BadInput("study", name, f"no such file{near}; studies that ship with the package: fl-train list studies")
-    if file in taken:
-        raise BadInput("like", name, "the study is like itself")
-    content = _content(file)
+    file, content = yamltext.read("studies", "study", name, beside)
+    check("like", name, file not in taken, "the study is like itself")
     if not isinstance(content, dict):
         return content
     if content.get("base") is not None:
@@ -39,7 +32,9 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
         content["base"] = [_whole(part, file.parent) for part in (given if isinstance(given, list) else [given])]
     if "like" not in content:
         return content
-    other = read(_name(content.pop("like")), file.parent, (*taken, file))
+    like = content.pop("like")
+    check("like", like, isinstance(like, str), "it must be a study's name or file")
+    other = read(like, file.parent, (*taken, file))
     if not isinstance(other, dict):
         return other
     if isinstance(other.get("paper"), dict) and isinstance(content.get("paper"), dict):
@@ -47,21 +42,6 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
     return {**other, **content, "base": [*(other.get("base") or []), *(content.get("base") or [])]}
 
 
-def _name(given: Any) -> str:
-    if not isinstance(given, str):
-        raise BadInput("like", given, "it must be a study's name or file")
-    return given
-
-
 def _whole(part: Any, folder: Path) -> Any:
     """A config that lies beside the study by its whole path; anything else as it is."""
     return str(folder / part) if isinstance(part, str) and (folder / part).is_file() else part
-
-
-def _content(file: Path) -> Any:
-    try:
-        text = file.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise BadInput("study", str(file), f"it cannot be read: {reason}") from None
-    return parse("study", str(file), text)

@@ -9,6 +9,7 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 from importlib import resources
 from pathlib import Path
 from string import Template
@@ -18,7 +19,7 @@ from jsonargparse import Namespace
 from fl_lightning.cli import folder as folders
 from fl_lightning.cli import queue
 from fl_lightning.cli.resolve import complete, plan, start_of
-from fl_lightning.cli.settings import read_line
+from fl_lightning.cli.settings import CommandLine, read_line
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.provenance import name_of
@@ -38,14 +39,13 @@ def submit(argv: list[str]) -> None:
     for key in FIXED:
         if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags):
             raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
-    lines = [_named(line.flags, point) for point in grid(values.array)]
     # Bad input is answered now, not when the job's turn has come.
-    runs = [_tried_out(line, values) for line in lines]
+    lines, runs = zip(*(_tried_out(line, point, values) for point in grid(values.array)), strict=True)
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
     check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
     out = places[0].parent
-    name = runs[0][0].name if len(runs) == 1 else f"{_stem(line.flags)}-{len(runs)}-runs"
+    name = runs[0][0].name if len(runs) == 1 else f"{_stem(line)}-{len(runs)}-runs"
     text = script(values, lines, out, name)
     if values.dry_run:
         print(text, end="")
@@ -82,7 +82,7 @@ def send(values: Namespace, text: str, out: Path, name: str, runs: Sequence[tupl
     print(f"{done.stdout.strip()}; script: {file}")
 
 
-def script(values: Namespace, lines: list[list[str]], out: Path, name: str) -> str:
+def script(values: Namespace, lines: Sequence[Sequence[str]], out: Path, name: str) -> str:
     """The text of the job script: one array task for each of `lines`, the words of a `fit`."""
     template = Template(resources.files("fl_lightning.slurm").joinpath("job.sbatch").read_text(encoding="utf-8"))
     gpus = values.gpus_per_node
@@ -133,44 +133,37 @@ def check_job(values: Namespace) -> None:
     check("partition", values.partition, name, "it must be a partition's name")
 
 
-def _stem(words: list[str]) -> str:
+def _stem(line: CommandLine) -> str:
     """What the runs of a command line are called after: `--name`, else the config."""
-    line = read_line(words)
     return start_of(line.layers).name or (Path(line.first).stem if line.first else "run")
 
 
-def _named(words: list[str], point: dict[str, str]) -> list[str]:
-    """The words of one run, with a `--name` of its own: a resumed job must find its folder."""
-    swept = [word for key, value in point.items() for word in (f"--{key}", value)]
-    layers = read_line([*words, *swept]).layers
-    start = start_of(layers)
-    stem = start.name or name_of(plan(layers), _stem(words))
-    unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
-    parts = [_shown(key, value) for key, value in point.items() if key not in unnamed]
-    name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
+def _tried_out(line: CommandLine, point: dict[str, str], values: Namespace) -> tuple[list[str], tuple[Path, str, int]]:
+    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder), and the run's
+    folder, method and rounds; `BadInput` if it cannot work."""
+    words = line.flags + [word for key, value in point.items() for word in (f"--{key}", value)]
+    given = read_line(words)
+    config, start = plan(given.layers), start_of(given.layers)
     if start.name is None and not point:
-        stem = _stem(words)
-        number = next(k for k in itertools.count(1) if not (Path(start.out) / f"{stem}-{k:03d}").exists())
-        name = f"{stem}-{number:03d}"
-    return [*words, *swept, "--out", str(Path(start.out).resolve()), "--name", name]
+        number = next(k for k in itertools.count(1) if not (Path(start.out) / f"{_stem(line)}-{k:03d}").exists())
+        name = f"{_stem(line)}-{number:03d}"
+    else:
+        unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
+        parts = [_shown(key, value) for key, value in point.items() if key not in unnamed]
+        stem = start.name or name_of(config, _stem(line))
+        name = "-".join([stem, *(re.sub(r"[^\w.+-]", "_", part) for part in parts)])
+    out = Path(start.out).resolve()
+    folders.check_name(replace(start, out=str(out), name=name))
+    allowed = "a job resumes its run, which starts with --config only: name one"
+    check("config", None, given.first is not None, allowed)
+    check_ranks(values, config.clients)
+    method = complete(config).by_key()["method"]["name"]
+    return [*words, "--out", str(out), "--name", name], (out / name, str(method), config.federation.rounds)
 
 
 def _shown(key: str, value: str) -> str:
     """One setting of a sweep in a name: `lam0.1`, `judge-after`."""
     return f"{key.rpartition('.')[2]}{'' if value[:1].isdigit() else '-'}{value}"
-
-
-def _tried_out(line: list[str], values: Namespace) -> tuple[Path, str, int]:
-    """Folder, method and rounds of the run that a command line makes; `BadInput` if it cannot work."""
-    given = read_line(line)
-    start = start_of(given.layers)
-    folders.check_name(start)
-    allowed = "a job resumes its run, which starts with --config only: name one"
-    check("config", None, given.first is not None, allowed)
-    config = plan(given.layers)
-    check_ranks(values, config.clients)
-    method = complete(config).by_key()["method"]["name"]
-    return Path(start.out, str(start.name)), str(method), config.federation.rounds
 
 
 def check_ranks(values: Namespace, clients: int) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import json
 import math
 import tempfile
@@ -62,8 +61,9 @@ def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
     from fl_lightning import device
 
     room = SHARE * device.free_bytes(torch.device("cpu")) / workers
-    answer = _in_a_process(_planned, (most, room, list(configs)))
-    fits, _, line = (answer or f"{most}|").partition("|")
+    from fl_lightning.study.workers import in_a_process
+
+    fits, line = in_a_process(_planned, (most, room, list(configs)))
     if line:
         log.say(f"together: {line}")
     return int(fits)
@@ -88,7 +88,7 @@ def heaviest(configs: Sequence[Config], runs: int, samples: int = 500) -> tuple[
     return max(each, key=lambda pair: peak(pair[1]))
 
 
-def _planned(given: tuple[int, float, list[Config]]) -> str:
+def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
     """How many runs fit, and a line where that is fewer than was asked for, or not known."""
     from fl_lightning.log import in_bytes
     from fl_lightning.planning.beside import WORKER_MIB, most_that_fit
@@ -99,17 +99,17 @@ def _planned(given: tuple[int, float, list[Config]]) -> str:
     try:
         _, parts = heaviest(list(kinds.values()), most)
         if MOST_KEPT * (peak(parts) - WORKER_MIB * MIB) + WORKER_MIB * MIB <= room:
-            return f"{most}|"
+            return most, ""
         setup, parts = heaviest(configs, most)
         fits = most_that_fit(setup, most, room)
     except Exception as error:
         reason = redact(" ".join(str(error).split()))
-        return f"{most}|what memory {most} runs take is not known ({reason}); if it is too much, name a smaller number"
+        return most, f"what memory {most} runs take is not known ({reason}); if it is too much, name a smaller number"
     if fits == most and peak(parts) <= room:
-        return f"{most}|"
+        return most, ""
     method = setup.config.method.class_path.rpartition(".")[2]
     takes = f"{most} runs of {method} take {in_bytes(peak(parts))}, and a process has {in_bytes(room)}"
-    return f"{fits}|{fits} at a time: {takes}"
+    return fits, f"{fits} at a time: {takes}"
 
 
 def with_executors(
@@ -181,24 +181,14 @@ def _record(path: Path) -> dict[str, str] | None:
 
 def _measured(config: Config) -> str:
     """`vmap`, where clients of several runs train faster beside each other, else `loop`: in a process of its own."""
-    answer = _in_a_process(_gain, config)
-    executor, _, line = (answer or "loop|").partition("|")
+    from fl_lightning.study.workers import in_a_process
+
+    executor, line = in_a_process(_gain, config)
     log.say(f"together auto: {executor} for {line}")
-    return executor
+    return str(executor)
 
 
-def _in_a_process(work: Callable[[Any], str], given: Any) -> str | None:
-    """What `work` makes of `given` in a process of its own."""
-    from fl_lightning.study.workers import run_all
-
-    with (
-        tempfile.TemporaryDirectory() as logs,
-        contextlib.closing(run_all(work, [given], 1, Path(logs), lambda numbers: None)) as ended,
-    ):
-        return next(iter(ended)).error
-
-
-def _gain(config: Config) -> str:
+def _gain(config: Config) -> tuple[str, str]:
     """The executor, and how it was found."""
     from fl_lightning.run import launch
 
@@ -208,7 +198,7 @@ def _gain(config: Config) -> str:
         answer = launch(single, _faster, FULL)["answer"]
     except Exception as error:
         answer = f"it cannot be measured ({' '.join(str(error).split())})"
-    return f"loop|{name}: {answer}" if isinstance(answer, str) else f"{answer[0]}|{name} ({answer[1]})"
+    return ("loop", f"{name}: {answer}") if isinstance(answer, str) else (answer[0], f"{name} ({answer[1]})")
 
 
 def _faster(fabric: Any, config: Config, jobs: int) -> dict[str, Any]:

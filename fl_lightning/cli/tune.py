@@ -90,7 +90,7 @@ def tune(argv: list[str]) -> None:
     name, values, over = studies.study_line(argv, "tune")
     for extra in ("tune", "study"):
         require(extra, "tune", name)
-    from fl_lightning.study.tuned import few
+    from fl_lightning.study.tuned import Tuned, few
 
     study = Study.of(studyfile.read(name))
     check("seed", values.seed, values.seed not in study.seeds, "the study has it, and is to judge on seeds unseen")
@@ -112,7 +112,8 @@ def tune(argv: list[str]) -> None:
     if left:
         print(f"tune: {left} trials are at work in other processes; the last of them goes on, or: {shlex.join(line)}")
         return
-    _choose(out, to_yaml(base), study, [_tuned(search, trials) for search, trials in ended], values)
+    tuned = [Tuned(search.entry, trials, search.metric, search.dimensions) for search, trials in ended]
+    _choose(out, to_yaml(base), study, tuned, values)
     if values.study:
         _judge(out, values, line)
 
@@ -272,12 +273,6 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 
 # ---------------------------------------------------------------- choosing
-
-
-def _tuned(search: Search, ended: list[Ended]) -> Tuned:
-    from fl_lightning.study.tuned import Tuned
-
-    return Tuned(search.entry, ended, search.metric, search.dimensions)
 
 
 def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:

@@ -4,32 +4,30 @@ from __future__ import annotations
 
 import contextlib
 import dataclasses
-import json
 import math
 import shlex
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
 from fl_lightning.cli.resolve import to_settings, to_yaml
 from fl_lightning.cli.settings import CommandLine, Layer, read_line
-from fl_lightning.cli.study import resolve, run_safely
-from fl_lightning.cli.trainings import Task, TooSlow, missing, run_all_of
+from fl_lightning.cli.study import resolve, run_safely, train, worker_count
 from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.extras import require
+from fl_lightning.gains import FOLDS
+from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run, Study
 
 if TYPE_CHECKING:
+    from fl_lightning.gains.further import Task
     from fl_lightning.gains.page import Section
-    from fl_lightning.gains.silos import Measured
-    from fl_lightning.study.folder import StudyFolder
+    from fl_lightning.gains.silos import Facts, Measured
 
-FOLDS = 5
-"""Of a cycle. 5: with 10 intervals are no narrower for the same number of trainings (docs/decisions/0027)."""
 CYCLES, MOST_CYCLES = 4, 10
 """Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide then (simulated)."""
 METHODS = ("fedper", "ditto", "selfkapc")
@@ -44,20 +42,32 @@ ONLY_LAST = 10**6
 class Plan:
     """What is to be trained, and where."""
 
-    out: Path
+    values: Any
+    """Of the command's own keys."""
     over: list[Layer]
     methods: list[str]
-    metric: str
-    minutes: float | None
     cycles: int
-    workers: int | None = None
-    leave_one_out: bool = False
-    curve: bool = False
+    again: str
+    """The command that goes on with it."""
+    begin: float = 0.0
+    """On the monotonic clock."""
+
+    @property
+    def folder(self) -> StudyFolder:
+        """Where everything is kept."""
+        return StudyFolder(Path(self.values.out))
 
     def more(self, silos: int) -> float:
         """Trainings beyond the cycles, as a share of those of a cycle."""
-        further = 2 * min(silos, FOLDS) + FOLDS * silos * self.leave_one_out + 6 * FOLDS * self.curve
+        further = 2 * min(silos, FOLDS) + FOLDS * silos * self.values.leave_one_out + 6 * FOLDS * self.values.curve
         return further / (FOLDS * (len(self.methods) + 2))
+
+
+class TooSlow(Exception):
+    """The trainings would take so many seconds, altogether, and may not."""
+
+    def __init__(self, seconds: float) -> None:
+        self.seconds = seconds
 
 
 def worth(argv: list[str]) -> None:
@@ -81,38 +91,34 @@ def answer(line: CommandLine, again: Sequence[str]) -> Measured:
         BadInput: it cannot work, before anything is trained; or `--minutes` are too few for a cycle.
         RunFailed: runs have failed; the others have been run.
     """
+    plan = _plan(line, shlex.join(again), time.monotonic())
+    first, facts = _prepared(plan)
     from fl_lightning.gains import output
 
-    begin, values = time.monotonic(), line.values
-    plan = _plan(line)
-    folder, facts = _prepared(plan)
-    with folder.locked():
-        cycles = _train(plan, folder, facts, shlex.join(again), begin)
-        measured = _measured(plan, facts, cycles, values.margin)
-        sections = _further(plan, folder, measured, facts, shlex.join(again))
-        output.write(plan.out, measured, sections)
+    with plan.folder.locked():
+        cycles = _train(plan, facts)
+        measured = _measured(plan, first, facts, cycles)
+        sections = _further(plan, first, facts, measured)
+        output.write(plan.folder.path, measured, sections)
     return measured
 
 
 # ---------------------------------------------------------------- what was asked for
 
 
-def _plan(line: CommandLine) -> Plan:
+def _plan(line: CommandLine, again: str, begin: float) -> Plan:
     values = line.values
     for extra in ("study", "report"):
         require(extra, "worth", values.out)
-    check(
-        "repeats", values.repeats, values.repeats is None or values.minutes is None, "with minutes it must be left out"
-    )
+    both = values.repeats is not None and values.minutes is not None
+    check("repeats", values.repeats, not both, "with minutes it must be left out")
     given = [layer["method"] for layer in line.layers if "method" in layer]
-    layers = [{key: value for key, value in layer.items() if key != "loggers"} for layer in line.layers]
-    for layer in layers:
-        layer.pop("seed", None)
+    layers = [{k: v for k, v in layer.items() if k not in ("loggers", "seed")} for layer in line.layers]
     if values.methods is None:
-        named = given[-1].get("name", given[-1].get("class_path")) if given and isinstance(given[-1], dict) else None
-        named = named or (given[-1] if given and isinstance(given[-1], str) else None)
+        last = given[-1] if given else None
+        named = last.get("name", last.get("class_path")) if isinstance(last, dict) else last
         methods = list(METHODS)
-        methods += [named] if named is not None and named not in (*METHODS, "local", "fedavg") else []
+        methods += [named] if isinstance(named, str) and named not in (*METHODS, "local", "fedavg") else []
     else:
         methods = [word.strip() for word in values.methods.split(",")]
     for name in methods:
@@ -121,26 +127,14 @@ def _plan(line: CommandLine) -> Plan:
     cycles = CYCLES if values.repeats is None else math.ceil(values.repeats / FOLDS)
     if values.repeats is not None and values.repeats % FOLDS:
         print(f"worth: {cycles * FOLDS} repetitions, whole cycles of {FOLDS} folds", file=sys.stderr)
-    return Plan(
-        Path(values.out),
-        layers,
-        methods,
-        values.metric,
-        values.minutes,
-        cycles,
-        values.workers,
-        values.leave_one_out,
-        values.curve,
-    )
+    return Plan(values, layers, methods, cycles, again, begin)
 
 
-def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[Run], list[Config]]:
-    """The study of so many cycles with its base, all its runs and their configs: those that the folder has, too."""
-    from fl_lightning.study.folder import StudyFolder
-
-    folder, seeds = StudyFolder(plan.out), set(range(cycles * FOLDS))
-    if folder:
-        seeds |= set(Study.of(folder.definition()).seeds)
+def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, Config]]]:
+    """The study of so many cycles with its base, and all its runs: those that the folder has, too."""
+    seeds = set(range(cycles * FOLDS))
+    if plan.folder:
+        seeds |= set(Study.of(plan.folder.definition()).seeds)
     definition = Study.of({"base": {}, "methods": plan.methods, "seeds": sorted(seeds), "forced": True})
     folds = {"folds": FOLDS, "test_seed": 0, "partition_seed": 0, "client_test": None, "validation": 0.0}
     fixed: Layer = {
@@ -148,150 +142,192 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[Run], list[C
         "callbacks": {"heatmaps": None, "progress": None},
     }  # fmt: skip
     base, runs, configs = resolve(definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}])
-    return definition, base, runs, configs
+    return definition, base, list(zip(runs, configs, strict=True))
 
 
-def _prepared(plan: Plan) -> tuple[StudyFolder, dict[str, Any]]:
-    """The folder, checked, and the facts on the silos, looked at in a process of its own."""
-    from fl_lightning.study.folder import StudyFolder
-
-    definition, base, runs, configs = _resolved(plan, 1)
+def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Facts]:
+    """Of each row the config and the table's entry of seed 0, and the facts on the silos; all of it checked."""
+    definition, base, runs = _resolved(plan, 1)
     regression = base.data.task == "regression"
     allowed = "of a regression it is mae" if regression else "mae is for data.task regression"
-    metric = plan.metric if plan.metric is not None else "mae" if regression else "accuracy"
+    plan.values.metric = metric = plan.values.metric or ("mae" if regression else "accuracy")
     check("metric", metric, (metric == "mae") == regression, allowed)
-    plan.metric = metric
     share = base.federation.participation
     check("federation.participation", share, share == 1, "worth trains every silo in every round: it must be 1")
     share = base.data.held_out_clients
     check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
-    folder = StudyFolder(plan.out)
-    folder.check(definition, to_settings(base), runs)
-    return folder, _in_child(_look, configs[0], plan.out)
-
-
-def _in_child(work: Any, *given: Any) -> dict[str, Any]:
-    """What `work(*given)` returns, done in a process of its own: workers are forked from one without threads."""
-    import tempfile
-
-    import fl_lightning.gains.runs  # noqa: F401  before the process is forked
-    from fl_lightning.study.workers import run_all
-
-    with tempfile.TemporaryDirectory() as aside:
-        file = Path(aside) / "answer.json"
-        job = [(work, given, file)]
-        with contextlib.closing(run_all(_do, job, 1, Path(aside), lambda numbers: None)) as all_ended:
-            for ended in all_ended:
-                if ended.error is not None:
-                    raise RunFailed(ended.error)
-        content: dict[str, Any] = json.loads(file.read_text())
-    if "error" in content:
-        raise BadInput(*content["error"])
-    return content
-
-
-def _do(job: tuple[Any, tuple[Any, ...], Path]) -> str | None:
-    work, given, file = job
-
-    def done() -> None:
-        try:
-            content = work(*given)
-        except BadInput as error:
-            value = error.value if isinstance(error.value, int | float | str | None) else str(error.value)
-            content = {"error": [error.key, value, error.allowed]}
-        file.write_text(json.dumps(content))
-
-    return run_safely(done)
-
-
-def _look(config: Config, out: Path) -> dict[str, Any]:
+    plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
     from fl_lightning.gains.runs import look
+    from fl_lightning.study.workers import in_a_process
 
-    return look(config)
+    first = {str(cell["label"]): (config, cell) for run, config in runs if run.seed == 0 for cell in run.cells()}
+    return first, in_a_process(look, runs[0][1])
 
 
 # ---------------------------------------------------------------- training
 
 
-def _train(plan: Plan, folder: StudyFolder, facts: dict[str, Any], line: str, begin: float) -> int:
+def _train(plan: Plan, facts: Facts) -> int:
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
     from fl_lightning.gains import words
 
-    for note in words.beforehand(facts["names"], facts["sizes"], plan.cycles, facts.get("counts", ())):
+    for note in words.beforehand(facts.names, facts.sizes, plan.cycles, facts.counts):
         print(f"worth: {note}", file=sys.stderr)
-    if plan.minutes is None:
-        _cycle(plan, folder, plan.cycles, line, math.inf, begin)
+    minutes = plan.values.minutes
+    if minutes is None:
+        _cycle(plan, plan.cycles, math.inf)
         return plan.cycles
-    limit, last, more = 60 * SLACK * plan.minutes, 0.0, plan.more(len(facts["names"]))
+    limit, last, more = 60 * SLACK * minutes, 0.0, plan.more(len(facts.names))
     for cycle in range(1, MOST_CYCLES + 1):
         before = time.monotonic()
-        if cycle > 1 and before - begin + last * (1 + more) > limit:
+        if cycle > 1 and before - plan.begin + last * (1 + more) > limit:
             return cycle - 1
         try:
-            trained = _cycle(plan, folder, cycle, line, math.inf if last else limit / (1 + more), begin)
+            trained = _cycle(plan, cycle, math.inf if last else limit / (1 + more))
         except TooSlow as error:
             if cycle > 1:
                 return cycle - 1
             need = math.ceil(10 * error.seconds * (1 + more) / 60 / SLACK) / 10
-            allowed = (
-                f"one cycle of {FOLDS} folds, and what follows it, take about {need:g} minutes; what has run is kept"
-            )
-            raise BadInput("minutes", plan.minutes, allowed) from None
+            takes = f"one cycle of {FOLDS} folds, and what follows it, take about {need:g} minutes"
+            raise BadInput("minutes", minutes, f"{takes}; what has run is kept") from None
         last = time.monotonic() - before if trained else last
     return MOST_CYCLES
 
 
-def _cycle(plan: Plan, folder: StudyFolder, cycles: int, line: str, limit: float, begin: float) -> int:
+def _cycle(plan: Plan, cycles: int, limit: float) -> int:
     """Run what is missing of so many cycles; how many trainings that were."""
-    definition, base, runs, configs = _resolved(plan, cycles)
-    folder.write(definition, to_yaml(base), runs)
-    due = [(run, config) for run, config in zip(runs, configs, strict=True) if run.seed < cycles * FOLDS]
-    jobs = _jobs(plan, folder, due)
-    run_all_of(plan.workers, folder, jobs, configs[0], line, limit, begin)
+    definition, base, runs = _resolved(plan, cycles)
+    plan.folder.write(definition, to_yaml(base), [run for run, _ in runs])
+    out = plan.folder.path
+    tasks: list[Task] = []
+    for run, config in runs:
+        if run.seed < cycles * FOLDS:
+            rows = {str(cell["label"]): cell.get("judge") for cell in run.cells()}
+            tasks.append((config, out / run.folder, out, rows))
+    return _run_all(plan, tasks, limit)
+
+
+def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
+    """Do the tasks that have not ended or not been scored, in workers, with a bar; how many that were.
+
+    Args:
+        plan: whose they are.
+        tasks: all of them.
+        limit: seconds since the beginning that they may take altogether, as far as two fifths of them can tell.
+
+    Raises:
+        TooSlow: they would take longer.
+        RunFailed: runs have failed; the others have been run.
+    """
+    import fl_lightning.gains.runs  # noqa: F401  before the workers are forked: they need not import it again
+    from fl_lightning import provenance
+    from fl_lightning.study.workers import run_all
+
+    provenance.look()  # likewise
+    jobs = [task for task in tasks if not _done(task)]
+    if not jobs:
+        return 0
+    failures: dict[str, str] = {}
+    first, done, few = time.monotonic(), 0, max(1, 2 * len(jobs) // 5)
+    count = worker_count(plan.values.workers, jobs[0][0])
+    work = run_all(_train_and_score, jobs, count, plan.folder.path / "logs", lambda numbers: None)
+    try:
+        with _bar(len(jobs)) as step, contextlib.closing(work) as all_ended:
+            for ended in all_ended:
+                done += 1
+                if ended.error is not None:
+                    failures[str(jobs[ended.job][1])] = ended.error
+                step(done)
+                whole = (time.monotonic() - first) / done * len(jobs) + first - plan.begin
+                if done >= few and whole > limit:
+                    raise TooSlow(whole)
+    except BaseException as error:
+        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
+            line = f"worth: stopped with {done} of {len(jobs)} trainings done"
+            print(f"{line}; it goes on with: {plan.again}", file=sys.stderr)
+        raise
+    plan.folder.write_failures(failures)
+    if failures:
+        name, why = next(iter(failures.items()))
+        line = f"{len(failures)} of {len(jobs)} runs failed, the first, {name}: {why}"
+        raise RunFailed(f"{line}; the same command tries again")
     return len(jobs)
 
 
-def _jobs(plan: Plan, folder: StudyFolder, due: Sequence[tuple[Run, Config]]) -> list[Task]:
-    """Of each run that has not ended or not been scored what is to be done, fold by fold."""
-    jobs: list[Task] = []
-    for run, config in due:
-        rows = {str(cell["label"]): cell.get("judge") for cell in run.cells()}
-        jobs.append((config, folder.path / run.folder, plan.out, rows))
-    return missing(jobs)
+def _done(task: Task) -> bool:
+    from fl_lightning.gains.scores import place
+
+    config, folder, out, rows = task
+    scored = out is None or all(place(out, label, config.seed).is_file() for label in rows)
+    return scored and (folder / "summary.json").is_file()
 
 
-def _further(plan: Plan, folder: StudyFolder, measured: Measured, facts: dict[str, Any], line: str) -> list[Section]:
-    """Train and read what is asked beyond the gain; tables of the page. What they hold is in `measured.consortium`."""
-    from fl_lightning.gains import further
+def _train_and_score(task: Task) -> str | None:
+    """Do one task; None, or one line that says why it failed."""
+    from fl_lightning.gains.runs import score
 
-    _, _, runs, configs = _resolved(plan, 1)
-    first = [(run, config) for run, config in zip(runs, configs, strict=True) if run.seed == 0]
-    cells = [(cell, config) for run, config in first for cell in run.cells()]
-    rows = {str(cell["label"]): (config, cell.get("judge")) for cell, config in cells}
-    method, silos = measured.method, len(facts["names"])
-    new = further.newcomers(plan.out, rows, method, silos, FOLDS)
-    tasks = [*new]
-    tasks += further.without(plan.out, rows, method, silos, FOLDS) if plan.leave_one_out else []
-    tasks += further.curve(plan.out, rows, method, FOLDS) if plan.curve else []
-    run_all_of(plan.workers, folder, missing(tasks), configs[0], line, math.inf, 0.0)
-    own = next(cell["folder"] for cell, _ in cells if cell["label"] == method)
-    parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(plan.out, measured, str(own))}
-    parts["newcomers"] = further.of_newcomers(new, method, "mae" if plan.metric == "mae" else "accuracy")
-    if plan.leave_one_out:
-        parts["leave_one_out"] = further.of_without(plan.out, measured, FOLDS, facts)
-    if plan.curve:
-        parts["curve"] = further.of_curve(plan.out, measured, FOLDS, facts)
-    measured.consortium |= {name: content for name, (content, _) in parts.items()}
-    return [section for _, section in parts.values()]
+    config, folder, out, rows = task
+
+    def work() -> None:
+        if not (folder / "summary.json").is_file():
+            train(config, folder, accept=True)
+        if out is not None:
+            score(config, folder, out, rows)
+
+    return run_safely(work)
 
 
-def _measured(plan: Plan, facts: dict[str, Any], cycles: int, margin: float | None) -> Measured:
+@contextlib.contextmanager
+def _bar(total: int) -> Iterator[Any]:
+    """What shows how many of `total` are done, and the time left: a bar, or without a terminal a line now and then."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    start, console = time.monotonic(), Console(stderr=True)
+
+    def printed(done: int) -> None:
+        left = (time.monotonic() - start) / done * (total - done) / 60
+        if done in (1, total) or done % max(1, total // 10) == 0:
+            line = f"worth: {done} of {total} trainings, about {left:.1f} minutes left"
+            print(line, file=sys.stderr, flush=True)
+
+    if not (console.is_terminal and total):
+        yield printed
+        return
+    columns = (TextColumn("trainings"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
+    with Progress(*columns, console=console, auto_refresh=False) as progress:
+        task = progress.add_task("", total=total)
+        progress.refresh()
+        yield lambda done: progress.update(task, completed=done, refresh=True)
+
+
+# ---------------------------------------------------------------- the answer
+
+
+def _measured(plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int) -> Measured:
     from fl_lightning.gains.measure import measure
     from fl_lightning.gains.scores import read
 
-    _, _, runs, _ = _resolved(plan, 1)
-    labels = [str(cell["label"]) for run in runs if run.seed == 0 for cell in run.cells()]
-    recordings = {int(key): number for key, number in facts["recordings"].items()}
-    silos = read(plan.out, labels, cycles, FOLDS, facts["names"], facts["sizes"], recordings)
-    points = margin if margin is None or plan.metric == "mae" else margin / 100
-    return measure(silos, plan.metric, points)  # type: ignore[arg-type]
+    silos, metric, margin = read(plan.folder.path, [*first], cycles, facts), plan.values.metric, plan.values.margin
+    return measure(silos, metric, margin if margin is None or metric == "mae" else margin / 100)
+
+
+def _further(
+    plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, measured: Measured
+) -> list[Section]:
+    """Train and read what is asked beyond the gain; tables of the page. What they hold is in `measured.consortium`."""
+    from fl_lightning.gains import further
+
+    out, method, silos = plan.folder.path, measured.method, len(facts.names)
+    rows = {label: (config, cell.get("judge")) for label, (config, cell) in first.items()}
+    new = further.newcomers(out, rows, method, silos)
+    tasks = [*new]
+    tasks += further.without(out, rows, method, silos) if plan.values.leave_one_out else []
+    tasks += further.curve(out, rows, method) if plan.values.curve else []
+    _run_all(plan, tasks)
+    parts: dict[str, tuple[Any, Section]] = {"costs": further.costs(out, measured, first[method][1]["folder"])}
+    parts |= {"newcomers": further.of_newcomers(new, measured)}
+    parts |= {"leave_one_out": further.of_without(out, measured, facts)} if plan.values.leave_one_out else {}
+    parts |= {"curve": further.of_curve(out, measured, facts)} if plan.values.curve else {}
+    measured.consortium |= {name: content for name, (content, _) in parts.items()}
+    return [section for _, section in parts.values()]

@@ -1,11 +1,13 @@
-"""YAML that a user has written: what is wrong with it in one line, and no key twice."""
+"""Configs and studies as YAML: found by file or by name, read, and what is wrong with one in one line."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import yaml
 
+from fl_lightning import catalogue
 from fl_lightning.errors import BadInput
 
 
@@ -23,19 +25,30 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
-def parse(key: str, name: str, text: str) -> Any:
-    """What `text` holds.
+def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:
+    """A file and what it holds.
 
     Args:
-        key: what errors call it: `config`, `study`.
-        name: of the file.
-        text: of it.
+        kind: `configs` or `studies`, of which those that ship with the package are also found by name.
+        key: what errors call it.
+        name: of the file, or of a shipped one.
+        folder: where a file is looked for.
 
     Raises:
-        BadInput: it is no YAML, or a key is given twice in a mapping.
+        BadInput: there is none, it cannot be read, is no YAML, or gives a key twice in a mapping.
     """
     try:
-        return yaml.load(text, _Loader)
+        file = folder / name if (folder / name).is_file() else catalogue.shipped(kind, name)
+        text = "" if file is None else file.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise BadInput(key, name, f"it cannot be read: {getattr(error, 'strerror', error)}") from None
+    if file is None:
+        names = list(catalogue.table(kind))
+        near = catalogue.did_you_mean(name.removesuffix(".yaml"), names)
+        listed = ", ".join(names) if kind == "configs" else f"fl-train list {kind}"
+        raise BadInput(key, name, f"no such file{near}; {kind} that ship with the package: {listed}")
+    try:
+        return file, yaml.load(text, _Loader)
     except yaml.YAMLError as error:
         mark = getattr(error, "problem_mark", None)
         place = f"line {mark.line + 1}, column {mark.column + 1}: " if mark else ""

@@ -12,7 +12,7 @@ import json
 import math
 import pkgutil
 import types
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import MISSING, asdict, fields, is_dataclass
 from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 
@@ -83,25 +83,22 @@ def words(kind: Any) -> str:
 
 def index() -> dict[str, dict[str, Entry]]:
     """What `index.json` holds, by kind and name."""
-    method = importlib.import_module("fl_lightning.methods.base").Method
-    callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     relation = importlib.import_module("fl_lightning.callbacks.relations").Relation
+    callback = importlib.import_module("fl_lightning.callbacks.base").Callback
     module = importlib.import_module("torch.nn").Module
-    callbacks = {cls.__name__.lower(): cls for cls in _classes("callbacks", callback) if not issubclass(cls, relation)}
+    callbacks = {name: cls for name, cls in classes("callbacks", callback).items() if not issubclass(cls, relation)}
     logging = {name for name, cls in callbacks.items() if cls.__module__.endswith(".loggers")}
-    entries = {
-        "methods": {cls.__name__.lower(): described(cls) for cls in _classes("methods", method)},
-        "models": {cls.__name__.lower(): _entry(cls) for cls in _classes("models", module)},
+    return {
+        "methods": {name: described(cls) for name, cls in methods().items()},
+        "models": {name: _entry(cls) for name, cls in classes("models", module).items()},
         "callbacks": {name: _entry(cls) for name, cls in callbacks.items() if name not in logging},
         "loggers": {name: _entry(cls) for name, cls in callbacks.items() if name in logging},
     }
-    return {kind: dict(sorted(named.items())) for kind, named in entries.items()}
 
 
 def methods() -> dict[str, type]:
     """The classes of our methods, by name."""
-    base = importlib.import_module("fl_lightning.methods.base").Method
-    return {cls.__name__.lower(): cls for cls in sorted(_classes("methods", base), key=lambda c: c.__name__.lower())}
+    return classes("methods", importlib.import_module("fl_lightning.methods.base").Method)
 
 
 def text() -> str:
@@ -109,18 +106,19 @@ def text() -> str:
     return json.dumps(index(), indent=1, ensure_ascii=False) + "\n"
 
 
-def _classes(package: str, base: type) -> Iterator[type]:
-    """The public classes with a docstring of a subpackage that descend from `base`, but for the bases of others."""
+def classes(package: str, base: type) -> dict[str, type]:
+    """The public classes with a docstring of a subpackage that descend from `base`, but for bases of others: by
+    name, in order."""
+    named = {}
     for info in pkgutil.iter_modules(importlib.import_module(f"fl_lightning.{package}").__path__):
         name = f"fl_lightning.{package}.{info.name}"
         for cls in vars(importlib.import_module(name)).values() if info.name != "base" else ():
-            ours = isinstance(cls, type) and cls.__module__ == name and issubclass(cls, base)
-            if ours and vars(cls).get("__doc__") and not cls.__name__.startswith("_") and not _is_base(cls):
-                yield cls
-
-
-def _is_base(cls: type) -> bool:
-    return any(base.__name__ == "ABC" for base in cls.__bases__) or inspect.isabstract(cls)
+            if not (isinstance(cls, type) and cls.__module__ == name and issubclass(cls, base)):
+                continue
+            is_base = inspect.isabstract(cls) or any(above.__name__ == "ABC" for above in cls.__bases__)
+            if vars(cls).get("__doc__") and not cls.__name__.startswith("_") and not is_base:
+                named[cls.__name__.lower()] = cls
+    return dict(sorted(named.items()))
 
 
 def _entry(cls: type) -> Entry:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import textwrap
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 from fl_lightning.ranges import Range
@@ -41,23 +42,26 @@ def page(methods: dict[str, dict[str, Any]]) -> str:
 
 def keys(group: str, title: str, arguments: dict[str, Any]) -> str:
     """A table of the keys of one group of a configuration, in Markdown."""
-    lines = [f"**{group}.** {title}", "", "| key | default | values | meaning |", "| --- | --- | --- | --- |"]
+    rows = []
     for key, argument in arguments.items():
-        cells = [f"`{group}.{key}`", f"`{as_text(argument.get('default'))}`", _values(argument), argument["doc"]]
-        lines.append(f"| {' | '.join(map(_markdown, cells))} |")
-    return "\n".join([*lines, ""])
+        cells = (f"`{group}.{key}`", f"`{as_text(argument.get('default'))}`", _values(argument), argument["doc"])
+        rows.append([*map(_markdown, cells)])
+    return f"**{group}.** {title}\n\n{table(('key', 'default', 'values', 'meaning'), rows)}\n"
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]]) -> str:
+    """A table in Markdown."""
+    return "\n".join(f"| {' | '.join(row)} |" for row in (head, ["---"] * len(head), *rows))
 
 
 def _section(name: str, entry: dict[str, Any]) -> str:
-    lines = ["", f"## {name}", "", _markdown(entry["doc"]), ""]
-    if not entry["arguments"]:
-        return "\n".join([*lines, "It has no arguments.", ""])
-    lines += ["| key | values | default | tune | meaning |", "| --- | --- | --- | --- | --- |"]
+    rows = []
     for key, argument in entry["arguments"].items():
         search = f"{_where(argument['search'])}: {_markdown(argument['why'])}" if "search" in argument else ""
         default, doc = f"`{as_text(argument['default'])}`", _markdown(argument["doc"])
-        lines.append(f"| {' | '.join([f'`method.{key}`', _values(argument), default, search, doc])} |")
-    return "\n".join([*lines, ""])
+        rows.append([f"`method.{key}`", _values(argument), default, search, doc])
+    made = table(("key", "values", "default", "tune", "meaning"), rows) if rows else "It has no arguments."
+    return f"\n## {name}\n\n{_markdown(entry['doc'])}\n\n{made}\n"
 
 
 def _markdown(text: str) -> str:

@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 from fl_lightning import renames
+from fl_lightning.ranges import Range
 
 FILE = Path(__file__).with_name("index.json")
 TYPES: dict[str, Any] = {"number": float, "integer": int, "boolean": bool, "text": str}
@@ -41,6 +42,7 @@ def current(config: dict[str, Any]) -> dict[str, Any]:
 
 
 def type_of(argument: dict[str, Any]) -> Any:
-    """The type of an argument of one of our methods."""
+    """The type of an argument of one of our methods, with its bounds."""
     kind = Literal[tuple(argument["choices"])] if "choices" in argument else TYPES[argument["type"]]
+    kind = Annotated[kind, Range(**argument["bounds"])] if "bounds" in argument else kind
     return kind | None if argument.get("null") else kind

@@ -6,14 +6,15 @@ import importlib
 from collections.abc import Mapping
 from typing import Any
 
+from fl_lightning.configuration import explain
+
 HEAD = ("method", "the server receives of a client", "another client receives", "`localprivacy`", "`centralprivacy`",
         "`optimizer.privacy`")  # fmt: skip
 
 
 def table(classes: Mapping[str, Any]) -> str:
     """A row for each of the methods' `classes` by name, in Markdown."""
-    lines = [f"| {' | '.join(HEAD)} |", f"|{' --- |' * len(HEAD)}"]
-    return "\n".join([*lines, *(f"| {' | '.join(_row(name, cls()))} |" for name, cls in classes.items())])
+    return explain.table(HEAD, (_row(name, cls()) for name, cls in classes.items()))
 
 
 def _row(name: str, method: Any) -> tuple[str, ...]:

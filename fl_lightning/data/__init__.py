@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import NamedTuple
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,7 +17,7 @@ from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
-from fl_lightning.data.source import HeldOut, Pool, Reading, Source
+from fl_lightning.data.source import HeldOut, Pool, Source
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.rng import numpy_rng
@@ -50,57 +50,31 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks)
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
-    known = _Known(source, dealt, here[0], away, labels, made_up)
-    samples = _samples(known, data, seed, smoke)
+    samples = _samples(source, dealt, labels, away, data, made_up, seed, smoke)
     absent = {who.number for who in away}
     return FederatedData(
-        samples.train,
-        samples.test,
-        here,
-        source.class_names,
-        [angle for c, angle in enumerate(angles) if c not in absent],
-        data.augment,
-        data.resident,
-        samples.made_up,
-        data.task,
-        samples.public,
-        samples.common,
-        [group for c, group in enumerate(groups) if c not in absent],
-        away,
-        source.vocabulary,
-        tasks if data.drift_every is not None else None,
-        samples.reading,
+        shares=here,
+        class_names=source.class_names,
+        angles=[angle for c, angle in enumerate(angles) if c not in absent],
+        augment=data.augment,
+        resident=data.resident,
+        task=data.task,
+        groups=[group for c, group in enumerate(groups) if c not in absent],
+        held_out=away,
+        vocabulary=source.vocabulary,
+        drifting=tasks if data.drift_every is not None else None,
+        **samples,
     )
 
 
-class _Known(NamedTuple):
-    """What is known of the data before a sample is read."""
+def _samples(
+    source: Source, dealt: _Dealt, labels: tuple[np.ndarray, np.ndarray], away: list[HeldOut], data: DataConfig,
+    made_up: bool, seed: int, smoke: bool,
+) -> dict[str, Any]:  # fmt: skip
+    """Read the samples, fit what is to be fitted, and work out the normalisation: as `FederatedData` takes them.
 
-    source: Source
-    dealt: _Dealt
-    shared: partition.Shares
-    """Training samples of the clients that take part."""
-    away: list[HeldOut]
-    labels: tuple[np.ndarray, np.ndarray]
-    """Of the training and the test samples, as clients have them."""
-    made_up: bool
-
-
-class _Samples(NamedTuple):
-    """All samples that are used."""
-
-    train: Samples
-    test: Samples
-    public: Samples | None
-    common: Samples | None
-    """It may be `test`."""
-    reading: Reading
-    made_up: bool
-
-
-def _samples(known: _Known, data: DataConfig, seed: int, smoke: bool) -> _Samples:
-    """Read the samples, fit what is to be fitted, and work out the normalisation."""
-    source, dealt, shared, away, labels, made_up = known
+    `labels`: of the training and the test samples, as clients have them.
+    """
     train = dealt.train.read_all()
     test = train if dealt.test is dealt.train else dealt.test.read_all()
     _check_images(data, train.ndim)
@@ -112,7 +86,9 @@ def _samples(known: _Known, data: DataConfig, seed: int, smoke: bool) -> _Sample
     elif data.public is not None:
         public_, made_up = public.load(data, train, made_up, seed, smoke)
     if fits is not None:
-        train, test = fits.all_of(train, test, dealt.shares, np.concatenate(shared), dealt.names)
+        shared = np.delete(np.arange(len(dealt.names)), [who.number for who in away])
+        seen = np.concatenate([dealt.shares[0][c] for c in shared])
+        train, test = fits.all_of(train, test, dealt.shares, seen, dealt.names)
     mean, std = _normalisation(data, train, dealt.shares, away)
 
     def samples(raw: np.ndarray, own: np.ndarray, fitted: bool = False) -> Samples:
@@ -126,7 +102,9 @@ def _samples(known: _Known, data: DataConfig, seed: int, smoke: bool) -> _Sample
     unlabelled = None if public_ is None else samples(public_, np.zeros(0, np.int64))
     named = client_names(source, data, len(dealt.names))
     reading = replace(source.reading, client_names=named, columns=columns, preprocessing=fits)
-    return _Samples(samples(train, labels[0], fitted=True), tested, unlabelled, common, reading, made_up)
+    trained = samples(train, labels[0], fitted=True)
+    pools = {"train": trained, "test": tested, "public": unlabelled, "common": common}
+    return {**pools, "reading": reading, "made_up": made_up}
 
 
 def _normalisation(
@@ -259,12 +237,8 @@ def normalisation(raw: np.ndarray) -> tuple[torch.Tensor, torch.Tensor]:
         squares += np.square(block, out=block).sum(axes, keepdims=True)
     count = raw.size / origin.size
     std = np.sqrt(np.maximum(squares / count - (total / count) ** 2, 0))
-    mean = origin + total / count
-    return _float32(mean), _float32(np.where(std > 0, std, 1))
-
-
-def _float32(statistic: np.ndarray) -> torch.Tensor:
-    return torch.from_numpy(statistic[0].astype(np.float32))
+    mean, std = origin + total / count, np.where(std > 0, std, 1)
+    return torch.from_numpy(mean[0].astype(np.float32)), torch.from_numpy(std[0].astype(np.float32))
 
 
 def _first(strata: np.ndarray, size: int) -> np.ndarray:

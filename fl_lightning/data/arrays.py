@@ -2,20 +2,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+import contextlib
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from zipfile import is_zipfile
 
 import numpy as np
 
-from fl_lightning.config import check
-from fl_lightning.data.source import Absent, Pool, Source, check_class_names
+from fl_lightning.config import DataConfig, check
+from fl_lightning.data.source import Absent, Pool, Source, check_class_names, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import Task
 
-T = TypeVar("T")
 KEYS = ("x_train", "y_train", "x_test", "y_test")
 LAYOUT = (
     "x_train and x_test of shape (n, height, width), (n, height, width, channels) or (n, features); "
@@ -23,36 +23,38 @@ LAYOUT = (
 )
 
 
-def load(root: str | None, task: Task = "classification", test: bool = True) -> Source:
-    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,). `test`: see `Source`."""
+def load(data: DataConfig) -> Source:
+    """Read x_train, y_train, x_test, y_test; plain vectors give the input shape (features,).
+
+    A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a test part.
+    """
+    root, task = data.root, data.task
     if root is None or not root.endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
-    parts = ("train", "test") if test else ("train",)
+    parts = ["train", "test"] if data.reads_test else ["train"]
     names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]
-    names += ["class_names", "client_names"]
-    missing, arrays = _read(
-        "data.root",
-        root,
-        lambda archive: (
-            [key for key in KEYS if key not in archive],
-            {k: archive[k] for k in names if k in archive},
-        ),
-    )
-    check("data.root", root, not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
-    pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task) for p in parts}
+    names += ["class_names", "client_names", "raw", "vocabulary"]
+    with _opened("data.root", root) as archive:
+        missing, arrays = [key for key in KEYS if key not in archive], _arrays(archive, names)
+    raw = "raw" in arrays
+    whole = raw and missing == ["x_test", "y_test"]
+    check("data.root", root, whole or not missing, f"it lacks {', '.join(missing)}; it must hold {LAYOUT}")
+    parts = ["train"] if whole else parts
+    pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, raw) for p in parts}
     pools, group_names = _grouped(root, pools, arrays)
     shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
     if shapes["train"] != shapes[parts[-1]]:
         raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
-    if task == "regression":
-        return Source(pools["train"], pools[parts[-1]], [], group_names)
-    classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
-    samples = len(pools["train"].labels)
-    if classes > samples:
-        raise BadInput("data.root", root, f"label {classes - 1} is above {samples} training samples: number from 0")
-    class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
-    check_class_names("data.root", root, class_names, classes)
-    return Source(pools["train"], pools[parts[-1]], class_names, group_names)
+    class_names: list[Any] = []
+    if task == "classification":
+        classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
+        samples = len(pools["train"].labels)
+        what = f"label {classes - 1} is above {samples} training samples: number from 0"
+        check("data.root", root, classes <= samples, what)
+        class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
+        check_class_names("data.root", root, class_names, classes)
+    source = source_of(data, pools["train"], None if whole else pools[parts[-1]], class_names, group_names)
+    return replace(source, vocabulary=int(arrays.get("vocabulary", 0)))
 
 
 def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -> tuple[dict[str, Pool], list[str]]:
@@ -79,8 +81,8 @@ def _grouped(root: str, pools: dict[str, Pool], arrays: dict[str, np.ndarray]) -
 
 def public(key: str, path: str) -> Pool:
     """The samples without labels in the file at `path`: x_public, else x_train; `BadInput` for `key`."""
-    names = ("x_public", "x_train")
-    samples = _read(key, path, lambda archive: next((archive[name] for name in names if name in archive), None))
+    with _opened(key, path) as archive:
+        samples = next((archive[name] for name in ("x_public", "x_train") if name in archive), None)
     if samples is None:
         raise BadInput(key, path, "it must hold x_public or x_train")
     if len(samples.shape) == 0 or len(samples) == 0:
@@ -90,7 +92,8 @@ def public(key: str, path: str) -> Pool:
 
 def newcomer(root: str, task: Task) -> dict[str, tuple[np.ndarray, np.ndarray | None]]:
     """A new client's `train` samples and labels (None: unlabelled), and its `test` samples where the file has any."""
-    arrays = _read("data", root, lambda archive: {key: archive[key] for key in KEYS if key in archive})
+    with _opened("data", root) as archive:
+        arrays = _arrays(archive, KEYS)
     if "x_train" not in arrays or ("x_test" in arrays) != ("y_test" in arrays):
         raise BadInput("data", root, "it must hold x_train, y_train where there are labels, and x_test with y_test")
     parts: dict[str, tuple[np.ndarray, np.ndarray | None]] = {}
@@ -107,8 +110,8 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]
     """One site's samples and labels by part (`train`, `validation` and `test`, of which the last two may be empty), and
     the public samples where the file has any. A file with the key `raw` has its axes as clients train on them."""
     names = [f"{letter}_{part}" for part in ("train", "validation", "test") for letter in "xy"]
-    keys = [*names, "x_public", "raw"]
-    content = _read("data", root, lambda archive: {key: archive[key] for key in keys if key in archive})
+    with _opened("data", root) as archive:
+        content = _arrays(archive, [*names, "x_public", "raw"])
     public = content.get("x_public")
 
     def read(part: str, x: np.ndarray, y: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -131,19 +134,25 @@ def site(root: str, task: Task) -> tuple[dict[str, tuple[np.ndarray, np.ndarray]
     return parts, read("public", public, np.zeros(len(public), np.float32 if task == "regression" else np.int64))[0]
 
 
-def _read(key: str, root: str, choose: Callable[[Any], T]) -> T:
-    """What `choose` takes of the archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken."""
+@contextlib.contextmanager
+def _opened(key: str, root: str) -> Iterator[Mapping[str, np.ndarray]]:
+    """The archive at `root`; `Absent` for `key` if there is none, `BadInput` if it is broken where it is read."""
     path = Path(root).expanduser()
     if not path.is_file():
         raise Absent(key, root, "there is no such file")
     check(key, root, is_zipfile(path), "it cannot be read: it is no .npz archive, which numpy.savez writes")
     try:
         with path.open("rb") as file, np.load(file, allow_pickle=False) as archive:
-            return choose(archive)
+            yield archive
     # numpy raises half a dozen types for files that are no archive, are cut short or hold objects.
     except Exception as error:
         reason = str(error).split("\n")[0]
         raise BadInput(key, root, f"it cannot be read as an .npz archive ({reason})") from error
+
+
+def _arrays(archive: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str, np.ndarray]:
+    """Those of `names` that it holds."""
+    return {name: archive[name] for name in names if name in archive}
 
 
 def _pool(
@@ -164,7 +173,7 @@ def _pool(
         raise BadInput(key, root, f"y_{part} holds the negative label {y.min()} (sample {_first(y < 0)})")
     if not (np.issubdtype(x.dtype, np.number) or x.dtype == np.bool_) or np.iscomplexobj(x):
         raise BadInput(key, root, f"x_{part} holds {x.dtype} but must hold numbers")
-    x = x if x.dtype == np.uint8 else x.astype(np.float32)
+    x = x if x.dtype == np.uint8 or (raw and x.dtype == np.int64) else x.astype(np.float32)
     if not (finite := np.isfinite(x)).all():
         raise BadInput(key, root, f"x_{part} holds values that are not finite (sample {_first(~finite)})")
     return Pool.of(x if raw else _channels_first(key, root, part, x), y)

@@ -5,9 +5,11 @@ A transformer is fitted on training parts alone: on each client's own (`data.fit
 
 from __future__ import annotations
 
+import contextlib
 import importlib
+import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -51,31 +53,48 @@ class Columns:
         return [f for n in self.names for f in ([f"{n}={v}" for v in self.values[n]] if n in self.values else [n])]
 
     @classmethod
-    def of(cls, names: Sequence[str], rows: Sequence[Sequence[str]], one_hot: Sequence[str]) -> Columns:
-        """Of the cells `rows`; the values of a column are ordered as text, without empty cells."""
-        cells = {n: {row[place] for row in rows} for place, n in enumerate(names) if n in one_hot}
-        return cls(list(names), {n: sorted(v for v in own if v.lower() not in EMPTY) for n, own in cells.items()})
+    def of(cls, cells: Mapping[str, Sequence[str]], one_hot: Sequence[str]) -> Columns:
+        """Of cells by column; the values of a column are ordered as text, without empty cells."""
+        values = {n: sorted(v for v in {*own} if v.lower() not in EMPTY) for n, own in cells.items() if n in one_hot}
+        return cls(list(cells), values)
 
     @classmethod
     def unknown(cls, shape: Sequence[int]) -> Columns | None:
         """Of a table that is not there and was made up: numbers (n, features) alone."""
         return cls([f"feature {k}" for k in range(shape[1])], {}) if len(shape) == 2 else None
 
-    def encoded(self, rows: Sequence[Sequence[str]]) -> np.ndarray:
-        """Cells (n, columns) as float64 (n, features); an empty number is NaN, an unknown value 0 in all of its column.
-
-        Raises:
-            ValueError: a cell is no number.
-        """
+    def encoded(self, cells: Mapping[str, Sequence[str]]) -> np.ndarray:
+        """Cells by column as float64 (n, features); an unknown value is 0 in all of its column; numbers: `number`."""
         parts = []
-        for place, name in enumerate(self.names):
-            cells = [row[place] for row in rows]
+        for name in self.names:
             if name in self.values:
-                parts.append(np.array([[cell == value for value in self.values[name]] for cell in cells], np.float64))
+                parts.append(np.array([[cell == value for value in self.values[name]] for cell in cells[name]], float))
             else:
-                numbers = [np.nan if cell.lower() in EMPTY else float(cell) for cell in cells]
-                parts.append(np.array(numbers, np.float64)[:, None])
+                parts.append(np.array([number(cell) for cell in cells[name]])[:, None])
         return np.concatenate(parts, axis=1)
+
+
+def number(cell: str) -> float:
+    """The number in a cell; NaN: the cell is empty; infinite: it holds something else."""
+    if cell.lower() in EMPTY:
+        return math.nan
+    try:
+        return float(cell)
+    except ValueError:
+        return math.inf
+
+
+def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
+    """The columns of label, group and features among those of a table, `head`; `BadInput` for one that is not there."""
+    shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
+    label, group = data.label_column, data.group_column
+    named = [("label_column", label), ("group_column", group), *(("columns", name) for name in data.columns or [])]
+    for key, name in named:
+        check(f"data.{key}", name, name is None or name in head, f"the data have no such column, but {shown}")
+    columns = [name for name in head if name not in (label, group)] if data.columns is None else data.columns
+    fine = bool(columns) and label not in columns
+    check("data.columns", columns, fine, "it must name columns of features beside the label's")
+    return label, group, columns
 
 
 class Preprocessing:
@@ -151,7 +170,7 @@ class Preprocessing:
         if self.data.scale is not None:
             steps.append(("data.scale", _made(self.data.scale)))
         for key, step in steps:
-            with _Blamed(key, getattr(self.data, key.removeprefix("data.")), name):
+            with _blamed(key, getattr(self.data, key.removeprefix("data.")), name):
                 numbers = np.asarray(step.fit(numbers).transform(numbers))
         self._fits[who if self.own else 0] = steps
 
@@ -182,7 +201,7 @@ class Preprocessing:
         numbers, out = raw[:, self.numeric].astype(np.float64), raw.astype(np.float32)
         for key, step in self._fits[who if self.own else 0]:
             value = getattr(self.data, key.removeprefix("data."))
-            with _Blamed(key, value, name):
+            with _blamed(key, value, name):
                 made = np.asarray(step.transform(numbers), np.float64)
             what = f"it makes features of shape {made.shape[1:]} of {numbers.shape[1:]} on the part of {name}"
             check(key, value, made.shape == numbers.shape, what)
@@ -194,22 +213,16 @@ class Preprocessing:
         return out
 
 
-class _Blamed:
+@contextlib.contextmanager
+def _blamed(key: str, value: object, name: str) -> Iterator[None]:
     """Whatever a transformer raises is bad input, which names whose part it failed on."""
-
-    def __init__(self, key: str, value: object, name: str) -> None:
-        self.key, self.value, self.name = key, value, name
-        self.quiet = warnings.catch_warnings()
-
-    def __enter__(self) -> None:
-        self.quiet.__enter__()
-        warnings.simplefilter("ignore")  # on constant columns and the like: the numbers are checked
-
-    def __exit__(self, kind: Any, error: BaseException | None, trace: Any) -> None:
-        self.quiet.__exit__(kind, error, trace)
-        if isinstance(error, Exception) and not isinstance(error, BadInput):
-            line = (str(error) or type(error).__name__).splitlines()[0]
-            raise BadInput(self.key, self.value, f"it fails on the part of {self.name}: {line}") from error
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # on constant columns and the like: the numbers are checked
+            yield
+    except Exception as error:
+        line = (str(error) or type(error).__name__).splitlines()[0]
+        raise BadInput(key, value, f"it fails on the part of {name}: {line}") from error
 
 
 def _made(name: str) -> Any:

@@ -4,30 +4,31 @@ from __future__ import annotations
 
 import importlib
 import inspect
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from fl_lightning.config import check
-from fl_lightning.data.source import Pool, Source, check_class_names, split_source
+from fl_lightning.config import DataConfig, check
+from fl_lightning.data.source import Pool, Source, check_class_names, source_of
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client): tensors, a class from 0, a name"
 
 
-def load(name: str, root: str | None, reads_test: bool = True, seed: int = 0) -> Source:
+def load(data: DataConfig) -> Source:
     """The data sets behind `train_dataloader()` and, where there is one, `test_dataloader()`, read whole.
 
     x: float or uint8 (channels, height, width), (channels, samples) or (features), or int64 (length): tokens, of which
     the module's attribute `vocabulary` says how many there are. Loaders' own batches and order are not used. `root` is
-    passed to a module that takes it. Without `reads_test` nothing is asked for tests. `seed` draws the test part where
-    the module has none.
+    passed to a module that takes it.
 
     Raises:
         BadInput: no such class, it fails, or its samples do not fit together.
     """
     from lightning import LightningDataModule
 
+    name, root = data.source, data.root
     module_name, _, attribute = name.rpartition(".")
     try:
         cls = getattr(importlib.import_module(module_name), attribute)
@@ -42,35 +43,30 @@ def load(name: str, root: str | None, reads_test: bool = True, seed: int = 0) ->
         train = _samples(module.train_dataloader())
         test = None
         if cls.test_dataloader is not LightningDataModule.test_dataloader:
-            if reads_test:
+            if data.reads_test:
                 module.setup("test")
-            test = _samples(module.test_dataloader()) if reads_test else train
+            test = _samples(module.test_dataloader()) if data.reads_test else train
     except Exception as error:  # whatever a user's class raises
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise BadInput("data.source", name, f"its training and test data cannot be read: {line}") from error
-    return _source(name, module, train, test, seed)
+    return _source(data, module, train, test)
 
 
-def _source(name: str, module: Any, train: list[Any], test: list[Any] | None, seed: int) -> Source:
+def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | None) -> Source:
+    name = data.source
     clients = sorted({str(sample[2]) for sample in train if len(sample) == 3})
     pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
-    if len(pools) == 2 and pools[0].read(np.arange(1)).shape != pools[1].read(np.arange(1)).shape:
-        raise BadInput("data.source", name, "its training and test samples differ in shape")
+    firsts = [pool.read(np.arange(1)) for pool in pools]
+    fine = firsts[0].shape == firsts[-1].shape
+    check("data.source", name, fine, "its training and test samples differ in shape")
     classes = 1 + max(int(pool.labels.max()) for pool in pools)
     names = list(getattr(module, "class_names", map(str, range(classes))))
     check_class_names("data.source", name, names, classes)
     vocabulary = int(getattr(module, "vocabulary", 0))
-    tokens = pools[0].read(np.arange(1)).dtype == np.int64
-    check(
-        "data.source",
-        name,
-        not tokens or vocabulary > 0,
-        "whole numbers are tokens: its attribute vocabulary must count them",
-    )
-    made = (
-        Source(pools[0], pools[1], names, clients) if len(pools) == 2 else split_source(pools[0], names, clients, seed)
-    )
-    return Source(made.train, made.test, names, clients, vocabulary=vocabulary)
+    counted = firsts[0].dtype != np.int64 or vocabulary > 0
+    check("data.source", name, counted, "whole numbers are tokens: its attribute vocabulary must count them")
+    made = source_of(data, pools[0], None if test is None else pools[1], names, clients)
+    return replace(made, vocabulary=vocabulary)
 
 
 def _samples(loader: Any) -> list[Any]:

@@ -9,18 +9,19 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.data.source import Pool, Source, split_source
+from fl_lightning.config import DataConfig
+from fl_lightning.data.source import Pool, Source, source_of
 
 FILE = "datasets/data/digits.csv.gz"
 """In scikit-learn: 64 pixels and the class in each row."""
 
 
-def load(seed: int = 0) -> Source:
-    """Images (1, 8, 8) of 17 grey levels; `seed` draws the 80/20 split."""
+def load(data: DataConfig) -> Source:
+    """Images (1, 8, 8) of 17 grey levels."""
     table = _table()
     images = table[:, :-1].astype(np.uint8).reshape(-1, 8, 8)[:, None]  # torch sees both memory formats in it
     names = [str(digit) for digit in range(10)]
-    return split_source(Pool.of(images, table[:, -1].astype(np.int64)), names, seed=seed)
+    return source_of(data, Pool.of(images, table[:, -1].astype(np.int64)), None, names)
 
 
 @cache

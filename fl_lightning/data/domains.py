@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import digits, images, vision
-from fl_lightning.data.sampling import split, stratified
+from fl_lightning.data.sampling import in_turn, split, stratified
 from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
 from fl_lightning.rng import numpy_rng
 
@@ -45,7 +45,7 @@ def digit_pair(data: DataConfig) -> Source:
 
     Both are handwritten digits on 8x8 pixels, by other hands and scanners: a shift of features alone.
     """
-    ours, theirs = digits.load(data.split_seed), vision.load("mnist", data.root, data.download)
+    ours, theirs = digits.load(data), vision.load(replace(data, source="mnist", score_on="test"))
     parts = []
     for name in ("train", "test"):
         one, other = getattr(ours, name), getattr(theirs, name)
@@ -68,21 +68,12 @@ def of_domains(
     both: tuple[list[Pool], list[Pool]] = ([], [])
     for number, pools in enumerate(parts):
         for out, pool, name in zip(both, pools, ("train", "test"), strict=True):
-            place = _in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {name}"))
+            place = in_turn(pool.labels, per_domain, numpy_rng(0, f"domain {number} {name}"))
             out.append(replace(pool, groups=number * per_domain + place))
     train, test = (reduce(Pool.beside, pools) for pools in both)
     numbered = [(name, k) for name in domain_names for k in range(per_domain)]
     names = [name if per_domain == 1 else f"{name} {k + 1}" for name, k in numbered]
     return Source(train, test, class_names, names, [place // per_domain for place in range(len(names))])
-
-
-def _in_turn(labels: np.ndarray, shares: int, rng: np.random.Generator) -> np.ndarray:
-    """The share of each sample, int64 [n]: drawn, class after class, dealt one by one in turn."""
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    share = np.empty(len(labels), np.int64)
-    share[order] = np.arange(len(labels)) % shares
-    return share
 
 
 def _averaged(raw: np.ndarray) -> np.ndarray:

@@ -14,15 +14,7 @@ from torch import Tensor
 from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
-from fl_lightning.data.part import (
-    LoadedPart,
-    Part,
-    RelabelledPart,
-    Relabelling,
-    ResidentPart,
-    Rows,
-    Samples,
-)
+from fl_lightning.data.part import LoadedPart, Part, Relabelling, ResidentPart, Rows, Samples, TargetPart
 from fl_lightning.data.planted import Tasks
 from fl_lightning.data.source import HeldOut, Reading
 from fl_lightning.device import free_bytes
@@ -137,9 +129,10 @@ class FederatedData:
             train, validation, test = (share[i] for share in self._shares)
             angle = self._angles[i]
             training = self._part(Rows(self._train, train, angle, device, dtype), self._augmentation)
-            change = self._relabelled.get(i)
+            if i in self._relabelled:
+                training = TargetPart(training, self._trained_labels(i).to(device))
             self._cache[key] = ClientData(
-                RelabelledPart(training, change) if change else training,
+                training,
                 self._part(Rows(self._train, validation, angle, device, dtype)),
                 self._part(Rows(self._test, test, angle, device, dtype)),
             )
@@ -244,11 +237,14 @@ class FederatedData:
 
     def trained_counts(self, i: int) -> np.ndarray:
         """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
-        change = self._relabelled.get(i)
-        if change is None:
+        if i not in self._relabelled:
             return np.asarray(self.class_counts[i])
-        labels = change(self._train.labels[torch.from_numpy(self._shares[0][i])])
-        return _class_counts([np.arange(len(labels))], labels.numpy(), self.num_classes)[0]
+        labels = self._trained_labels(i).numpy()
+        return _class_counts([np.arange(len(labels))], labels, self.num_classes)[0]
+
+    def _trained_labels(self, i: int) -> Tensor:
+        """The changed labels of client `i`'s training samples."""
+        return self._relabelled[i](self._train.labels[torch.from_numpy(self._shares[0][i])])
 
     def at_round(self, round: int) -> None:
         """Give every client the task that it has in `round` (`data.drift_every`), those that are held out included."""

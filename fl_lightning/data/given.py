@@ -10,46 +10,14 @@ from typing import Any
 
 import numpy as np
 from lightning import LightningDataModule
-from torch.utils.data import DataLoader, Dataset
+from torch.utils.data import Dataset
 
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 
-FILE = "arrays.npz"
+FILE = "given.npz"
 LAYOUT = "give (x, y) or (x, y, client), a Dataset of such samples, or a LightningDataModule"
-
-
-class Given(LightningDataModule):
-    """What `keep` has written to the folder `root`; its test part, if it has none, is drawn by the run's seed."""
-
-    def __init__(self, root: str) -> None:
-        super().__init__()
-        with np.load(Path(root) / FILE, allow_pickle=False) as arrays:
-            self.arrays = dict(arrays)
-        if "class_names" in self.arrays:
-            self.class_names = self.arrays["class_names"].tolist()
-        if "vocabulary" in self.arrays:
-            self.vocabulary = int(self.arrays["vocabulary"])
-
-    def train_dataloader(self) -> DataLoader[Any]:
-        """All training samples."""
-        return self._loader("train")
-
-    def _loader(self, part: str) -> DataLoader[Any]:
-        columns = [self.arrays[name].tolist() if name[0] == "c" else self.arrays[name] for name in self._names(part)]
-        return DataLoader(list(zip(*columns, strict=True)))  # type: ignore[arg-type]
-
-    def _names(self, part: str) -> list[str]:
-        return [name for name in (f"x_{part}", f"y_{part}", f"client_{part}") if name in self.arrays]
-
-
-class GivenWithTest(Given):
-    """The same with a test part of its own."""
-
-    def test_dataloader(self) -> DataLoader[Any]:
-        """All test samples."""
-        return self._loader("test")
 
 
 def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
@@ -79,8 +47,7 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     if not (place / FILE).is_file():
         place.mkdir(parents=True, exist_ok=True)
         write_whole(place / FILE, buffer.getvalue())
-    kind = GivenWithTest if "x_test" in arrays else Given
-    settings: dict[str, Any] = {"data": {"source": f"{kind.__module__}.{kind.__name__}", "root": str(place)}}
+    settings: dict[str, Any] = {"data": {"source": "arrays", "root": str(place / FILE)}}
     if "client_train" in arrays:
         settings["data"]["partition"] = "natural"
         settings["federation"] = {"clients": len(np.unique(arrays["client_train"]))}
@@ -88,7 +55,8 @@ def keep(data: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
 
 
 def _arrays(data: Any) -> dict[str, np.ndarray]:
-    """What the file holds: x, y and client of each part, and where they are known class names and vocabulary."""
+    """What the file holds: x (`raw`: with axes as clients train on them), y and client of each part, and where they are
+    known class names and vocabulary."""
     names: Any = None
     if isinstance(data, LightningDataModule):
         data.prepare_data()
@@ -113,7 +81,8 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         x = x.astype(np.int64 if whole and tokens else np.float32) if x.dtype != np.uint8 else x
         arrays |= {f"x_{part}": x, f"y_{part}": y}
         arrays |= {f"client_{part}": client[0].astype(str)} if client else {}
-    return _numbered(arrays, names) | ({"vocabulary": np.array(int(tokens))} if tokens else {})
+    counted = {"vocabulary": np.array(int(tokens))} if tokens else {}
+    return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
 
 
 def _columns(samples: Any) -> list[np.ndarray]:

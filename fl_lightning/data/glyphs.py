@@ -12,7 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.rng import numpy_rng
@@ -46,7 +46,7 @@ def load(data: DataConfig) -> Source:
             )
         return images
 
-    return split_source(Pool(labels, read, groups), list(CLASSES), [file.stem for file in files], data.split_seed)
+    return source_of(data, Pool(labels, read, groups), None, list(CLASSES), [file.stem for file in files])
 
 
 def _files(root: str | None) -> list[Path]:

@@ -11,8 +11,9 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig
 from fl_lightning.data import text
+from fl_lightning.data.columns import columns_of
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
 
@@ -31,16 +32,10 @@ def load(data: DataConfig) -> Source:
     parts = _parts(data.root)
     whole = parts["train"]
     unread = None if data.reads_test else parts.pop("test", None)
-    label = _known(whole, "data.label_column", data.label_column)
-    group = None if data.group_column is None else _known(whole, "data.group_column", data.group_column)
-    columns = data.columns or [name for name in whole.column_names if name not in (label, group)]
-    for name in columns:
-        _known(whole, "data.columns", name)
+    label, group, columns = columns_of(data, whole.column_names)
     for name in (label, *([] if group is None else [group]), *columns):
         if any(name not in part.column_names for part in parts.values()):
             raise BadInput("data.root", data.root, f"its part test has no column {name!r}, which train has")
-    if not columns or label in columns:
-        raise BadInput("data.columns", data.columns, "it must name columns beside the label's")
     regression = data.task == "regression"
     labels, names = _labels(parts, label) if not regression else (_numbers(parts, [label]), [])
     groups, group_names = _numbered(parts, group) if group is not None else (None, [])
@@ -54,16 +49,13 @@ def load(data: DataConfig) -> Source:
             pools[name] = replace(pools[name], read=_images(part, name, columns[0], data.root))
     elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
-        pools["test"] = _behind(pools["test"], len(whole)) if "test" in pools else pools["train"]
+        if "test" in pools:  # samples are places among all texts
+            pools["test"] = replace(pools["test"], read=lambda index: index + len(whole))
     else:
         numbers = _numbers(parts, columns)
         pools = {n: replace(pool, read=Pool.of(numbers[n], pool.labels).read) for n, pool in pools.items()}
-    if "test" in parts:
-        source = Source(pools["train"], pools["test"], names, group_names)
-    elif unread is not None:
-        source = Source(pools["train"], pools["train"], names, group_names)
-    else:
-        source = split_source(pools["train"], names, group_names, data.split_seed)
+    test = pools["train"] if unread is not None else pools["test"] if "test" in parts else None
+    source = source_of(data, pools["train"], test, names, group_names)
     return source if texts is None else text.as_tokens(source, texts, data)
 
 
@@ -72,11 +64,6 @@ def _images(part: Any, name: str, column: str, root: str | None) -> Callable[[np
         return f"column {column!r} of row {index + 1} of {name}"
 
     return decoder(lambda index: part[index][column], root, where)
-
-
-def _behind(pool: Pool, before: int) -> Pool:
-    """A pool whose samples are places, all of them moved on."""
-    return replace(pool, read=lambda index: index + before)
 
 
 def _parts(root: str | None) -> dict[str, Any]:
@@ -110,12 +97,6 @@ def _parts(root: str | None) -> dict[str, Any]:
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
     named = {part: [file for file in files if file.stem.startswith(part)] for part in ("train", "test", "validation")}
     return {part: own for part, own in named.items() if own} if named["train"] else {"train": files}
-
-
-def _known(part: Any, key: str, name: str) -> str:
-    if name not in part.column_names:
-        raise BadInput(key, name, f"the data have no such column, but {', '.join(part.column_names)}")
-    return name
 
 
 def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:

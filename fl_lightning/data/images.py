@@ -10,8 +10,8 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.config import check
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.config import DataConfig, check
+from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 
@@ -49,16 +49,17 @@ def decoder(
     return read
 
 
-def load(root: str | None, test: bool = True, seed: int = 0) -> Source:
-    """Read class folders below `root`; classes are numbered in the order of their names. `test`: see `Source`; `seed`:
-    of the test part where there is none."""
+def load(data: DataConfig) -> Source:
+    """Read class folders below `data.root`; classes are numbered in the order of their names."""
+    root = data.root
     if root is None or not Path(root).expanduser().is_dir():
         raise Absent("data.root", root, f"the source images wants {LAYOUT}")
     folder = Path(root).expanduser()
     if not (folder / "train").is_dir():
-        return split_source(*class_folders(root, folder), seed=seed)
+        pool, names = class_folders(root, folder)
+        return source_of(data, pool, None, names)
     train, names = class_folders(root, folder / "train")
-    if not test:
+    if not data.reads_test:
         return Source(train, train, names)
     tests, test_names = class_folders(root, folder / "test")
     strangers = sorted(set(test_names) - set(names))

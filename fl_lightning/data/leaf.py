@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,7 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
-from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, split_source
+from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, source_of
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each user)"
@@ -48,12 +49,7 @@ def load(data: DataConfig) -> Source:
     samples = sum(len(y) for _, y in train.values())
     check("data.root", root, classes <= samples, f"class {classes - 1} is above {samples} training samples: from 0 on")
     pools = [_pool(part, users) for part in (train, test) if part]
-    names = [str(label) for label in range(classes)]
-    if len(pools) == 2:
-        return Source(pools[0], pools[1], names, users)
-    if whole:
-        return split_source(pools[0], names, users, data.split_seed)
-    return Source(pools[0], pools[0], names, users)
+    return source_of(data, pools[0], None if whole else pools[-1], [str(label) for label in range(classes)], users)
 
 
 def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) -> Source:
@@ -71,10 +67,8 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
 
     reading = Reading(tokens=Tokens(names, data.length, "last"))
     ours = pool(train)
-    if test:
-        return Source(ours, pool(test), names, users, vocabulary=len(names), reading=reading)
-    made = split_source(ours, names, users, data.split_seed) if data.reads_test else Source(ours, ours, names, users)
-    return Source(made.train, made.test, names, users, vocabulary=len(names), reading=reading)
+    theirs = pool(test) if test else None if data.reads_test else ours
+    return replace(source_of(data, ours, theirs, names, users), vocabulary=len(names), reading=reading)
 
 
 def _pairs(part: Samples, user: str) -> Iterator[tuple[Any, Any]]:

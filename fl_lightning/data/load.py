@@ -22,7 +22,11 @@ SMOKE_TRAIN, SMOKE_TEST = 64, 8
 """Samples per client in a smoke run, about."""
 MADE_UP_FEATURES = 8
 """Columns of a table that is not there and of which none are chosen."""
-OTHERS = {
+LOADERS = {
+    "digits": "digits.load",
+    "arrays": "arrays.load",
+    "images": "images.load",
+    "table": "table.load",
     "watch": "watch.load",
     "glyphs": "glyphs.load",
     "domains": "domains.load",
@@ -31,7 +35,8 @@ OTHERS = {
     "hf": "hub.load",
     "text": "text.load",
 }
-"""Sources by name, and the function in this folder that reads each from the keys of `data`."""
+"""Sources by name, and the function in this folder that reads each from the keys of `data`; any other is one of
+torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
 TARGETS = ("table", "arrays", "hf")
@@ -56,13 +61,6 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
         return made_up(name, data, clients), True
 
 
-def _loader(name: str) -> Callable[[DataConfig], Source]:
-    """What reads one of `OTHERS`; imported when it is needed."""
-    module, _, function = OTHERS[name].partition(".")
-    loader: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
-    return loader
-
-
 def check_name(key: str, name: str) -> None:
     """Raise `BadInput` for `key` unless there is a source called `name`."""
     if name not in SOURCES and "." not in name:
@@ -73,33 +71,11 @@ def check_name(key: str, name: str) -> None:
 
 def read(data: DataConfig) -> Source:
     """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or malformed."""
-    name, root = data.source, data.root
+    path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
+    module, _, function = path.partition(".")
     # Imported here: scikit-learn and torchvision take seconds to load.
-    if name == "digits":
-        from fl_lightning.data import digits
-
-        return digits.load(data.split_seed)
-    if name == "arrays":
-        from fl_lightning.data import arrays
-
-        return arrays.load(root, data.task, data.reads_test)
-    if name == "images":
-        from fl_lightning.data import images
-
-        return images.load(root, data.reads_test, data.split_seed)
-    if name == "table":
-        from fl_lightning.data import table
-
-        return table.load(data)
-    if name in OTHERS:
-        return _loader(name)(data)
-    if "." in name:
-        from fl_lightning.data import datamodule
-
-        return datamodule.load(name, root, data.reads_test, data.split_seed)
-    from fl_lightning.data import vision
-
-    return vision.load(name, root, data.download, data.reads_test, data.split_seed)
+    loader: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
+    return loader(data)
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:

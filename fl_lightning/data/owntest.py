@@ -8,7 +8,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import partition, windows
-from fl_lightning.data.sampling import stratified
+from fl_lightning.data.sampling import in_turn, stratified
 from fl_lightning.data.source import Pool
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import numpy_rng
@@ -48,23 +48,10 @@ def cut(
         check("data.folds", data.folds, fine, f"{name} has {len(own)} samples: at most that many folds")
     if pool.spans is not None:
         return windows.fold(dealt, pool.spans, data.folds, fold, rng)
-    cuts = [folds(pool.strata[own], data.folds, rng) for own in dealt]
+    cuts = [in_turn(pool.strata[own], data.folds, rng, drawn_first=True) for own in dealt]
     cuts = [of if len(of) >= data.folds else _of_few(len(of), fold) for of in cuts]
     pairs = [(own[of != fold], own[of == fold]) for own, of in zip(dealt, cuts, strict=True)]
     return [train for train, _ in pairs], [test for _, test in pairs]
-
-
-def folds(labels: np.ndarray, count: int, rng: np.random.Generator) -> np.ndarray:
-    """The fold of each of a client's samples, int64 [n], from 0.
-
-    Samples lie in a row, class after class and within a class in random order, and go to the folds in turn, the first
-    to one that is drawn: any two folds differ by at most one sample, and by at most one of each class.
-    """
-    order = rng.permutation(len(labels))
-    order = order[np.argsort(labels[order], kind="stable")]
-    fold = np.empty(len(labels), np.int64)
-    fold[order] = (np.arange(len(labels)) + rng.integers(count)) % count
-    return fold
 
 
 def _of_few(samples: int, fold: int) -> np.ndarray:

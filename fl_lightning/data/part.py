@@ -159,17 +159,6 @@ class LoadedPart(Part):
         return iter(DataLoader(self._rows, batch_sampler=order.split(sizes), collate_fn=_as_is, generator=own))
 
 
-class RelabelledPart(Part):
-    """`part` with its labels changed."""
-
-    def __init__(self, part: Part, change: Relabelling) -> None:
-        super().__init__(len(part), part._augmentation)
-        self._part, self._change = part, change
-
-    def _in_order(self, order: Tensor | None, sizes: list[int]) -> Batches:
-        return ((x, self._change(y)) for x, y in self._part._in_order(order, sizes))
-
-
 class TargetPart(Part):
     """`part` with `targets` (n, ...) in place of its labels, one for each sample as they are stored."""
 

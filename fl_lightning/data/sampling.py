@@ -59,6 +59,19 @@ def split(labels: np.ndarray, test_share: float, rng: np.random.Generator) -> tu
     return np.setdiff1d(np.arange(len(labels)), test, assume_unique=True), test
 
 
+def in_turn(labels: np.ndarray, shares: int, rng: np.random.Generator, drawn_first: bool = False) -> np.ndarray:
+    """The share of each sample, int64 [n], from 0: class after class, within a class in random order, dealt in turn.
+
+    Any two shares differ by at most one sample, and by at most one of each class. The first goes to share 0, or to one
+    that is drawn.
+    """
+    order = rng.permutation(len(labels))
+    order = order[np.argsort(labels[order], kind="stable")]
+    share = np.empty(len(labels), np.int64)
+    share[order] = (np.arange(len(labels)) + (rng.integers(shares) if drawn_first else 0)) % shares
+    return share
+
+
 @lru_cache(maxsize=128)  # every epoch of every client asks; what it gives is not to be written to
 def batch_sizes(samples: int, batch_size: int, whole_last: bool) -> list[int]:
     """Samples in each batch of a pass; with `whole_last` no batch of one sample follows another."""

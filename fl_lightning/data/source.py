@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
 from fl_lightning.errors import BadInput
@@ -150,8 +151,11 @@ def check_class_names(key: str, value: object, names: list[object], classes: int
         raise BadInput(key, value, "class_names has a name twice")
 
 
-def split_source(pool: Pool, class_names: list[str], group_names: list[str] | None = None, seed: int = 0) -> Source:
-    """A source of data without a test part: 80/20, stratified by group, else by class, drawn from `seed`."""
-    strata = pool.strata if pool.groups is None else pool.groups
-    train, test = split(strata, TEST_SHARE, numpy_rng(seed, "data.split"))
-    return Source(pool.part(train), pool.part(test), class_names, group_names or [])
+def source_of(
+    data: DataConfig, train: Pool, test: Pool | None, class_names: list[str], group_names: Sequence[str] = ()
+) -> Source:
+    """A source; without a `test` part 80/20 of `train`, stratified by group, else by class (`data.split_seed`)."""
+    if test is None:
+        strata = train.strata if train.groups is None else train.groups
+        train, test = map(train.part, split(strata, TEST_SHARE, numpy_rng(data.split_seed, "data.split")))
+    return Source(train, test, class_names, list(group_names))

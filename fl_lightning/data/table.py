@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import csv
 from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
-from fl_lightning.data.columns import EMPTY, Columns
+from fl_lightning.data import text
+from fl_lightning.data.columns import EMPTY, Columns, columns_of, number
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Reading, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Reading, Source, source_of
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a CSV file with a line of column names, then a sample a line"
@@ -29,50 +31,41 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
     """
-    head, rows = _read(data.root)
-    label = _place(head, "data.label_column", data.label_column)
-    group = None if data.group_column is None else _place(head, "data.group_column", data.group_column)
-    chosen = data.columns
-    if chosen is None:
-        chosen = [name for place, name in enumerate(head) if place not in (label, group)]
-    places = [_place(head, "data.columns", name) for name in chosen]
-    if label in places or not places:
-        what = "it must name columns of features" if not places else "it must not hold the label itself"
-        raise BadInput("data.columns", chosen, what)
+    cells = _read(data.root)
+    label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
-        labels = _features(replace(data, impute=None), head, rows, [label], Columns([head[label]], {}))[:, 0]
+        labels = _features(replace(data, impute=None), cells, Columns([label], {}))[:, 0]
     else:
-        class_names, labels = _numbered([row[label] for row in rows], head[label], data.root)
-    groups, group_names = None, None
+        class_names, labels = _numbered(cells[label], label, data.root)
+    groups, group_names = None, list[str]()
     if group is not None:
-        group_names, groups = _numbered([row[group] for row in rows], head[group], data.root)
+        group_names, groups = _numbered(cells[group], group, data.root)
+    features = {name: cells[name] for name in chosen}
+    columns, first = Columns.of(features, data.one_hot or []), features[chosen[0]]
+    images = len(chosen) == 1 and not columns.values and not _is_number(first[0])
     if data.tokens is not None:
-        from fl_lightning.data import text
-
-        check("data.columns", chosen, len(places) == 1, "tokens (data.tokens) are of one column of texts: name it")
-        texts = [row[places[0]] for row in rows]
-        source = split_source(Pool(labels, lambda index: index, groups), class_names, group_names, data.split_seed)
-        return text.as_tokens(source, texts, data)
-    columns = Columns.of(chosen, [[row[place] for place in places] for row in rows], data.one_hot or [])
-    if len(places) == 1 and not columns.values and not _is_number(rows[0][places[0]]):
+        check("data.columns", chosen, len(chosen) == 1, "tokens (data.tokens) are of one column of texts: name it")
+        places = Pool(labels, lambda index: index, groups)
+        return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
+    if images:
         from PIL import Image
 
-        folder = Path(data.root or "").expanduser().parent
-        files = [folder / row[places[0]] for row in rows]
+        files = [Path(data.root or "").expanduser().parent / cell for cell in first]
         read = decoder(
             lambda index: Image.open(files[index]), data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
         )  # fmt: skip
-        return split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
-    absent = next((name for name in data.one_hot or [] if name not in chosen), None)
-    check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
-    read = Pool.of(_features(data, head, rows, places, columns), labels).read
-    source = split_source(Pool(labels, read, groups), class_names, group_names, data.split_seed)
-    return replace(source, reading=Reading(columns=columns))
+    else:
+        absent = next((name for name in data.one_hot or [] if name not in chosen), None)
+        check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
+        read = Pool.of(_features(data, cells, columns), labels).read
+    source = source_of(data, Pool(labels, read, groups), None, class_names, group_names)
+    return replace(source, reading=Reading(columns=None if images else columns))
 
 
-def _read(root: str | None) -> tuple[list[str], list[list[str]]]:
+def _read(root: str | None) -> dict[str, list[str]]:
+    """The cells by column."""
     if root is None or not Path(root).expanduser().is_file():
         raise Absent("data.root", root, f"the source table wants the path of {LAYOUT}")
     try:
@@ -84,17 +77,9 @@ def _read(root: str | None) -> tuple[list[str], list[list[str]]]:
     if twice:
         raise BadInput("data.root", root, f"two of its columns are called {twice[0]!r}")
     check("data.root", root, bool(rows), f"it must be {LAYOUT}, but holds no sample")
-    for number, row in enumerate(rows, 1):
-        if len(row) != len(head):
-            raise BadInput("data.root", root, f"sample {number} has {len(row)} cells for {len(head)} columns")
-    return head, rows
-
-
-def _place(head: list[str], key: str, name: str) -> int:
-    if name not in head:
-        shown = ", ".join(head[:10]) + (", ..." if len(head) > 10 else "")
-        raise BadInput(key, name, f"the table has no such column, but {shown}")
-    return head.index(name)
+    for place, row in enumerate(rows, 1):
+        check("data.root", root, len(row) == len(head), f"sample {place} has {len(row)} cells for {len(head)} columns")
+    return dict(zip(head, map(list, zip(*rows, strict=True)), strict=True))
 
 
 def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str], np.ndarray]:
@@ -109,33 +94,18 @@ def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str
 
 
 def _is_number(cell: str) -> bool:
-    try:
-        return abs(float(cell)) < FLOAT32
-    except ValueError:
-        return False
+    return abs(number(cell)) < FLOAT32
 
 
-def _features(
-    data: DataConfig, head: list[str], rows: list[list[str]], places: list[int], columns: Columns
-) -> np.ndarray:
-    """The cells at `places` as features; an empty one is NaN where `data.impute` fills it."""
-    try:
-        features = columns.encoded([[row[place] for place in places] for row in rows])
-        if (np.abs(features) < FLOAT32).all() or (
-            data.impute and (np.isnan(features) | (np.abs(features) < FLOAT32)).all()
-        ):
-            return features.astype(np.float32)
-    except ValueError:
-        pass
-    numbers = [place for place in places if head[place] not in columns.values]
-    empty = EMPTY if data.impute else ()
-    number, place = next(
-        (i, p)
-        for i, row in enumerate(rows, 1)
-        for p in numbers
-        if not _is_number(row[p]) and row[p].lower() not in empty
-    )
-    cell = rows[number - 1][place]
+def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Columns) -> np.ndarray:
+    """The cells of `columns` as features; an empty one is NaN where `data.impute` fills it."""
+    features = columns.encoded(cells)
+    fine = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
+    if fine.all():
+        return features.astype(np.float32)
+    sample, place = np.argwhere(~fine)[0]
+    name = columns.features[place]
+    cell = cells[name][sample]
     way = "data.impute fills it" if cell.lower() in EMPTY else "choose data.columns, or name it in data.one_hot"
-    what = f"column {head[place]!r} of sample {number} holds {cell!r}, which is no number of 32 bits; {way}"
+    what = f"column {name!r} of sample {sample + 1} holds {cell!r}, which is no number of 32 bits; {way}"
     raise BadInput("data.root", data.root, what)

@@ -9,9 +9,10 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data import idx
 from fl_lightning.data.images import SIZE, decoder
-from fl_lightning.data.source import Absent, Pool, Source, split_source
+from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.extras import require
 
 DEFAULT_ROOT = "data"
@@ -110,11 +111,9 @@ RECIPES: dict[str, Recipe] = {
 }
 
 
-def load(name: str, root: str | None, download: bool, test: bool = True, seed: int = 0) -> Source:
-    """The torchvision data set `name` below `root`; whatever torchvision cannot do becomes one line that says so.
-
-    `test`: see `Source`; `seed`: of the test part of sets that have none.
-    """
+def load(data: DataConfig) -> Source:
+    """The torchvision data set `data.source` below `data.root`; whatever torchvision cannot do is one line then."""
+    name, root, download = data.source, data.root, data.download
     require("vision", "data.source", name)
     import torchvision.datasets
 
@@ -127,7 +126,7 @@ def load(name: str, root: str | None, download: bool, test: bool = True, seed: i
     before = _folders(Path(folder)) if download else set()
     pools: dict[str, Pool] = {}
     for part, arguments in recipe.parts.items():
-        if part == "test" and not test:
+        if part == "test" and not data.reads_test:
             continue
         try:
             dataset = build(root=folder, **arguments, **options)
@@ -141,8 +140,8 @@ def load(name: str, root: str | None, download: bool, test: bool = True, seed: i
             raise Absent("data.root", root, _remedy(name, recipe, part, folder, download, error)) from error
         names = _class_names(dataset, recipe)
     if "whole" in pools:
-        return split_source(pools["whole"], names, seed=seed)
-    return Source(pools["train"], pools["test" if test else "train"], names)
+        return source_of(data, pools["whole"], None, names)
+    return Source(pools["train"], pools["test" if data.reads_test else "train"], names)
 
 
 def _folders(root: Path) -> set[Path]:

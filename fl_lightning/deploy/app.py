@@ -46,8 +46,7 @@ def write(folder: Path, name: str, config: str, facts: Facts, source: Mapping[st
     Raises:
         BadInput: Flower would not send one of the files.
     """
-    here = Path(__file__).parent
-    ends = {file: (here / file).read_text(encoding="utf-8") for file in ("flower.py", "relay.py")}
+    ends = {file: _shipped(file) for file in ("flower.py", "relay.py")}
     inside = {file: text.replace("fl_lightning.deploy.relay", f"{PACKAGE}.relay") for file, text in ends.items()}
     inside |= {"__init__.py": '"""A federation of fl_lightning as a Flower app."""\n', "config.yaml": config}
     files = {f"{PACKAGE}/{file}": text.encode() for file, text in inside.items()}
@@ -56,14 +55,19 @@ def write(folder: Path, name: str, config: str, facts: Facts, source: Mapping[st
         *parents, file = Path(path).parts
         lost = file.startswith("test_") or file.endswith("_test.py") or set(parents) & set(LEFT_OUT)
         check("code", path, not lost, f"Flower leaves out test_*.py, *_test.py and the folders {', '.join(LEFT_OUT)}")
-    files |= {"pyproject.toml": _PROJECT.format(name=name, flwr=FLWR, package=PACKAGE).encode()}
-    files |= {"README.md": _PAGE.format(name=name, flwr=FLWR, version=__version__).encode()}
+    for file, template in (("pyproject.toml", "app_project.toml"), ("README.md", "app_readme.md")):
+        text = _shipped(template).format(name=name, flwr=FLWR, package=PACKAGE, version=__version__)
+        files[file] = text.encode()
     size = sum(map(len, files.values()))
     check("out", str(folder), size <= MOST, f"the app has {size} bytes, and Flower takes {MOST}")
     for path, content in files.items():
         write_whole(folder / path, content, durable=False)
     facts.write(folder / PACKAGE / "facts.json")
     return [folder / path for path in files]
+
+
+def _shipped(file: str) -> str:
+    return (Path(__file__).parent / file).read_text(encoding="utf-8")
 
 
 def fingerprint(app: Path, config: Config) -> str:
@@ -94,93 +98,3 @@ def _kept(settings: Any, path: str = "") -> Any:
         return settings
     names = {name: f"{path}.{name}".strip(".") for name in settings}
     return {name: _kept(settings[name], key) for name, key in names.items() if key not in FREE}
-
-
-_PROJECT = """[project]
-name = "{name}"
-version = "1.0.0"
-description = "A federation of fl_lightning as a Flower app"
-dependencies = ["flwr=={flwr}"]
-
-[build-system]
-requires = ["hatchling"]
-build-backend = "hatchling.build"
-
-[tool.hatch.build.targets.wheel]
-packages = ["{package}"]
-
-[tool.flwr.app]
-publisher = "fl-lightning"
-
-[tool.flwr.app.components]
-serverapp = "{package}.flower:server"
-clientapp = "{package}.flower:client"
-
-# `flwr run APP -c 'key=value'` changes these for one run.
-[tool.flwr.app.config]
-out = "runs"       # parent of the run folder at the centre
-name = "{name}"    # the run folder; a run of this name that is there already goes on
-python = ""        # the Python that has fl_lightning; empty: that of the command fl-train
-sites = ""         # under Flower's simulation engine: the folder of site-0.npz, ..., where nodes keep their state, too
-public = ""        # npz with x_public, where the method works on public samples at the centre
-gather = 600       # seconds to wait for all sites
-visit = 3600       # seconds for one answer of a site
-again = 90         # seconds after which an unanswered message is sent again; then twice as many, and so on
-"""
-
-_PAGE = """# {name}: the commands
-
-Written by `fl-train deploy` of fl_lightning {version}. The centre and every site need two environments: one with
-fl_lightning {version}, whose `bin` is on the PATH of the processes below, and one with Flower:
-
-```
-uv venv flower && uv pip install --python flower/bin/python flwr=={flwr}
-```
-
-Nothing is to call home, and nothing is to be installed by a run. Set this wherever a command of Flower runs:
-
-```
-export FLWR_TELEMETRY_ENABLED=0 FLWR_DISABLE_UPDATE_CHECK=1 FLWR_DISABLE_RUNTIME_DEPENDENCY_INSTALLATION=1
-```
-
-## The centre
-
-Keys and certificates: `ca.crt`, `server.crt` and `server.key` are the centre's; every site makes a key of its own
-(`ssh-keygen -t ecdsa -b 384 -N "" -f site`) and gives the centre `site.pub`.
-
-```
-flower-superlink --host 0.0.0.0 --port 8000 --disable-runtime-dependency-installation --database state.db \\
-    --ssl-ca-certfile ca.crt --ssl-certfile server.crt --ssl-keyfile server.key --enable-supernode-auth
-flwr supernode register site.pub centre        # once for each site, before its SuperNode starts
-flwr run . centre --stream
-```
-
-`centre` is a section of `$FLWR_HOME/config.toml`:
-
-```
-[superlink.centre]
-address = "centre.example.org:8000"
-root-certificates = "ca.crt"
-```
-
-## A site
-
-`client` is its number, from 0; `site` a name for messages; `data` an npz file with x_train, y_train, x_test and y_test
-(and x_validation, y_validation where the method chooses on validation data), which stays where it is; `folder` is where
-its model and state are kept.
-
-```
-flower-supernode --superlink centre.example.org:8000 --root-certificates ca.crt --auth-supernode-private-key site \\
-    --node-config 'client=0 site="north" data="/srv/north.npz" folder="/srv/federation"'
-```
-
-A SuperNode that was killed cannot come back for up to 60 seconds: have a supervisor start it again (systemd:
-Restart=always, RestartSec=10). A site that cannot be trusted may send answers as large as it likes, which the SuperLink
-stores before they can be refused: limit its memory and the disk of `state.db` (systemd: MemoryMax; a quota).
-
-## Afterwards
-
-`runs/{name}` at the centre is a run folder: `fl-train report runs/{name}`. Each site has its own model in
-`FOLDER/{name}`: `fl-train export --run FOLDER/{name} --client 0 --out model.safetensors`. After an interruption the
-same `flwr run` goes on from the last finished round.
-"""

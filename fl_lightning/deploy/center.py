@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_lightning import __version__
 from fl_lightning.callbacks.base import Callback, Transform
-from fl_lightning.config import Config
+from fl_lightning.config import Config, check
 from fl_lightning.core import Client, Payload
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.data import Facts, NotHere, at_center
@@ -125,7 +125,7 @@ class RemoteWorker(Worker):
         return None
 
     def _upload(self, t: int, c: int, answer: Any) -> tuple[wire.Header, Payload, wire.Tensors]:
-        header, tensors = self.exchange.read(t, c, answer, "training")
+        header, tensors = self.exchange.read(t, c, answer)
         group = self.run.group_of(c)
         upload = wire.to_payload(header.get("payload", {}), tensors, group.layout, group.initial)
         slots = {name for name, slot in self.run.method.slots().items() if slot.exchanged}
@@ -191,7 +191,7 @@ class RemoteEvaluator(Evaluator):
         answers, taken = self.exchange.ask(t, kind, messages, 1), {}
         for c in clients:
             try:
-                taken[c] = read(self.exchange.read(t, c, answers.get(c), "evaluation")[0])
+                taken[c] = read(self.exchange.read(t, c, answers.get(c))[0])
             except (BadClient, wire.Unreadable) as error:
                 failure = error if isinstance(error, BadClient) else self.exchange.refused(t, c, "evaluation", error)
                 if not self.run.tolerant:
@@ -260,17 +260,19 @@ def remote(fed: Federation, exchange: Exchange) -> Federation:
 def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     """Raise `BadInput` for what has no meaning, or another one, where every client is a site of its own."""
     for callback in callbacks:
-        if isinstance(callback, Transform) and not callback.deployed:
-            allowed = "what it does to messages is not done where clients are sites: null"
-            raise BadInput(callback.config_key, type(callback).__name__, allowed)
-    if config.data.held_out_clients:
-        raise BadInput("data.held_out_clients", config.data.held_out_clients, "a site is a client: fl-train join: 0")
-    if config.data.global_test:
-        raise BadInput("data.global_test", True, "no site has the test data of all: false")
-    if config.data.drift_every is not None:
-        raise BadInput("data.drift_every", config.data.drift_every, "sites' tasks are their own: null")
-    if config.fabric.executor not in ("auto", "loop"):
-        raise BadInput("fabric.executor", config.fabric.executor, "a site has one client: auto or loop")
+        fine = not isinstance(callback, Transform) or callback.deployed
+        allowed = "what it does to messages is not done where clients are sites: null"
+        check(callback.config_key, type(callback).__name__, fine, allowed)
+    data, executor = config.data, config.fabric.executor
+    check(
+        "data.held_out_clients",
+        data.held_out_clients,
+        not data.held_out_clients,
+        "a site is a client: fl-train join: 0",
+    )
+    check("data.global_test", True, not data.global_test, "no site has the test data of all: false")
+    check("data.drift_every", data.drift_every, data.drift_every is None, "sites' tasks are their own: null")
+    check("fabric.executor", executor, executor in ("auto", "loop"), "a site has one client: auto or loop")
 
 
 def refusal(config: Config, error: Located) -> BadInput:

@@ -221,7 +221,7 @@ class Exchange:
                 waiting[what][client] = (header, tensors)
         return lost
 
-    def read(self, t: int, c: int, answer: Any, stage: str) -> tuple[wire.Header, wire.Tensors]:
+    def read(self, t: int, c: int, answer: Any) -> tuple[wire.Header, wire.Tensors]:
         """Header and tensors of an answer that is one.
 
         Raises:

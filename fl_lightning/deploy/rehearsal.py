@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import uuid
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
+from itertools import zip_longest
 from pathlib import Path
-from typing import Any
 
 from lightning.fabric import Fabric
 
@@ -33,12 +33,9 @@ LIMITS = 10.0, 10.0, 1.0
 
 @dataclass
 class LocalTransport:
-    """Sites in this process. `change`: what becomes of a message on its way, as a list (lost: none; twice: two)."""
+    """Sites in this process."""
 
     sites: Sequence[Callable[[bytes], bytes]]
-    change: Callable[[int, bytes], list[bytes]] = lambda address, message: [message]
-    wire: list[bytes] = field(default_factory=list)
-    """All that sites have sent."""
     waiting: deque[tuple[str, Come]] = field(default_factory=deque)
 
     def addresses(self) -> list[int]:
@@ -48,10 +45,7 @@ class LocalTransport:
     def push(self, address: int, message: bytes, ttl: float) -> str:
         """Answered at once."""
         name = uuid.uuid4().hex
-        for one in self.change(address, message):
-            answer = self.sites[address](one)
-            self.wire.append(answer)
-            self.waiting.append((name, answer))
+        self.waiting.append((name, self.sites[address](message)))
         return name
 
     def pull(self, most: int) -> list[tuple[str, Come]]:
@@ -100,25 +94,29 @@ def simulate(config: Config, folder: Path) -> Path:
 
 def differences(one: Path, other: Path) -> list[str]:
     """Cells of two run folders' tables that are not the same, but for seconds and memory."""
-    unlike = []
+    return [
+        f"{table} row {k}, {name}: {a.get(name)} and {b.get(name)}"
+        for table, k, a, b, names in unlike(one, other)
+        for name in names
+    ]
+
+
+def unlike(one: Path, other: Path) -> Iterator[tuple[str, int, Row, Row, list[str]]]:
+    """Rows of two run folders' tables that are not the same, but for seconds and memory: the table, the row's number,
+    both rows (empty: there is none), and the columns in which they differ."""
+    nothing: Row = {}
     for table in TABLES:
-        rows = [[_computed(row) for row in RunFolder(path).read(table)] for path in (one, other)]
-        if len(rows[0]) != len(rows[1]):
-            unlike.append(f"{table}: {len(rows[0])} and {len(rows[1])} rows")
-        for k, (a, b) in enumerate(zip(*rows, strict=False)):
-            names = [name for name in dict.fromkeys([*a, *b]) if str(a.get(name)) != str(b.get(name))]
-            unlike += [f"{table} row {k}, {name}: {a.get(name)} and {b.get(name)}" for name in names]
-    return unlike
+        pairs = zip_longest(*(RunFolder(path).read(table) for path in (one, other)), fillvalue=nothing)
+        for k, (a, b) in enumerate(pairs):
+            computed = [name for name in {**a, **b} if not name.startswith(OF_THE_MACHINE)]
+            if names := [name for name in computed if repr(a.get(name)) != repr(b.get(name))]:
+                yield table, k, a, b, names
 
 
-def _computed(row: Row) -> dict[str, Any]:
-    return {name: value for name, value in row.items() if not name.startswith(OF_THE_MACHINE)}
-
-
-def short(config: Config, rounds: int = 2) -> Config:
-    """`config` with so many rounds, sites' transforms, no other callbacks: enough to see what travels."""
+def short(config: Config) -> Config:
+    """`config` with two rounds, sites' transforms, no other callbacks: enough to see what travels."""
     config = repeatable(config, True)
-    fewer = replace(config.federation, rounds=min(rounds, config.federation.rounds))
+    fewer = replace(config.federation, rounds=min(2, config.federation.rounds))
     return replace(config, federation=fewer, callbacks=of_sites(config), loggers={})
 
 

@@ -6,8 +6,9 @@ bytes again, and nothing is trained twice: the checkpoint's round says whether t
 
 from __future__ import annotations
 
+import contextlib
 import traceback
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -84,11 +85,11 @@ class SiteEvaluator(Evaluator):
 
 
 class Site:
-    """The client `client`, which `data` belongs to. `stored`: its state and answers are kept in `folder`."""
+    """The client `client`, which `data` belongs to; its state and answers are kept in `folder`."""
 
     def __init__(
         self, fabric: Fabric, config: Config, folder: Path, data: OwnData, client: int, fingerprint: str,
-        name: str = "", stored: bool = True,
+        name: str = "",
     ) -> None:  # fmt: skip
         self.client, self.name, self.data, self.fingerprint, self.folder = client, name, data, fingerprint, folder
         sizes = data.train_sizes, data.validation_sizes, data.test_sizes
@@ -98,7 +99,8 @@ class Site:
         self.transforms = [instantiate(f"callbacks.{name}", c) for name, c in config.callbacks.items()]
         self.refused: Located | None = None
         try:
-            with_equal_sizes(data, config.clients)
+            # To deal clients to processes a federation asks for everybody's sizes: any will do.
+            data.train_sizes = data.validation_sizes = data.test_sizes = [2] * config.clients
             self.fed = assemble(fabric, config, folder, self.transforms, data)
             for transform in self.transforms:
                 transform.on_fit_start(self.fed.run)
@@ -107,10 +109,9 @@ class Site:
             return
         self._settle()
         data.train_sizes, data.validation_sizes, data.test_sizes = sizes
-        self.checkpoint = Checkpoint(best=False, seconds=0) if stored else None
-        if stored and has_checkpoint(folder / "checkpoints"):
+        self.checkpoint = Checkpoint(best=False, seconds=0)
+        if has_checkpoint(folder / "checkpoints"):
             restore(self.fed.run, folder / "checkpoints")
-            assert self.checkpoint is not None
             self.checkpoint.on_fit_start(self.fed.run)
             if (folder / BROUGHT).is_file():
                 self._bring(*wire.unpack((folder / BROUGHT).read_bytes()))
@@ -191,7 +192,7 @@ class Site:
             Unreadable: the site does not have that state.
         """
         run, own, known, answered = self.fed.run, visits_of(self.fed.run, self.client), header["visits"], self.round
-        if self.checkpoint is None or header["round"] < answered or own == known:
+        if header["round"] < answered or own == known:
             return
         folder, saved = self.folder / "checkpoints", None
         if known and own > known:
@@ -215,14 +216,10 @@ class Site:
             raise wire.Unreadable(f"it is of round {t}, and the site has answered round {self.round}")
         self._bring(header, tensors)
         payload = wire.to_payload(header["payload"], tensors, self.group.layout, self.group.initial)
-        before, run.server.round = run.server.round, t - 1
-        try:
+        with self._after(t - 1):
             results = self.fed.worker.visits(t, [c], {c: payload}, header["scored"], Timer())
             if results.failures:
                 raise results.failures[0][0]
-        except BaseException:
-            run.server.round = before
-            raise
         result, upload = results.clients[c], self.outbox.payload
         assert upload is not None
         numbers([result.values])
@@ -240,12 +237,8 @@ class Site:
         """Scores of models that exist only now."""
         self._bring(header, tensors)
         results = Results({self.client: ClientResult(self.client, {})})
-        run = self.fed.run
-        before, run.server.round = run.server.round, header["round"] - 1
-        try:
+        with self._after(header["round"] - 1):
             self.evaluator.after_aggregation(header["round"], results)
-        finally:
-            run.server.round = before
         if results.failures:
             raise results.failures[0][0]
         values = results.clients[self.client].values
@@ -255,15 +248,21 @@ class Site:
     def _final(self, header: wire.Header, tensors: wire.Tensors) -> tuple[wire.Header, wire.Tensors]:
         """Kind and scores of the client's final model."""
         self._bring(header, tensors)
-        run = self.fed.run
-        before, run.server.round = run.server.round, header["round"]
-        try:
-            with self.evaluator.guard.naming(header["round"], self.client, self.evaluator):
-                scores = self.evaluator._final_scores(self.client)
-        finally:
-            run.server.round = before
+        t = header["round"]
+        with self._after(t), self.evaluator.guard.naming(t, self.client, self.evaluator):
+            scores = self.evaluator._final_scores(self.client)
         numbers([scores, scores["further"]])
         return {"scores": scores}, {}
+
+    @contextlib.contextmanager
+    def _after(self, round: int) -> Iterator[None]:
+        """A block in which the server has ended `round`."""
+        server = self.fed.run.server
+        before, server.round = server.round, round
+        try:
+            yield
+        finally:
+            server.round = before
 
     def export(self, out: Path) -> dict[str, Any]:
         """Write the client's final model, as far as it is known now, to `out`; its kind, round and arguments."""
@@ -301,7 +300,7 @@ class Site:
         Raises:
             Unreadable: that round was answered, to another message.
         """
-        if header["kind"] != "visit" or self.checkpoint is None or header["round"] != self.round:
+        if header["kind"] != "visit" or header["round"] != self.round:
             return None
         file = self._file(self.round)
         digest = file.with_suffix(".xxh3")
@@ -315,8 +314,6 @@ class Site:
 
     def _keep(self, header: wire.Header, content: bytes, made: bytes) -> None:
         """Have the answer and then the client's state on the disk."""
-        if self.checkpoint is None:
-            return
         if header["kind"] != "visit":
             write_whole(self.folder / BROUGHT, content)
             return
@@ -354,11 +351,6 @@ def located(error: NotHere) -> Located:
 def visits_of(run: RunContext, client: int) -> int:
     """Visits that the state of a client has behind it; 0 where states are not kept from round to round."""
     return run.states[client].rounds if run.policy.keeps_clients and client in run.states else 0
-
-
-def with_equal_sizes(data: OwnData, clients: int) -> None:
-    """While a federation is put together it asks for everybody's sizes, to deal clients to processes: any will do."""
-    data.train_sizes = data.validation_sizes = data.test_sizes = [2] * clients
 
 
 def digest_of(fed: Federation) -> str:

@@ -34,17 +34,19 @@ def heatmap(
     title: str,
     x_label: str,
     y_label: str,
-    low: float | None = None,
     high: float | None = None,
 ) -> np.ndarray:
     """Draw `values` [rows, cols] as a picture, uint8 (height, width, 3), row 0 on top.
 
-    Labels that are numbers are thinned where they would collide; names never are. Colours run from `low` (default: 0,
-    or the least value if that is negative) to `high` (default: the greatest value; a value beyond it has the last
+    Labels that are numbers are thinned where they would collide; names never are. Colours run from 0,
+    or the least value if that is negative, to `high` (default: the greatest value; a value beyond it has the last
     colour, and the bar says so); what is not finite is grey.
     """
     values = np.asarray(values, dtype=np.float64)
-    low, high = _limits(values, low, high)
+    finite = values[np.isfinite(values)]
+    low = float(min(0.0, finite.min(initial=0.0)))
+    high = float(finite.max(initial=low)) if high is None else high
+    high = high if high > low else low + 1.0
     cell = _cell_size(values.shape, named=any(isinstance(label, str) for label in row_labels))
     width, height = values.shape[1] * cell[0], values.shape[0] * cell[1]
     names = [_shorten(str(label)) for label in row_labels]
@@ -94,14 +96,6 @@ def save_png(image: np.ndarray, path: Path) -> None:
     """Write `image`, uint8 (height, width, 3), to `path`: a reader sees the old file or the new one, never a half."""
     with atomic_write(path, durable=False) as aside:
         Image.fromarray(image).save(aside, format="PNG", compress_level=1)
-
-
-def _limits(values: np.ndarray, low: float | None, high: float | None) -> tuple[float, float]:
-    """Both ends of the colours, never equal."""
-    finite = values[np.isfinite(values)]
-    low = float(min(0.0, finite.min(initial=0.0))) if low is None else low
-    high = float(finite.max(initial=low)) if high is None else high
-    return low, high if high > low else low + 1.0
 
 
 def _cell_size(shape: tuple[int, ...], named: bool) -> Point:
@@ -169,16 +163,10 @@ def _ticks(low: float, high: float, most: int) -> list[tuple[float, str]]:
 
 def _kept(labels: Sequence[str | int], room: int, needed: int) -> range:
     """Which labels are written: all names, and every first, second, fifth, tenth, ... number, as fits."""
-    numbers = [label for label in labels if not isinstance(label, str)]
-    if len(numbers) < max(len(labels), 2):
+    if any(isinstance(label, str) for label in labels):
         return range(len(labels))
     steps = (factor * 10**power for power in range(7) for factor in (1, 2, 5))
-    step = next(candidate for candidate in steps if candidate * room >= needed)
-    apart = numbers[1] - numbers[0]
-    even = numbers[:-1] == [*range(numbers[0], numbers[-1], apart)] if apart > 0 else False
-    # Rounds from 1 on: 10, 20, 30 rather than 1, 11, 21.
-    start = -(numbers[0] // apart) % step if even and numbers[0] % apart == 0 else 0
-    return range(start if start < len(labels) else 0, len(labels), step)
+    return range(0, len(labels), next(step for step in steps if step * room >= needed))
 
 
 def _write_upwards(image: Image.Image, text: str, place: Point) -> None:

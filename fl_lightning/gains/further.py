@@ -13,13 +13,15 @@ import numpy as np
 from scipy import stats
 
 from fl_lightning.config import Config
+from fl_lightning.gains import FOLDS, words
 from fl_lightning.gains import statistics as numbers
-from fl_lightning.gains import words
 from fl_lightning.gains.measure import ALONE
 from fl_lightning.gains.page import Section
-from fl_lightning.gains.scores import one, read
-from fl_lightning.gains.silos import Measured
-from fl_lightning.results.result import MIB, RunResult
+from fl_lightning.gains.scores import folder_of, one, read
+from fl_lightning.gains.silos import Facts, Measured
+from fl_lightning.log import in_bytes
+from fl_lightning.results.result import RunResult
+from fl_lightning.study.statistics import LEVEL, holm
 
 LABELLED = [0, 5, 20]
 """Labelled samples of each class that a new silo brings."""
@@ -33,40 +35,40 @@ Rows = Mapping[str, tuple[Config, str | None]]
 """Of rows the config, by whatever seed, and the kind of model."""
 
 
-def newcomers(out: Path, rows: Rows, method: str, silos: int, folds: int) -> list[Task]:
+def newcomers(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
     """Every silo held out once, by the chosen method and by training alone."""
     tasks: list[Task] = []
     for label in (method, ALONE):
         config, kind = rows[label]
-        for fold in range(folds):
-            away = [c for c in range(silos) if c % folds == fold]
+        for fold in range(FOLDS):
+            away = [c for c in range(silos) if c % FOLDS == fold]
             if away and len(away) < silos:
                 run = _without(config, away, fold)
-                tasks.append((run, out / "newcomers" / _plain(label) / f"seed-{fold}", None, {label: kind}))
+                tasks.append((run, out / "newcomers" / folder_of(label) / f"seed-{fold}", None, {label: kind}))
     return tasks
 
 
-def without(out: Path, rows: Rows, method: str, silos: int, folds: int) -> list[Task]:
+def without(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
     """A cycle of the chosen method without each silo in turn."""
     config, kind = rows[method]
     tasks: list[Task] = []
     for away in range(silos if silos > 2 else 0):
-        for fold in range(folds):
+        for fold in range(FOLDS):
             place = out / "without" / f"silo-{away}"
             tasks.append((_without(config, [away], fold), place / f"runs/seed-{fold}", place, {method: kind}))
     return tasks
 
 
-def curve(out: Path, rows: Rows, method: str, folds: int) -> list[Task]:
+def curve(out: Path, rows: Rows, method: str) -> list[Task]:
     """A cycle of training alone and of the chosen method with a share of each silo's training samples."""
     tasks: list[Task] = []
     for share in SHARES:
         place = out / "curve" / f"share-{share:g}"
         for label in (ALONE, method):
             config, kind = rows[label]
-            for fold in range(folds):
+            for fold in range(FOLDS):
                 run = replace(config, seed=fold, data=replace(config.data, train_share=share))
-                tasks.append((run, place / "runs" / _plain(label) / f"seed-{fold}", place, {label: kind}))
+                tasks.append((run, place / "runs" / folder_of(label) / f"seed-{fold}", place, {label: kind}))
     return tasks
 
 
@@ -75,66 +77,62 @@ def _without(config: Config, away: list[int], fold: int) -> Config:
     return replace(config, seed=fold, data=data, evaluation=evaluation)
 
 
-def _plain(label: str) -> str:
-    return label.replace(" ", ",")
-
-
 # ---------------------------------------------------------------- read
 
 
-def of_newcomers(tasks: Sequence[Task], method: str, task_metric: str) -> tuple[list[dict[str, Any]], Section]:
+def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[str, Any]], Section]:
     """What a new silo gets by labelled samples, mean over silos: with the others' model, and alone."""
+    metric: numbers.Name = "mae" if measured.metric == "mae" else "accuracy"
     scores: dict[tuple[str, int], list[float]] = {}
     for _, folder, _, rows in tasks:
         for row in RunResult(folder).rows("newcomers"):
             key = next(iter(rows)), int(row["samples_per_class"])
-            scores.setdefault(key, []).append(float(row[task_metric]))
-    means_by_count: list[dict[str, Any]] = []
-    for count in LABELLED:
-        each = {key: scores.get((label, count)) for key, label in (("federated", method), ("alone", ALONE))}
-        means_by_count.append({"labelled": count} | {key: float(np.mean(v)) if v else None for key, v in each.items()})
-    metric: numbers.Name = "mae" if task_metric == "mae" else "accuracy"
+            scores.setdefault(key, []).append(float(row[metric]))
     text = (
         "Every silo was left out once, and came when all was over, with so many labelled samples of each class: score "
-        f"of the model that {method} gives it, trained on these, and of one that it trains on these alone, mean over "
-        f"silos ({words.METRICS[metric]})."
+        f"of the model that {measured.method} gives it, trained on these, and of one that it trains on these alone, "
+        f"mean over silos ({words.METRICS[metric]})."
     )
     section = Section("A silo that joins later", text, ["labelled samples of each class", "with the others", "alone"])
-    for row in means_by_count:
-        cells = [words.score(row[key], metric) if row[key] is not None else "-" for key in ("federated", "alone")]
-        section.rows.append([str(row["labelled"]), *cells])
+    means_by_count: list[dict[str, Any]] = []
+    for count in LABELLED:
+        each = {key: scores.get((label, count)) for key, label in (("federated", measured.method), ("alone", ALONE))}
+        means = {key: float(np.mean(values)) if values else None for key, values in each.items()}
+        means_by_count.append({"labelled": count} | means)
+        cells = ["-" if mean is None else words.score(mean, metric) for mean in means.values()]
+        section.rows.append([str(count), *cells])
     return means_by_count, section
 
 
-def of_without(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]) -> tuple[dict[str, Any], Section]:
+def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
     """What each silo loses where another is missing, (silos, silos): by how much the score of row i falls without j."""
-    names, method, metric = list(facts["names"]), measured.method, measured.metric
+    names, method, metric = list(facts.names), measured.method, measured.metric
     count = len(names)
     effect, half = np.full((count, count), math.nan), np.full((count, count), math.nan)
     ps: dict[tuple[int, int], float] = {}
     for j in range(count if count > 2 else 0):
         for i in range(count):
-            missed = _missed(out, i, j, measured, folds, facts) if i != j else None
+            missed = _missed(out, i, j, measured, facts) if i != j else None
             if missed is not None:
                 effect[i, j], half[i, j] = missed.gain, missed.half
                 if not measured.answers[i].reason:
                     ps[i, j] = missed.p_of_no_gain
-    sure = [pair for pair, is_sure in zip(ps, numbers.holm(list(ps.values())), strict=True) if is_sure]
-    content: dict[str, Any] = {"silos": names, "missed": _plain_table(effect), "half": _plain_table(half)}
+    sure = [pair for pair, p in zip(ps, holm(list(ps.values())), strict=True) if p <= LEVEL]
+    content: dict[str, Any] = {"silos": names, "missed": effect.tolist(), "half": half.tolist()}
     content["surely"] = [[names[i], names[j]] for i, j in sorted(sure)]
-    relation = _relation(out, count, method)
+    relation, rank = _relation(out, count, method), math.nan
     if relation is not None:
         off = ~np.eye(count, dtype=bool) & np.isfinite(effect)
-        rank = stats.spearmanr(effect[off], relation[off]).statistic if off.sum() > 3 else math.nan
-        content |= {"relation": relation.tolist(), "rank_correlation": _finite(float(rank))}
+        rank = float(stats.spearmanr(effect[off], relation[off]).statistic) if off.sum() > 3 else math.nan
+        content |= {"relation": relation.tolist(), "rank_correlation": rank}
     surely = "; ".join(f"{one} would miss {other}" for one, other in content["surely"]) or "of no pair is it sure"
     text = (
         f"How much the score of the silo of a row falls where the silo of a column does not take part ({method}, one "
         f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it would be missed. "
         f"All pairs considered together (Holm, 5 %): {surely}."
     )
-    rank = content.get("rank_correlation")
-    text += f" Rank correlation with the relation that the method has learned: {rank:.2f}." if rank is not None else ""
+    if math.isfinite(rank):
+        text += f" Rank correlation with the relation that the method has learned: {rank:.2f}."
     section = Section("Who would miss whom", text, ["", *names])
     for name, row, widths in zip(names, effect, half, strict=True):
         cells = [f"{words.signed(x, metric)} ± {words.amount(w, metric)}" for x, w in zip(row, widths, strict=True)]
@@ -142,28 +140,20 @@ def of_without(out: Path, measured: Measured, folds: int, facts: Mapping[str, An
     return content, section
 
 
-def _missed(
-    out: Path, i: int, j: int, measured: Measured, folds: int, facts: Mapping[str, Any]
-) -> numbers.Estimate | None:
+def _missed(out: Path, i: int, j: int, measured: Measured, facts: Facts) -> numbers.Estimate | None:
     """What silo i has from silo j, on the samples that no other silo has; None where that is not defined."""
-    method, metric = measured.method, measured.metric
-    recordings = {int(key): number for key, number in facts["recordings"].items()}
-    like = measured.answers[i].silo
+    method, metric, like = measured.method, measured.metric, measured.answers[i].silo
     if not len(like.samples):
         return None
-    whole, part = (one(at, like, method, folds, recordings) for at in (out, out / "without" / f"silo-{j}"))
+    whole, part = (one(at, like, method, facts) for at in (out, out / "without" / f"silo-{j}"))
     there, away = (numbers.contributions(metric, silo.rows[method], silo.samples) for silo in (whole, part))
     return numbers.estimate(metric, away, there, whole.samples)
-
-
-def _plain_table(table: np.ndarray) -> list[list[float | None]]:
-    return [[_finite(x) for x in row] for row in table.tolist()]
 
 
 def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
     """Mean over layers of the last relation of the first cycle's runs; None where all silos have one row."""
     kept = []
-    for folder in sorted((out / "runs" / _plain(method)).glob("seed-[0-4]")):
+    for folder in sorted((out / "runs" / folder_of(method)).glob("seed-[0-4]")):
         run = RunResult(folder)
         cube = run.cube() if run.relation_rounds else None
         if cube is not None and cube.shape[0] == count:
@@ -172,31 +162,24 @@ def _relation(out: Path, count: int, method: str) -> np.ndarray | None:
     return mean if np.ptp(mean, axis=0).max() > SAME else None
 
 
-def of_curve(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]) -> tuple[dict[str, Any], Section]:
+def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
     """Mean gain over silos by the share of their training samples, with its interval, and where it ends."""
-    recordings = {int(key): number for key, number in facts["recordings"].items()}
-    metric, points = measured.metric, []
+    metric, points, labels = measured.metric, [], [ALONE, measured.method]
     for share in (*SHARES, 1.0):
         place = out if share == 1 else out / "curve" / f"share-{share:g}"
-        labels = [ALONE, measured.method]
-        silos = read(place, labels, 1, folds, facts["names"], facts["sizes"], recordings)
-        judged = [silo for silo in silos if len(silo.samples) and not words.why_not(silo, metric)]
+        judged = [silo for silo in read(place, labels, 1, facts) if not words.why_not(silo, metric)]
         estimates = []
         for silo in judged:
             alone, federated = (numbers.contributions(metric, silo.rows[label], silo.samples) for label in labels)
             estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
         known = [one for one in estimates if one is not None]
         if known:
-            size = float(np.mean([share * silo.size * (folds - 1) / folds for silo in judged]))
+            size = float(np.mean([share * silo.size * (FOLDS - 1) / FOLDS for silo in judged]))
             gain, low, high = numbers.mean_gain(known)
             points.append({"share": share, "samples": size, "gain": gain, "low": low, "high": high})
     ends = {key: _crossing(points, key) for key in ("gain", "low", "high")}
-    content = {
-        "points": points,
-        "pays_up_to": ends["gain"],
-        "pays_up_to_low": ends["low"],
-        "pays_up_to_high": ends["high"],
-    }
+    content = {"points": points, "pays_up_to": ends["gain"]}
+    content |= {"pays_up_to_low": ends["low"], "pays_up_to_high": ends["high"]}
     section = Section(
         "With fewer samples",
         f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one cycle). "
@@ -204,10 +187,8 @@ def of_curve(out: Path, measured: Measured, folds: int, facts: Mapping[str, Any]
         ["share", "training samples of a silo", "mean gain", "95 % interval"],
     )
     for p in points:
-        ends_of = f"{words.signed(p['low'], metric)} to {words.signed(p['high'], metric)}"
-        section.rows.append(
-            [f"{100 * p['share']:.0f} %", f"{p['samples']:.0f}", words.signed(p["gain"], metric), ends_of]
-        )
+        cells = [words.signed(p[key], metric) for key in ("gain", "low", "high")]
+        section.rows.append([f"{100 * p['share']:.0f} %", f"{p['samples']:.0f}", cells[0], " to ".join(cells[1:])])
     return content, section
 
 
@@ -237,29 +218,16 @@ def _until(ends: Mapping[str, float | None], last: float) -> str:
 def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], Section]:
     """What the method to take asks of each silo in one training: bytes and seconds, from its first run."""
     run = RunResult(out / folder)
-    sums: dict[int, list[float]] = {}
-    for row in run.rows("clients"):
-        both = sums.setdefault(int(row["client"]), [0.0, 0.0])
-        both[0] += row["upload_bytes"]
-        both[1] += row["download_bytes"]
-    seconds = (run.total("seconds_client") or 0.0) / max(len(sums), 1)
-    content = {"rounds": run.rounds_done, "seconds_a_silo": seconds, "upload_bytes": [], "download_bytes": []}
+    numbers_of = [answer.silo.number for answer in measured.answers]
+    sums = run.clients.groupby("client")[["upload_bytes", "download_bytes"]].sum()
+    sums = sums.reindex(numbers_of, fill_value=0).astype(float)
+    seconds = (run.total("seconds_client") or 0.0) / max(run.clients["client"].nunique(), 1)
+    content = {"rounds": run.rounds_done, "seconds_a_silo": seconds} | sums.to_dict("list")
     text = (
         f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.2g} seconds of training for a silo on "
         "this machine, mean over silos. Bytes are those of all rounds."
     )
     section = Section("What it costs a silo", text, ["silo", "sent", "received"])
-    for answer in measured.answers:
-        up, down = sums.get(answer.silo.number, [0.0, 0.0])
-        content["upload_bytes"].append(up)  # type: ignore[attr-defined]
-        content["download_bytes"].append(down)  # type: ignore[attr-defined]
-        section.rows.append([answer.silo.name, _size(up), _size(down)])
+    for answer, (up, down) in zip(measured.answers, sums.to_numpy(), strict=True):
+        section.rows.append([answer.silo.name, in_bytes(up), in_bytes(down)])
     return content, section
-
-
-def _size(count: float) -> str:
-    return f"{count / MIB:.2f} MiB" if count >= MIB else f"{count / 1024:.1f} KiB"
-
-
-def _finite(x: float) -> float | None:
-    return x if math.isfinite(x) else None

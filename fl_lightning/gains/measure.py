@@ -12,6 +12,7 @@ from fl_lightning.gains import statistics as numbers
 from fl_lightning.gains import words
 from fl_lightning.gains.silos import Answer, Measured, Silo
 from fl_lightning.gains.statistics import Estimate, Name
+from fl_lightning.study.statistics import LEVEL, holm
 
 ALONE = "local"
 """The row that all others are compared with."""
@@ -97,7 +98,7 @@ def _consortium(measured: Measured) -> dict[str, Any]:
     }  # fmt: skip
     if len(judged) >= FEWEST:
         estimates = [answer.estimate for answer in judged if answer.estimate is not None]
-        sure = numbers.holm([one.p_of_no_gain for one in estimates])
+        sure = [p <= LEVEL for p in holm([one.p_of_no_gain for one in estimates])]
         gain, low, high = numbers.mean_gain(estimates)
         worst = min(judged, key=lambda answer: answer.estimate.gain if answer.estimate else math.inf)
         facts |= {"gain": gain, "low": low, "high": high}

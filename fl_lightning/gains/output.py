@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import csv
-import io
 import json
 from pathlib import Path
-from typing import Any
 
+from fl_lightning.csvtable import as_csv
 from fl_lightning.files import write_whole
 from fl_lightning.gains import page, words
 from fl_lightning.gains.measure import as_json
@@ -20,20 +18,14 @@ COLUMNS = ("silo", "samples", "method", "alone", "federated", "gain", "low", "hi
 def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
     """Write all files of the answer into the folder `out`; `sections`: what the page has below its first screen."""
     content = as_json(measured)
-    write_whole(out / "worth.html", page.render(measured, sections).encode(), durable=False)
-    write_whole(out / "worth.png", page.picture(measured), durable=False)
-    write_whole(out / "worth.csv", as_csv(content).encode(), durable=False)
-    write_whole(out / "worth.json", (json.dumps(content, indent=1, ensure_ascii=False) + "\n").encode(), durable=False)
-
-
-def as_csv(content: dict[str, Any]) -> str:
-    """A line for each silo; what is not defined is empty."""
-    buffer = io.StringIO()
-    table = csv.writer(buffer, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for row in content["silos"]:
-        table.writerow(["" if row[name] is None else row[name] for name in COLUMNS])
-    return buffer.getvalue()
+    files: dict[str, bytes | str] = {
+        "worth.html": page.render(measured, sections),
+        "worth.png": page.picture(measured),
+        "worth.csv": as_csv([{name: row[name] for name in COLUMNS} for row in content["silos"]]),
+        "worth.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
+    }
+    for name, made in files.items():
+        write_whole(out / name, made, durable=False)
 
 
 def table(measured: Measured) -> str:

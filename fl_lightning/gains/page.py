@@ -54,7 +54,7 @@ def render(measured: Measured, sections: list[Section]) -> str:
             version=__version__,
             head=f"{head}.",
             rest=rest[0].upper() + rest[1:],
-            silos=[_silo(answer, measured, end) for answer in measured.answers],
+            silos=[_silo(answer, end) for answer in measured.answers],
             ticks=[{"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps],
             unit="points of 100" if metric != "mae" else "fall of the mean error",
             cut=_cut(measured, end),
@@ -65,15 +65,14 @@ def render(measured: Measured, sections: list[Section]) -> str:
             score=words.METRICS[metric],
             method=measured.method,
             number=len(measured.picks),
-            picks=_picks(measured),
+            picks=", ".join(f"{label} {count}" for label, count in measured.picks.items() if count),
             sections=[_methods(measured), *sections],
         )
     )
 
 
-def _silo(answer: Answer, measured: Measured, end: float) -> dict[str, Any]:
+def _silo(answer: Answer, end: float) -> dict[str, Any]:
     bar = None
-    label = answer.sentence
     if answer.estimate is not None:
         low, high = (float(np.clip(x, -end, end)) for x in (answer.low, answer.high))
         gain = answer.estimate.gain
@@ -81,7 +80,7 @@ def _silo(answer: Answer, measured: Measured, end: float) -> dict[str, Any]:
         bar = {"left": _place(low, end), "width": max(_place(high, end) - _place(low, end), 0.6), "dot": dot}
     return {
         "name": answer.silo.name, "samples": answer.silo.size, "kind": KINDS[answer.verdict], "bar": bar,
-        "verdict": answer.verdict, "sentence": answer.sentence, "label": label,
+        "verdict": answer.verdict, "sentence": answer.sentence,
     }  # fmt: skip
 
 
@@ -110,11 +109,6 @@ def _steps(end: float) -> list[float]:
 def _place(x: float, end: float) -> float:
     """Percent from the left."""
     return round(50 + 50 * x / end, 2)
-
-
-def _picks(measured: Measured) -> str:
-    """How often each method was chosen, in words."""
-    return ", ".join(f"{label} {count}" for label, count in measured.picks.items() if count)
 
 
 def _methods(measured: Measured) -> Section:

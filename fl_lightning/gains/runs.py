@@ -16,7 +16,9 @@ from fl_lightning.config import Config
 from fl_lightning.data import prepare
 from fl_lightning.data.load import load
 from fl_lightning.engine import scoring
+from fl_lightning.gains import FOLDS
 from fl_lightning.gains.scores import fingerprints, place, write
+from fl_lightning.gains.silos import Facts
 from fl_lightning.run import assemble, launch
 
 
@@ -32,20 +34,18 @@ def score(config: Config, folder: Path, out: Path, rows: Mapping[str, str | None
     launch(config, _score, folder, out, rows)
 
 
-def look(config: Config) -> dict[str, Any]:
-    """The silos before anything is trained: `names`, `sizes`, and of windows the `recordings` by fingerprint, and
-    `counts` of the recordings that each silo has.
+def look(config: Config) -> Facts:
+    """The silos before anything is trained.
 
     Raises:
         BadInput: the data are absent, malformed or too few.
     """
     source, _ = load(config.data, config.federation.clients, config.smoke)
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
-    folds = config.data.folds or 1
-    parts = [prepare(config.data, config.federation.clients, seed, config.smoke) for seed in range(folds)]
+    parts = [prepare(config.data, config.federation.clients, seed, config.smoke) for seed in range(FOLDS)]
     sizes = [sum(part.test_sizes[c] for part in parts) for c in range(data.clients)]
     few = zip(sizes, data.train_sizes, data.test_sizes, strict=True)  # a silo of 3 tests some of them twice
-    sizes = [size if size > folds else min(size, train + test) for size, train, test in few]
+    sizes = [size if size > FOLDS else min(size, train + test) for size, train, test in few]
     recordings: dict[int, int] = {}
     for pool in (source.train, source.test):
         if pool.spans is not None:
@@ -56,8 +56,7 @@ def look(config: Config) -> dict[str, Any]:
     for c in range(data.clients if recordings else 0):
         keys = np.concatenate([fingerprints(part.tested(c)[0].numpy()) for part in parts])
         counts.append(len({recordings.get(key, key) for key in keys.tolist()}))
-    facts = {"names": names, "sizes": sizes, "recordings": recordings, "counts": counts}
-    return facts | {"classes": data.num_classes}
+    return Facts(names, sizes, recordings, counts)
 
 
 def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mapping[str, str | None]) -> dict[str, Any]:

@@ -13,11 +13,12 @@ import xxhash
 
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
-from fl_lightning.gains.silos import Silo
+from fl_lightning.gains import FOLDS
+from fl_lightning.gains.silos import Facts, Silo
 from fl_lightning.gains.statistics import Samples, Scores
 
-Tables = dict[tuple[str, int], dict[str, np.ndarray]]
-"""The arrays of each file, by row and seed."""
+Table = dict[str, np.ndarray]
+"""Columns of what was tested."""
 COARSE = 0.1
 """Share of a silo's samples that are alike within the silo, above which equal samples tell nothing: coarse columns
 repeat by chance."""
@@ -37,99 +38,78 @@ def write(path: Path, table: dict[str, Any]) -> None:
 
 def place(out: Path, label: str, seed: int) -> Path:
     """Where the scores of a row with a seed are kept."""
-    return out / "scores" / label.replace(" ", ",") / f"seed-{seed}.npz"
+    return out / "scores" / folder_of(label) / f"seed-{seed}.npz"
 
 
-def read(
-    out: Path,
-    labels: Sequence[str],
-    cycles: int,
-    folds: int,
-    names: Sequence[str],
-    sizes: Sequence[int],
-    recordings: Mapping[int, int],
-) -> list[Silo]:
+def folder_of(label: str) -> str:
+    """The name of a row's folder."""
+    return label.replace(" ", ",")
+
+
+def read(out: Path, labels: Sequence[str], cycles: int, facts: Facts) -> list[Silo]:
     """Every silo with the scores of all rows over all cycles.
 
     Args:
         out: of `fl-train worth`.
         labels: of the rows.
         cycles: that have ended.
-        folds: of a cycle.
-        names: of the silos.
-        sizes: of the silos, in samples.
-        recordings: of windows, by fingerprint: those of one recording are no independent samples.
+        facts: on the silos.
 
     Raises:
         BadInput: a file cannot be read, or rows tested other samples.
     """
-    tables = {(label, seed): _table(place(out, label, seed)) for label in labels for seed in range(cycles * folds)}
-    silos = [_silo(tables, c, name, labels, cycles, folds, recordings) for c, name in enumerate(names)]
-    for silo, size in zip(silos, sizes, strict=True):
+    tables = {label: [_cycle(out, label, cycle) for cycle in range(cycles)] for label in labels}
+    silos = [_silo(tables, c, name, facts.recordings) for c, name in enumerate(facts.names)]
+    for silo, size in zip(silos, facts.sizes, strict=True):
         silo.size = size
     _trace(silos)
     for silo in silos:
-        silo.recordings = len(np.unique(silo.samples.units)) if recordings else 0
+        silo.recordings = len(np.unique(silo.samples.units)) if facts.recordings else 0
     return silos
 
 
-def one(out: Path, like: Silo, label: str, folds: int, recordings: Mapping[int, int]) -> Silo:
+def one(out: Path, like: Silo, label: str, facts: Facts) -> Silo:
     """The silo `like` by one row of the first cycle in `out`: the samples that count in `like`, and as `read`."""
-    tables = {(label, seed): _table(place(out, label, seed)) for seed in range(folds)}
-    silo = _silo(tables, like.number, like.name, [label], 1, folds, recordings)
+    silo = _silo({label: [_cycle(out, label, 0)]}, like.number, like.name, facts.recordings)
     _keep(silo, np.isin(silo.keys, like.keys))
     return silo
 
 
-def _table(path: Path) -> dict[str, np.ndarray]:
+def _cycle(out: Path, label: str, cycle: int) -> Table:
+    """What a row's runs of a cycle tested, with the fold of each sample. In the order of samples' content, those of
+    equal content as they come."""
+    parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in range(FOLDS)]
+    whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+    whole["fold"] = np.repeat(np.arange(FOLDS), [len(part["sample"]) for part in parts])
+    order = np.argsort(whole["sample"], kind="stable")
+    return {name: column[order] for name, column in whole.items()}
+
+
+def _table(path: Path) -> Table:
     try:
         with np.load(path) as arrays:
             return dict(arrays)
     except (OSError, ValueError, EOFError) as error:
-        raise BadInput(
-            "out", str(path), f"it cannot be read ({error}); delete it, and the command scores again"
-        ) from None
+        allowed = f"it cannot be read ({error}); delete it, and the command scores again"
+        raise BadInput("out", str(path), allowed) from None
 
 
-def _silo(
-    tables: Tables,
-    client: int,
-    name: str,
-    labels: Sequence[str],
-    cycles: int,
-    folds: int,
-    recordings: Mapping[int, int],
-) -> Silo:
-    """One silo. Samples are in the order of their content, those of equal content as they come."""
-    rows: dict[str, Scores] = {}
-    keys, tested, of = _cycles(tables, client, labels[0], cycles, folds, ("sample", "label", "fold"))
-    for label in labels:
-        keys_here, right, outputs = _cycles(tables, client, label, cycles, folds, ("sample", "right", "outputs"))
-        if keys_here.shape != keys.shape or (keys_here != keys[0]).any():
+def _silo(tables: Mapping[str, Sequence[Table]], client: int, name: str, recordings: Mapping[int, int]) -> Silo:
+    """One silo, of the cycles of each row."""
+
+    def stacked(label: str, column: str) -> np.ndarray:
+        return np.stack([table[column][table["client"] == client] for table in tables[label]])
+
+    first, rows = next(iter(tables)), {}
+    keys = stacked(first, "sample")
+    for label in tables:
+        sample, right, outputs = (stacked(label, column) for column in ("sample", "right", "outputs"))
+        if sample.shape != keys.shape or (sample != keys[0]).any():
             allowed = f"row {label!r} tested other samples of {name} than the rest: begin in a new folder"
             raise BadInput("out", str(client), allowed)
         rows[label] = Scores(right.astype(np.float64), outputs if outputs.shape[-1] else None)
     units = np.unique([recordings.get(key, key) for key in keys[0].tolist()], return_inverse=True)[1]
-    return Silo(client, name, Samples(tested[0], of, units), rows, keys[0])
-
-
-def _cycles(
-    tables: Tables, client: int, label: str, cycles: int, folds: int, columns: Sequence[str]
-) -> list[np.ndarray]:
-    """Columns of a silo's rows with a cycle to each place of the first axis, ordered by content within a cycle."""
-    stacked: list[list[np.ndarray]] = [[] for _ in columns]
-    for cycle in range(cycles):
-        parts = [tables[label, cycle * folds + fold] for fold in range(folds)]
-        own = [part["client"] == client for part in parts]
-        fold_of = np.repeat(np.arange(folds), [int(mine.sum()) for mine in own])
-        keys = np.concatenate([part["sample"][mine] for part, mine in zip(parts, own, strict=True)])
-        order = np.argsort(keys, kind="stable")
-        for column, kept in zip(columns, stacked, strict=True):
-            if column == "fold":
-                kept.append(fold_of[order])
-            else:
-                kept.append(np.concatenate([p[column][mine] for p, mine in zip(parts, own, strict=True)])[order])
-    return [np.stack(kept) for kept in stacked]
+    return Silo(client, name, Samples(stacked(first, "label")[0], stacked(first, "fold"), units), rows, keys[0])
 
 
 def _trace(silos: list[Silo]) -> None:

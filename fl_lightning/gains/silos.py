@@ -2,12 +2,26 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
 from fl_lightning.gains.statistics import Estimate, Name, Samples, Scores, Verdict
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The silos before anything is trained."""
+
+    names: Sequence[str]
+    sizes: Sequence[int]
+    """In samples."""
+    recordings: Mapping[int, int] = field(default_factory=dict)
+    """Of windows, by fingerprint: those of one recording are no independent samples."""
+    counts: Sequence[int] = ()
+    """Recordings of each silo, where samples are windows."""
 
 
 @dataclass

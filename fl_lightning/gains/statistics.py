@@ -343,17 +343,6 @@ def _best(tables: np.ndarray, sizes: np.ndarray) -> int:
     return int(np.argmax(means[:, votes].mean(1))) if votes.any() else 0
 
 
-def holm(ps: Sequence[float], level: float = LEVEL) -> list[bool]:
-    """Which hypotheses Holm's procedure rejects at `level` for all together."""
-    order = np.argsort(ps, kind="stable")
-    rejected = [False] * len(ps)
-    for rank, place in enumerate(order):
-        if ps[place] > level / (len(ps) - rank):
-            break
-        rejected[place] = True
-    return rejected
-
-
 def mean_gain(estimates: Sequence[Estimate]) -> tuple[float, float, float]:
     """Mean over silos, and its interval. Errors of silos of one federation are hardly correlated (simulated)."""
     gain = float(np.mean([one.gain for one in estimates]))
@@ -365,5 +354,5 @@ def of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
     """Interval of the mean gain of silos that are drawn as these were, by Student's t; None of fewer than three."""
     if len(gains) < 3:
         return None
-    half = stats.t.ppf(1 - LEVEL / 2, len(gains) - 1) * np.std(gains, ddof=1) / math.sqrt(len(gains))
-    return float(np.mean(gains) - half), float(np.mean(gains) + half)
+    low, high = stats.t.interval(1 - LEVEL, len(gains) - 1, np.mean(gains), stats.sem(gains))
+    return float(low), float(high)

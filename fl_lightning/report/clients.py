@@ -6,8 +6,9 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.report.tables import NONE, Table
-from fl_lightning.results.ledger import UNREADABLE
+from fl_lightning.report.tables import Table
+from fl_lightning.report.words import NONE
+from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import Comparison
 

@@ -111,11 +111,8 @@ def _band(runs: list[RunResult], members: list[int]) -> dict[str, Any]:
     for kind in kinds(runs[members[0]].metric):
         if all(runs[k].has(kind) for k in members):
             values = _over_seeds([runs[k].column(kind) for k in members])
-            band["y"][kind] = {key: _short(each) for key, each in zip(_BAND, values, strict=True)}
+            band["y"][kind] = {key: _short(each) for key, each in zip(("mean", "low", "high"), values, strict=True)}
     return band
-
-
-_BAND = ("mean", "low", "high")
 
 
 def _over_seeds(columns: list[list[float]]) -> tuple[list[float], list[float], list[float]]:
@@ -126,33 +123,48 @@ def _over_seeds(columns: list[list[float]]) -> tuple[list[float], list[float], l
     return mean.tolist(), (mean - std).tolist(), (mean + std).tolist()
 
 
-def seeds_label(label: str, count: int) -> str:
-    """What a band over `count` seeds is called, from the label of the first run's."""
-    return f"{label} and {count - 1} more seed{'s' * (count > 2)}"
-
-
 def training(runs: list[RunResult]) -> dict[str, Figure]:
     """Losses of local training by round, the proximal term alone where there is one; a band over seeds."""
-    lines: list[dict[str, Any]] = []
-    labels, colour, bands = run_labels(runs), colours(runs), together(runs, ("train_loss",))
+    drawn = {"train_loss": ("solid", " · loss"), "coaching_loss": ("dot", " · proximal term alone")}
+    lines = _over_rounds(runs, together(runs, ("train_loss",)), drawn)
+    return {"losses": _by_round(lines, "mean over the clients")} if lines else {}
+
+
+def accuracy(runs: list[RunResult]) -> dict[str, Figure]:
+    """Accuracies by round, by what runs are compared by, and a band over seeds: what the page draws of `curves`."""
+    known, first = kinds(runs[0].metric), Comparison.of(runs).column
+    bands = [members for members in together(runs, tuple(known)) if all(runs[k].has(first) for k in members)]
+    lines = _over_rounds(runs, bands, {first: ("solid", "")})
+    title = f"{runs[0].metric.words} ({known.get(first, first)})"
+    return {"accuracy": _by_round(lines, title)} if any(run.has(*known) for run in runs) else {}
+
+
+def _over_rounds(
+    runs: list[RunResult], bands: list[list[int]], drawn: dict[str, tuple[str, str]]
+) -> list[dict[str, Any]]:
+    """Lines of columns of metrics.csv by round; of `bands` the mean, behind it the edges of its band.
+
+    `drawn`: of each column the dashes, and how the names of its lines end.
+    """
+    lines, labels, colour = [], run_labels(runs), colours(runs)
     apart = [[k] for k in range(len(runs)) if not any(k in members for members in bands)]
     for members in sorted(bands + apart):
         first = members[0]
-        for column, words, dash in (("train_loss", "loss", "solid"), ("coaching_loss", "proximal term alone", "dot")):
+        for column, (dash, ending) in drawn.items():
             columns = [runs[k].column(column) for k in members]
             if not any(value > 0 for values in columns for value in values):
                 continue
             line, x = {"color": colour[first], "dash": dash, "width": 2}, runs[first].column("round")
             if len(members) == 1:
-                lines.append(_line(f"{labels[first]} · {words}", line, x, columns[0]))
+                lines.append(_line(f"{labels[first]}{ending}", line, x, columns[0]))
                 continue
             mean, low, high = _over_seeds(columns)
             edge = {"line": {"width": 0, "color": colour[first]}, "hoverinfo": "skip", "showlegend": False}
             fill = {"fill": "tonexty", "fillcolor": f"{colour[first]}33"}
-            name = f"{seeds_label(labels[first], len(members))} · {words}"
-            shared = _line(name, line, x[: len(mean)], mean)
+            more = f"{labels[first]} and {len(members) - 1} more seed{'s' * (len(members) > 2)}"
+            shared = _line(f"{more}{ending}", line, x[: len(mean)], mean)
             lines += [shared | edge | {"y": _short(low)}, shared | edge | fill | {"y": _short(high)}, shared]
-    return {"losses": _by_round(lines, "mean over the clients")} if lines else {}
+    return lines
 
 
 def fairness(runs: list[RunResult]) -> dict[str, Figure]:

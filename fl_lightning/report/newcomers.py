@@ -8,7 +8,8 @@ import numpy as np
 
 from fl_lightning.metric import FURTHER
 from fl_lightning.report.figures import Figure, colours, run_labels
-from fl_lightning.report.tables import NONE, Table, percent
+from fl_lightning.report.tables import Table, percent
+from fl_lightning.report.words import NONE
 from fl_lightning.results.result import RunResult
 
 

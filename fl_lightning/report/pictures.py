@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.record import RelationView
-from fl_lightning.results.ledger import UNREADABLE, unread
+from fl_lightning.results.ledger import unread
 from fl_lightning.results.result import RunResult
 
 STEPS, OVER, MISSING = 253, 254, 255
@@ -66,7 +66,7 @@ def relations(runs: list[RunResult]) -> dict[str, Any]:
         details = most[run.name]
         due = [number for number in rounds if number in kept[run.name]] if details is not None else []
         for number in due:
-            view = _view(run, number)
+            view = run.files.intact_relation(number)
             if view is not None:
                 layers, same = view.layers, same | {_same(view)}
                 pictures[number] = _round(view, details or 0)
@@ -85,7 +85,7 @@ def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int],
     most: dict[str, int | None] = dict.fromkeys(kept)
     sizes = {}
     for run in runs:
-        views = (_view(run, number) for number in reversed(kept[run.name]))
+        views = (run.files.intact_relation(number) for number in reversed(kept[run.name]))
         view = next((view for view in views if view is not None), None)
         if view is not None:
             receivers, layers, sources = view.rows.shape
@@ -113,19 +113,6 @@ def _plan(runs: list[RunResult], kept: dict[str, list[int]]) -> tuple[list[int],
 def _cost(rows: int, columns: int, over: int) -> int:
     """Characters of a picture: its codes in base64, the numbers beyond, labels."""
     return rows * columns * 4 // 3 + 8 * over + 90
-
-
-def _view(run: RunResult, number: int) -> RelationView | None:
-    """The relation of a round; None if its file is damaged."""
-    try:
-        raw = run.files.read_relation(number)
-        receivers, sources = ([int(client) for client in clients] for clients in (raw.receivers, raw.sources))
-        view = RelationView(np.asarray(raw.rows, dtype=np.float32), receivers, list(map(str, raw.layers)), sources)
-        if view.rows.shape != (len(view.receivers), len(view.layers), len(view.sources)) or not view.rows.size:
-            raise ValueError("its arrays do not fit together")
-    except UNREADABLE:
-        return None
-    return view
 
 
 def _same(view: RelationView) -> str:

@@ -10,20 +10,8 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric
-from fl_lightning.report.words import NONE as NONE
-from fl_lightning.report.words import (
-    clients,
-    component,
-    data,
-    judged_by,
-    local_training,
-    method,
-    model_words,
-    optimizer,
-    participation,
-    samples,
-    text,
-)
+from fl_lightning.report import words
+from fl_lightning.report.words import NONE, model_words, text
 from fl_lightning.results.columns import COLUMNS
 from fl_lightning.results.folder import CLIENT_FLOPS, final_words
 from fl_lightning.results.result import MIB, RunResult
@@ -45,17 +33,17 @@ class Table:
 def overview(runs: list[RunResult]) -> Table:
     """What was run."""
     facts: dict[str, Callable[[RunResult], str]] = {
-        "method": lambda run: component(method(run, runs)),
-        "model": lambda run: component(run.config.get("model")),
-        "data": data,
-        "clients": clients,
-        "participation": participation,
-        "local epochs": local_training,
+        "method": lambda run: words.component(words.method(run, runs)),
+        "model": lambda run: words.component(run.config.get("model")),
+        "data": words.data,
+        "clients": words.clients,
+        "participation": words.participation,
+        "local epochs": words.local_training,
         "batch size": lambda run: text(run.setting("federation.batch_size")),
-        "optimiser": optimizer,
-        "samples": samples,
+        "optimiser": words.optimizer,
+        "samples": words.samples,
         "rounds done": lambda run: f"{run.rounds_done} of {text(run.rounds_asked)}",
-        "judged": judged_by,
+        "judged": words.judged_by,
         "seed": lambda run: text(run.setting("seed")),
         "version": lambda run: text(run.facts.get("version")),
     }
@@ -196,14 +184,14 @@ def _last(run: RunResult, column: str) -> str:
 def on_global_test(runs: list[RunResult]) -> list[list[str]]:
     """The rows of what came out on the test set of all clients, for each kind of model that a run scored on it."""
     shown = []
-    for kind, words in MODELS.items():
+    for kind, model in MODELS.items():
         column = Comparison.of(runs).metric.on_global_test(kind)
         if any(run.has(column) for run in runs):
-            begin = f"test set of all, {words}: "
+            begin = f"test set of all, {model}: "
             shown.append([f"{begin}best round (optimistic)", *(_at_best(run, column, column) for run in runs)])
             shown.append([f"{begin}last judged round", *(_last(run, column) for run in runs)])
             ended = [(run, run.summary.get(f"final_{column}")) for run in runs]
-            shown.append([f"{begin}all clients at the end", *(_known(v, run.metric.shown) for run, v in ended)])
+            shown.append([f"{begin}all clients at the end", *(known(v, run.metric.shown) for run, v in ended)])
     return shown
 
 
@@ -232,9 +220,9 @@ def by_judge(runs: list[RunResult]) -> list[list[str]]:
     shown += [[f"{own}round chosen on validation data", *chosen]] if set(chosen) != {NONE} else []
     ended = [final_words(run.summary) if run.finished else NONE for run in runs]
     shown.append([f"{own}all clients at the end: model", *ended])
-    for key, words in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
+    for key, name in (("mean", "mean"), ("worst", "worst 10 %"), ("std", "spread (std)")):
         values = (run.summary.get(by.metric.of(f"final_{key}")) for run in runs)
-        shown.append([f"{own}all clients at the end: {words}", *(_known(value, by.metric.shown) for value in values)])
+        shown.append([f"{own}all clients at the end: {name}", *(known(value, by.metric.shown) for value in values)])
     for name, metric in FURTHER.items():
         cells = [_averaged(run, name) for run in runs]
         shown += [[f"{own}all clients at the end: {metric.mean_words}", *cells]] if set(cells) != {NONE} else []
@@ -251,19 +239,19 @@ def scores(runs: list[RunResult]) -> Table:
     """What came out and what it cost."""
 
     def summed(*columns: str) -> Callable[[RunResult], str]:
-        return lambda run: _known(run.total(*columns), mib, MIB)
+        return lambda run: known(run.total(*columns), mib, MIB)
 
     def peak(column: str) -> Callable[[RunResult], str]:
-        return lambda run: _known(max((row[column] for row in run.judged(column)), default=None), mib)
+        return lambda run: known(max((row[column] for row in run.judged(column)), default=None), mib)
 
     facts: dict[str, Callable[[RunResult], str]] = {
         "upload": summed("upload_bytes"),
         "upload, parameters only": summed("upload_parameter_bytes"),
         "download": summed("download_bytes"),
         "download, parameters only": summed("download_parameter_bytes"),
-        "modelled channel time": lambda run: _known(run.total("channel_s"), seconds),
-        "wall time of the rounds": lambda run: _known(run.total("seconds"), seconds),
-        "operations": lambda run: _known(flops(run), operations),
+        "modelled channel time": lambda run: known(run.total("channel_s"), seconds),
+        "wall time of the rounds": lambda run: known(run.total("seconds"), seconds),
+        "operations": lambda run: known(flops(run), operations),
         "peak memory, host": peak("memory_mib"),
         "peak memory, GPU": peak("memory_device_mib"),
         "peak memory, server's share": peak("memory_server_mib"),
@@ -277,7 +265,7 @@ def scores(runs: list[RunResult]) -> Table:
 
 def _agreement(run: RunResult) -> str:
     """The last round's `rand_index`, where true groups are known."""
-    return _known(next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None), "{:.2f}".format)
+    return known(next((row["rand_index"] for row in reversed(run.judged("rand_index"))), None), "{:.2f}".format)
 
 
 def fairness(runs: list[RunResult]) -> Table:
@@ -367,7 +355,8 @@ def flop_unit(value: float) -> tuple[str, int]:
     return f"{('', 'k', 'M', 'G', 'T', 'P', 'E')[power]}FLOP", 1000**power
 
 
-def _known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
+def known(value: Any, write: Callable[[float], str], unit: float = 1) -> str:
+    """A number as text; a dash where it is not known."""
     return write(value / unit) if isinstance(value, int | float) and math.isfinite(value) else NONE
 
 

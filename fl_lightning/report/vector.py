@@ -13,7 +13,7 @@ import numpy as np
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.files import write_whole
 from fl_lightning.report import clients, figures, newcomers
-from fl_lightning.results.ledger import UNREADABLE, Ledger
+from fl_lightning.results.ledger import Ledger
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
@@ -31,11 +31,9 @@ _WIDTH = 5.5
 def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
     """Write the charts on `runs`, each to a file of its own in `folder`; returns the files."""
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
-    drawn |= newcomers.curve(runs)
+    drawn |= newcomers.curve(runs) | figures.accuracy(runs)
     drawn.pop("fairness-box", None)  # the same as in order, for eyes that want both
     made = [_write(folder, kind, name, _chart, figure) for name, figure in drawn.items()]
-    if figures.curves(runs)["kinds"]:
-        made.append(_write(folder, kind, "accuracy", _accuracy, runs))
     for number, split in enumerate(clients.splits(runs)):
         made.append(_write(folder, kind, f"split-{number}", _split, split))
     for number, run in enumerate(runs):
@@ -70,7 +68,7 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
     data, layout = figure["data"], figure["layout"]
     before: dict[str, float] = {}
     named: list[tuple[Any, str]] = []
-    edge = np.zeros(0)
+    edge: list[float] = []
     places = layout.get("xaxis", {}).get("categoryarray")
     if places:
         axes.set_xticks(range(len(places)), places)
@@ -83,37 +81,18 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
             named.append((axes.barh(rows, values, left=left, color=trace["marker"]["color"]), label))
             before |= {row: before.get(row, 0.0) + value for row, value in zip(rows, values, strict=True)}
         elif trace["line"].get("width") == 0:  # an edge of a band over seeds; the second is filled to the first
+            x, y = _known(trace["x"], trace["y"])
             if trace.get("fill"):
-                axes.fill_between(trace["x"], edge, _gaps(trace["y"]), color=trace["line"]["color"], alpha=0.2, lw=0)
-            edge = _gaps(trace["y"])
+                axes.fill_between(x, edge, y, color=trace["line"]["color"], alpha=0.2, lw=0)
+            edge = y
         else:
             look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
-            x = [places.index(place) for place in trace["x"]] if places else _gaps(trace["x"])
+            x, y = _known([places.index(place) for place in trace["x"]] if places else trace["x"], trace["y"])
             spread = trace.get("error_y", {}).get("array")
-            named.append((axes.errorbar(x, _gaps(trace["y"]), spread, linewidth=1.4, capsize=3, **look), label))
+            named.append((axes.errorbar(x, y, spread, linewidth=1.4, capsize=3, **look), label))
     if before:
         axes.invert_yaxis()
     _finish(axes, named, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
-
-
-def _accuracy(axes: Axes, runs: list[RunResult]) -> None:
-    """Accuracy by round, a band over seeds where runs differ in nothing else."""
-    curves = figures.curves(runs)
-    kind, labels, colour = curves["first"], figures.run_labels(runs), figures.colours(runs)
-    banded: set[int] = set()
-    named: list[tuple[Any, str]] = []
-    for band in (band for band in curves["bands"] if kind in band["y"]):
-        first, (mean, low, high) = band["runs"][0], (_gaps(band["y"][kind][part]) for part in ("mean", "low", "high"))
-        banded |= set(band["runs"])
-        axes.fill_between(band["round"], low, high, color=colour[first], alpha=0.2, linewidth=0)
-        label = _plain(figures.seeds_label(labels[first], len(band["runs"])))
-        named.append((axes.plot(band["round"], mean, color=colour[first])[0], label))
-    for number, curve in enumerate(curves["runs"]):
-        if number not in banded and kind in curve["y"]:
-            x, y = _gaps(curve["x"]["round"]), _gaps(curve["y"][kind])
-            [line] = axes.plot(x[~np.isnan(y)], y[~np.isnan(y)], color=colour[number])
-            named.append((line, _plain(labels[number])))
-    _finish(axes, named, "round", f"{curves['metric']} ({curves['kinds'].get(kind, kind)})")
 
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:
@@ -144,11 +123,8 @@ def _relations(run: RunResult) -> Iterator[tuple[str, _Heat]]:
     Each with the end of its file's name. None where there is no relation that can be read.
     """
     rounds = run.relation_rounds
-    try:
-        view = run.files.read_relation(rounds[-1]) if rounds else None
-    except UNREADABLE:
-        view = None
-    if view is None or not view.rows.size:
+    view = run.files.intact_relation(rounds[-1]) if rounds else None
+    if view is None:
         return
     own = np.array(view.receivers)[:, None] == np.array(view.sources)
     overall, words = view.rows.mean(axis=1), f"weight in round {rounds[-1]}"
@@ -183,8 +159,10 @@ def _plain(label: str) -> str:
     return html.unescape(label).replace("$", r"\$")
 
 
-def _gaps(values: list[float | None]) -> np.ndarray:
-    return np.array([np.nan if value is None else value for value in values], dtype=np.float64)
+def _known(x: Sequence[Any], y: list[float | None]) -> tuple[list[Any], list[float]]:
+    """The points that have a value: a line goes on over rounds without one."""
+    points = [(place, value) for place, value in zip(x, y, strict=True) if value is not None]
+    return [place for place, _ in points], [value for _, value in points]
 
 
 def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str) -> None:

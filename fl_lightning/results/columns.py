@@ -57,7 +57,6 @@ class Registry:
 
     def __init__(self) -> None:
         self._columns: dict[str, Column] = {}
-        self._families: dict[str, Column] = {}
 
     def declare(self, *columns: Column) -> None:
         """Add columns, of one's own callbacks too.
@@ -66,27 +65,23 @@ class Registry:
             ValueError: a name is declared already.
         """
         for column in columns:
-            where = self._families if column.name.endswith("*") else self._columns
-            if where.setdefault(column.name.rstrip("*"), column) is not column:
+            if self._columns.setdefault(column.name, column) is not column:
                 raise ValueError(f"{column.name} is declared already")
 
     def __contains__(self, name: str) -> bool:
-        return name in self._columns or self._family(name) is not None
-
-    def __iter__(self) -> Any:
-        yield from self._columns.values()
-        yield from self._families.values()
+        return self._find(name) is not None
 
     def __getitem__(self, name: str) -> Column:
         """The declaration of a column. One that nobody has declared is in the section `other`, or of a score of one's
         own where its name ends with a kind of model."""
-        if (column := self._columns.get(name) or self._family(name)) is not None:
+        if (column := self._find(name)) is not None:
             return column if column.name == name else replace(column, name=name)
         return Column(name, "scores" if name.rpartition("_")[2] in MODELS else "other")
 
-    def _family(self, name: str) -> Column | None:
-        begins = [begin for begin in self._families if name.startswith(begin)]
-        return self._families[max(begins, key=len)] if begins else None
+    def _find(self, name: str) -> Column | None:
+        """The column, or the family whose name is the longest beginning of it."""
+        names = [name, *(f"{name[:k]}*" for k in range(len(name), 0, -1))]
+        return next((self._columns[name] for name in names if name in self._columns), None)
 
 
 COLUMNS = Registry()
@@ -123,34 +118,25 @@ for _metric in (*BY_TASK.values(), *FURTHER.values()):
     COLUMNS.declare(*_of_score(_metric))
 
 COLUMNS.declare(
-    *(
-        Column(f"{way}load{kind}_bytes", "communication", f"bytes {way}loaded in the round{words}")
-        for way in ("up", "down")
-        for kind, words in (("", ""), ("_parameter", ": parameters alone"))
-    ),
-    *(
-        Column(f"layers_{way}loaded", "communication", f"layers whose own parameters were {way}loaded")
-        for way in ("up", "down")
-    ),
+    Column("upload_bytes", "communication", "bytes uploaded in the round"),
+    Column("upload_parameter_bytes", "communication", "bytes uploaded in the round: parameters alone"),
+    Column("download_bytes", "communication", "bytes downloaded in the round"),
+    Column("download_parameter_bytes", "communication", "bytes downloaded in the round: parameters alone"),
+    Column("layers_uploaded", "communication", "layers whose own parameters were uploaded"),
+    Column("layers_downloaded", "communication", "layers whose own parameters were downloaded"),
     Column("channel_s", "communication", "modelled seconds of the round over the channel"),
-    *(
-        Column(f"channel_{part}_s", "communication", f"modelled seconds of the slowest client's {words}")
-        for part, words in (("download", "download"), ("compute", "local training"), ("upload", "upload"))
-    ),
+    Column("channel_download_s", "communication", "modelled seconds of the slowest client's download"),
+    Column("channel_compute_s", "communication", "modelled seconds of the slowest client's local training"),
+    Column("channel_upload_s", "communication", "modelled seconds of the slowest client's upload"),
     Column("flops_forward", "cost", "operations of the cohort's training: passes through the model"),
     Column("flops_backward", "cost", "operations of the cohort's training: passes back"),
     Column("flops_extra", "cost", "operations of clients in hooks and for a method's own weights"),
     Column("flops_penalty", "cost", "operations of the proximal term: 5 for each number and step"),
     Column("flops_server", "cost", "operations of the server: Gram matrices, mixing, the relation"),
     Column("seconds", "cost", "seconds of the round, of the slowest process"),
-    *(
-        Column(f"seconds_{part}", "cost", f"seconds of the round in which {words}")
-        for part, words in (
-            ("client", "clients train"),
-            ("server", "server mixes"),
-            ("evaluation", "models are scored"),
-        )
-    ),
+    Column("seconds_client", "cost", "seconds of the round in which clients train"),
+    Column("seconds_server", "cost", "seconds of the round in which server mixes"),
+    Column("seconds_evaluation", "cost", "seconds of the round in which models are scored"),
     Column("memory_mib", "cost", "peak memory of all processes together, MiB"),
     Column("memory_server_mib", "cost", "memory that the server's models and tensors take, MiB"),
     Column("memory_device_mib", "cost", "peak memory of torch on GPUs, over all processes, MiB"),

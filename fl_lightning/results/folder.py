@@ -10,6 +10,8 @@ from __future__ import annotations
 import io
 import json
 import math
+import zipfile
+import zlib
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -35,6 +37,8 @@ TABLES = (
 """Every table of a run; `columns.json` declares their columns."""
 _WORDS = ("name", "model", "rule", "stage", "reason", "outcome")
 """Columns of text."""
+UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
+"""What reading a damaged table, npz or JSON file may raise."""
 _OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 
 
@@ -47,8 +51,7 @@ class Traffic:
     sent: np.ndarray
     """Bool (clients, 2, L): whether the layer travelled."""
     clients: list[int]
-    layers: list[str] | None
-    """None: the file does not name them."""
+    layers: list[str]
     kinds: list[str]
 
 
@@ -165,6 +168,15 @@ class RunFolder:
             receivers, layers, sources = (arrays[name].tolist() for name in ("receivers", "layers", "sources"))
             return RelationView(arrays["rows"], receivers, layers, sources)
 
+    def intact_relation(self, round: int) -> RelationView | None:
+        """The relation of `round`; None if its file cannot be read, or its arrays do not fit together."""
+        try:
+            view = self.read_relation(round)
+            fits = view.rows.shape == (len(view.receivers), len(view.layers), len(view.sources))
+            return view if fits and view.rows.size else None
+        except UNREADABLE:
+            return None
+
     def write_traffic(self, record: RoundRecord) -> None:
         """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`, `kinds`."""
         _save_arrays(
@@ -183,12 +195,8 @@ class RunFolder:
     def read_traffic(self, round: int) -> Traffic:
         """What `write_traffic` kept for `round`; FileNotFoundError if there is nothing."""
         with self.traffic_file(round).open("rb") as file, np.load(file) as arrays:
-            sizes, clients = arrays["bytes"], arrays["clients"].tolist()
-            layers = arrays["layers"].tolist() if "layers" in arrays else None
-            # Earlier versions did not write `kinds` and `sent`.
-            kinds = arrays["kinds"].tolist() if "kinds" in arrays else ["parameters", "buffers", "other"]
-            sent = arrays["sent"] if "sent" in arrays else sizes[:, :, :-1, 0] > 0
-        return Traffic(sizes, sent, clients, layers, kinds)
+            clients, layers, kinds = (arrays[name].tolist() for name in ("clients", "layers", "kinds"))
+            return Traffic(arrays["bytes"], arrays["sent"], clients, layers, kinds)
 
     def relation_rounds(self) -> list[int]:
         """The rounds whose relation is kept, in order."""
@@ -307,12 +315,8 @@ def judge_of(summary: Mapping[str, Any], rows: Iterable[Row]) -> str | None:
 def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:
     """Of how many clients which kind of model was scored at the end; empty if the run has not ended."""
     kinds = summary.get("final_kinds")
-    if isinstance(kinds, dict):
-        return {kind: number for kind, number in kinds.items() if kind in metrics.MODELS and isinstance(number, int)}
-    # Earlier versions scored FedAvg's global model whatever the judge, and said so here.
-    kind = {"global": "global", "finetuned": "finetuned", "personal": "after"}.get(str(summary.get("final_model")))
-    kind = kind or judge_of(summary, ())
-    return {kind: int(summary.get("clients", 0))} if kind else {}
+    known = kinds.items() if isinstance(kinds, dict) else ()
+    return {kind: number for kind, number in known if kind in metrics.MODELS and isinstance(number, int)}
 
 
 def final_kind(summary: Mapping[str, Any]) -> str | None:

@@ -2,16 +2,11 @@
 
 from __future__ import annotations
 
-import zipfile
-import zlib
 from dataclasses import dataclass
 
 import numpy as np
 
-from fl_lightning.results.folder import RunFolder
-
-UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
-"""What reading a damaged table, npz or JSON file may raise."""
+from fl_lightning.results.folder import UNREADABLE, RunFolder
 
 
 def unread(rounds: list[int]) -> list[str]:
@@ -37,40 +32,25 @@ def read_ledger(folder: RunFolder) -> tuple[Ledger | None, list[int]]:
     rounds: list[int] = []
     damaged: list[int] = []
     shares: list[np.ndarray] = []
-    names: list[str] | None = None
+    layers: list[str] = []
     kinds: dict[str, tuple[int, int]] = {}
     for number in folder.traffic_rounds():
         try:
             traffic = folder.read_traffic(number)
             sizes, sent = np.asarray(traffic.bytes, dtype=np.int64), np.asarray(traffic.sent, dtype=bool)
-            clients, _, layers = sent.shape
-            if (clients, 2, layers + 1, len(traffic.kinds)) != sizes.shape or sent.shape[1] != 2 or not clients:
-                raise ValueError("its arrays do not fit together")
-            if shares and layers != shares[0].shape[1]:
-                raise ValueError("it has other layers than the rounds before")
+            clients, count = len(sent), len(traffic.layers)
+            fits = sent.shape == (clients, 2, count) and sizes.shape == (clients, 2, count + 1, len(traffic.kinds))
+            if not fits or not clients or traffic.layers != (layers or traffic.layers):
+                raise ValueError("its arrays do not fit together, or it has other layers than the rounds before")
         except UNREADABLE:
             damaged.append(number)
             continue
         rounds.append(number)
         shares.append(sent.mean(axis=0))
-        names = names or traffic.layers
+        layers = traffic.layers
         for kind, (down, up) in zip(traffic.kinds, sizes.sum(axis=(0, 2)).T.tolist(), strict=True):
             before = kinds.get(str(kind), (0, 0))
             kinds[str(kind)] = (before[0] + down, before[1] + up)
     if not rounds:
         return None, damaged
-    count = shares[0].shape[1]
-    names = names or _layers_of_relation(folder)
-    if names is None or len(names) != count:
-        names = [f"layer {number}" for number in range(count)]
-    return Ledger(rounds, names, np.stack(shares, axis=-1), kinds), damaged
-
-
-def _layers_of_relation(folder: RunFolder) -> list[str] | None:
-    """Older ledgers do not name their layers; the relation does."""
-    for number in folder.relation_rounds():
-        try:
-            return folder.read_relation(number).layers
-        except UNREADABLE:
-            continue
-    return None
+    return Ledger(rounds, layers, np.stack(shares, axis=-1), kinds), damaged

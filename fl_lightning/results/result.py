@@ -22,9 +22,8 @@ from fl_lightning.extras import require
 from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
 from fl_lightning.record import RelationView
 from fl_lightning.results.columns import COLUMNS, Column
-from fl_lightning.results.folder import RunFolder, best, final_kind, final_words, mean_of_bests
-from fl_lightning.results.ledger import UNREADABLE, Ledger, read_ledger, unread
-from fl_lightning.results.named import Named
+from fl_lightning.results.folder import UNREADABLE, RunFolder, best, final_kind, final_words, mean_of_bests
+from fl_lightning.results.ledger import Ledger, read_ledger, unread
 from fl_lightning.results.summary import Summary
 
 if TYPE_CHECKING:
@@ -50,7 +49,20 @@ _LASTING = ("judge", "version", "made_up_data", "clients", "held_out_clients", "
 """What keys of summary.json that hold for a run however long it is begin with."""
 
 
-class RunResult(Named):
+def _table(name: str, doc: str) -> cached_property[DataFrame]:
+    """A table of a run as a DataFrame, read when it is asked for."""
+
+    def read(run: RunResult) -> DataFrame:
+        require("study", "run", str(run.folder))
+        from pandas import DataFrame
+
+        return DataFrame(run.rows(name))
+
+    read.__doc__ = doc
+    return cached_property(read)
+
+
+class RunResult:
     """A run folder, finished or not, as tables. Each is read once: make another object to see later rounds.
 
     Args:
@@ -84,12 +96,10 @@ class RunResult(Named):
             self.notes["runs"].append("a client failed: failure.txt in the run folder says how")
 
     def __repr__(self) -> str:
-        which = self.config.get("method") or {}
-        method = which.get("name") or which.get("class_path") if isinstance(which, dict) else which
         scores, done = self.final_accuracies, self.rounds_done
         mean = self.metric.shown(float(scores.mean()) if len(scores) else math.nan)
         reached = f", {self.metric.mean_words} {mean} at the end" if self.finished else ""
-        return f"<Run {self.folder}: {method}, {done} of {self.rounds_asked or done} rounds{reached}>"
+        return f"<Run {self.folder}: {self.method}, {done} of {self.rounds_asked or done} rounds{reached}>"
 
     def rows(self, table: str) -> list[Row]:
         """The whole rows of `metrics`, `clients`, `final`, `newcomers` or `split`; missing values are absent."""
@@ -101,42 +111,30 @@ class RunResult(Named):
             self._kept[table] = [r for r in rows or [] if all(math.isfinite(r.get(n, math.nan)) for n in needed)]
         return self._kept[table]
 
-    def _frame(self, table: str) -> DataFrame:
-        require("study", "run", str(self.folder))
-        from pandas import DataFrame
-
-        return DataFrame(self.rows(table))
-
-    @cached_property
-    def rounds(self) -> DataFrame:
-        """`metrics.csv`: a row for each round; NaN where a round has no value."""
-        return self._frame("metrics")
-
-    @cached_property
-    def clients(self) -> DataFrame:
-        """`clients.csv`: a row for each client of each round."""
-        return self._frame("clients")
-
-    @cached_property
-    def final(self) -> DataFrame:
-        """`final.csv`: a row for each client's final model; empty before the run has ended."""
-        return self._frame("final")
-
-    @cached_property
-    def newcomers(self) -> DataFrame:
-        """`newcomers.csv`: held-out clients by labelled samples; empty without any, or before the run has ended."""
-        return self._frame("newcomers")
-
-    @cached_property
-    def split(self) -> DataFrame:
-        """`split.csv`: samples of each client, and of each class; empty in runs of earlier versions."""
-        return self._frame("split")
+    rounds = _table("metrics", "`metrics.csv`: a row for each round; NaN where a round has no value.")
+    clients = _table("clients", "`clients.csv`: a row for each client of each round.")
+    final = _table("final", "`final.csv`: a row for each client's final model; empty before the run has ended.")
+    newcomers = _table(
+        "newcomers",
+        "`newcomers.csv`: held-out clients by labelled samples; empty without any, or before the run has ended.",
+    )
+    split = _table("split", "`split.csv`: samples of each client, and of each class.")
 
     @property
     def metrics(self) -> DataFrame:
         """Earlier name of `rounds`."""
         renames.warn("Run.metrics", "Run.rounds")
         return self.rounds
+
+    @cached_property
+    def client_names(self) -> dict[int, str]:
+        """Each client's name by its number; empty where clients have numbers alone."""
+        rows = [*self.rows("split"), *self.rows("newcomers")]
+        return {int(row["client"]): str(row["name"]) for row in rows if "name" in row}
+
+    def called(self, client: int) -> str:
+        """A client's name, or its number."""
+        return self.client_names.get(client, str(client))
 
     @cached_property
     def columns(self) -> dict[str, Column]:
@@ -151,6 +149,12 @@ class RunResult(Named):
         for part in key.split("."):
             value = value.get(part) if isinstance(value, dict) else None
         return value
+
+    @property
+    def method(self) -> str | None:
+        """The method as config.yaml names it."""
+        given = self.config.get("method")
+        return (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
 
     @property
     def rounds_done(self) -> int:
@@ -310,10 +314,9 @@ def _dense(view: RelationView, n: int) -> np.ndarray:
 
 
 def _config(folder: Path) -> dict[str, Any]:
-    if not folder.is_dir():
-        raise BadInput("run", str(folder), "it must be a run folder; there is no such folder")
-    if not (folder / "config.yaml").is_file():
-        raise BadInput("run", str(folder), "it must be a run folder; config.yaml is missing")
+    check("run", str(folder), folder.is_dir(), "it must be a run folder; there is no such folder")
+    there = (folder / "config.yaml").is_file()
+    check("run", str(folder), there, "it must be a run folder; config.yaml is missing")
     try:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):

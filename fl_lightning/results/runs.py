@@ -134,9 +134,7 @@ def labels(runs: list[RunResult]) -> list[str]:
 
 def method_of(run: RunResult) -> str:
     """The short name of a run's method."""
-    given = run.config.get("method")
-    name = (given.get("name") or given.get("class_path")) if isinstance(given, dict) else given
-    return str(name).rpartition(".")[2].lower()
+    return str(run.method).rpartition(".")[2].lower()
 
 
 def words(setting: Mapping[str, Any]) -> str:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from statistics import fmean, median, stdev
 from typing import Any, Literal
@@ -48,22 +48,12 @@ class Board:
         self.folder, self.cells = folder, cells
         self._ended: dict[tuple[str, str], Seen] = {}
 
-    def look(
-        self,
-        running: Callable[[str], bool],
-        failures: Mapping[str, str],
-        job: Callable[[str], str | None] = lambda run: None,
-    ) -> list[Seen]:
-        """The state of each cell. `running` says whether a run folder (relative) is at work, `job` what SLURM does."""
-        return [self._look(cell, running, failures, job) for cell in self.cells]
+    def look(self, now: Callable[[str], State | None]) -> list[Seen]:
+        """The state of each cell. `now`: of a run folder (relative) that has not ended, where more than that is known:
+        running, starting, queued, failed."""
+        return [self._look(cell, now) for cell in self.cells]
 
-    def _look(
-        self,
-        cell: dict[str, Any],
-        running: Callable[[str], bool],
-        failures: Mapping[str, str],
-        job: Callable[[str], str | None],
-    ) -> Seen:
+    def _look(self, cell: dict[str, Any], now: Callable[[str], State | None]) -> Seen:
         key = cell["folder"], cell["label"]
         if key in self._ended:
             return self._ended[key]
@@ -83,14 +73,8 @@ class Board:
             seconds = float(summary.get("wall_seconds", math.nan))
             self._ended[key] = Seen("finished", done, score, metric, judge, seconds)
             return self._ended[key]
-        state: State = "stopped" if run.path.is_dir() else "waiting"
-        if running(cell["folder"]):
-            state = "running" if rows else "starting"
-        elif (queue_state := job(cell["folder"])) in ("queued", "starting"):
-            state = "queued" if queue_state == "queued" else "starting"
-        elif cell["folder"] in failures:
-            state = "failed"
-        return Seen(state, done, score, metric, judge)
+        state = now(cell["folder"]) or ("stopped" if run.path.is_dir() else "waiting")
+        return Seen("starting" if state == "running" and not rows else state, done, score, metric, judge)
 
     def table(self, seen: list[Seen], most: int | None = None) -> Table:
         """A line for each method in a setting; of more than `most`, those that something is going on in."""

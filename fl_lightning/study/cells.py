@@ -118,23 +118,11 @@ def _is_study(paths: Sequence[Path]) -> bool:
 
 def _of_study(folder: Path) -> list[dict[str, Any]]:
     """The cells of `study.json`; `run` is None where a run has not ended. `judge`: what a row itself names."""
-    listed = StudyFolder(folder).cells()
-    try:
-        entries = [dict(cell) for cell in listed]
-        for entry in entries:
-            entry["place"] = folder / entry["folder"]
-            entry["setting"] = words(entry["setting"])
-            entry["label"], entry["method"] = str(entry["label"]), str(entry["method"])
-            entry["seed"] = int(entry["seed"])
-    except (ValueError, LookupError, TypeError, AttributeError) as error:
-        raise BadInput("study", str(folder), f"its study.json cannot be read ({error})") from None
-    there = [entry["place"] for entry in entries if (entry["place"] / "summary.json").is_file()]
-    runs = dict(zip(dict.fromkeys(there), load(list(dict.fromkeys(there)), regression=False), strict=True))
-    usual = _judge_of_base(folder)
+    study = StudyFolder(folder)
+    runs, usual = study.results(regression=False), _judge_of_base(folder)
+    entries = [cell | {"setting": words(cell["setting"]), "run": runs.get(cell["folder"])} for cell in study.cells()]
     for entry in entries:
-        run = runs.get(entry["place"])
-        entry["run"] = run if run is not None and run.finished else None
-        own = run.setting(_JUDGE) if run is not None and usual is not None else None
+        own = entry["run"].setting(_JUDGE) if entry["run"] is not None and usual is not None else None
         if "judge" not in entry and own not in (None, "auto", usual):  # its method was given a judge of its own
             entry["judge"] = own
     return entries
@@ -182,23 +170,18 @@ def _check_pairs(cells: list[Cell]) -> None:
     for cell in cells:
         units[cell.unit].append(cell)
         before = judges.setdefault(cell.label, cell.judge)
-        if before != cell.judge:
-            allowed = (
-                f"runs of {cell.label!r} are judged differently ({MODELS[before]}; {MODELS[cell.judge]}): --judge KIND"
-            )
-            raise BadInput("judge", cell.judge, allowed)
+        kinds = f"{MODELS[before]}; {MODELS[cell.judge]}"
+        allowed = f"runs of {cell.label!r} are judged differently ({kinds}): --judge KIND"
+        check("judge", cell.judge, before == cell.judge, allowed)
     for (setting, seed), those in units.items():
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
         seen: dict[str, Cell] = {}
         for cell in those:
             other = seen.setdefault(cell.label, cell)
-            if other is not cell:
-                both = f"{other.run.folder} and {cell.run.folder}"
-                allowed = f"{both} are {cell.label!r} alike, and cannot be told apart"
-                raise BadInput("compare", where, allowed)
+            allowed = f"{other.run.folder} and {cell.run.folder} are {cell.label!r} alike, and cannot be told apart"
+            check("compare", where, other is cell, allowed)
         keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith(METHODS_OWN)]
-        if keys:
-            raise BadInput("compare", where, f"its runs cannot be paired: they differ in {', '.join(keys)}")
+        check("compare", where, not keys, f"its runs cannot be paired: they differ in {', '.join(keys)}")
 
 
 def _check_methods(cells: list[Cell]) -> None:

@@ -8,7 +8,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import MODELS
-from fl_lightning.report.tables import NONE
+from fl_lightning.report.words import NONE
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.groups import Group, choose_baseline, grouped, training_alone

@@ -175,14 +175,11 @@ def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
     if not paired:
         return fields
     fields |= dict(zip(("wins", "ties", "losses"), statistics.tally(means), strict=True))
-    seeds = complete(settings, paired)
-    if seeds:
-        differences = [[paired[setting, seed] for setting in settings] for seed in seeds]
+    differences = group.differences(label, str(group.baseline), settings)
+    if differences:
         fields["difference"] = float(statistics.seed_means(differences).mean())
-        # Seeds that differ alike have no spread to go by: an interval would claim to be certain.
-        if len(seeds) > 1 and not statistics.alike(differences):
-            fields["low"], fields["high"], fields["interval"] = statistics.interval(differences)
-    if settings == group.settings and len(paired) >= statistics.MIN_PAIRS and len(seeds) > 1:
+        fields |= zip(("low", "high", "interval"), _interval(differences) or (), strict=False)
+    if settings == group.settings and len(paired) >= statistics.MIN_PAIRS and len(differences) > 1:
         fields["p"] = statistics.wilcoxon(means)
         if len(settings) > 1:  # pairs of one seed in several settings may have in common what the seed brings
             fields["p"] = max(fields["p"], statistics.over_seeds(differences))
@@ -199,12 +196,13 @@ def _best(group: Group, settings: list[str]) -> str | None:
     first, second = [*sorted(means, key=lambda label: -means[label]), None, None][:2]
     if first is None or second is None:
         return None
-    ours, theirs = group.scores[first], group.scores[second]
-    seeds = complete(settings, ours.keys() & theirs.keys())
-    differences = [[ours[setting, seed] - theirs[setting, seed] for setting in settings] for seed in seeds]
-    if len(seeds) < 2 or statistics.alike(differences):
-        return None
-    return first if statistics.interval(differences)[0] > 0 else None
+    interval = _interval(group.differences(first, second, settings))
+    return first if interval and interval[0] > 0 else None
+
+
+def _interval(differences: list[list[np.ndarray]]) -> tuple[float, float, str] | None:
+    """None of one seed, and of seeds that differ alike: without a spread to go by it would claim to be certain."""
+    return None if len(differences) < 2 or statistics.alike(differences) else statistics.interval(differences)
 
 
 def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:

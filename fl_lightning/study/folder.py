@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from textwrap import indent
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import yaml
 
@@ -23,6 +23,9 @@ from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, make_folder, take, write_whole
 from fl_lightning.study.grid import Entry, Run, Study
+
+if TYPE_CHECKING:
+    from fl_lightning.results.result import RunResult
 
 VERSION = 1
 PLACE = ("data.root", "data.public_root", "data.download", "data.resident", "fabric.timeout")
@@ -52,6 +55,14 @@ class StudyFolder:
     def finished(self, folder: str) -> bool:
         """Whether the run in `folder` (relative) has ended well."""
         return (self.path / folder / "summary.json").is_file()
+
+    def results(self, regression: bool = True) -> dict[str, RunResult]:
+        """Its runs that have ended, by folder; `BadInput` as `results.runs.load`."""
+        from fl_lightning.results.runs import load
+
+        names = [name for name in dict.fromkeys(cell["folder"] for cell in self.cells()) if self.finished(name)]
+        runs = load([self.path / name for name in names], regression)
+        return {name: run for name, run in zip(names, runs, strict=True) if run.finished}
 
     def cells(self) -> list[dict[str, Any]]:
         """The table of `study.json`; `BadInput` if it cannot be read."""
@@ -126,10 +137,10 @@ class StudyFolder:
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
         """Keep other studies out of the folder, which is made. `Busy` if one is in it, `BadInput` if it refuses."""
-        file = self.path / "lock"
+        lock: contextlib.AbstractContextManager[Any] = contextlib.nullcontext()
         try:
             make_folder(self.path)
-            lock = take(file)
+            lock = take(self.path / "lock")
         except Taken as error:
             allowed = f"a study is going on in it ({error}); wait for it, or end it"
             raise Busy("out", str(self.path), allowed) from None
@@ -137,12 +148,8 @@ class StudyFolder:
             if error.errno not in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
                 raise BadInput("out", str(self.path), f"it cannot be written ({error.strerror})") from None
             print(f"{self.path}: no locks here ({error.strerror}); start no second study in it", file=sys.stderr)
+        with lock:
             yield
-            return
-        try:
-            yield
-        finally:
-            lock.close()
 
 
 def as_yaml(base: str, rest: Mapping[str, Any]) -> str:

@@ -33,6 +33,12 @@ class Group:
         """Those that a method has run in."""
         return list(dict.fromkeys(setting for cells in self.cells.values() for setting, _ in cells))
 
+    def differences(self, label: str, other: str, settings: list[str]) -> list[list[np.ndarray]]:
+        """Of each seed in which both have run in all of `settings`: in each of these, of each client."""
+        ours, theirs = self.scores[label], self.scores[other]
+        seeds = complete(settings, ours.keys() & theirs.keys())
+        return [[ours[setting, seed] - theirs[setting, seed] for setting in settings] for seed in seeds]
+
     def blocks(self) -> list[tuple[str, list[str]]]:
         """The settings one by one, and at last all of them."""
         single = [(setting, [setting]) for setting in self.settings]

@@ -140,19 +140,17 @@ def reason(cell: Cell) -> tuple[str, str]:
 
 
 def _check_rows(study: Study, paper: Mapping[str, Any]) -> None:
-    for kind, given in (("figures", paper["figures"]), ("rows", paper["rows"])):
-        for name, row in given.items():
-            key, spec = f"paper.{kind}.{name}", _spec(row, "figure" if kind == "figures" else "label")
-            allowed = "keys: figure, kind, column, unit" + ", label, absent" * (kind == "rows")
-            known = {"figure", "kind", "column", "unit", *(("label", "absent") if kind == "rows" else ())}
-            check(key, row, set(spec) <= known, allowed)
-            figure, model, label = spec.get("figure"), spec.get("kind"), spec.get("label")
-            column = spec.get("column")
+    for kind, stands_for, more in (("figures", "figure", ()), ("rows", "label", ("label", "absent"))):
+        for name, row in paper[kind].items():
+            key, spec = f"paper.{kind}.{name}", _spec(row, stands_for)
+            known = ("figure", "kind", "column", "unit", *more)
+            check(key, row, set(spec) <= set(known), f"keys: {', '.join(known)}")
+            figure, model, label, column = (spec.get(name) for name in ("figure", "kind", "label", "column"))
             check(f"{key}.column", column, isinstance(column, str | None), "it must be a column of metrics.csv")
             unit = str(spec.get("unit", "1"))
             check(key, unit, unit in UNITS, f"units: {', '.join(UNITS)}")
-            some = [*FIGURES, *([None] if kind == "rows" else [])]
-            check(key, figure, figure in some, f"figures: {', '.join(FIGURES)}")
+            fine = figure in FIGURES or (figure is None and kind == "rows")
+            check(key, figure, fine, f"figures: {', '.join(FIGURES)}")
             check(key, model, model in (None, *MODELS), f"kinds of model: {', '.join(MODELS)}")
             if kind == "rows" and "absent" not in spec:
                 check(key, row, isinstance(label, str), "it must name a method of ours by its label, or say `absent`")

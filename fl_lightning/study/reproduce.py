@@ -6,15 +6,13 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 from scipy import stats
 
-from fl_lightning.report.tables import NONE
+from fl_lightning.report.words import NONE
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import load
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.papers import Cell, Ours, reason
 from fl_lightning.study.sheet import Block, Sheet
@@ -89,43 +87,25 @@ def beside(cells: Sequence[Cell], folder: StudyFolder, reasons: bool = True) -> 
 
     `reasons`: the runs are those for which reasons were found why they differ.
     """
-    table = folder.cells()
-    ended = [folder.path / cell["folder"] for cell in table if folder.finished(cell["folder"])]
-    paths = list(dict.fromkeys(ended))
-    loaded = zip(paths, load(paths), strict=True)
-    runs = {path: run for path, run in loaded if run.finished}
-    return [_line(cell, table, runs, folder.path, reasons) for cell in cells]
+    table, runs = folder.cells(), folder.results()
+    return [_line(cell, table, runs, reasons) for cell in cells]
 
 
-def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[Path, RunResult], folder: Path, reasons: bool) -> Line:
-    values: list[float] = []
+def _line(cell: Cell, table: list[dict[str, Any]], runs: Mapping[str, RunResult], reasons: bool) -> Line:
     figures: list[float] = []
-    ours = cell.ours
-    if ours is not None:
+    if ours := cell.ours:
         named = next((row.get("judge") for row in table if row["label"] == ours.label), None)
         ours = dataclasses.replace(ours, kind=ours.kind or named)
-        by_seed = _by_seed(ours.label, ours, table, runs, folder)
-        alone = _by_seed(ours.alone, ours, table, runs, folder)
-        figures = [figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
-        values = [ours.unit * value for value in figures if not math.isnan(value)]
+        of = [row for row in table if row["folder"] in runs and ours.setting.items() <= row["setting"].items()]
+        alone = {row["seed"]: runs[row["folder"]] for row in of if row["label"] == ours.alone}
+        by_seed = {row["seed"]: runs[row["folder"]] for row in of if row["label"] == ours.label}
+        figures = [ours.unit * figure(ours, run, alone.get(seed)) for seed, run in by_seed.items()]
+    values = [value for value in figures if not math.isnan(value)]
     verdict = judge(values, cell.value, cell.std, cell.runs, cell.decimals)
     why = reason(cell) if reasons and verdict.words == DIFFERS else ("", "")
     if verdict.words == NOT_RUN:
         why = cell.absent or ("its runs have no such number" if figures else ""), ""
     return Line(cell, len(values), verdict, *why)
-
-
-def _by_seed(
-    label: str, ours: Ours, table: list[dict[str, Any]], runs: Mapping[Path, RunResult], folder: Path
-) -> dict[int, RunResult]:
-    """The finished runs of a label in a setting."""
-    return {
-        int(cell["seed"]): runs[folder / cell["folder"]]
-        for cell in table
-        if cell["label"] == label
-        and folder / cell["folder"] in runs
-        and all(cell["setting"].get(key) == value for key, value in ours.setting.items())
-    }
 
 
 def figure(ours: Ours, run: RunResult, alone: RunResult | None = None) -> float:

@@ -5,13 +5,14 @@ from __future__ import annotations
 import contextlib
 import sys
 import time
+from collections.abc import Callable, Collection
 from typing import Any
 
 from rich.console import Console
 from rich.live import Live
 
 from fl_lightning.errors import RunFailed
-from fl_lightning.study.board import Board, called, words
+from fl_lightning.study.board import Board, State, called, words
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run
 from fl_lightning.study.workers import Ended, Serve, serve_all
@@ -76,7 +77,7 @@ class Runner:
 
     def progress(self) -> str:
         """The number of runs in each state."""
-        return words(self.board.cells, self.board.look(lambda folder: False, self.failures))
+        return words(self.board.cells, self.board.look(self._known(frozenset())))
 
     def _show(self, running: list[int], last: bool = False) -> None:
         """Draw the table anew, where there is a terminal."""
@@ -84,10 +85,12 @@ class Runner:
         if self._live is None or (now - self._shown < SECONDS and not last):
             return
         self._shown = now
-        at_work = {self.todo[k].folder for k in running}
-        seen = self.board.look(at_work.__contains__, self.failures)
+        seen = self.board.look(self._known({self.todo[k].folder for k in running}))
         most = max(1, self._console.height - 6)  # title, frame and heading
         self._live.update(self.board.table(seen, most), refresh=True)
+
+    def _known(self, at_work: Collection[str]) -> Callable[[str], State | None]:
+        return lambda run: "running" if run in at_work else "failed" if run in self.failures else None
 
     def _tell(self, ended: Ended) -> None:
         """Keep a failure, and say what has ended: a line each, where there is no terminal (failures always)."""
@@ -98,8 +101,7 @@ class Runner:
             self.folder.write_failures(self._others | self.failures)
             self._print(f"{called(run.cells())} failed: {ended.error}")
         elif self._live is None:
-            board = Board(self.folder, run.cells())
-            seen = board.look(lambda folder: False, {})
+            seen = Board(self.folder, run.cells()).look(lambda run: None)
             scores = ", ".join(f"{one.metric.shown(one.score)} ({one.judge})" for one in seen)
             self._print(f"[{self.ended}/{self.number}] {called(run.cells())}: {scores}, {seen[0].seconds:.1f} s")
 

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
-from collections.abc import Callable
 from typing import Any
 
 from fl_lightning.metric import MODELS
-from fl_lightning.report.tables import NONE, percent, seconds
+from fl_lightning.report.tables import known, percent, seconds
+from fl_lightning.report.words import NONE
 from fl_lightning.study.compare import Compared, Ranks, Row
 from fl_lightning.study.sheet import Block, Sheet, Span
 
@@ -70,15 +70,15 @@ def _cells(row: Row, compared: Compared) -> list[str]:
     """In the order of `_head`."""
     spread = "" if row.std is None else f" ± {100 * row.std:.2f}"
     met = row.reached is None or row.reached == row.runs
-    costs = [_known(row.mib, lambda mib: f"{mib:,.1f}"), _known(row.seconds, seconds)]
+    costs = [known(row.mib, lambda mib: f"{mib:,.1f}"), known(row.seconds, seconds)]
     if any(other.channel_seconds is not None for other in compared.rows):
-        costs.append(_known(row.channel_seconds, seconds))
+        costs.append(known(row.channel_seconds, seconds))
     span = NONE if row.low is None or row.high is None else f"[{100 * row.low:+.2f}, {100 * row.high:+.2f}]"
     return [
-        row.method, str(row.seeds), _known(row.mean, lambda mean: f"{100 * mean:.2f}{spread}"),
-        _known(row.worst_tenth, lambda worst: f"{100 * worst:.2f}"), _known(row.harmed, lambda share: f"{share:.0%}"),
-        _known(row.difference, lambda points: f"{100 * points:+.2f}{row.star}"), span,
-        _known(row.p_holm, lambda p: f"{p:.3g}"),
+        row.method, str(row.seeds), known(row.mean, lambda mean: f"{100 * mean:.2f}{spread}"),
+        known(row.worst_tenth, lambda worst: f"{100 * worst:.2f}"), known(row.harmed, lambda share: f"{share:.0%}"),
+        known(row.difference, lambda points: f"{100 * points:+.2f}{row.star}"), span,
+        known(row.p_holm, lambda p: f"{p:.3g}"),
         NONE if row.wins is None else f"{row.wins}/{row.ties}/{row.losses}",
         *(costs if met else [f"{row.reached} of {row.runs} reached", *[NONE] * (len(costs) - 1)]),
         *([row.chosen or NONE] if _tuned(compared) else []),
@@ -95,10 +95,6 @@ def _span(row: Row) -> Span | None:
     if row.low is None or row.high is None or row.difference is None:
         return None
     return 100 * row.low, 100 * row.difference, 100 * row.high
-
-
-def _known(value: float | None, write: Callable[[float], str]) -> str:
-    return NONE if value is None else write(value)
 
 
 def _record(row: Row, compared: Compared) -> dict[str, Any]:

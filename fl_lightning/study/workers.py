@@ -6,11 +6,13 @@ threads (none may hold a lock that the fork would copy), and must not have touch
 
 from __future__ import annotations
 
+import contextlib
 import gc
 import multiprocessing
 import os
 import signal
 import sys
+import tempfile
 import time
 import warnings
 from collections.abc import Callable, Generator, Iterator, Sequence
@@ -21,6 +23,8 @@ from types import FrameType
 from typing import Any
 
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
+
+from fl_lightning.errors import BadInput, RunFailed
 
 PATIENCE = 10.0
 """Seconds that interrupted workers have to close what is open: as `fl-train` gives its ranks."""
@@ -90,6 +94,32 @@ def run_all(
 ) -> Generator[Ended, None, None]:
     """As `serve_all`, one job after the other in each process: `work` returns None, or why the job failed."""
     return serve_all(one_by_one(work), jobs, count, logs, on_look)
+
+
+def in_a_process(work: Callable[[Any], Any], given: Any) -> Any:
+    """What `work` makes of `given` in a process of its own: one that forks workers must run no threads.
+
+    Raises:
+        BadInput: `work` has raised it.
+        RunFailed: the process died, or `work` has raised something else.
+    """
+
+    def tried(given: Any) -> Any:
+        try:
+            return (work(given),)
+        except (BadInput, RunFailed) as error:
+            return error
+        except Exception as error:
+            return RunFailed(f"{type(error).__name__}: {error}")
+
+    with (
+        tempfile.TemporaryDirectory() as logs,
+        contextlib.closing(run_all(tried, [given], 1, Path(logs), lambda numbers: None)) as ended,
+    ):
+        answer: Any = next(iter(ended)).error  # what `tried` returns, or a line on a process that died
+    if isinstance(answer, tuple):
+        return answer[0]
+    raise answer if isinstance(answer, Exception) else RunFailed(answer)
 
 
 def serve_all(

@@ -217,7 +217,7 @@ def test_table_4_is_the_same_on_any_order_and_takes_no_other_cell() -> None:
     assert (one[:, 1] != Wireless(channel="table4").rates(run(), 2, [4, 1, 9], sizes)[:, 1]).all()
     with pytest.raises(BadInput, match=r"wireless\.client_dbm: 20\.0 .*table4 has its own"):
         Wireless(channel="table4", client_dbm=20.0)
-    with pytest.raises(BadInput, match=r"wireless\.channel: .table5. .*fitted or table4"):
+    with pytest.raises(BadInput, match=r"wireless\.channel: .table5. .*one of fitted, table4"):
         Wireless(channel="table5")  # type: ignore[arg-type]
 
 
@@ -242,7 +242,7 @@ def test_two_channels_are_refused(make_run: Callable[..., RunContext]) -> None:
         (lambda: Wireless(far=10.0), r"wireless\.far: 10\.0 .*at least near = 35"),
         (lambda: Wireless(upload_mhz=math.inf), r"wireless\.upload_mhz"),
         (lambda: Wireless(client_dbm=1e4), r"wireless\.client_dbm"),
-        (lambda: Wireless(shares="fair"), r"wireless\.shares: .fair. .*equal or bytes"),  # type: ignore[arg-type]
+        (lambda: Wireless(shares="fair"), r"wireless\.shares: .fair. .*one of equal, bytes"),  # type: ignore[arg-type]
     ],
 )
 def test_bad_values_are_named(make: Callable[[], object], message: str) -> None:

@@ -110,7 +110,7 @@ def test_bounds_are_learnt_again_only_where_all_layers_may_be_sent(
     assert torch.equal(bounds[0], bounds[1])
     assert torch.equal(bounds[1], bounds[2]) is not learns and torch.equal(bounds[0], bounds[-1]) is not learns
     assert bool(client.memory["selection.received"].all()) is learns  # so is whether the classifier was ever sent
-    with pytest.raises(BadInput, match=r"layerselection\.largest.*L-1 or L"):
+    with pytest.raises(BadInput, match=r"layerselection\.largest.*one of L-1, L"):
         LayerSelection(largest="all")  # type: ignore[arg-type]
 
 
@@ -147,7 +147,7 @@ def test_which_width_the_bound_is_given(
         LayerSelection(width=width)._omega(client)
     L, plain = len(client.layout.layers), _sizes(client.layout).outputs
     assert seen == [plain.tolist()] * L + [(plain + 0.5).tolist()] * L
-    with pytest.raises(BadInput, match=r"layerselection\.width.*channels or numbers"):
+    with pytest.raises(BadInput, match=r"layerselection\.width.*one of channels, numbers"):
         LayerSelection(width="depth")  # type: ignore[arg-type]
 
 

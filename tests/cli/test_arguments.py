@@ -86,7 +86,7 @@ def test_configs_of_methods_are_short() -> None:
 def test_types_of_the_index_are_those_of_the_classes() -> None:
     for entry in index.read()["methods"].values():
         module, _, name = entry["class"].rpartition(".")
-        hints = get_type_hints(getattr(importlib.import_module(module), name))
+        hints = get_type_hints(getattr(importlib.import_module(module), name), include_extras=True)
         assert {key: index.type_of(argument) for key, argument in entry["arguments"].items()} == {
             key: hints[key] for key in entry["arguments"]
         }
@@ -122,7 +122,7 @@ def test_what_is_indexed(monkeypatch: pytest.MonkeyPatch) -> None:
     modules = {"fl_lightning.package": package, "fl_lightning.package.file": module}
     monkeypatch.setattr(describe.importlib, "import_module", modules.__getitem__)
     monkeypatch.setattr(describe.pkgutil, "iter_modules", lambda path: [SimpleNamespace(name="file")])
-    (listed,) = describe._classes("package", Method)
+    (listed,) = describe.classes("package", Method).values()
     assert listed is Listed and describe._entry(listed)["doc"] == "First line."
 
 

@@ -6,6 +6,7 @@ from typing import Any
 import numpy as np
 import pytest
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data import arrays
 from fl_lightning.errors import BadInput
 
@@ -22,7 +23,7 @@ def good(shape: tuple[int, ...] = (8, 9, 3), dtype: type = np.uint8) -> dict[str
 
 def load(folder: Path, contents: dict[str, Any]) -> Any:
     np.savez(folder / "a.npz", **contents)
-    return arrays.load(str(folder / "a.npz"))
+    return arrays.load(DataConfig(root=str(folder / "a.npz")))
 
 
 @pytest.mark.parametrize(
@@ -77,24 +78,24 @@ def test_bad_contents_are_one_line(change: dict[str, Any], message: str, tmp_pat
 def test_a_file_that_is_no_archive(contents: bytes, tmp_path: Path) -> None:
     (tmp_path / "a.npz").write_bytes(contents)
     with pytest.raises(BadInput, match="cannot be read"):
-        arrays.load(str(tmp_path / "a.npz"))
+        arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
 
 
 def test_a_plain_npy_file_is_refused(tmp_path: Path) -> None:
     with (tmp_path / "a.npz").open("wb") as file:
         np.save(file, np.zeros(3))
     with pytest.raises(BadInput, match="cannot be read"):
-        arrays.load(str(tmp_path / "a.npz"))
+        arrays.load(DataConfig(root=str(tmp_path / "a.npz")))
 
 
 @pytest.mark.parametrize("root", [None, "folder", "missing.npz"])
 def test_no_file(root: str | None) -> None:
     with pytest.raises(BadInput, match=r"an \.npz file|no such file"):
-        arrays.load(root)
+        arrays.load(DataConfig(root=root))
 
 
 def test_real_cifar10(fl_data: Path) -> None:
-    source = arrays.load(str(fl_data / "cifar10_10pct.npz"))
+    source = arrays.load(DataConfig(root=str(fl_data / "cifar10_10pct.npz")))
     assert (len(source.train.labels), len(source.test.labels)) == (5000, 1000)
     assert len(source.class_names) == 10
     assert source.train.read(np.array([7])).shape == (1, 3, 32, 32)

@@ -97,9 +97,9 @@ def test_held_out_clients_are_in_no_shared_fit(tmp_path: Path) -> None:
 
 
 def test_names_of_features_and_values_that_are_new() -> None:
-    columns = Columns.of(["age", "sex"], [["1", "m"], ["2", "f"], ["", "NA"]], ["sex"])
+    columns = Columns.of({"age": ["1", "2", ""], "sex": ["m", "f", "NA"]}, ["sex"])
     assert columns.features == ["age", "sex=f", "sex=m"]
-    np.testing.assert_array_equal(columns.encoded([["3", "m"], ["", "x"]]), [[3, 0, 1], [np.nan, 0, 0]])
+    np.testing.assert_array_equal(columns.encoded({"age": ["3", ""], "sex": ["m", "x"]}), [[3, 0, 1], [np.nan, 0, 0]])
 
 
 class Picky(BaseEstimator):

@@ -83,7 +83,7 @@ def _module(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 def test_the_third_of_a_sample_is_its_client() -> None:
-    source = datamodule.load("my_readings.Natural", None)
+    source = datamodule.load(DataConfig(source="my_readings.Natural"))
     assert source.group_names == ["site 0", "site 1", "site 2"] and source.class_names == ["calm", "storm"]
     for pool, first, size in ((source.train, 0, 60), (source.test, 60, 15)):
         raw = pool.read_all()
@@ -104,14 +104,14 @@ def test_tests_are_left_alone_where_validation_scores(monkeypatch: pytest.Monkey
 
 
 def test_without_test_data_a_fifth_is_taken() -> None:
-    source = datamodule.load("my_readings.Plain", "40")
+    source = datamodule.load(DataConfig(source="my_readings.Plain", root="40"))
     assert (len(source.train.labels), len(source.test.labels)) == (32, 8) and source.train.groups is None
     assert prepare(DataConfig(source="my_readings.Plain", root="40", partition="iid"), 2, 0).train_sizes == [16, 16]
 
 
 def test_whole_numbers_are_tokens() -> None:
     with pytest.raises(BadInput, match=r"whole numbers are tokens: .*vocabulary"):
-        datamodule.load("my_readings.Tokens", "1")
+        datamodule.load(DataConfig(source="my_readings.Tokens", root="1"))
 
 
 @pytest.mark.parametrize(
@@ -128,7 +128,7 @@ def test_whole_numbers_are_tokens() -> None:
 def test_what_does_not_go_is_said(name: str, message: str) -> None:
     root = {"my_readings.Uneven": "1", "my_readings.Plain": None}.get(name)
     with pytest.raises(BadInput, match=rf"data\.source: '{name}' .*{message}"):
-        datamodule.load(name, root)
+        datamodule.load(DataConfig(source=name, root=root))
 
 
 def test_a_run_by_its_import_path(fit: Callable[..., Path]) -> None:

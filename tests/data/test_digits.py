@@ -2,11 +2,12 @@ from __future__ import annotations
 
 import numpy as np
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data import digits
 
 
 def test_all_digits_split_alike_in_every_run() -> None:
-    one, two = digits.load(), digits.load()
+    one, two = digits.load(DataConfig()), digits.load(DataConfig())
     assert len(one.train.labels) + len(one.test.labels) == 1797
     assert len(one.test.labels) == 359  # a fifth
     everything = np.arange(len(one.test.labels))
@@ -18,7 +19,7 @@ def test_all_digits_split_alike_in_every_run() -> None:
 def test_images_are_the_real_ones() -> None:
     from sklearn.datasets import load_digits
 
-    source = digits.load()
+    source = digits.load(DataConfig())
     images = source.train.read(np.arange(3))
     assert images.shape == (3, 1, 8, 8)
     # The order of the original is kept: each of ours is found there, further on each time, with its label.

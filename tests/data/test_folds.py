@@ -14,7 +14,7 @@ from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.data import FederatedData, prepare, windows
 from fl_lightning.data.load import load
-from fl_lightning.data.owntest import folds
+from fl_lightning.data.sampling import in_turn
 from fl_lightning.errors import BadInput
 
 SIZES = {"Aarau": 40, "Basel": 23, "Chur": 31}
@@ -66,7 +66,7 @@ def test_silos_stay_within_a_cycle_where_they_are_drawn() -> None:
 
 def test_folds_of_labels_differ_by_a_sample_at_most() -> None:
     labels = np.repeat([0, 1, 2], [17, 5, 1])
-    fold = folds(labels, 4, np.random.default_rng(0))
+    fold = in_turn(labels, 4, np.random.default_rng(0), drawn_first=True)
     counts = np.array([np.bincount(labels[fold == f], minlength=3) for f in range(4)])
     assert np.ptp(counts.sum(1)) <= 1 and (np.ptp(counts, axis=0) <= 1).all()
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data import images
 from fl_lightning.errors import BadInput
 
@@ -23,7 +24,7 @@ def fill(folder: Path, classes: dict[str, int], count: int = 5) -> Path:
 def test_train_and_test_folders(tmp_path: Path) -> None:
     fill(tmp_path / "train", {"cat": 10, "dog": 20, "owl": 30})
     fill(tmp_path / "test", {"dog": 20, "owl": 30}, count=2)
-    source = images.load(str(tmp_path))
+    source = images.load(DataConfig(root=str(tmp_path)))
     assert source.class_names == ["cat", "dog", "owl"]
     assert source.train.labels.tolist() == [0] * 5 + [1] * 5 + [2] * 5
     assert source.test.labels.tolist() == [1, 1, 2, 2]  # numbered as in train/, though test/ lacks the first class
@@ -33,7 +34,7 @@ def test_train_and_test_folders(tmp_path: Path) -> None:
 
 
 def test_class_folders_alone_are_split(tmp_path: Path) -> None:
-    source = images.load(str(fill(tmp_path, {"a": 1, "b": 2}, count=10)))
+    source = images.load(DataConfig(root=str(fill(tmp_path, {"a": 1, "b": 2}, count=10))))
     assert np.bincount(source.train.labels).tolist() == [8, 8]
     assert np.bincount(source.test.labels).tolist() == [2, 2]
 
@@ -42,26 +43,26 @@ def test_grey_files_become_colour(tmp_path: Path) -> None:
     (tmp_path / "a").mkdir()
     for number in range(5):
         Image.new("L", (8, 8), 77).save(tmp_path / "a" / f"{number}.png")
-    assert (images.load(str(tmp_path)).train.read(np.arange(2)) == 77).all()
+    assert (images.load(DataConfig(root=str(tmp_path))).train.read(np.arange(2)) == 77).all()
 
 
 def test_bad_folders_are_one_line(tmp_path: Path) -> None:
     for root in (None, str(tmp_path / "none")):
         with pytest.raises(BadInput, match="a folder with train/CLASS"):
-            images.load(root)
+            images.load(DataConfig(root=root))
     (tmp_path / "empty").mkdir()
     with pytest.raises(BadInput, match="it must be a folder with"):
-        images.load(str(tmp_path / "empty"))
+        images.load(DataConfig(root=str(tmp_path / "empty")))
     fill(tmp_path / "half" / "train", {"a": 1})
     with pytest.raises(BadInput, match=r"test"):
-        images.load(str(tmp_path / "half"))
+        images.load(DataConfig(root=str(tmp_path / "half")))
     fill(tmp_path / "half" / "test", {"b": 1})
     with pytest.raises(BadInput, match="classes that train/ has not: b"):
-        images.load(str(tmp_path / "half"))
+        images.load(DataConfig(root=str(tmp_path / "half")))
 
 
 def test_a_broken_image_is_one_line(tmp_path: Path) -> None:
-    source = images.load(str(fill(tmp_path, {"a": 1})))
+    source = images.load(DataConfig(root=str(fill(tmp_path, {"a": 1}))))
     for number in range(5):
         (tmp_path / "a" / f"{number}.png").write_bytes(b"no image")
     with pytest.raises(BadInput, match=r"an image cannot be read: .*\d\.png \("):

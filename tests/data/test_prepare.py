@@ -226,7 +226,7 @@ def test_scored_on_validation_data_nothing_else_changes_and_no_test_sample_is_re
     changes: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     usual = prepare(DataConfig(validation=0.2, **changes), 5, 0)
-    real, held_out = digits.load(), len(everything(usual, "test")[1])
+    real, held_out = digits.load(DataConfig()), len(everything(usual, "test")[1])
     read: list[int] = []
 
     def watched(pool: Pool, refused: bool) -> Pool:

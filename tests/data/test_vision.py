@@ -12,8 +12,9 @@ import pytest
 import torch
 import torchvision.datasets
 
+from fl_lightning.config import DataConfig
 from fl_lightning.data import idx, vision
-from fl_lightning.data.load import OTHERS
+from fl_lightning.data.load import LOADERS
 from fl_lightning.data.source import Absent
 from fl_lightning.data.vision import RECIPES
 from fl_lightning.errors import BadInput
@@ -21,7 +22,7 @@ from fl_lightning.names import SOURCES
 
 
 def test_every_listed_source_has_a_recipe() -> None:
-    assert set(SOURCES) == set(RECIPES) | OTHERS.keys() | {"digits", "arrays", "images", "table"}
+    assert set(SOURCES) == set(RECIPES) | LOADERS.keys()
 
 
 @pytest.mark.parametrize("name", RECIPES)
@@ -52,7 +53,7 @@ def test_the_description_agrees_with_the_recipe(name: str) -> None:
 @pytest.mark.parametrize("name", RECIPES)
 def test_missing_files_are_one_line_with_the_remedies(name: str, tmp_path: Path) -> None:
     with pytest.raises(BadInput) as caught:
-        vision.load(name, str(tmp_path), download=False)
+        vision.load(DataConfig(source=name, root=str(tmp_path)))
     line = str(caught.value)
     assert line.startswith("data.root: ")
     assert "\n" not in line
@@ -67,7 +68,7 @@ def test_a_lost_network_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
 
     monkeypatch.setattr("torchvision.datasets.svhn.download_url", unreachable)
     with pytest.raises(BadInput, match="no route to host") as caught:
-        vision.load("svhn", str(tmp_path), download=True)
+        vision.load(DataConfig(source="svhn", root=str(tmp_path), download=True))
     assert "--data.download" not in str(caught.value)
 
 
@@ -79,12 +80,12 @@ def test_a_failed_download_leaves_no_folder_behind(tmp_path: Path, monkeypatch: 
     (tmp_path / "kept" / "empty").mkdir(parents=True)
     for root in (tmp_path, tmp_path / "new" / "data"):
         with pytest.raises(BadInput):
-            vision.load("mnist", str(root), download=True)
+            vision.load(DataConfig(source="mnist", root=str(root), download=True))
     assert sorted(path.name for path in tmp_path.rglob("*")) == ["empty", "kept"]
     (tmp_path / "MNIST" / "raw").mkdir(parents=True)
     (tmp_path / "MNIST" / "raw" / "half").write_bytes(b"of another run")
     with pytest.raises(BadInput):
-        vision.load("mnist", str(tmp_path), download=True)
+        vision.load(DataConfig(source="mnist", root=str(tmp_path), download=True))
     assert (tmp_path / "MNIST" / "raw" / "half").exists()
 
 
@@ -116,7 +117,7 @@ def test_channels_first_and_last_become_first(monkeypatch: pytest.MonkeyPatch) -
     labels = np.arange(20) % 10
     fake(monkeypatch, "CIFAR10", data=images, targets=labels.tolist(), classes=[f"c{k}" for k in range(10)])
     calls = fake(monkeypatch, "SVHN", data=images.transpose(0, 3, 1, 2), labels=labels)
-    cifar, svhn = vision.load("cifar10", "r", False), vision.load("svhn", "r", False)
+    cifar, svhn = vision.load(DataConfig(source="cifar10", root="r")), vision.load(DataConfig(source="svhn", root="r"))
     index = np.array([3, 1])
     assert np.array_equal(cifar.train.read(index), images[index].transpose(0, 3, 1, 2))
     assert np.array_equal(svhn.train.read(index), images[index].transpose(0, 3, 1, 2))
@@ -129,7 +130,7 @@ def test_labels_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
     data = torch.zeros(26, 28, 28, dtype=torch.uint8)
     names = ["N/A", *"abcdefghijklmnopqrstuvwxyz"]
     calls = fake(monkeypatch, "EMNIST", data=data, targets=torch.arange(1, 27), classes=names)
-    letters = vision.load("emnist_letters", "r", False)
+    letters = vision.load(DataConfig(source="emnist_letters", root="r"))
     assert letters.train.labels.tolist() == list(range(26))
     assert letters.class_names == names[1:]
     assert calls[0] == {"root": "r", "split": "letters", "train": True, "download": False}
@@ -139,7 +140,7 @@ def test_labels_start_at_zero(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_labels_outside_the_classes_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, "CIFAR10", data=np.zeros((2, 32, 32, 3), np.uint8), targets=[0, 10])
     with pytest.raises(BadInput, match="labels 0 to 10 for 10 classes"):
-        vision.load("cifar10", "r", False)
+        vision.load(DataConfig(source="cifar10", root="r"))
 
 
 @pytest.mark.parametrize(
@@ -147,7 +148,7 @@ def test_labels_outside_the_classes_are_refused(monkeypatch: pytest.MonkeyPatch)
 )
 def test_files_are_decoded_and_resized(monkeypatch: pytest.MonkeyPatch, labels: dict[str, Any]) -> None:
     fake(monkeypatch, "GTSRB", **labels)
-    source = vision.load("gtsrb", "r", False)
+    source = vision.load(DataConfig(source="gtsrb", root="r"))
     assert source.train.labels.tolist() == [0, 1]
     images = source.train.read(np.array([1, 0, 1]))
     assert images.shape == (3, 3, 32, 32)
@@ -156,7 +157,7 @@ def test_files_are_decoded_and_resized(monkeypatch: pytest.MonkeyPatch, labels: 
 
 def test_a_set_without_test_part_is_split_alike_in_every_run(monkeypatch: pytest.MonkeyPatch) -> None:
     fake(monkeypatch, "EuroSAT", targets=(np.arange(200) % 10).tolist())
-    one, two = vision.load("eurosat", "r", False), vision.load("eurosat", "r", False)
+    one, two = vision.load(DataConfig(source="eurosat", root="r")), vision.load(DataConfig(source="eurosat", root="r"))
     assert np.bincount(one.test.labels).tolist() == [4] * 10
     assert np.array_equal(one.test.read(np.arange(40)), two.test.read(np.arange(40)))
     # The fake's red channel is the sample's number: no sample is in both parts.
@@ -176,7 +177,7 @@ def test_gtsrb_files_on_disk(tmp_path: Path) -> None:
         Image.new("RGB", (60, 61), (50 * label, 1, 2)).save(testing / f"{label}.ppm")
     rows = "".join(f"{label}.ppm;{label}\n" for label in range(3))
     (tmp_path / "gtsrb" / "GT-final_test.csv").write_text("Filename;ClassId\n" + rows)
-    source = vision.load("gtsrb", str(tmp_path), False)
+    source = vision.load(DataConfig(source="gtsrb", root=str(tmp_path)))
     assert len(source.class_names) == 43
     assert source.train.labels.tolist() == source.test.labels.tolist() == [0, 1, 2]
     for pool in (source.train, source.test):
@@ -192,13 +193,13 @@ def test_svhn_files_on_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> 
     pixels = np.random.default_rng(0).integers(0, 256, (32, 32, 3, 6), dtype=np.uint8)
     for part in ("train", "test"):
         savemat(tmp_path / f"{part}_32x32.mat", {"X": pixels, "y": np.array([[10], [1], [2], [3], [4], [5]])})
-    source = vision.load("svhn", str(tmp_path), False)
+    source = vision.load(DataConfig(source="svhn", root=str(tmp_path)))
     assert source.train.labels.tolist() == [0, 1, 2, 3, 4, 5]
     assert np.array_equal(source.test.read(np.array([2]))[0], pixels[..., 2].transpose(2, 0, 1))
 
 
 def test_real_mnist(fl_data: Path) -> None:
-    source = vision.load("mnist", str(fl_data), False)
+    source = vision.load(DataConfig(source="mnist", root=str(fl_data)))
     assert (len(source.train.labels), len(source.test.labels)) == (60_000, 10_000)
     assert source.train.labels[:5].tolist() == [5, 0, 4, 1, 9]
     assert source.class_names[0] == "0 - zero"
@@ -225,7 +226,7 @@ def write_idx(folder: Path, train: list[int], packed: bool) -> np.ndarray:
 @pytest.mark.parametrize("packed", [True, False])
 def test_idx_files_in_the_root(packed: bool, tmp_path: Path) -> None:
     images = write_idx(tmp_path, [3, 1, 9, 0], packed)
-    source = vision.load("fashionmnist", str(tmp_path), False)
+    source = vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     assert source.train.labels.tolist() == [3, 1, 9, 0] and source.test.labels.tolist() == [3, 1, 9]
     assert np.array_equal(source.train.read(np.array([2, 0])), images[[2, 0], None])
     assert source.class_names[9] == "Ankle boot"
@@ -235,7 +236,7 @@ def test_bad_idx_files_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     write_idx(tmp_path, [3, 1, 9, 0], True)
     monkeypatch.setattr(idx, "WHOLE", 4)
     with pytest.raises(BadInput, match=r"of another data set: labels begin \[3, 1, 9, 0\]"):
-        vision.load("fashionmnist", str(tmp_path), False)
+        vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     monkeypatch.undo()
     labels = tmp_path / "train-labels-idx1-ubyte.gz"
     whole = labels.read_bytes()
@@ -248,7 +249,7 @@ def test_bad_idx_files_are_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPa
     ):
         labels.write_bytes(content)
         with pytest.raises(BadInput, match=said):
-            vision.load("fashionmnist", str(tmp_path), False)
+            vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))
     labels.unlink()
     with pytest.raises(Absent, match=r"train-labels-idx1-ubyte or train-labels-idx1-ubyte\.gz is missing"):
-        vision.load("fashionmnist", str(tmp_path), False)
+        vision.load(DataConfig(source="fashionmnist", root=str(tmp_path)))

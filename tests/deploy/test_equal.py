@@ -104,36 +104,61 @@ def test_the_comparison_sees_a_difference(tmp_path: Path) -> None:
 # ---------------------------------------------------------------- messages that are lost, late, or come twice
 
 
-def _changed(change: Callable[[int, bytes], list[bytes]]) -> Callable[..., LocalTransport]:
-    return lambda sites: LocalTransport(sites, change)
+class Lossy(LocalTransport):
+    """Every second message is lost once, the others arrive twice."""
+
+    seen: dict[bytes, int]
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        self.seen[message] = self.seen.get(message, 0) + 1
+        if len(self.seen) % 2 and self.seen[message] == 1:
+            return "lost"
+        name = super().push(address, message, ttl)
+        self.waiting.append((name, self.sites[address](message)))
+        return name
+
+
+class Overheard(LocalTransport):
+    """Keeps all that sites have sent."""
+
+    wire: list[bytes]
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        name = super().push(address, message, ttl)
+        self.wire.append(self.waiting[-1][1])  # type: ignore[arg-type]
+        return name
+
+
+def overheard(wire: list[bytes]) -> Callable[..., Overheard]:
+    def made(sites: list[Callable[[bytes], bytes]]) -> Overheard:
+        transport = Overheard(sites)
+        transport.wire = wire
+        return transport
+
+    return made
 
 
 def test_messages_lost_and_doubled_change_no_number(tmp_path: Path) -> None:
-    """Every second message is lost once, the others arrive twice."""
     seen: dict[bytes, int] = {}
 
-    def change(address: int, message: bytes) -> list[bytes]:
-        seen[message] = seen.get(message, 0) + 1
-        return [] if len(seen) % 2 and seen[message] == 1 else [message, message]
+    def made(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
+        transport = Lossy(sites)
+        transport.seen = seen
+        return transport
 
     config = config_of("ditto")
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("fl_lightning.deploy.rehearsal.LIMITS", (10.0, 10.0, 0.05))
-        run = rehearse(config, tmp_path, _changed(change))
+        run = rehearse(config, tmp_path, made)
     assert max(seen.values()) > 1
     assert differences(simulate(config, tmp_path), run) == []
 
 
 def test_nothing_personal_is_on_the_wire(tmp_path: Path) -> None:
     """FedPer's classifier and every sample of a site: no row of them is in what sites send."""
-    transports: list[LocalTransport] = []
-
-    def keep(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
-        transports.append(LocalTransport(sites))
-        return transports[0]
-
-    run = rehearse(config_of("fedper"), tmp_path, keep)
-    sent = b"".join(transports[0].wire)
+    wire: list[bytes] = []
+    run = rehearse(config_of("fedper"), tmp_path, overheard(wire))
+    sent = b"".join(wire)
     import numpy as np
     from safetensors.torch import load_file
 
@@ -220,15 +245,10 @@ def test_transforms_at_both_ends(tmp_path: Path) -> None:
 
 def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Path) -> None:
     """What a site sends under local privacy is not its model; epsilon is counted at the centre."""
-    transports: list[LocalTransport] = []
-
-    def keep(sites: list[Callable[[bytes], bytes]]) -> LocalTransport:
-        transports.append(LocalTransport(sites))
-        return transports[0]
-
+    wire: list[bytes] = []
     flags = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1"
-    run = rehearse(config_of("fedavg", *flags.split()), tmp_path, keep)
-    sent = b"".join(transports[0].wire)
+    run = rehearse(config_of("fedavg", *flags.split()), tmp_path, overheard(wire))
+    sent = b"".join(wire)
     from safetensors.torch import load_file
 
     for client in range(3):

@@ -38,7 +38,7 @@ import yaml
 
 from fl_lightning import catalogue
 from fl_lightning.cli import main
-from fl_lightning.cli.parser import fit_parser, keys
+from fl_lightning.cli.parser import keys, parser_of
 from fl_lightning.cli.resolve import _import
 
 PATIENCE = 120
@@ -84,7 +84,7 @@ def choices() -> dict[str, Key]:
     """Every key there is."""
     found = {
         key: Key(_literals(str(getattr(action, "_typehint", ""))) or NUMBERS, {})
-        for key, action in keys(fit_parser()).items()
+        for key, action in keys(parser_of("fit")).items()
         if key not in LEFT_OUT
     }
     kinds = {"methods": "method", "models": "model", "callbacks": "callbacks"}

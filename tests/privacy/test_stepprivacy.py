@@ -36,6 +36,9 @@ COVERED = [
     "feddf", "feddyn", "fednova", "fedper", "fedprox", "fedrep", "fedsalora", "fedu", "fedyogi", "fesem", "ffalora",
     "heurfedamp", "kapc", "ktpflmodels", "lgfedavg", "local", "pfeddf", "pfedhn", "pfedla", "scaffold",
 ]  # fmt: skip
+SERVER_ADAM = ("feddf", "pfeddf")
+"""Their servers distil by Adam, which makes whole steps of differences in a gradient's last bits: what clients receive
+in round 2 follows from round 1's uploads alone, but by how much the uploads differed cannot be read off it."""
 PRIVATE = {"clip": 1e-6, "noise": 1.0}
 FLAGS = "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1"
 
@@ -96,7 +99,8 @@ def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation: Make,
         assert not isinstance(phases, str)
         assert counted[-1] == 2 * steps_of(fed.run.config, phases, n)
     assert counted[0] == counted[1] > 0
-    assert 0 < float((seen[0] - seen[1]).abs().max()) < 1e-4
+    rounds = 1 if name in SERVER_ADAM else 2
+    assert 0 < float((seen[0] - seen[1])[:rounds].abs().max()) < 1e-4
 
 
 def test_without_privacy_a_sample_tells(federation: Make) -> None:

@@ -41,7 +41,7 @@ def make_run(tmp_path: Path) -> MakeRun:
         cohort: tuple[int, ...] = (0, 1, 2, 3),
         asked: int | None = None,
         channel: bool = False,
-        old: bool = False,
+        counted: bool = True,
         ended: bool = True,
         config: dict[str, Any] | None = None,
         summary: str = "",
@@ -71,8 +71,8 @@ def make_run(tmp_path: Path) -> MakeRun:
                     "memory_mib": 100.0 + number,
                 }
                 | ({"channel_s": 3.0, "channel_download_s": 1.0, "channel_upload_s": 2.0} if channel else {})
-                | ({} if old else {"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6})
-                | ({} if old else {"flops_extra": 0, "flops_penalty": 0})
+                | ({"flops_forward": 10**9, "flops_backward": 2 * 10**9, "flops_server": 10**6} if counted else {})
+                | ({"flops_extra": 0, "flops_penalty": 0} if counted else {})
             )  # fmt: skip
             clients += [{"round": number, "client": c, "accuracy_after": accuracy - c / 100} for c in cohort]
             np.savez_compressed(
@@ -80,19 +80,19 @@ def make_run(tmp_path: Path) -> MakeRun:
                 rows=relation(list(cohort), len(LAYERS)), receivers=np.array(cohort), layers=np.array(LAYERS),
                 sources=np.array(cohort),
             )  # fmt: skip
-            sizes = np.zeros((n, 2, len(LAYERS) + 1, 3 if old else 4), dtype=np.int64)
+            sizes = np.zeros((n, 2, len(LAYERS) + 1, 4), dtype=np.int64)
             sizes[:, :, :3, 0] = 1000
             sizes[:, 1, 2, 0] = 0  # the head stays at home
             sent = np.broadcast_to(np.array([[True, True, True], [True, False, False]]), (n, 2, 3))
             kinds = np.array(["parameters", "buffers", "statistics", "other"])
-            new = {} if old else {"sent": sent, "layers": np.array(LAYERS), "kinds": kinds}
-            np.savez_compressed(path / "traffic" / f"round-{number:04d}.npz", bytes=sizes, clients=cohort, **new)
+            named = {"sent": sent, "layers": np.array(LAYERS), "kinds": kinds}
+            np.savez_compressed(path / "traffic" / f"round-{number:04d}.npz", bytes=sizes, clients=cohort, **named)
         (path / "metrics.csv").write_text(table(metrics))
         (path / "clients.csv").write_text(table(clients))
         if ended:
             (path / "final.csv").write_text(table([{"client": c, "accuracy": 0.9 - c / 10} for c in range(4)]))
-            written = f'{{"rounds": {rounds}, "judge": "after", "final_mean_accuracy": 0.75{summary}}}'
-            (path / "summary.json").write_text(written)
+            facts = f'"rounds": {rounds}, "judge": "after", "final_kinds": {{"after": 4}}, "final_mean_accuracy": 0.75'
+            (path / "summary.json").write_text(f"{{{facts}{summary}}}")
         return path
 
     return make

@@ -39,17 +39,15 @@ def test_an_axis_with_a_gap_is_none(make_run: MakeRun) -> None:
     assert run.axis("channel") is None
 
 
-@pytest.mark.parametrize("old", [False, True])
-def test_the_ledger_new_and_old(make_run: MakeRun, old: bool) -> None:
-    (run,) = load([make_run(old=old)])
+def test_the_ledger(make_run: MakeRun) -> None:
+    (run,) = load([make_run()])
     assert run.ledger is not None
     assert run.ledger.rounds == [1, 2, 3]
-    assert run.ledger.layers == LAYERS  # an old ledger does not name them, the relation does
-    up = [1, 1, 0] if old else [1, 0, 0]  # without `sent`, what has bytes is taken to have been sent
-    assert run.ledger.share[1].T.tolist() == [up] * 3
+    assert run.ledger.layers == LAYERS
+    assert run.ledger.share[1].T.tolist() == [[1, 0, 0]] * 3
     assert run.ledger.share[0].T.tolist() == [[1, 1, 1]] * 3
     assert run.ledger.kinds["parameters"] == (3 * 4 * 3000, 3 * 4 * 2000)
-    assert list(run.ledger.kinds) == ["parameters", "buffers", *([] if old else ["statistics"]), "other"]
+    assert list(run.ledger.kinds) == ["parameters", "buffers", "statistics", "other"]
 
 
 def test_units_suit_the_greatest_number(make_run: MakeRun) -> None:

@@ -59,7 +59,7 @@ def test_the_page_asks_for_nothing_from_outside(make_run: MakeRun) -> None:
 
 
 def test_charts_are_what_plotly_takes(make_run: MakeRun) -> None:
-    runs = [make_run("a", channel=True), make_run("b", old=True), make_run("c", (0.5,), ended=False)]
+    runs = [make_run("a", channel=True), make_run("b", counted=False), make_run("c", (0.5,), ended=False)]
     figures = Page(render(load(runs))).data["figures"]
     assert isinstance(figures, dict)
     assert set(figures) == {

@@ -8,7 +8,6 @@ import pytest
 from fl_lightning.report import load, render
 from fl_lightning.report.figures import costs, curves
 from fl_lightning.report.tables import (
-    component,
     fairness,
     incomparable,
     mib,
@@ -21,6 +20,7 @@ from fl_lightning.report.tables import (
     targets,
     time_to_accuracy,
 )
+from fl_lightning.report.words import component
 from fl_lightning.results.folder import CLIENT_FLOPS
 from fl_lightning.results.runs import Comparison
 
@@ -60,7 +60,9 @@ def test_rounds_that_are_not_judged_still_cost(make_run: MakeRun) -> None:
 
 
 def test_final_scores(make_run: MakeRun) -> None:
-    cells = {row[0]: row[1:] for row in scores(load([make_run("a", (0.1, 0.85, 0.8)), make_run("b", old=True)])).rows}
+    cells = {
+        row[0]: row[1:] for row in scores(load([make_run("a", (0.1, 0.85, 0.8)), make_run("b", counted=False)])).rows
+    }
     assert cells["best round, chosen on test data (optimistic)"] == ["85.00 % (round 2)", "80.00 % (round 3)"]
     assert cells["last judged round"] == ["80.00 % (round 3)", "80.00 % (round 3)"]
     assert cells["all clients at the end: mean"] == ["75.00 %", "75.00 %"]
@@ -263,15 +265,6 @@ def test_runs_of_one_judge_are_compared_by_it(make_run: MakeRun) -> None:
     assert Comparison.of(runs) == Comparison("global", False)
     assert {row[0]: row[1:] for row in scores(runs).rows}["model"] == ["global model"] * 2
     assert remarks(runs) == []
-
-
-def test_final_scores_of_earlier_versions_are_named_by_what_they_are(make_run: MakeRun) -> None:
-    """They were the global model's in FedAvg judged after local training."""
-    path = make_run("a", summary=', "final_model": "global", "clients": 4')
-    cells = {row[0]: row[1] for row in scores(load([path])).rows}
-    assert cells["model"] == "after local training"
-    assert cells["all clients at the end: model"] == "global model"
-    assert {row[0]: row[1] for row in fairness(load([path])).rows}["scores of"] == "round 3: after local training"
 
 
 def test_epsilon_is_shown_with_its_unit_where_a_run_has_one(make_run: MakeRun) -> None:

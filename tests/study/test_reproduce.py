@@ -15,7 +15,7 @@ import pytest
 import yaml
 from scipy import stats
 
-from fl_lightning.catalogue import shipped_study, table
+from fl_lightning.catalogue import shipped, table
 from fl_lightning.cli import main, studyfile
 from fl_lightning.cli.study import resolve
 from fl_lightning.csvtable import CsvTable
@@ -68,7 +68,7 @@ def test_shipped_studies_are_whole() -> None:
     }  # fmt: skip
     printed = {}
     for name in NAMES:
-        file = shipped_study(name)
+        file = shipped("studies", name)
         assert file is not None
         first = file.read_text().partition("\n")[0]
         assert first.startswith("# ") and ("CPU" in first or "GPU" in first)

@@ -24,6 +24,7 @@ import yaml
 from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import _import, complete, plan
+from fl_lightning.config import DataConfig
 from fl_lightning.data import digits
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.metric import BY_TASK
@@ -173,7 +174,7 @@ def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path:
 
 def poisoned(file: Path, by: float) -> None:
     """The digits as arrays, with the test part as it is (0), or with one that nothing accepts that reads it."""
-    source = digits.load()
+    source = digits.load(DataConfig())
     x, y, x_test, y_test = (source.train.read_all(), source.train.labels, source.test.read_all(), source.test.labels)
     x_test = x_test[:, 0].astype(np.float32) if not by else np.full((7, 3, 2), by, np.float32)
     np.savez(file, x_train=x[:, 0].astype(np.float32), y_train=y, x_test=x_test, y_test=y_test if not by else -y_test)

@@ -14,8 +14,10 @@ import pytest
 
 from fl_lightning.cli import main
 from fl_lightning.cli import worth as command
+from fl_lightning.cli.settings import values_of
 from fl_lightning.errors import BadInput
 from fl_lightning.gains import further, words
+from fl_lightning.gains.silos import Facts
 
 from .conftest import SMALL, write_hospitals
 
@@ -212,34 +214,36 @@ def test_means_are_not_told_as_more_than_they_are() -> None:
     assert further._until({"gain": 30.0, "low": 20.0, "high": None}, -0.1).endswith("(20 to more than measured).")
 
 
+def asked(methods: list[str], minutes: float) -> command.Plan:
+    values = values_of("worth", [{"out": "answer", "minutes": minutes}])
+    return command.Plan(values, [], methods, 4, "again")
+
+
 @pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)])
-def test_minutes_are_kept(
-    minutes: float, cycle: float, expected: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_minutes_are_kept(minutes: float, cycle: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that runs only while something trains: whole cycles and what follows them, at most a tenth over."""
     now = [0.0]
     monkeypatch.setattr(command.time, "monotonic", lambda: now[0])
 
-    def trained(plan: Any, folder: Any, cycles: int, line: str, limit: float, begin: float) -> int:
-        if now[0] + cycle - begin > limit:
-            raise command.TooSlow(now[0] + cycle - begin)
+    def trained(plan: command.Plan, cycles: int, limit: float) -> int:
+        if now[0] + cycle - plan.begin > limit:
+            raise command.TooSlow(now[0] + cycle - plan.begin)
         now[0] += cycle
         return 1
 
     monkeypatch.setattr(command, "_cycle", trained)
-    plan = command.Plan(tmp_path, [], ["fedper", "ditto", "selfkapc"], "accuracy", minutes, 4)
-    cycles = command._train(plan, None, {"names": ["a"] * 6, "sizes": [60] * 6}, "again", 0.0)  # type: ignore[arg-type]
+    plan = asked(["fedper", "ditto", "selfkapc"], minutes)
+    cycles = command._train(plan, Facts(["a"] * 6, [60] * 6))
     assert cycles == expected
     whole = now[0] + cycle * plan.more(6)
     assert whole <= 1.1 * 60 * minutes
     assert cycles == 10 or whole + cycle > 1.1 * 60 * minutes
 
 
-def test_minutes_that_hold_no_cycle_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_minutes_that_hold_no_cycle_are_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     def slow(*args: Any) -> int:
         raise command.TooSlow(600)
 
     monkeypatch.setattr(command, "_cycle", slow)
-    plan = command.Plan(tmp_path, [], ["fedper"], "accuracy", 1, 4)
-    with pytest.raises(BadInput, match=r"minutes: 1 .*take about 15\.\d minutes"):
-        command._train(plan, None, {"names": ["a"] * 6, "sizes": [60] * 6}, "", 0.0)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match=r"minutes: 1\.0 .*take about 15\.\d minutes"):
+        command._train(asked(["fedper"], 1), Facts(["a"] * 6, [60] * 6))

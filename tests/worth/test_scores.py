@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from fl_lightning.errors import BadInput
-from fl_lightning.gains import scores
-
-FOLDS = 5
+from fl_lightning.gains import FOLDS, scores
+from fl_lightning.gains.silos import Facts
 
 
 def written(out: Path, silos: list[list[int]], label: str = "local", cycles: int = 2, seed: int = 0) -> None:
@@ -28,8 +27,8 @@ def written(out: Path, silos: list[list[int]], label: str = "local", cycles: int
 
 
 def read(out: Path, silos: list[list[int]], recordings: dict[int, int] | None = None) -> list[scores.Silo]:
-    names, sizes = [f"s{k}" for k in range(len(silos))], [len(own) for own in silos]
-    return scores.read(out, ["local"], 2, FOLDS, names, sizes, recordings or {})
+    facts = Facts([f"s{k}" for k in range(len(silos))], [len(own) for own in silos], recordings or {})
+    return scores.read(out, ["local"], 2, facts)
 
 
 def test_cycles_are_in_one_order(tmp_path: Path) -> None:
@@ -59,7 +58,7 @@ def test_a_silo_of_another_folder_has_the_samples_that_count(tmp_path: Path) -> 
     written(tmp_path, silos)
     written(tmp_path / "without", silos[:1], seed=3)
     like = read(tmp_path, silos)[0]
-    both = [scores.one(place, like, "local", FOLDS, {}) for place in (tmp_path, tmp_path / "without")]
+    both = [scores.one(place, like, "local", Facts([], [])) for place in (tmp_path, tmp_path / "without")]
     assert [silo.keys.tolist() for silo in both] == [list(range(100, 120))] * 2
     assert both[0].rows["local"].right.shape == (1, 20) and len(both[1].samples) == 20
 
@@ -91,7 +90,7 @@ def test_rows_that_tested_other_samples_are_refused(tmp_path: Path) -> None:
     written(tmp_path, [list(range(30))])
     written(tmp_path, [list(range(1, 31))], "fedper")
     with pytest.raises(BadInput, match="tested other samples"):
-        scores.read(tmp_path, ["local", "fedper"], 2, FOLDS, ["s"], [30], {})
+        scores.read(tmp_path, ["local", "fedper"], 2, Facts(["s"], [30]))
     scores.place(tmp_path, "local", 0).write_bytes(b"")
     with pytest.raises(BadInput, match="delete it"):
         read(tmp_path, [list(range(30))])

@@ -199,12 +199,6 @@ def test_a_winner_is_not_scored_where_it_won() -> None:
     assert final == 1 and picks[0, 2] == 1
 
 
-def test_holm_is_statsmodels_on_a_known_case() -> None:
-    """By hand: sorted 0.01, 0.02, 0.03, 0.04 against 0.0125, 0.0167, ...: the first alone."""
-    assert worth.holm([0.04, 0.01, 0.03, 0.02]) == [False, True, False, False]
-    assert worth.holm([0.001, 0.01, 0.02, 0.9]) == [True, True, True, False]
-
-
 def test_samples_for_a_half_width() -> None:
     """Without luck of fits 1.4² n (h / w)², in two figures, rounded up; with it more, or no number at all."""
     one = Estimate(gain=0.0, variance=4e-4, degrees=1e9, common=0.0, fits=20, by_cycles=0.0, cycles=4)
