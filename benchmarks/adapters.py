@@ -11,21 +11,12 @@ import os
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
-import argparse
-import json
-import subprocess
-import sys
-import tempfile
-from dataclasses import asdict
-from datetime import date
 from functools import partial
-from pathlib import Path
 
-import torch
-from bare import BareFedAvg
-from measure import PeakMemory, Row, compared, interleaved, machine, table
-from speed import STEPPERS, Rounds, plain_round, same_weights
-from workloads import Workload
+from bare import STEPPERS
+from measure import PeakMemory, Row, alone, compared
+from speed import main, same_weights
+from workloads import Workload, faster
 
 from fl_lightning.components import Network
 from fl_lightning.config import DataConfig
@@ -49,88 +40,46 @@ MANY = Network("fl_lightning.models.mlp.MLP", {"hidden": [256, 256]}, adapters={
 """Whose memory is measured: a cheap step, for 10,000 clients; adapters and classifier have 9,226 numbers."""
 
 
-def against_bare(workload: Workload, pairs: int) -> Row:
+def against_bare(workload: Workload, pairs: int) -> list[Row]:
     """Rounds of FedAvg over adapters, against a bare loop over the same model."""
     data = workload.noise()
-    difference = same_weights(workload)
-    with tempfile.TemporaryDirectory() as folder:
-        fed = workload.federation(FedAvg(), data, Path(folder))
-        floors = {s: BareFedAvg(workload.config(), data, workload.initial(data), s) for s in STEPPERS}
-        sides = {"ours": Rounds(partial(plain_round, fed), 1)}
-        sides |= {s: Rounds(bare.round, 1) for s, bare in floors.items()}
-        seconds = interleaved(sides, pairs)
-    floor = min(STEPPERS, key=lambda s: sum(seconds[s]))
-    numbers = sum(b.size for b in fed.run.groups[0].layout.blocks)
+    difference, fed = same_weights(workload), workload.federation(FedAvg(), data)
+    seconds = workload.turns({"ours": fed, **{s: workload.bare(data, s).round for s in STEPPERS}}, pairs)
+    floor, numbers = faster(seconds), sum(b.size for b in fed.run.groups[0].layout.blocks)
     note = f"noise; {numbers:,} numbers train; weights differ by {difference:.0e} after a round"
-    what = f"a round, {workload.clients} clients"
-    against = f"bare loop ({floor})"
-    row = compared(workload.name, what, seconds["ours"], against, seconds[floor], 1, f"<= {GOAL}", note)
-    row.pairs, row.date = pairs, date.today().isoformat()
-    return row
+    what, bare = f"a round, {workload.clients} clients", f"bare loop ({floor})"
+    return [compared(workload.name, what, seconds["ours"], bare, seconds[floor], 1, f"<= {GOAL}", note)]
 
 
 def memory(clients: int) -> dict[str, float]:
     """Of a round of FedAvg in which each of so many clients takes a step and is kept (for the judge), in bytes."""
-    name = f"{clients} clients"
-    workload = Workload(name, MANY, NOISE, (1, 8, 8), 2 * clients, clients, 2, clients=clients)
+    keep_freed()  # as in a run
+    workload = Workload(f"{clients} clients", MANY, NOISE, (1, 8, 8), 2 * clients, clients, 2, clients=clients)
     data, peak = workload.noise(), PeakMemory()
-    with tempfile.TemporaryDirectory() as folder:
-        fed = workload.federation(FedAvg(), data, Path(folder), judge="after")
-        for c in range(clients):
-            data.client(c)
-        fed.round(1, [0])  # what the first round alone takes
-        kept = len(fed.run.states)
-        peak.reset()
-        fed.round(2)
-        grown, stays = peak.extra_mib() * 2**20, peak.kept_mib() * 2**20
-        [group] = fed.run.groups
-        frozen = sum(t.nbytes for t in group.frozen.values())
-        new = len(fed.run.states) - kept
-        return {"clients": clients, "grown": grown, "a_client": grown / new, "stays": stays / new,
-                "vector": group.initial.nbytes, "frozen": frozen}  # fmt: skip
+    fed = workload.federation(FedAvg(), data, judge="after")
+    for c in range(clients):
+        data.client(c)
+    fed.round(1, [0])  # what the first round alone takes
+    kept = len(fed.run.states)
+    peak.reset()
+    fed.round(2)
+    grown, stays = peak.extra_mib() * 2**20, peak.kept_mib() * 2**20
+    [group], new = fed.run.groups, len(fed.run.states) - kept
+    frozen = sum(t.nbytes for t in group.frozen.values())
+    return {
+        "grown": grown, "a_client": grown / new, "stays": stays / new, "vector": group.initial.nbytes, "frozen": frozen,
+    }  # fmt: skip
 
 
-def measured(clients: int) -> dict[str, float]:
-    """The same in a process of its own."""
-    words = [sys.executable, __file__, "--memory", str(clients)]
-    answer = subprocess.run(words, check=True, capture_output=True, text=True).stdout
-    peaks: dict[str, float] = json.loads(answer.splitlines()[-1])
-    return peaks
-
-
-def memory_table(peaks: list[dict[str, float]]) -> str:
-    """Markdown."""
-    lines = ["| clients | MiB of a round | kB a client, at most | kB that stay | kB of its vector | frozen, once, kB |"]
-    lines.append("| --- | --- | --- | --- | --- | --- |")
-    for f in peaks:
-        a, stays, v, frozen = (f[name] / 1e3 for name in ("a_client", "stays", "vector", "frozen"))
-        cells = f"{f['clients']:,} | {f['grown'] / 2**20:.1f} | {a:.1f} | {stays:.1f} | {v:.1f} | {frozen:,.0f}"
-        lines.append(f"| {cells} |")
-    return "\n".join(lines)
-
-
-def main(argv: list[str] | None = None) -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--pairs", type=int, default=8)
-    parser.add_argument("--clients", type=int, nargs="*", default=list(CLIENTS))
-    parser.add_argument("--only", nargs="*", default=list(STEPS))
-    parser.add_argument("--memory", type=int, default=0)
-    parser.add_argument("--out", type=Path, default=None)
-    args = parser.parse_args(argv)
-    torch.set_num_threads(1)
-    keep_freed()
-    if args.memory:
-        print(json.dumps(memory(args.memory)))
-        return
-    print(machine())
-    rows = [against_bare(STEPS[name], args.pairs) for name in args.only]
-    print(table(rows))
-    peaks = [measured(clients) for clients in args.clients]
-    print(memory_table(peaks))
-    if args.out is not None:
-        kept = {"machine": machine(), "steps": [asdict(row) for row in rows], "memory": peaks}
-        args.out.write_text(json.dumps(kept, indent=2) + "\n")
+def in_words(clients: int, pairs: int) -> list[Row]:
+    """`memory` in a process of its own, in words."""
+    measured = alone(memory, clients)
+    a, stays, vector, frozen = (measured[name] / 1e3 for name in ("a_client", "stays", "vector", "frozen"))
+    of_client = f"{a:.1f} kB a client at most, of which {stays:.1f} stay; its vector has {vector:.1f} kB"
+    note = f"{measured['grown'] / 2**20:.1f} MiB; {of_client}; frozen, once, {frozen:,.0f} kB"
+    return [Row(f"memory-{clients}", f"memory of a round of {clients:,} clients", note=note, pairs=1)]
 
 
 if __name__ == "__main__":
-    main()
+    steps = {name: partial(against_bare, workload) for name, workload in STEPS.items()}
+    main(steps | {f"memory-{clients}": partial(in_words, clients) for clients in CLIENTS})

@@ -67,7 +67,9 @@ def run(out: Path, kinds: list[str], workers: int, only: list[str]) -> None:
         chosen = yaml.safe_load(next(file for file in choices if file.is_file()).read_text(encoding="utf-8"))
         study = content | {"methods": chosen["methods"], "forced": False}
         _check_versions(place / "versions.json", {one["name"] for one in chosen["methods"]})
-        write_whole(place / "map.yaml", f"# The atlas, {kind}: arguments as chosen\n" + _yaml(study))
+        write_whole(
+            place / "map.yaml", f"# The atlas, {kind}: arguments as chosen\n" + yaml.safe_dump(study, sort_keys=False)
+        )
         _do("study", str(place / "map.yaml"), "--out", str(place / "map"), "--workers", str(workers), *only)
 
 
@@ -83,10 +85,6 @@ def _check_versions(file: Path, methods: set[str]) -> None:
 def _do(*words: str) -> None:
     if code := main(list(words)):
         sys.exit(code)
-
-
-def _yaml(content: Any) -> str:
-    return str(yaml.safe_dump(content, sort_keys=False))
 
 
 # ---------------------------------------------------------------- cells

@@ -9,13 +9,12 @@ methods lack some: those have no number there, and the last rank.
 from __future__ import annotations
 
 import argparse
-import csv
 import io
-from collections import defaultdict
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from pandas import read_csv
 
 from fl_lightning.study import statistics
 from fl_lightning.study.compare import Ranks
@@ -63,29 +62,23 @@ class Atlas:
 
 def read(file: Path) -> Atlas:
     """The atlas in a CSV of cells."""
-    with file.open(newline="", encoding="utf-8") as opened:
-        rows = list(csv.DictReader(opened))
-    methods = list(dict.fromkeys(row["method"] for row in rows))
-    cells = {((row["kind"], row["strength"]), row["method"], int(row["seed"])): row for row in rows}
-    seeds: dict[Column, set[int]] = defaultdict(set)
-    for column, _, seed in cells:
-        seeds[column].add(seed)
-    common = set.union(*seeds.values())
-    lacks = {c: {m for m in methods if any((c, m, s) not in cells for s in common)} for c in seeds}
-    whole = [c for c in seeds if ALONE not in lacks[c] and len(lacks[c]) <= FAILED]
-    order = sorted(common)
-
-    def value(key: str, column: Column, method: str, seed: int) -> float:
-        return float("nan") if method in lacks[column] else float(cells[column, method, seed][key] or 0)
+    cells = read_csv(file, dtype={"strength": str})
+    methods, seeds = cells["method"].unique().tolist(), sorted(cells["seed"].unique().tolist())
+    judges = dict(zip(cells["method"], cells["judge"], strict=True))
+    columns = list(dict.fromkeys(zip(cells["kind"], cells["strength"], strict=True)))
+    cells = cells.set_index(["kind", "strength", "method", "seed"])
+    ended = set(cells["accuracy"].unstack("seed").dropna().index)  # with all seeds
+    lacks = {column: sum((*column, method) not in ended for method in methods) for column in columns}
+    whole = [column for column in columns if (*column, ALONE) in ended and lacks[column] <= FAILED]
 
     def table(key: str, scale: float) -> np.ndarray:
-        values = [[[value(key, c, m, s) for s in order] for m in methods] for c in whole]
-        return scale * np.array(values)
+        rows = cells[key].fillna(0).unstack("seed").dropna()
+        rows = rows.reindex([(*column, method) for column in whole for method in methods])
+        return scale * rows.to_numpy().reshape(len(whole), len(methods), len(seeds))
 
-    samples = [float(cells[c, ALONE, order[0]]["samples"]) for c in whole]
-    judges = {row["method"]: row["judge"] for row in rows}
+    samples = [float(cells.loc[(*column, ALONE, seeds[0]), "samples"]) for column in whole]
     numbers = table("accuracy", 100), table("worst_tenth", 100), table("harmed", 100), table("bytes", 2**-20)
-    return Atlas(whole, methods, order, *numbers, samples, judges, [c for c in seeds if c not in whole])
+    return Atlas(whole, methods, seeds, *numbers, samples, judges, [c for c in columns if c not in whole])
 
 
 def interval(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:

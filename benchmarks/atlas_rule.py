@@ -10,11 +10,11 @@ with all its strengths.
 from __future__ import annotations
 
 import argparse
-import csv
 from pathlib import Path
 
 import numpy as np
 from atlas_page import ALONE, RIVAL, Atlas, interval, read
+from pandas import read_csv
 from sklearn.tree import DecisionTreeRegressor, plot_tree
 
 from atlas import ATLAS, FEATURES
@@ -28,9 +28,8 @@ NOISE = 0.1
 
 def features(atlas: Atlas, file: Path) -> np.ndarray:
     """`FEATURES` of the atlas's columns, (columns, features)."""
-    with file.open(newline="", encoding="utf-8") as opened:
-        rows = {(row["kind"], row["strength"]): row for row in csv.DictReader(opened)}
-    return np.array([[float(rows[column][name]) for name in FEATURES] for column in atlas.columns])
+    rows = read_csv(file, dtype={"strength": str}).set_index(["kind", "strength"])
+    return rows.loc[atlas.columns, list(FEATURES)].to_numpy(float)
 
 
 def gains_of(atlas: Atlas) -> np.ndarray:

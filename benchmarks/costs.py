@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import sys
 import tempfile
-from dataclasses import dataclass
 from pathlib import Path
 
 from fl_lightning import catalogue
@@ -33,25 +32,8 @@ ARGUMENTS = (
 HEAD = ["method", "up, kB", "down, kB", "training, MFLOP", "beside it, MFLOP", "server, MFLOP"]
 
 
-@dataclass(frozen=True)
-class Cost:
-    """Of the second round: bytes and operations of a client on average, and operations of the server."""
-
-    up: float
-    down: float
-    training: float
-    beside: float
-    server: float
-
-    def row(self, name: str) -> str:
-        """A line of the table."""
-        cells = [f"{x / 1e3:.1f}" for x in (self.up, self.down)]
-        cells += [f"{x / 1e6:.3g}" for x in (self.training, self.beside, self.server)]
-        return f"| `{name}` | {' | '.join(cells)} |"
-
-
-def cost(name: str) -> Cost:
-    """Of a method, in this process."""
+def row(name: str) -> str:
+    """Of a method's second round: bytes and operations of a client on average, and operations of the server."""
     flags = f"{SETTING} --method {name} {ARGUMENTS.get(name, '')}".split()
     config = complete(plan(read_line(flags).layers))
     fabric = one_process(config.fabric.precision, "cpu")
@@ -62,8 +44,10 @@ def cost(name: str) -> Cost:
         metrics = [fed.round(t).metrics for t in (1, 2)][-1]
     clients = config.federation.clients
     passes = metrics["flops_forward"] + metrics["flops_backward"] + metrics["flops_penalty"]
-    each = [metrics["upload_bytes"], metrics["download_bytes"], passes, metrics["flops_extra"]]
-    return Cost(*(value / clients for value in each), metrics["flops_server"])
+    cells = [f"{metrics[name] / clients / 1e3:.1f}" for name in ("upload_bytes", "download_bytes")]
+    operations = (passes / clients, metrics["flops_extra"] / clients, metrics["flops_server"])
+    cells += [f"{value / 1e6:.3g}" for value in operations]
+    return f"| `{name}` | {' | '.join(cells)} |"
 
 
 def main() -> None:
@@ -72,7 +56,7 @@ def main() -> None:
     for entries in catalogue.families("methods").values():
         for entry in entries:
             if not sys.argv[1:] or entry.name in sys.argv[1:]:
-                print(cost(entry.name).row(entry.name), flush=True)
+                print(row(entry.name), flush=True)
 
 
 if __name__ == "__main__":

@@ -26,10 +26,10 @@ from bare import STEPPERS, BareFedAvg
 from device_day import ROOT, Day
 from measure import device_clock, interleaved, machine, peak_memory, ratio
 from server import measured
-from speed import Rounds, same_weights
+from speed import same_weights
 from together import config_of, one_by_one, seconds, together
 from torch.profiler import ProfilerActivity, profile
-from workloads import Workload, data_root, launched, workloads
+from workloads import Rounds, Workload, data_root, launched, workloads
 
 from fl_lightning.config import Config
 from fl_lightning.data import prepare
@@ -169,24 +169,12 @@ def workload_of(day: Day, item: str) -> Workload:
     )  # fmt: skip
 
 
-class Beside:
-    """Rounds of several federations that train together."""
-
-    def __init__(self, hub: Together, federations: Sequence[Federation]) -> None:
-        self.hub, self.federations = hub, federations
-
-    def round(self, t: int) -> None:
-        works = iter([(k, partial(fed.round, t)) for k, fed in enumerate(self.federations)])
-        for _ in self.hub.drive(lambda waits: next(works, None)):
-            pass
-
-
-def makers(workload: Workload, folder: Path) -> Iterator[tuple[str, Callable[[], Rounds]]]:
+def makers(workload: Workload) -> Iterator[tuple[str, Callable[[], Rounds]]]:
     """What makes each side of a workload, by name."""
     data, device = workload.load()[0], launched(workload.accelerator).device
 
     def engine(name: Any, hub: Together | None = None) -> Federation:
-        fed = workload.federation(FedAvg(), data, folder, executor=name, together=hub)
+        fed = workload.federation(FedAvg(), data, executor=name, together=hub)
         trainer = fed.worker.trainers[0]
         if trainer.executor.name != name:
             raise RuntimeError(trainer.made(name)[1])
@@ -194,14 +182,21 @@ def makers(workload: Workload, folder: Path) -> Iterator[tuple[str, Callable[[],
 
     def beside() -> Rounds:
         hub = Together()
-        return Rounds(Beside(hub, [engine("vmap", hub) for _ in range(RUNS)]).round, 1)
+        federations = [engine("vmap", hub) for _ in range(RUNS)]
+
+        def round(t: int) -> None:
+            works = iter([(k, partial(fed.round, t)) for k, fed in enumerate(federations)])
+            for _ in hub.drive(lambda waits: next(works, None)):
+                pass
+
+        return Rounds(round)
 
     def by_hand(stepper: Any) -> Rounds:
-        return Rounds(BareFedAvg(workload.config(), data, workload.initial(data), stepper, device).round, 1)
+        return Rounds(workload.bare(data, stepper, device).round)
 
     yield from ((f"hand loop, {stepper}", partial(by_hand, stepper)) for stepper in STEPPERS)
     for name in ("loop", "vmap", *(["graph"] if graph_type(device) else [])):
-        yield name, lambda name=name: Rounds(engine(name).round, 1)
+        yield name, lambda name=name: Rounds(engine(name).round)
     yield "together", beside
 
 
@@ -212,33 +207,32 @@ def rounds(day: Day, item: str) -> None:
     clock, memory = device_clock(device), peak_memory(device)
     day.note(item, workload=workload.name, data=workload.load()[1], runs=RUNS)
     ready: dict[str, Callable[[], object]] = {}
-    with tempfile.TemporaryDirectory() as folder:
-        for name, make in makers(workload, Path(folder)):
-            memory.reset()
-            start = clock()
-            try:
-                side = make()
-                side()
-            except Exception as error:  # memory, a graph that cannot be recorded, an error of the device
-                day.note(item, side=name, error=line_of(error))
-                continue
-            first = clock() - start
-            day.note(item, side=name, first=first, peak_mib=round(memory.extra_mib()))
-            if first < LIMIT or day.tiny:
-                ready[name] = side
-            else:
-                day.note(item, side=name, error=f"its first round took {first:.0f} s")
-        timed = interleaved(ready, 1 if day.tiny else PAIRS, clock, LIMIT)
-        timed = {name: [s / (RUNS if name == "together" else 1) for s in spans] for name, spans in timed.items()}
-        floor = min((name for name in timed if name.startswith("hand")), key=lambda name: median(timed[name]))
-        for name, spans in timed.items():
-            middle, low, high = ratio(spans, timed[floor])
-            day.note(item, side=name, seconds=median(spans), ratio=middle, low=low, high=high, turns=len(spans))
-        for name, side in ready.items():
-            try:
-                day.note(item, side=name, **traced(side, device))
-            except Exception as error:
-                day.note(item, side=name, untraced=line_of(error))
+    for name, make in makers(workload):
+        memory.reset()
+        start = clock()
+        try:
+            side = make()
+            side()
+        except Exception as error:  # memory, a graph that cannot be recorded, an error of the device
+            day.note(item, side=name, error=line_of(error))
+            continue
+        first = clock() - start
+        day.note(item, side=name, first=first, peak_mib=round(memory.extra_mib()))
+        if first < LIMIT or day.tiny:
+            ready[name] = side
+        else:
+            day.note(item, side=name, error=f"its first round took {first:.0f} s")
+    timed = interleaved(ready, 1 if day.tiny else PAIRS, clock, LIMIT)
+    timed = {name: [s / (RUNS if name == "together" else 1) for s in spans] for name, spans in timed.items()}
+    floor = min((name for name in timed if name.startswith("hand")), key=lambda name: median(timed[name]))
+    for name, spans in timed.items():
+        middle, low, high = ratio(spans, timed[floor])
+        day.note(item, side=name, seconds=median(spans), ratio=middle, low=low, high=high, turns=len(spans))
+    for name, side in ready.items():
+        try:
+            day.note(item, side=name, **traced(side, device))
+        except Exception as error:
+            day.note(item, side=name, untraced=line_of(error))
     day.note(item, weights_differ=same_weights(workload, tolerance=math.inf))
 
 

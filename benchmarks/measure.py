@@ -5,14 +5,20 @@ from __future__ import annotations
 import ctypes
 import gc
 import math
+import multiprocessing
+import os
 import platform
+import subprocess
 import time
 from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
+from typing import TypeVar
 
 import torch
+from scipy.stats import binom
 
 from fl_lightning.device import module_of, peak_bytes, synchronize
 
@@ -46,6 +52,26 @@ def interleaved(
     return seconds
 
 
+Answer = TypeVar("Answer")
+
+
+def alone(work: Callable[..., Answer], *args: object) -> Answer:
+    """What `work` gives in a new process with one thread."""
+    spawn = multiprocessing.get_context("spawn")
+    with ProcessPoolExecutor(1, spawn, initializer=torch.set_num_threads, initargs=(1,)) as pool:
+        return pool.submit(work, *args).result()
+
+
+def command(*words: str) -> str:
+    """What a command prints that runs to its end, on one thread and with this folder's callbacks. Errors are shown."""
+    path = os.pathsep.join([str(Path(__file__).parent), os.environ.get("PYTHONPATH", "")])
+    own = {"PYTHONPATH": path, "OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}
+    done = subprocess.run(words, capture_output=True, text=True, env=os.environ | own, check=False)
+    if done.returncode:
+        raise SystemExit(f"{' '.join(words)}\n{done.stderr}")
+    return done.stdout
+
+
 def device_clock(device: torch.device) -> Callable[[], float]:
     """Wall seconds, read once the device has finished all queued work."""
 
@@ -58,13 +84,9 @@ def device_clock(device: torch.device) -> Callable[[], float]:
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """The narrowest order-statistic interval with 95 % for the median; lowest to highest where there are 5 or fewer."""
-    n = len(values)
     ordered = sorted(values)
-    drop, tail = 0, 0.5**n  # chance that the median lies below the lowest value
-    while 2 * (tail + math.comb(n, drop + 1) * 0.5**n) <= 0.05:
-        drop += 1
-        tail += math.comb(n, drop) * 0.5**n
-    return ordered[drop], ordered[n - 1 - drop]
+    drop = max(int(binom.ppf(0.025, len(values), 0.5)) - 1, 0)  # of how many the median lies below
+    return ordered[drop], ordered[-1 - drop]
 
 
 def ratio(ours: Sequence[float], theirs: Sequence[float]) -> tuple[float, float, float]:
@@ -79,7 +101,7 @@ class Row:
 
     name: str
     what: str
-    seconds: float
+    seconds: float | None = None
     against: str = ""
     against_seconds: float | None = None
     ratio: float | None = None
@@ -109,8 +131,8 @@ def table(rows: Sequence[Row]) -> str:
     for r in rows:
         digits = ".2f" if r.ratio is None or r.ratio > 0.2 else ".4f"
         number = "" if r.ratio is None else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
-        theirs = "" if r.against_seconds is None else f"{r.against_seconds:.3g}"
-        cells = (r.name, r.what, f"{r.seconds:.3g}", r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
+        ours, theirs = ("" if s is None else f"{s:.3g}" for s in (r.seconds, r.against_seconds))
+        cells = (r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
         lines.append(f"| {' | '.join(cells)} |")
     return "\n".join(lines)
 

@@ -10,13 +10,13 @@ out for all.
 from __future__ import annotations
 
 import argparse
-import contextlib
-import csv
-import io
-import tempfile
 from pathlib import Path
+from typing import Any
 
-from fl_lightning.cli import main
+import numpy as np
+from pandas import DataFrame, MultiIndex, Series, concat
+
+from fl_lightning import compare
 
 OURS = "selfkapc"
 NAMES = {
@@ -36,20 +36,10 @@ DRAWN = ("selfkapc", "pfedgraph", "kapc rho 0.3", "kapc rho 3", "fedavg after", 
 """Of the picture: the others lie far below it in some settings."""
 LOWEST = -15.0
 """Points below training alone at which the picture ends."""
-Row = dict[str, str]
+POINTS = ["mean", "difference", "low", "high", "harmed"]
 
 
-def compared(study: str, baseline: str) -> list[Row]:
-    """The rows of one setting each of `fl-train compare STUDY --baseline BASELINE --format csv`."""
-    with tempfile.TemporaryDirectory() as folder, contextlib.redirect_stdout(io.StringIO()):
-        file = Path(folder) / "table.csv"
-        main(["compare", study, "--baseline", baseline, "--format", "csv", "--out", str(file)])
-        with file.open(newline="", encoding="utf-8") as stream:
-            rows = list(csv.DictReader(stream))
-    return [row | {"study": study} for row in rows if row["setting"] != "all settings"]
-
-
-def setting(row: Row) -> str:
+def setting(row: Any) -> str:
     """In a few words."""
     keys = dict(part.split("=", 1) for part in row["setting"].split(", "))
     if "data.samples_per_class" in keys:
@@ -62,95 +52,79 @@ def setting(row: Row) -> str:
     return f"{data}, {words[partition]}"
 
 
-def number(row: Row, column: str) -> float | None:
-    """In points."""
-    return 100 * float(row[column]) if row.get(column) else None
+def table(studies: list[str], baseline: str) -> DataFrame:
+    """Rows of `fl-train compare STUDY --baseline BASELINE` by setting and method, `POINTS` in points; `gain`: above
+    training alone. Settings where some method is missing are left out.
+
+    FedAvg fine-tuned has another judge, and so no paired difference: its gain is the difference of means.
+    """
+    rows = concat([compare(study, baseline=baseline).assign(study=study) for study in studies])
+    rows = rows[rows["setting"] != "all settings"]
+    rows[POINTS] = 100 * rows[POINTS].astype(float)
+    rows.index = MultiIndex.from_arrays([rows.apply(setting, axis=1), rows["method"]], names=["in", "by"])
+    rows = rows.groupby("in", sort=False).filter(
+        lambda part: set(NAMES) <= set(part["method"]) and part["seeds"].nunique() == 1
+    )
+    alone = rows["mean"].xs("local", level="by").reindex(rows.index.get_level_values("in")).to_numpy()
+    return rows.assign(gain=rows["difference"].fillna(rows["mean"] - alone))
 
 
-def tables(studies: list[str]) -> tuple[dict[str, dict[str, Row]], dict[str, dict[str, Row]]]:
-    """Rows by setting and method: to training alone, and to `OURS`; settings where some method is missing left out."""
-    both: list[dict[str, dict[str, Row]]] = []
-    for baseline in ("local", OURS):
-        table: dict[str, dict[str, Row]] = {}
-        for study in studies:
-            for row in compared(study, baseline):
-                table.setdefault(setting(row), {})[row["method"]] = row
-        whole = {name: rows for name, rows in table.items() if rows.keys() >= NAMES.keys()}
-        both.append({name: rows for name, rows in whole.items() if len({r["seeds"] for r in rows.values()}) == 1})
-    return both[0], both[1]
+def by_setting(rows: DataFrame, column: str) -> DataFrame:
+    """One number of all methods (columns) in all settings."""
+    return rows[column].unstack("by", sort=False)[list(NAMES)]
 
 
-def gain(rows: dict[str, Row], method: str) -> float:
-    """Points above training alone. FedAvg fine-tuned has another judge, and so no paired difference: that of means."""
-    paired = number(rows[method], "difference")
-    mean, alone = number(rows[method], "mean"), number(rows["local"], "mean")
-    assert mean is not None and alone is not None
-    return paired if paired is not None else mean - alone
-
-
-def cell(rows: dict[str, Row], method: str) -> str:
+def cell(row: Series) -> str:
     """A difference with its interval; a star where that leaves out 0."""
-    low, high = number(rows[method], "low"), number(rows[method], "high")
-    if low is None or high is None:
-        return f"{gain(rows, method):+.1f}"
-    return f"{gain(rows, method):+.1f} [{low:+.1f}, {high:+.1f}]{'*' if low > 0 or high < 0 else ''}"
+    gain, low, high = row["gain"], row["low"], row["high"]
+    star = "*" if low > 0 or high < 0 else ""
+    return f"{gain:+.1f}" if np.isnan(low) else f"{gain:+.1f} [{low:+.1f}, {high:+.1f}]{star}"
 
 
-def mean(values: list[float]) -> float:
-    """Of numbers."""
-    return sum(values) / len(values)
-
-
-def written(alone: dict[str, dict[str, Row]], ours: dict[str, dict[str, Row]]) -> str:
-    """Both tables in Markdown."""
-    settings, methods, lines = list(alone), [m for m in NAMES if m != "local"], []
+def written(alone: DataFrame, ours: DataFrame) -> str:
+    """Both tables in Markdown, of the rows against training alone and against `OURS`."""
+    methods, lines = [m for m in NAMES if m != "local"], []
+    gains, low, high, harmed = (by_setting(alone, name) for name in ("gain", "low", "high", "harmed"))
     for part in (methods[:5], methods[5:]):
         lines.append(f"| setting | seeds | local, % | {' | '.join(NAMES[m] for m in part)} |")
         lines.append("| --- " * (len(part) + 3) + "|")
-        for name in settings:
-            rows = alone[name]
-            cells = " | ".join(cell(rows, m) for m in part)
-            lines.append(f"| {name} | {rows['local']['seeds']} | {number(rows['local'], 'mean'):.1f} | {cells} |")
+        for name in gains.index:
+            local, cells = alone.loc[name, "local"], " | ".join(cell(alone.loc[name, m]) for m in part)
+            lines.append(f"| {name} | {local['seeds']} | {local['mean']:.1f} | {cells} |")
         lines.append("")
     head = ("mean difference to local", "worst regret to the best other", "below local *", "above local *")
     lines += [f"| method | {' | '.join(head)} | harmed, mean | harmed, worst |", "| --- " * 7 + "|"]
-    for method in NAMES:
-        regrets, low, high, harmed = {}, 0, 0, []
-        for name in settings:
-            rows = alone[name]
-            regrets[name] = max(gain(rows, m) for m in NAMES if m != method) - gain(rows, method)
-            low += (number(rows[method], "high") or 0) < 0
-            high += (number(rows[method], "low") or 0) > 0
-            harmed.append(number(rows[method], "harmed") or 0.0)
-        at, share = max(regrets, key=regrets.__getitem__), f"{mean(harmed):.0f} % | {max(harmed):.0f} %"
-        total = f"{mean([gain(alone[n], method) for n in settings]):+.2f}"
-        lines.append(f"| {NAMES[method]} | {total} | {regrets[at]:.1f} ({at}) | {low} | {high} | {share} |")
+    for m in NAMES:
+        regret, share = gains.drop(columns=m).max(axis=1) - gains[m], harmed[m].fillna(0.0)
+        cells = [f"{gains[m].mean():+.2f}", f"{regret.max():.1f} ({regret.idxmax()})", f"{(high[m] < 0).sum()}",
+                 f"{(low[m] > 0).sum()}", f"{share.mean():.0f} %", f"{share.max():.0f} %"]  # fmt: skip
+        lines.append(f"| {NAMES[m]} | {' | '.join(cells)} |")
     others = [m for m in NAMES if m not in (OURS, "fedavg finetuned")]
-    best = [n for n in settings if all((number(ours[n][m], "high") or 0) < 0 for m in others)]
-    lines += ["", f"{OURS} above every other with an interval that leaves out 0: {', '.join(best) or 'in no setting'}."]
-    return "\n".join(lines)
+    below = (by_setting(ours, "high")[others] < 0).all(axis=1)
+    best = ", ".join(name for name in gains.index if below[name])
+    return "\n".join(
+        [*lines, "", f"{OURS} above every other with an interval that leaves out 0: {best or 'in no setting'}."]
+    )
 
 
-def draw(alone: dict[str, dict[str, Row]], file: Path) -> None:
+def draw(alone: DataFrame, file: Path) -> None:
     """Difference to training alone by setting, a line for each method; the band is our interval."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot as plt
 
-    settings = sorted(alone, key=lambda name: gain(alone[name], OURS))
+    gains = by_setting(alone, "gain").sort_values(OURS, kind="stable")
     figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
-    x = range(len(settings))
-    low = [float(alone[n][OURS]["low"] or "nan") * 100 for n in settings]
-    high = [float(alone[n][OURS]["high"] or "nan") * 100 for n in settings]
+    x = range(len(gains))
+    low, high = (by_setting(alone, end)[OURS][gains.index] for end in ("low", "high"))
     axes.fill_between(x, low, high, color="C0", alpha=0.15, linewidth=0)
-    for place, method in enumerate(DRAWN):
-        width = 2.5 if method == OURS else 1.2
-        values = [gain(alone[n], method) for n in settings]
-        axes.plot(x, values, color=f"C{place}", label=NAMES[method], linewidth=width, marker="o", markersize=3)
+    for place, m in enumerate(DRAWN):
+        width = 2.5 if m == OURS else 1.2
+        axes.plot(x, gains[m], color=f"C{place}", label=NAMES[m], linewidth=width, marker="o", markersize=3)
     axes.axhline(0, color="black", linewidth=0.8)
     axes.set_ylim(bottom=LOWEST)
-    axes.set_xticks(list(x), settings, rotation=40, ha="right", fontsize=8)
+    axes.set_xticks(list(x), list(gains.index), rotation=40, ha="right", fontsize=8)
     axes.set_ylabel("points above training alone")
     axes.legend(fontsize=8, frameon=False)
     figure.savefig(file, dpi=75)
@@ -161,7 +135,7 @@ if __name__ == "__main__":
     parser.add_argument("studies", nargs="+", help="study folders")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    alone, ours = tables(given.studies)
-    print(written(alone, ours))
+    alone = table(given.studies, "local")
+    print(written(alone, table(given.studies, OURS)))
     if given.picture:
         draw(alone, given.picture)

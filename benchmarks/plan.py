@@ -11,24 +11,24 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import argparse
-import csv
-import subprocess
 import sys
 import tempfile
 from pathlib import Path
 
-from measure import machine
+from measure import command, machine
 from workloads import data_root
 
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import read_line
 from fl_lightning.planning.plan import Planner
 from fl_lightning.planning.setting import Hardware, sizes_of
+from fl_lightning.results.folder import RunFolder
 
 ROUNDS = 2
 COMMON = "--loggers null --fabric.accelerator cpu --fabric.threads 1"
 SMALLEST = "--config kapc_exact_digits --data.fraction 0.4 --model.hidden [8] --method fedavg"
-
+RANKS = {"10 MLPs, KT-pFL, digits, 2 ranks": 2}
+"""Of a run that has several."""
 
 WATCHED = """
 import os, subprocess, sys
@@ -40,13 +40,13 @@ sys.exit(os.waitstatus_to_exitcode(status))
 # A process begins with the peak of the one that starts it, so that has to be a small one.
 
 
-def runs(root: Path) -> dict[str, tuple[str, int]]:
-    """The words of each run, and its ranks."""
+def runs(root: Path) -> dict[str, str]:
+    """The words of each run."""
     cifar = f"--data.root {root / 'cifar10_10pct.npz'} --federation.participation 1 --federation.clients 10"
     cifar += " --data.partition iid --data.fraction 0.128"
     mnist = f"--config kapc_mnist --data.root {root} --data.download false --federation.batch_size 64"
     mnist += " --data.partition dirichlet"  # as when the plan's constants were set
-    alone = {
+    return {
         "10 ResNet-18, KAPC, 64 images each, a batch": f"--config kapc_resnet18 {cifar}",
         "10 ResNet-18, FedAvg, batches of 32": f"--config kapc_resnet18 {cifar} --method fedavg"
         " --federation.batch_size 32",
@@ -64,9 +64,7 @@ def runs(root: Path) -> dict[str, tuple[str, int]]:
         # Nothing at all was tuned on what follows.
         "10 MLPs, FedHKD, digits": "--config fedhkd_digits",
         "10 MNIST CNNs, FedPer": f"{mnist} --method fedper",
-    }
-    return {name: (words, 1) for name, words in alone.items()} | {
-        "10 MLPs, KT-pFL, digits, 2 ranks": ("--config ktpfl_digits", 2)
+        "10 MLPs, KT-pFL, digits, 2 ranks": "--config ktpfl_digits",
     }
 
 
@@ -81,13 +79,9 @@ def measured(words: str, ranks: int = 1) -> float:
     with tempfile.TemporaryDirectory() as folder:
         line = [sys.executable, "-m", "fl_lightning", "fit", *words.split(), "--fabric.devices", str(ranks)]
         line += ["--out", folder, "--name", "run"]
-        there = os.environ | {"PYTHONPATH": os.pathsep.join([str(Path(__file__).parent), *sys.path[1:]])}
-        done = subprocess.run([sys.executable, "-c", WATCHED, *line], capture_output=True, text=True, env=there)
-        if done.returncode:
-            raise SystemExit(done.stderr)
-        with (Path(folder) / "run" / "metrics.csv").open(newline="") as file:
-            rows = list(csv.DictReader(file))
-    return int(done.stdout.split()[-1]) / 1024 if ranks == 1 else float(rows[-1]["memory_mib"]) / ranks
+        printed = command(sys.executable, "-c", WATCHED, *line)
+        rows = RunFolder(Path(folder) / "run").read("metrics")
+    return int(printed.split()[-1]) / 1024 if ranks == 1 else rows[-1]["memory_mib"] / ranks
 
 
 def main() -> None:
@@ -100,22 +94,14 @@ def main() -> None:
     least = measured(f"{SMALLEST} {common}")
     print(f"{machine()}\nload {os.getloadavg()[0]:.1f}\n")
     print(f"the smallest run: {base:.0f} MiB planned, {least:.0f} measured\n")
-    titles = (
-        "run",
-        "planned, MiB",
-        "measured",
-        "error",
-        "beyond the smallest run",
-    )
-    print(f"| {' | '.join(titles)} |\n{'| --- ' * len(titles)}|", flush=True)
-    for k, (name, (words, ranks)) in enumerate(runs(data_root()).items()):
+    print("| run | planned, MiB | measured | error | beyond the smallest run |\n" + "| --- " * 5 + "|", flush=True)
+    for k, (name, words) in enumerate(runs(data_root()).items()):
         if args.only and k not in args.only:
             continue
-        total = predicted(f"{words} {common}", ranks)
-        peak = measured(f"{words} {common}", ranks)
+        ranks = RANKS.get(name, 1)
+        total, peak = (of(f"{words} {common}", ranks) for of in (predicted, measured))
         own = f"{(total - base) - (peak - least):+,.0f} MiB of {peak - least:,.0f}"
-        cells = (f"{total:,.0f}", f"{peak:,.0f}", f"{total / peak - 1:+.1%}", own)
-        print(f"| {' | '.join((name, *cells))} |", flush=True)
+        print(f"| {name} | {total:,.0f} | {peak:,.0f} | {total / peak - 1:+.1%} | {own} |", flush=True)
 
 
 if __name__ == "__main__":

@@ -12,22 +12,25 @@ import os
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 import json
-import subprocess
+import multiprocessing
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from statistics import median
+from threading import Barrier
 
+import numpy as np
 import torch
-from bare import BareFedAvg
-from measure import PeakMemory, Row, compared, interleaved
-from speed import HERE, Rounds, callbacks, main, plain_round
-from workloads import Workload, data_root, workloads
+from bare import STEPPERS
+from measure import PeakMemory, Row, command, compared, interleaved
+from speed import benchmarks, callbacks, main
+from workloads import Rounds, Workload, callback_round, data_root, workloads
 
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
@@ -36,7 +39,9 @@ from fl_lightning.methods.fedper import FedPer
 FEDERATIONS = (10, 100, 1_000, 10_000)
 TAKE_PART = 10
 ROUNDS = 12  # of a run over ranks; the first two do not count
-RANKS = (1, 2)
+SPAWN = multiprocessing.get_context("spawn")
+Seconds = tuple[list[float], list[float]]
+"""Of each round but the first two: by the clock, and of the CPU."""
 
 
 def crowd(clients: int) -> Workload:
@@ -51,12 +56,11 @@ def crowd(clients: int) -> Workload:
 def idle(pairs: int) -> list[Row]:
     """A round with ten clients, whatever the number of those that are idle."""
     rows = []
-    crowd(10).federation(FedAvg(), crowd(10).noise(), Path()).round(1)  # libraries are loaded now
+    crowd(10).federation(FedAvg(), crowd(10).noise()).round(1)  # libraries are loaded now
     for what, method, kept in (("FedAvg", FedAvg(), False), ("FedPer", FedPer(), False), ("FedPer", FedPer(), True)):
         judge = "before" if isinstance(method, FedAvg) else "after"
-        memory, taken = PeakMemory(), {}
+        memory, taken, sides = PeakMemory(), dict[int, float](), dict[int, Rounds]()
         with tempfile.TemporaryDirectory() as folder:
-            sides: dict[str, Callable[[], object]] = {}
             for clients in FEDERATIONS:
                 workload, own = crowd(clients), Path(folder) / str(clients)
                 own.mkdir()
@@ -64,18 +68,16 @@ def idle(pairs: int) -> list[Row]:
                 fed = workload.federation(method, workload.noise(), own, callbacks(own) if kept else [], judge)
                 if kept:
                     fed.prepare()
-                sides[str(clients)] = Rounds(partial(plain_round, fed), workload.rounds_at_once)
-                sides[str(clients)]()
+                sides[clients] = Rounds(callback_round(fed), workload.rounds_at_once)
+                sides[clients]()
                 taken[clients] = memory.extra_mib()
             seconds = interleaved(sides, pairs)
         name = f"{what}, run folder, checkpoint, pictures and progress" if kept else what
         for clients in FEDERATIONS:
-            goal = "<= 1.2" if clients == 10_000 else ""
-            at_once = crowd(clients).rounds_at_once
-            note = f"{at_once / median(seconds[str(clients)]):.0f} rounds a second; {taken[clients]:.0f} MiB more"
+            goal, at_once = "<= 1.2" if clients == 10_000 else "", sides[clients].at_once
+            note = f"{at_once / median(seconds[clients]):.0f} rounds a second; {taken[clients]:.0f} MiB more"
             what_ = f"a round of {name}, {TAKE_PART} of {clients:,} clients"
-            theirs = seconds["100"]
-            rows.append(compared("idle", what_, seconds[str(clients)], "100 clients", theirs, at_once, goal, note))
+            rows.append(compared("idle", what_, seconds[clients], "100 clients", seconds[100], at_once, goal, note))
     return rows
 
 
@@ -96,8 +98,8 @@ def cnn(clients: int, images: int = 120) -> Workload:
     )
 
 
-def on_ranks(workload: Workload, ranks: int, method: str = "fedavg") -> tuple[list[float], list[float]]:
-    """Seconds of each round after the first two, by the clock, and CPU seconds of the busiest rank."""
+def on_ranks(workload: Workload, ranks: int, method: str = "fedavg") -> Seconds:
+    """Of `fl-train fit`, of the busiest rank."""
     with tempfile.TemporaryDirectory() as folder:
         stamps = {"stamps": {"class_path": "stamps.Stamps", "path": f"{folder}/stamps"}}
         without = [w for name in ("checkpoint", "heatmaps", "progress") for w in (f"--callbacks.{name}", "null")]
@@ -112,80 +114,64 @@ def on_ranks(workload: Workload, ranks: int, method: str = "fedavg") -> tuple[li
             "--evaluation.models", "[before]", "--fabric.accelerator", "cpu", "--fabric.devices", str(ranks),
             "--fabric.threads", "1",
         ]  # fmt: skip
-        _run(line)
+        command(*line)
         stamps = [json.loads(Path(f"{folder}/stamps.{rank}").read_text()) for rank in range(ranks)]
-    spans = [[(y[0] - x[0], y[1] - x[1]) for x, y in pairwise(f[1:])] for f in stamps]
-    return [max(s[0] for s in each) for each in zip(*spans, strict=True)], [
-        max(s[1] for s in each) for each in zip(*spans, strict=True)
-    ]
+    return busiest([[(y[0] - x[0], y[1] - x[1]) for x, y in pairwise(f[1:])] for f in stamps])
 
 
-def bare_pair(workload: Workload, processes: int) -> tuple[list[float], list[float]]:
+def busiest(spans: Sequence[Sequence[tuple[float, float]]]) -> Seconds:
+    """Of each round what the rank took that took most; `spans`: by rank and round."""
+    clock, cpu = np.array(spans).max(axis=0).T.tolist()
+    return clock, cpu
+
+
+def bare_loops(workload: Workload, processes: int) -> Seconds:
     """The same of independent bare loops with an equal part of the clients each, run at the same time."""
-    number = workload.clients // processes
-    images = workload.train_samples // workload.clients
-    with tempfile.TemporaryDirectory() as folder:
-        line = [sys.executable, str(HERE / "scaling.py"), "--bare", str(number), str(images), folder, str(processes)]
-        started = [subprocess.Popen([*line, str(k)], env=_environment()) for k in range(processes)]
-        if any(p.wait() for p in started):
-            raise SystemExit("a bare loop failed")
-        by_rank = [json.loads(Path(f"{folder}/{k}.json").read_text()) for k in range(processes)]
-    rounds = range(len(by_rank[0]))
-    return [max(f[k][0] for f in by_rank) for k in rounds], [max(f[k][1] for f in by_rank) for k in rounds]
+    part = cnn(workload.clients // processes, workload.train_samples // workload.clients)
+    with SPAWN.Manager() as manager, ProcessPoolExecutor(processes, SPAWN) as pool:
+        ready = manager.Barrier(processes)
+        return busiest([one.result() for one in [pool.submit(bare_alone, part, ready) for _ in range(processes)]])
 
 
-def bare_alone(clients: int, images: int, folder: str, processes: int, number: int) -> None:
+def bare_alone(workload: Workload, ready: Barrier) -> list[tuple[float, float]]:
     """One of them: starts when all are ready."""
     torch.set_num_threads(1)
     keep_freed()  # as the engine does: the loop would otherwise lose by it, or not, as it happens
-    workload = cnn(clients, images)
-    data, _ = workload.load()
-    loop = BareFedAvg(workload.config(), data, workload.initial(data), "autograd.grad + foreach")
-    loop.round(1)
-    loop.round(2)
-    Path(f"{folder}/{number}.ready").touch()
-    while len(list(Path(folder).glob("*.ready"))) < processes:
-        time.sleep(0.01)
-    spans = []
-    for t in range(3, ROUNDS + 1):
+    loop, spans = workload.bare(workload.load()[0], STEPPERS[1]), []
+    for t in range(1, ROUNDS + 1):
+        if t == 3:
+            ready.wait()
         clock, cpu = time.time(), time.process_time()
         loop.round(t)
         spans.append((time.time() - clock, time.process_time() - cpu))
-    Path(f"{folder}/{number}.json").write_text(json.dumps(spans))
+    return spans[2:]
 
 
 def ranks(pairs: int) -> list[Row]:
     """Strong and weak scaling, and two ranks against two bare loops at the same time."""
-    times = max(1, min(pairs, 3))
-    clock: dict[str, list[float]] = {}
-    cpu: dict[str, list[float]] = {}
-
-    def add(name: str, seconds: tuple[list[float], list[float]]) -> None:
-        clock.setdefault(name, []).append(median(seconds[0]))
-        cpu.setdefault(name, []).append(median(seconds[1]))
-
+    few, many, large = cnn(10), cnn(20), cnn(10, 600)
+    sides = {
+        "1 rank": partial(on_ranks, few, 1), "2 ranks": partial(on_ranks, few, 2),
+        "2 ranks, twice the clients": partial(on_ranks, many, 2),
+        "2 bare loops": partial(bare_loops, few, 2), "1 bare loop": partial(bare_loops, few, 1),
+        "1 of 600": partial(on_ranks, large, 1), "1 bare of 600": partial(bare_loops, large, 1),
+        "2 of 600": partial(on_ranks, large, 2), "2 bare of 600": partial(bare_loops, large, 2),
+        "KAPC, 1 rank": partial(on_ranks, few, 1, "kapc"), "KAPC, 2 ranks": partial(on_ranks, few, 2, "kapc"),
+    }  # fmt: skip
+    seconds: dict[str, list[list[float]]] = {name: [] for name in sides}
     loads = []
-    for _ in range(times):
+    for _ in range(max(1, min(pairs, 3))):
         loads.append(os.getloadavg()[0])
-        add("1 rank", on_ranks(cnn(10), 1))
-        add("2 ranks", on_ranks(cnn(10), 2))
-        add("2 ranks, twice the clients", on_ranks(cnn(20), 2))
-        add("2 bare loops", bare_pair(cnn(10), 2))
-        add("1 bare loop", bare_pair(cnn(10), 1))
-        for ranks_ in RANKS:
-            add(f"{ranks_} of 600", on_ranks(cnn(10, 600), ranks_))
-            add(f"{ranks_} bare of 600", bare_pair(cnn(10, 600), ranks_))
-        add("KAPC, 1 rank", on_ranks(cnn(10), 1, "kapc"))
-        add("KAPC, 2 ranks", on_ranks(cnn(10), 2, "kapc"))
+        for name, measured in sides.items():
+            seconds[name].append([median(spans) for spans in measured()])
     load = f"load {min(loads):.1f} to {max(loads):.1f}"
 
-    def against(what: str, ours: str, theirs: str, goal: str = "", scale: float = 1.0) -> list[Row]:
+    def against(what: str, ours: str, theirs: str, goal: str = "") -> list[Row]:
         """Both ways: by the clock, and in CPU seconds of the busiest rank."""
         rows = []
-        for unit, side in (("clock", clock), ("CPU of the busiest rank", cpu)):
-            reference = [t * scale for t in side[theirs]]
-            row = compared("ranks", f"{what}, {unit}", side[ours], theirs, reference, 1, goal, load)
-            rows.append(row)
+        for k, unit in enumerate(("clock", "CPU of the busiest rank")):
+            a, b = ([both[k] for both in seconds[side]] for side in (ours, theirs))
+            rows.append(compared("ranks", f"{what}, {unit}", a, theirs, b, 1, goal, load))
         return rows
 
     return [
@@ -199,25 +185,5 @@ def ranks(pairs: int) -> list[Row]:
     ]
 
 
-def _environment() -> dict[str, str]:
-    path = os.pathsep.join([str(HERE), str(HERE.parent), os.environ.get("PYTHONPATH", "")])
-    return {**os.environ, "PYTHONPATH": path}
-
-
-def _run(command: Sequence[str]) -> subprocess.CompletedProcess[str]:
-    done = subprocess.run(command, capture_output=True, text=True, env=_environment(), check=False)
-    if done.returncode:
-        raise SystemExit(f"{' '.join(command)}\n{done.stderr}")
-    return done
-
-
-def benchmarks(pairs: int) -> dict[str, Callable[[], list[Row]]]:
-    """What speed.py does not measure."""
-    return {"idle": partial(idle, pairs), "ranks": partial(ranks, pairs)}
-
-
 if __name__ == "__main__":
-    if sys.argv[1:2] == ["--bare"]:
-        bare_alone(int(sys.argv[2]), int(sys.argv[3]), sys.argv[4], int(sys.argv[5]), int(sys.argv[6]))
-    else:
-        main(more=benchmarks)
+    main({"idle": idle, "ranks": ranks} | benchmarks())

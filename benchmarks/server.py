@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import json
 import math
-import sys
 import time
 from statistics import median
 from typing import Any
@@ -97,8 +95,3 @@ def measured(
         "seconds": median(seconds["engine"]), "against_seconds": median(seconds["products"]),
         "ratio": middle, "low": low, "high": high, "extra_mib": extra,
     }  # fmt: skip
-
-
-if __name__ == "__main__":  # in a process of its own, so that the peak of memory is its own
-    torch.set_num_threads(1)
-    print(json.dumps(measured(int(sys.argv[1]), sys.argv[2], int(sys.argv[3]))))

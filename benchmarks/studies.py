@@ -9,31 +9,21 @@ The sum of rounds is that of `seconds` in the runs' metrics.csv: training, excha
 from __future__ import annotations
 
 import argparse
-import os
-import subprocess
 import sys
 import tempfile
 import time
-from dataclasses import dataclass
 from pathlib import Path
 
 import yaml
+from measure import command
 
 from fl_lightning.results.folder import RunFolder
 
 METHODS = ["fedavg", "fedper", "ditto", "kapc"]
 
 
-@dataclass(frozen=True)
-class Took:
-    """Wall seconds of a study, and the seconds of all its runs' rounds."""
-
-    wall: float
-    rounds: float
-
-
-def study(runs: int, rounds: int, workers: int) -> Took:
-    """Run a study of `runs` runs in a folder of its own."""
+def study(runs: int, rounds: int, workers: int) -> tuple[float, float]:
+    """Run a study of `runs` runs in a folder of its own: its wall seconds, and the seconds of all its runs' rounds."""
     each = -(-runs // len(METHODS))
     content = {
         "base": ["kapc_exact_digits", {"federation.rounds": rounds}],
@@ -45,14 +35,13 @@ def study(runs: int, rounds: int, workers: int) -> Took:
         file, out = Path(folder) / "study.yaml", Path(folder) / "out"
         file.write_text(yaml.safe_dump(content))
         line = [sys.executable, "-m", "fl_lightning", "study", str(file), "--out", str(out), "--workers", str(workers)]
-        quiet = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
         start = time.monotonic()
-        subprocess.run(line, env=os.environ | {"OMP_NUM_THREADS": "1", "WANDB_MODE": "disabled"}, check=True, **quiet)
+        command(*line)
         wall = time.monotonic() - start
         done = [summary.parent for summary in out.glob("runs/**/summary.json")]
         if len(done) != each * len(METHODS):
             raise SystemExit(f"{len(done)} of {each * len(METHODS)} runs have ended")
-        return Took(wall, sum(row["seconds"] for one in done for row in RunFolder(one).read("metrics")))
+        return wall, sum(row["seconds"] for one in done for row in RunFolder(one).read("metrics"))
 
 
 HEAD = ["runs", "rounds", "workers", "wall, s", "sum of rounds, s", "wall by sum", "first wall by this"]
@@ -68,11 +57,10 @@ def main() -> None:
     for rounds in args.rounds:
         first = None
         for workers in args.workers:
-            took = study(args.runs, rounds, workers)
-            first = first or took
-            cells = [f"{took.wall:.1f}", f"{took.rounds:.1f}", f"{took.wall / took.rounds:.3f}"]
-            cells = [str(args.runs), str(rounds), str(workers), *cells, f"{first.wall / took.wall:.2f}"]
-            print(f"| {' | '.join(cells)} |", flush=True)
+            wall, seconds = study(args.runs, rounds, workers)
+            first = first or wall
+            cells = f"{wall:.1f} | {seconds:.1f} | {wall / seconds:.3f} | {first / wall:.2f}"
+            print(f"| {args.runs} | {rounds} | {workers} | {cells} |", flush=True)
 
 
 if __name__ == "__main__":

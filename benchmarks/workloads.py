@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
+import io
 import os
 import warnings
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import median
 from typing import Any
 
 import torch
+from bare import STEPPERS, BareFedAvg, Stepper
 from lightning.fabric import Fabric
+from measure import interleaved
 from torch import nn
 
 from fl_lightning.callbacks.base import Callback
@@ -37,6 +42,23 @@ from fl_lightning.rng import key
 from fl_lightning.training.executors.together import Together
 
 SEED = 0
+
+
+class Rounds:
+    """The next rounds of one side, each time it is called."""
+
+    def __init__(self, round: Callable[[int], object], at_once: int = 1) -> None:
+        self.round, self.at_once, self.done = round, at_once, 0
+
+    def __call__(self) -> None:
+        for _ in range(self.at_once):
+            self.done += 1
+            self.round(self.done)
+
+
+def faster(seconds: Mapping[str, Sequence[float]]) -> str:
+    """The name of the faster bare loop."""
+    return min(STEPPERS, key=lambda stepper: median(seconds[stepper]))
 
 
 @dataclass(frozen=True)
@@ -93,11 +115,25 @@ class Workload:
         torch.manual_seed(key(SEED, "initial model"))
         return build(self.model, data.input_shape, data.num_classes)
 
+    def bare(
+        self,
+        data: FederatedData,
+        stepper: Stepper,
+        device: torch.device = torch.device("cpu"),  # noqa: B008
+    ) -> BareFedAvg:
+        """A hand-written loop that does the same work as FedAvg."""
+        return BareFedAvg(self.config(), data, self.initial(data), stepper, device)
+
+    def turns(self, sides: Mapping[str, Federation | Callable[[int], object]], pairs: int) -> dict[str, list[float]]:
+        """CPU seconds of `rounds_at_once` rounds of each side, in turns; a federation's with what its callbacks do."""
+        rounds = {name: callback_round(s) if isinstance(s, Federation) else s for name, s in sides.items()}
+        return interleaved({name: Rounds(r, self.rounds_at_once) for name, r in rounds.items()}, pairs)
+
     def federation(
         self,
         method: Method,
         data: FederatedData,
-        folder: Path,
+        folder: Path = Path(),
         callbacks: Sequence[Callback] = (),
         judge: str = "before",
         executor: Any = "loop",
@@ -114,6 +150,16 @@ class Workload:
         if counts:
             count_costs(fed.run, fed.worker.trainers)
         return fed
+
+
+def callback_round(fed: Federation) -> Callable[[int], None]:
+    """A round of the loop in `Federation.fit`, with what its callbacks do."""
+
+    def round(t: int) -> None:
+        with contextlib.redirect_stderr(io.StringIO()):  # the progress line
+            fed.tell("on_round_end", fed.round(t))
+
+    return round
 
 
 def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:

@@ -21,13 +21,13 @@ from __future__ import annotations
 import argparse
 import json
 import math
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+from pandas import DataFrame, Series
 from scipy import stats
 from torch import Tensor
 
@@ -116,6 +116,12 @@ def logits(model: list[Tensor], x: Tensor) -> Tensor:
     return (torch.tanh(z) @ model[2])[..., 0] if len(model) > 2 else z[..., 0]
 
 
+def right(model: list[Tensor], silo: int, x: Tensor, y: np.ndarray) -> np.ndarray:
+    """Whether the silo's model of each fit is right, (fits, n), for samples (fits, 1, n, features) of classes y."""
+    hits: np.ndarray = (logits([p[:, silo : silo + 1] for p in model], x)[:, 0] > 0).numpy() == y
+    return hits
+
+
 def trained(xs: list[list[np.ndarray]], ys: list[list[np.ndarray]], world: World, seed: int) -> dict[str, list[Tensor]]:
     """The models of all fits and silos: alone, and by three methods, or by training alone with other seeds."""
     fits, silos = len(xs), len(SIZES)
@@ -145,15 +151,12 @@ def measured(world: World, seed: int, cycles: int, sizes: Sequence[int] = SIZES)
     for c, (x, y) in enumerate(data):
         rows = {}
         for label, model in models.items():
-            scored = logits([p[:, c : c + 1] for p in model], torch.from_numpy(x).expand(len(places), 1, *x.shape))[
-                :, 0
-            ]
-            hit = ((scored > 0).numpy() == y).astype(float)
-            right = np.zeros((cycles, len(y)))
+            hit = right(model, c, torch.from_numpy(x).expand(len(places), 1, *x.shape), y)
+            scored = np.zeros((cycles, len(y)))
             for place, (cycle, fold) in enumerate(places):
                 tested = folds[c][cycle] == fold
-                right[cycle, tested] = hit[place, tested]
-            rows[label] = Scores(right)
+                scored[cycle, tested] = hit[place, tested]
+            rows[label] = Scores(scored)
         silos.append(Silo(c, f"{c}", Samples(y.astype(int), folds[c], np.arange(len(y))), rows, size=len(y)))
     return silos
 
@@ -176,12 +179,9 @@ def truth(world: World, seed: int, draws: int) -> dict[str, list[float]]:
         for c in range(len(SIZES)):
             x, y = world.draw(c, many * TESTS)
             tests, labels = torch.from_numpy(x).view(many, 1, TESTS, -1), y.reshape(many, TESTS)
-            right = {
-                label: float(((logits([p[:, c : c + 1] for p in model], tests)[:, 0] > 0).numpy() == labels).mean())
-                for label, model in models.items()
-            }
+            share = {label: float(right(model, c, tests, labels).mean()) for label, model in models.items()}
             for label in METHODS:
-                gains[label][c] += (right[label] - right["local"]) * many / draws
+                gains[label][c] += (share[label] - share["local"]) * many / draws
     return gains
 
 
@@ -242,35 +242,22 @@ def promise(number: int, cycles: int) -> dict[str, Any]:
     return {"number": number, "null": world.null, "silos": [], "sure": 0, "more": more}
 
 
-def table(lines: Iterable[dict[str, Any]]) -> str:
+def table(lines: Sequence[dict[str, Any]]) -> str:
     """The table of goals, by size."""
-    lines = list(lines)
-    by_size: dict[int, list[dict[str, Any]]] = defaultdict(list)
-    for line in lines:
-        for row in line["silos"]:
-            by_size[row["size"]].append(row | {"null": line["null"]})
+    rows = DataFrame([row | {"null": line["null"]} for line in lines for row in line["silos"]])
     text = [f"{len(lines)} consortia, {sum(line['null'] for line in lines)} without any gain", ""]
     head = "| samples | silos | coverage | half-width | no gain, `gains` | wrong sign | named of 5 to 10 points: ours, "
-    text += [head + "Nadeau and Bengio |"]
-    text += ["| --- | --- | --- | --- | --- | --- | --- |"]
-    for size, rows in sorted(by_size.items()):
-        cover = np.mean([r["low"] <= r["true"] <= r["high"] for r in rows])
-        null = [r["verdict"] == "gains" for r in rows if r["null"]]
-        apart = [r for r in rows if abs(r["true"]) > 0.01]
-        wrong = [r["verdict"] == ("harmed" if r["true"] > 0 else "gains") for r in apart]
-        real = [r for r in rows if 0.05 <= r["true"] <= 0.1]
-        ours = [r["verdict"] == "gains" for r in real]
-        theirs = [verdict(*r["theirs"], MARGIN) == "gains" and not r["reason"] for r in real]
-        half = 100 * np.median([r["half"] for r in rows])
-        text.append(
-            f"| {size} | {len(rows)} | {100 * cover:.1f} | {half:.1f} | {_share(null)} | {_share(wrong)} | "
-            f"{_share(ours)}, {_share(theirs)} |"
-        )
-    nulls = [line for line in lines if line["null"]]
-    text += [
-        "",
-        f"consortia without any gain where a silo surely gains (Holm): {_share([line['sure'] > 0 for line in nulls])}",
-    ]
+    text += [head + "Nadeau and Bengio |", "| --- " * 7 + "|"]
+    for size, own in rows.groupby("size") if len(rows) else ():  # of promises alone there are none
+        cover, named = own["true"].between(own["low"], own["high"]).mean(), own["verdict"] == "gains"
+        apart = own[own["true"].abs() > 0.01]
+        wrong = apart["verdict"] == np.where(apart["true"] > 0, "harmed", "gains")
+        real = own["true"].between(0.05, 0.1)
+        theirs = [verdict(*r["theirs"], MARGIN) == "gains" and not r["reason"] for _, r in own[real].iterrows()]
+        shares = f"{_share(named[own['null']])} | {_share(wrong)} | {_share(named[real])}, {_share(theirs)}"
+        text.append(f"| {size} | {len(own)} | {100 * cover:.1f} | {100 * own['half'].median():.1f} | {shares} |")
+    sure = [line["sure"] > 0 for line in lines if line["null"]]
+    text += ["", f"consortia without any gain where a silo surely gains (Holm): {_share(sure)}"]
     return "\n".join([*text, *_promises(lines)])
 
 
@@ -294,8 +281,8 @@ def _promises(lines: Sequence[dict[str, Any]]) -> list[str]:
     return text
 
 
-def _share(events: list[bool]) -> str:
-    return f"{100 * np.mean(events):.1f} % of {len(events)}" if events else "-"
+def _share(events: Sequence[bool] | Series) -> str:
+    return f"{100 * np.mean(events):.1f} % of {len(events)}" if len(events) else "-"
 
 
 def main(argv: list[str] | None = None) -> None:

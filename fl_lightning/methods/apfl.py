@@ -8,10 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Slot
 from fl_lightning.methods.base import Method, check_plain_steps
 from fl_lightning.ranges import UnitInterval
 from fl_lightning.search import Range, searched

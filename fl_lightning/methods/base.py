@@ -11,16 +11,9 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts
+from fl_lightning.callbacks.relations import Alone, Relation, SampleCounts, Uniform
 from fl_lightning.config import check
-from fl_lightning.core.beside import Beside
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.core import Beside, Block, Client, GroupServer, Payload, Phase, Rule, RunContext, Server, Slot
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.methods.common.beside import declared
 from fl_lightning.methods.common.samples import Phases, private_phases
@@ -237,6 +230,33 @@ class WithoutModels(Method):
     def scope(self, block: Block) -> Scope:
         """No tensor of the model travels."""
         return "personal"
+
+
+@dataclass(frozen=True)
+class OwnClassifier(Method):
+    """Base: everything travels both ways but the classifier, which is never sent."""
+
+    def scope(self, block: Block) -> Scope:
+        """The classifier stays."""
+        return "personal" if block.head else "shared"
+
+
+@dataclass(frozen=True)
+class OwnStatistics(Method):
+    """Base: parameters travel; running statistics stay each client's own, since mixes of them belong to no model."""
+
+    def scope(self, block: Block) -> Scope:
+        """Running statistics stay."""
+        return "shared" if block.kind == "parameter" else "personal"
+
+
+@dataclass(frozen=True)
+class PlainMean(Method):
+    """Base: the global model is the plain mean, in which clients weigh the same whatever their samples."""
+
+    def relation(self) -> Relation:
+        """The plain mean."""
+        return Uniform()
 
 
 def move_on(group: GroupServer, old: Tensor, size: float) -> None:

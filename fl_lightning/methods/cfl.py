@@ -9,7 +9,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core.server import Server
+from fl_lightning.core import Server
 from fl_lightning.methods.clustered import Clustered
 from fl_lightning.methods.common.clusters import average
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt

@@ -9,8 +9,7 @@ from typing import ClassVar
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.class_means import class_means, laid_out, merged, no_means, tell
 

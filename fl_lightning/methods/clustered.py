@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.callbacks.relations import Relation, mean_relation
 from fl_lightning.core import Client, GroupServer, Payload, Rule, RunContext, Server
 from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.clusters import model_of, own_cluster, settle
+from fl_lightning.methods.common.clusters import model_of, settle
 from fl_lightning.ranges import PositiveInt
 
 
@@ -29,7 +29,8 @@ class Clustered(Method, ABC):
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The model of the client's cluster."""
-        return own_cluster(server)
+        group = server.only
+        return group.send({c: model_of(group, c) for c in group.here})
 
     def admit(self, server: Server, client: Client) -> None:
         """Choose its cluster."""

@@ -9,16 +9,15 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.callbacks.relations import Relation, Uniform
 from fl_lightning.core import Block, Server
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import PlainMean, Scope
 from fl_lightning.methods.common.conflicts import conflict_free
 from fl_lightning.ranges import ShareBelow1
 from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)
-class ConFREE(Method):
+class ConFREE(PlainMean):
     """FedPer whose server keeps conflicting updates from cancelling, and goes further for the client worst off.
 
     Server: w <- w + d + c ||d|| D_v / ||D_v||. d is the mean of the updates D_i, each less its projections on the D_j
@@ -41,10 +40,6 @@ class ConFREE(Method):
     by: Literal["model", "layer"] = "model"
     classifier: Literal["own", "shared"] = "own"
     rescaled: bool = False
-
-    def relation(self) -> Relation:
-        """The plain mean, which running statistics are."""
-        return Uniform()
 
     def scope(self, block: Block) -> Scope:
         """All, or all but the classifier."""

@@ -11,8 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core import Block, Client, Payload, Phase, RunContext, Server
-from fl_lightning.core.objective import Objective
+from fl_lightning.core import Block, Client, Objective, Payload, Phase, RunContext, Server
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.alignment import MeanPull
 from fl_lightning.methods.common.classifiers import NewClassifier, Shifted, is_personal

@@ -7,9 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase, Slot
+from fl_lightning.core import Client, Payload, Phase, Slot
 from fl_lightning.methods.base import Method
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched

@@ -12,11 +12,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext, Slot
 from fl_lightning.methods.base import Method, check_no_scaling
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt, PositiveShare
 from fl_lightning.search import LogRange, searched

@@ -12,8 +12,7 @@ import torch
 from torch import Tensor
 from torch.utils.flop_counter import FlopCounterMode
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, RunContext
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, RunContext
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
 from fl_lightning.ranges import NonNegativeFloat, PositiveShare

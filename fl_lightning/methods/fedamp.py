@@ -9,14 +9,14 @@ from typing import Literal
 
 from fl_lightning.callbacks.relations import Attention, Relation
 from fl_lightning.config import FLOAT32, check
-from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class FedAMP(Method):
+class FedAMP(OwnStatistics):
     """Every client is pulled towards its own mix of all models, in which similar models weigh more.
 
     Args:
@@ -48,10 +48,6 @@ class FedAMP(Method):
     def relation(self) -> Relation:
         """Attention by distance between models."""
         return Attention(self.alpha, self.sigma, self.sources)
-
-    def scope(self, block: Block) -> Scope:
-        """Parameters travel; running statistics stay personal, since mixes of them belong to no model."""
-        return "shared" if block.kind == "parameter" else "personal"
 
     def phases(self, client: Client, payload: Payload) -> list[Phase]:
         """The client keeps its own model; the mix only pulls, by lam / (2 alpha) on every parameter."""

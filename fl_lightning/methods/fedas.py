@@ -8,9 +8,9 @@ from typing import Literal
 
 import torch
 
-from fl_lightning.core import Block, Client, Objective, Payload, Phase, PureLoss, RunContext, Server
+from fl_lightning.core import Client, Objective, Payload, Phase, PureLoss, RunContext, Server
 from fl_lightning.core.relation import Weights
-from fl_lightning.methods.base import Method, Scope, check_no_scaling
+from fl_lightning.methods.base import OwnClassifier, check_no_scaling
 from fl_lightning.methods.common.basics import check_batches, fisher
 from fl_lightning.methods.common.class_means import class_means, distance_by_class
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
@@ -18,7 +18,7 @@ from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class FedAS(Method):
+class FedAS(OwnClassifier):
     """FedPer whose received bodies are aligned with the old ones first, and averaged by clients' Fisher information.
 
     Before its own training a client trains what it has received, for an epoch on sum_k mean ||z - mu_k||^2 / d over the
@@ -51,10 +51,6 @@ class FedAS(Method):
         super().check(run)
         if self.align_epochs:
             check_batches(run, align_batch_size=self.align_batch_size)
-
-    def scope(self, block: Block) -> Scope:
-        """The classifier is never sent."""
-        return "personal" if block.head else "shared"
 
     def receive(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """The received body, aligned with the old one's class means (in a copy of the client's own)."""

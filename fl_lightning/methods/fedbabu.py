@@ -7,12 +7,12 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, GroupServer, Payload, Phase, Rule
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule
+from fl_lightning.methods.base import OwnClassifier
 
 
 @dataclass(frozen=True)
-class FedBABU(Method):
+class FedBABU(OwnClassifier):
     """FedAvg of the body alone, under the one classifier that all began with; in the end clients fine-tune everything.
 
     Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as `global`: these unchanged.
@@ -22,10 +22,6 @@ class FedBABU(Method):
     family = "partial sharing"
     judge = "finetuned"
     newcomers = Rule("global body and first classifier, fine-tuned as a whole")
-
-    def scope(self, block: Block) -> Scope:
-        """The classifier is never sent: everybody has it."""
-        return "personal" if block.head else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """The body; the classifier is left out of the optimiser, whose decay or momentum would move it."""

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import mmd
 from fl_lightning.methods.common.classifiers import NewClassifier, Separated, is_personal

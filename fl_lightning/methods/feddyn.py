@@ -10,15 +10,14 @@ from dataclasses import dataclass, replace
 
 import torch
 
-from fl_lightning.callbacks.relations import Relation, Uniform
 from fl_lightning.core import Client, Payload, Phase, Server, Slot
-from fl_lightning.methods.base import Method
+from fl_lightning.methods.base import PlainMean
 from fl_lightning.ranges import PositiveFloat
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class FedDyn(Method):
+class FedDyn(PlainMean):
     """FedAvg whose local losses are bent so that their minima agree: f(w) - <g_i, w> + alpha/2 ||w - w_global||^2.
 
     After training g_i <- g_i - alpha (w_i - w_global). Server: h <- h - alpha / N sum of the cohort's w_i - w_global,
@@ -37,10 +36,6 @@ class FedDyn(Method):
     def slots(self) -> dict[str, Slot]:
         """The gradient g_i."""
         return {"gradient": Slot("zeros")}
-
-    def relation(self) -> Relation:
-        """The plain mean."""
-        return Uniform()
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Steps down the bent loss; then g_i."""

@@ -11,13 +11,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core.client import Client
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Slot
+from fl_lightning.core import Client, Payload, Rule, RunContext, Server, Slot
 from fl_lightning.core.relation import Weights
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common import candidates
 from fl_lightning.ranges import NonNegativeInt, UnitInterval

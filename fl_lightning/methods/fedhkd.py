@@ -9,18 +9,10 @@ from typing import Annotated, Any, Literal
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, RunContext, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.extras import require
 from fl_lightning.methods.classmeans import ClassMeans
-from fl_lightning.methods.common.class_means import (
-    class_means,
-    classifier_gap,
-    distance_to_means,
-    noisy,
-    privacy_report,
-    within,
-)
+from fl_lightning.methods.common import class_means
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, Range, UnitInterval
 from fl_lightning.search import LogRange, searched
 
@@ -77,24 +69,24 @@ class FedHKD(ClassMeans):
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And both terms (its Eq. 7 and 8)."""
         task: Tensor = module.task_loss(batch)
-        terms = [classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []
+        terms = [class_means.classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []
         if self.gamma:
-            terms.append(self.gamma * distance_to_means(module.features, batch[1], means, "norm"))
+            terms.append(self.gamma * class_means.distance_to_means(module.features, batch[1], means, "norm"))
         return task + sum(terms)
 
     def means(self, client: Client) -> tuple[Tensor, Tensor, Tensor]:
         """Of the classes that make up at least `nu` of the client's data, with noise on features."""
-        features, predictions, counts = class_means(client, self.temperature, self.bounded)
+        features, predictions, counts = class_means.class_means(client, self.temperature, self.bounded)
         if self.sigma:
             draws = client.generator("hyper-knowledge noise")
-            features = noisy(features, counts, self.sigma, self.zeta, draws)
+            features = class_means.noisy(features, counts, self.sigma, self.zeta, draws)
         return features, predictions, counts * (counts >= self.nu * counts.sum())
 
     def bounded(self, features: Tensor) -> Tensor:
         """Features of samples (batch, d) brought within zeta: without that the sensitivity is not 2 zeta / N."""
-        return within(features, self.zeta, self.bound) if self.sigma and self.clip else features
+        return class_means.within(features, self.zeta, self.bound) if self.sigma and self.clip else features
 
     def summary(self, run: RunContext) -> dict[str, Any]:
         """The privacy report."""
         safe = self.sigma > 0 and self.clip
-        return privacy_report(run, self.sigma, self.bound, self.delta, safe=safe)
+        return class_means.privacy_report(run, self.sigma, self.bound, self.delta, safe=safe)

@@ -9,14 +9,14 @@ from typing import Annotated, Literal
 
 from fl_lightning.callbacks.propagation import Propagation, told_basis
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Block, Client, Payload, Phase
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.ranges import Needs, NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, Range
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class FEDORA(Method):
+class FEDORA(OwnStatistics):
     """Clients are pulled towards models propagated over a graph of like data, as far as that helps on validation data.
 
     Client k minimises f_k(w) + lambda_k ||w - w^_k||^2 with lambda_k = max(epsilon, L_val(w_k) - L_val(w^_k)).
@@ -61,10 +61,6 @@ class FEDORA(Method):
         chosen = self.selection in ("paper", "code")
         graph = (self.neighbours, self.steps, chosen, self.similarity, self.sources)
         return Propagation(self.alpha, self.directions, self.sharpness, *graph)
-
-    def scope(self, block: Block) -> Scope:
-        """All parameters; running statistics are the client's own."""
-        return "personal" if block.kind == "buffer" else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Every parameter pulled by `strength`."""

@@ -10,17 +10,10 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation, SampleCounts
-from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.classmeans import ClassMeans
+from fl_lightning.methods.common import collaboration
 from fl_lightning.methods.common.class_means import distance_to_means
-from fl_lightning.methods.common.collaboration import (
-    Collaboration,
-    feature_moments,
-    lay_out,
-    no_moments,
-    under_mean_body,
-)
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, ShareBelow1
 from fl_lightning.search import LogRange, searched
 
@@ -58,21 +51,21 @@ class FedPAC(ClassMeans):
 
     def relation(self) -> Relation:
         """Whose classifiers are mixed."""
-        return Collaboration(self.least)
+        return collaboration.Collaboration(self.least)
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """With it the moments of every client's features."""
-        return super().init_server(run) | no_moments(run)
+        return super().init_server(run) | collaboration.no_moments(run)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The mean body under the client's mix of classifiers."""
         sent = super().broadcast(server)
-        under_mean_body(server, sent)
+        collaboration.under_mean_body(server, sent)
         return sent
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Moments of what has been received, then the classifier, then the body."""
-        client.scratch |= feature_moments(client)
+        client.scratch |= collaboration.feature_moments(client)
         head = client.mask(lambda b: b.head)
         yield Phase(trains=head, epochs=self.head_epochs, lr=self.head_lr, purpose="head")
         yield Phase(trains=~head, objective=self.objective(client, payload))
@@ -93,4 +86,4 @@ class FedPAC(ClassMeans):
         """The mean body, and what is known of classes and clients."""
         super().aggregate(server)
         server["model"] = server.only.mean_by(SampleCounts())
-        server.memory.update(lay_out(server.memory, server.statistics))
+        server.memory.update(collaboration.lay_out(server.memory, server.statistics))

@@ -4,17 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core import Block
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import OwnClassifier
 
 
 @dataclass(frozen=True)
-class FedPer(Method):
+class FedPer(OwnClassifier):
     """FedAvg on the body of the model; every client keeps a classifier of its own."""
 
     family = "partial sharing"
     judge = "after"
-
-    def scope(self, block: Block) -> Scope:
-        """The classifier is never sent; everything else travels both ways."""
-        return "personal" if block.head else "shared"

@@ -8,17 +8,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import RunContext
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, Payload, Phase, RunContext
+from fl_lightning.methods.base import OwnClassifier
 from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
-class FedRep(Method):
+class FedRep(OwnClassifier):
     """A shared body and a classifier of each client's own: the classifier is trained alone first, then the body alone.
 
     Scored after both; `before` is the new body under the old classifier, which the authors score but in the last round.
@@ -38,10 +34,6 @@ class FedRep(Method):
         for group in run.groups:
             body = any(b.kind == "parameter" and not b.head for b in group.layout.blocks)
             check("model", group.name, body, "fedrep trains body and classifier apart: it must have both")
-
-    def scope(self, block: Block) -> Scope:
-        """The classifier is never sent."""
-        return "personal" if block.head else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Classifier, then body."""

@@ -9,14 +9,13 @@ from typing import Literal
 
 from fl_lightning.callbacks.graphs import Laplacian
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.layout import Block
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class FedU(Method):
+class FedU(OwnStatistics):
     """Every client begins from its last model, moved towards its neighbours': w_k - gamma sum_l a_kl (w_k - w_l).
 
     All from the same last models (in older versions of the authors' code later clients saw neighbours that had been
@@ -39,7 +38,3 @@ class FedU(Method):
     def relation(self) -> Relation:
         """A step down the graph's Laplacian."""
         return Laplacian(self.gamma, self.graph)
-
-    def scope(self, block: Block) -> Scope:
-        """Parameters travel; running statistics stay personal."""
-        return "shared" if block.kind == "parameter" else "personal"

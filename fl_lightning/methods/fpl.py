@@ -6,8 +6,7 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, Objective, Payload, RunContext, Server, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Objective, Payload, RunContext, Server, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes

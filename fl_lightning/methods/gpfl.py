@@ -13,8 +13,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.functional import cross_entropy, normalize
 
-from fl_lightning.core import Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Block, Client, Module, Objective, Payload, Phase, PureLoss, Tensors
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.basics import norms
 from fl_lightning.methods.common.classifiers import Conditioned, NewClassifier, is_personal

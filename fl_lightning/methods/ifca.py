@@ -6,9 +6,7 @@ from dataclasses import dataclass
 
 import torch
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.server import Server
+from fl_lightning.core import Client, Payload, Server
 from fl_lightning.methods.clustered import KClusters
 from fl_lightning.methods.common.clusters import average, name_of
 from fl_lightning.ranges import PositiveInt

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 from fl_lightning.callbacks.relations import Relation, mean_relation
-from fl_lightning.core.layout import Block
+from fl_lightning.core import Block
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.ranges import NonNegativeInt
 from fl_lightning.search import Whole, searched

@@ -7,8 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from fl_lightning.core import Client, Module, Objective, Payload, Phase, PureLoss, Slot, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, Slot, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.basics import contrast
 from fl_lightning.methods.common.classifiers import NewClassifier, Projected

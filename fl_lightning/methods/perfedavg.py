@@ -12,19 +12,14 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.core.client import Client
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.run import RunContext
-from fl_lightning.methods.base import Method, check_plain_steps
+from fl_lightning.core import Batch, Client, Payload, Phase, Rule, RunContext
+from fl_lightning.methods.base import PlainMean, check_plain_steps
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class PerFedAvg(Method):
+class PerFedAvg(PlainMean):
     """A global model that is good once a client has taken a gradient step of its own from it.
 
     Step: w~ = w - alpha grad f(w; D), then w <- w - lr g with g = grad f(w~; D') (`fo`, first order), or with
@@ -52,10 +47,6 @@ class PerFedAvg(Method):
     def check(self, run: RunContext) -> None:
         """Its steps are its own."""
         check_plain_steps(run)
-
-    def relation(self) -> Relation:
-        """The plain mean."""
-        return Uniform()
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """A step on each batch."""

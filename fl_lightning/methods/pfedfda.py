@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Block, Client, Payload, Phase, Rule, RunContext, Server
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.methods.base import OwnClassifier
 from fl_lightning.methods.common.gaussians import LEAST, Gaussians, adapted, check_classifier, first_gaussians, headed
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.search import LogRange, searched
@@ -19,7 +19,7 @@ NAMES = ("means", "covariance")
 
 
 @dataclass(frozen=True)
-class PFedFDA(Method):
+class PFedFDA(OwnClassifier):
     """A shared body, and Gaussians of its features (class means mu, one covariance S) in place of a shared classifier.
 
     The classifier is their linear discriminant, W = mu S^-1 and b = -diag(W mu^T) / 2 + log pi with the client's class
@@ -50,10 +50,6 @@ class PFedFDA(Method):
     def check(self, run: RunContext) -> None:
         """Of what the discriminant takes the place."""
         check_classifier(run)
-
-    def scope(self, block: Block) -> Scope:
-        """The classifier follows from the Gaussians."""
-        return "personal" if block.head else "shared"
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The Gaussians, drawn at first."""

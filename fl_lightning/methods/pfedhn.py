@@ -9,21 +9,15 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Alone, Relation
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Block
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import GroupServer, Server
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, GroupServer, Payload, Phase, Rule, RunContext, Server
+from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.hypernetwork import Hypernetwork, first_hypernetwork, fit_embedding
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveFloat, PositiveInt, ShareBelow1
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class PFedHN(Method):
+class PFedHN(OwnStatistics):
     """A hypernetwork on the server makes each client's model of an embedding; both learn from what training changes.
 
     theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i - theta'_i), one
@@ -54,10 +48,6 @@ class PFedHN(Method):
     def relation(self) -> Relation:
         """Nobody's model is mixed: a hypernetwork replaces the relation."""
         return Alone()
-
-    def scope(self, block: Block) -> Scope:
-        """Parameters are made and sent back; running statistics are the client's own."""
-        return "shared" if block.kind == "parameter" else "personal"
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""

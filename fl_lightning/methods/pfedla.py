@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from fl_lightning.core.layout import Block
-from fl_lightning.core.newcomer import Rule
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.server import Server
+from fl_lightning.core import Payload, Rule, Server
 from fl_lightning.core.vectors import last_received, products
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.methods.common.layer_rows import LayerRows
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt, PositiveInt
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class PFedLA(Method):
+class PFedLA(OwnStatistics):
     """Every client begins each layer from its own mix, whose weights a network on the server makes for it.
 
     The mix is sum_j alpha_ij^l theta_j^l over the models last uploaded. When a client has trained it, its network and
@@ -45,10 +42,6 @@ class PFedLA(Method):
     def relation(self) -> LayerRows:
         """Rows that the networks make."""
         return LayerRows(self.embedding, self.hidden, self.local_layers)
-
-    def scope(self, block: Block) -> Scope:
-        """Parameters travel; running statistics stay personal."""
-        return "shared" if block.kind == "parameter" else "personal"
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The mix; what is mixed is kept until the networks have learned of it."""

@@ -7,19 +7,14 @@ from dataclasses import dataclass
 
 from torch import Tensor
 
-from fl_lightning.callbacks.relations import Relation, Uniform
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase, Slot
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
-from fl_lightning.methods.base import Method, check_plain_steps, move_on
+from fl_lightning.core import Batch, Client, Payload, Phase, RunContext, Server, Slot
+from fl_lightning.methods.base import PlainMean, check_plain_steps, move_on
 from fl_lightning.ranges import NonNegativeFloat, PositiveInt
 from fl_lightning.search import Choice, LogRange, searched
 
 
 @dataclass(frozen=True)
-class PFedMe(Method):
+class PFedMe(PlainMean):
     """Each local step solves the client's Moreau envelope roughly, and moves its local model towards the solution.
 
     Step: theta ~ argmin f(theta) + (lam/2) ||theta - w||^2 on the batch, then w <- w - lr lam (w - theta). Scored: the
@@ -48,10 +43,6 @@ class PFedMe(Method):
     def slots(self) -> dict[str, Slot]:
         """The personalised model theta."""
         return {"personal": Slot()}
-
-    def relation(self) -> Relation:
-        """The plain mean."""
-        return Uniform()
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """A step on each batch."""

@@ -9,8 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Client, Module, Tensors
-from fl_lightning.core.phase import Batch
+from fl_lightning.core import Batch, Client, Module, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide

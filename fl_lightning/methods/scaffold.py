@@ -10,21 +10,15 @@ from dataclasses import dataclass, replace
 import torch
 
 from fl_lightning.callbacks.base import Aggregator
-from fl_lightning.callbacks.relations import Relation, Uniform
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.objective import Objective
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Phase, Slot
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
-from fl_lightning.methods.base import Method, check_no_scaling, move_on
+from fl_lightning.core import Client, Objective, Payload, Phase, RunContext, Server, Slot
+from fl_lightning.methods.base import PlainMean, check_no_scaling, move_on
 from fl_lightning.ranges import PositiveFloat
 from fl_lightning.search import LogRange, searched
 
 
 @dataclass(frozen=True)
-class SCAFFOLD(Method):
+class SCAFFOLD(PlainMean):
     """FedAvg whose local gradients are corrected by control variates: w_i <- w_i - lr (g - c_i + c).
 
     After K steps c_i <- c_i - c + (w - w_i) / (K lr) (option II), and c is the mean of all c_i. With momentum the
@@ -54,10 +48,6 @@ class SCAFFOLD(Method):
     def slots(self) -> dict[str, Slot]:
         """The control variate c_i. What the server last received of it is its last change."""
         return {"control": Slot("zeros", exchanged=True)}
-
-    def relation(self) -> Relation:
-        """The plain mean."""
-        return Uniform()
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """The global model and c."""

@@ -9,14 +9,14 @@ import torch
 
 from fl_lightning.callbacks.measured import MeasuredCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core import Block, Client, Payload, Phase, Rule
-from fl_lightning.methods.base import Method, Scope
+from fl_lightning.core import Client, Payload, Phase, Rule
+from fl_lightning.methods.base import OwnStatistics
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.search import Range, searched
 
 
 @dataclass(frozen=True)
-class SelfKAPC(Method):
+class SelfKAPC(OwnStatistics):
     """Every client begins, layer by layer, from its own mix of all models; its own noise pays for heeding others.
 
     Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp for a mix), Sigma the
@@ -41,10 +41,6 @@ class SelfKAPC(Method):
     def relation(self) -> Relation:
         """Rows by the measured rule."""
         return MeasuredCube(self.kappa, self.keep)
-
-    def scope(self, block: Block) -> Scope:
-        """Parameters travel; running statistics stay personal: mixes of them belong to no model."""
-        return "personal" if block.kind == "buffer" else "shared"
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Local training; in the first round of two halves, of which the mean is kept."""

@@ -10,8 +10,7 @@ from torch import Tensor
 from torch.nn.functional import cosine_similarity
 from watching import Make, client_of, global_model, payload_of, run_all, same, server_of, trained
 
-from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes
-from fl_lightning.methods.common.finch import finch, linked
+from fl_lightning.methods.common.cluster_prototypes import cluster_losses, cluster_prototypes, finch, linked
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fpl import FPL
 

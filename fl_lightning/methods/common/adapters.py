@@ -8,9 +8,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.config import check
-from fl_lightning.core.layout import Block
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.core import Block, GroupServer, RunContext, Server
 from fl_lightning.device import wide
 
 

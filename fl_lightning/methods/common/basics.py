@@ -10,8 +10,7 @@ from torch import Tensor, nn
 from torch.nn.functional import cosine_similarity, cross_entropy
 
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Client, RunContext
 from fl_lightning.errors import BadInput
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from fl_lightning.core.beside import Beside
+from fl_lightning.core import Beside
 
 Entries = dict[str, Beside]
 
@@ -85,24 +85,25 @@ RECEIVED = {
 """What model clients receive, in words, by class, where scope and relation do not say it."""
 
 
-def _of(method: Any, table: Any, otherwise: Any) -> Any:
+def of_class(method: Any, table: Any, otherwise: Any) -> Any:
+    """The entry of the first of our classes that one of our methods is, by the class's name."""
     ours = (cls for cls in type(method).__mro__ if cls.__module__.startswith("fl_lightning.methods."))
     return next((table[cls.__name__] for cls in ours if cls.__name__ in table), otherwise)
 
 
 def declared(method: Any) -> Entries:
     """The entries of one of our methods, by name."""
-    entries: Entries = _of(method, _DECLARED, lambda _: {})(method)
+    entries: Entries = of_class(method, _DECLARED, lambda _: {})(method)
     return entries
 
 
 def downloads(method: Any) -> str:
     """What its clients receive beside one model, in words; empty: nothing."""
-    words: str = _of(method, DOWNLOADS, "")
+    words: str = of_class(method, DOWNLOADS, "")
     return words
 
 
 def received(method: Any) -> str:
     """What model its clients receive, in words; empty: scope and relation say it."""
-    words: str = _of(method, RECEIVED, "")
+    words: str = of_class(method, RECEIVED, "")
     return words

@@ -8,9 +8,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.server import Server
+from fl_lightning.core import Client, Payload, Server
 from fl_lightning.core.vectors import fetched
 from fl_lightning.data.part import Part
 from fl_lightning.rng import numpy_rng

@@ -1,15 +1,50 @@
-"""Several prototypes of each class, by clusters of clients' class means, and the losses on them (FPL)."""
+"""Several prototypes of each class, by clusters of clients' class means, and the losses on them (FPL).
+
+Clusters are by first neighbours: Sarfraz, Sharma, Stiefelhagen: Efficient Parameter-free Clustering Using First
+Neighbor Relations. CVPR 2019.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
 
+import numpy as np
 import torch
 from torch import Tensor
-from torch.nn.functional import cosine_similarity
+from torch.nn.functional import cosine_similarity, normalize
 
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.methods.common.finch import finch, means
+
+
+def linked(points: Tensor) -> Tensor:
+    """The clusters (n,), 0 and up, of `points` (n, d), each of which is linked to the one of greatest cosine."""
+    from scipy.sparse import coo_array
+    from scipy.sparse.csgraph import connected_components
+
+    unit = normalize(points.double())
+    group = torch.arange(len(points))
+    nearest = (unit @ unit.T).fill_diagonal_(-torch.inf).argmax(1) if len(points) > 1 else group
+    links = coo_array((np.ones(len(points)), (group, nearest)), (len(points), len(points)))
+    return torch.from_numpy(connected_components(links, directed=False)[1]).long()
+
+
+def means(points: Tensor, clusters: Tensor) -> Tensor:
+    """The mean point of each of the `clusters` (n,) of `points` (n, d): (k, d)."""
+    return torch.stack([points[clusters == k].mean(0) for k in range(int(clusters.max()) + 1)])
+
+
+def finch(points: Tensor) -> Tensor:
+    """The coarsest partition (n,) of `points` (n, d) with more than one cluster, or the first, if that has one.
+
+    Clusters are linked by their means in the same way, again and again.
+    """
+    clusters = linked(points)
+    while int(clusters.max()):
+        merged = linked(means(points, clusters))[clusters]
+        if not 0 < int(merged.max()) < int(clusters.max()):
+            break
+        clusters = merged
+    return clusters
 
 
 def cluster_prototypes(uploads: Iterable[Mapping[str, Tensor]], like: Tensor) -> tuple[Tensor, Tensor]:

@@ -7,11 +7,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
+from fl_lightning.core import Client, GroupServer, Server
 from fl_lightning.core.protocols import Relation
 from fl_lightning.core.relation import Weights
-from fl_lightning.core.server import GroupServer, Server
 
 
 def name_of(cluster: int) -> str:
@@ -28,12 +26,6 @@ def centre(group: GroupServer, cluster: int) -> Tensor:
 def model_of(group: GroupServer, client: int) -> Tensor:
     """The model (D,) of the cluster that the client is in."""
     return centre(group, int(group.server.memory["cluster"][client]))
-
-
-def own_cluster(server: Server) -> dict[int, Payload]:
-    """Every client of the cohort the model of its cluster."""
-    group = server.only
-    return group.send({c: model_of(group, c) for c in group.here})
 
 
 def average(server: Server, cluster: Tensor, relation: Relation, who: Sequence[int]) -> None:

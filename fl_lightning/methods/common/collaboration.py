@@ -9,12 +9,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client, Payload, RelationInputs, RunContext, Server
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
 from fl_lightning.device import wide
 from fl_lightning.methods.common.class_means import class_means
 from fl_lightning.methods.common.quadratic import simplex_minimum

@@ -6,7 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.layout import Layout
+from fl_lightning.core import Layout
 
 ONES = np.unpackbits(np.arange(256, dtype=np.uint8)[:, None], axis=1).sum(1, dtype=np.uint8)
 """Of each byte, how many of its bits are 1."""

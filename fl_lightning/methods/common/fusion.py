@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.server import GroupServer
+from fl_lightning.core import GroupServer
 from fl_lightning.methods.common.predictions import class_scores, gap
 
 CLIP = 5.0

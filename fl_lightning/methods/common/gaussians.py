@@ -13,8 +13,7 @@ from torch import Tensor
 from torch.nn.functional import cross_entropy
 
 from fl_lightning.config import check
-from fl_lightning.core.client import Client
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Client, RunContext
 from fl_lightning.methods.common.basics import check_classes
 from fl_lightning.rng import generator
 

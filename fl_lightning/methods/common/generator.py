@@ -10,11 +10,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch
-from fl_lightning.core.protocols import Module
-from fl_lightning.core.server import GroupServer, Server
+from fl_lightning.core import Batch, Client, GroupServer, Module, Payload, Server
 from fl_lightning.rng import generator
 
 _STATE = {"generator": "", "adam.steps": "step", "adam.first": "exp_avg", "adam.second": "exp_avg_sq"}

@@ -8,9 +8,7 @@ from collections.abc import Iterator
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.phase import Phase
-from fl_lightning.core.run import RunContext
+from fl_lightning.core import Client, Phase, RunContext
 from fl_lightning.rng import key
 
 

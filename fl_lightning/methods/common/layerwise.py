@@ -6,10 +6,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.layout import Layout
-from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.server import Server
+from fl_lightning.core import Batch, Client, Layout, Phase, Server
 from fl_lightning.methods.common.critical import unpacked
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.core.client import Client
+from fl_lightning.core import Client
 from fl_lightning.methods.common.basics import check_plain_loss, wide
 from fl_lightning.models import another, head_of
 

@@ -17,13 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 
-from fl_lightning.core.client import Client
-from fl_lightning.core.objective import Objective, PureLoss, Tensors
-from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.protocols import Module
-from fl_lightning.core.run import RunContext
-from fl_lightning.core.server import Server
+from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
 from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.methods.common.basics import wide

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from fl_lightning.methods.common.beside import of_class
+
 Phases = tuple[float | None, ...]
 """Epochs of each phase of a round; None: the federation's length."""
 
@@ -49,10 +51,7 @@ PHASES = {
 
 def private_phases(method: Any) -> Phases | str:
     """Of one of our methods; a class of one's own must say it itself."""
-    names = [cls.__name__ for cls in type(method).__mro__ if cls.__module__.startswith("fl_lightning.methods.")]
     if not type(method).__module__.startswith("fl_lightning.methods."):
         return "is a class of your own whose private_phases does not say what it makes of samples"
-    if (of := next((PHASES[name] for name in names if name in PHASES), None)) is not None:
-        phases: Phases | str = of(method)
-        return phases
-    return next((OTHERWISE[name] for name in names if name in OTHERWISE), (None,))
+    phases: Phases | str = of_class(method, PHASES, lambda m: of_class(m, OTHERWISE, (None,)))(method)
+    return phases

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import cross_entropy, linear, one_hot
 
-from fl_lightning.core.server import Server
+from fl_lightning.core import Server
 from fl_lightning.rng import generator
 
 LEARNED = ("embedding", "inner", "inner_bias", "outer", "outer_bias")
