@@ -11,10 +11,10 @@ from torch.nn.functional import cross_entropy
 
 from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Block
+from fl_lightning.core.module import Module
 from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import GroupServer
 from fl_lightning.methods.base import Method, Scope
 from fl_lightning.methods.common.two_heads import TwoHeads

@@ -12,10 +12,10 @@ from fl_lightning.callbacks.graphs import CollaborationGraph
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import FLOAT32
 from fl_lightning.core.client import Client
+from fl_lightning.core.module import Module
 from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import Server
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.alignment import alignment, mean_directions

@@ -17,7 +17,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Config
 from fl_lightning.core.mixing import TILE, Gram, tiles_at_once
-from fl_lightning.core.relation import RelationInputs
+from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.log import in_bytes
 from fl_lightning.methods.base import Method
 from fl_lightning.parallel import assign_homes

@@ -5,8 +5,8 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from fl_lightning.core.module import Module
 from fl_lightning.core.phase import Batch
-from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import GroupServer
 from fl_lightning.core.vectors import distances
 

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from fl_lightning import log
 from fl_lightning.core.client import Client
+from fl_lightning.core.module import Module
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.protocols import Module
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.common.basics import norms, wide

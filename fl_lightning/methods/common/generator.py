@@ -11,9 +11,9 @@ from torch import Tensor
 from torch.nn.functional import batch_norm, cross_entropy, kl_div, linear, log_softmax, one_hot
 
 from fl_lightning.core.client import Client
+from fl_lightning.core.module import Module
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch
-from fl_lightning.core.protocols import Module
 from fl_lightning.core.server import GroupServer, Server
 from fl_lightning.rng import generator
 

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.relation import RelationInputs
+from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.methods.common.hypernetwork import Hypernetwork

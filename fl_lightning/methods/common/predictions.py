@@ -18,10 +18,10 @@ from torch import Tensor
 from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 
 from fl_lightning.core.client import Client
+from fl_lightning.core.module import Module
 from fl_lightning.core.objective import Objective, PureLoss, Tensors
 from fl_lightning.core.payload import Payload
 from fl_lightning.core.phase import Batch, Phase
-from fl_lightning.core.protocols import Module
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import ResidentPart
