@@ -286,6 +286,7 @@ def _step(
         return 0, live.peak
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), module.cast():
         loss = module.training_step(batch, 0)
+    module.coaching()
     parameters = [p for p in module.binding.parameters if p.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     del gradients

@@ -39,8 +39,7 @@ def train(
     An own step writes to what it trains by itself, and returns the loss that is recorded.
     """
     module.model.train()
-    alone = own is None and isinstance(optimizer, FastSGD)  # it adds the terms' gradients itself
-    step = own or (module.loss_alone if alone else module.training_step)
+    step = own or module.training_step
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -54,10 +53,8 @@ def train(
             last.coaching, last.batch_idx = None, k
             with cast():
                 loss = step(batch, k)
-            if alone:
+            if own is None:
                 loss = _descend(module, optimizer, loss)
-            elif own is None:
-                optimizer.step(loss)
             losses.append(loss.detach())
             samples += len(batch[1])
             if last.coaching is not None:
@@ -89,7 +86,7 @@ def train_private(
             sums, loss = clipped_sum(module, batch, private.clip)
             samples += len(batch[1])
         mean = iter(g / expected for g in noised(sums, private.noise * private.clip, draws))
-        coaching = module.coaching_alone()
+        coaching = module.coaching()
         if coaching is not None:
             terms.append(coaching[0])
             loss = loss + coaching[0]
@@ -106,11 +103,10 @@ def train_private(
 
 def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:
     """A step down `loss` and the objective's terms: their sum before it, shape ()."""
-    coaching = module.coaching_alone()
+    coaching = module.coaching()
     if coaching is None:
         optimizer.step(loss)
         return loss
-    assert isinstance(optimizer, FastSGD)
     module.last.coaching, gradients = coaching
     optimizer.step(loss, gradients)
     return loss.detach() + module.last.coaching
