@@ -59,10 +59,7 @@ def train(
             samples += len(batch[1])
             if last.coaching is not None:
                 terms.append(last.coaching)
-    nothing = torch.zeros((), device=device)
-    mean = torch.stack(losses).mean() if losses else nothing
-    coaching = torch.stack(terms).sum() / len(losses) if terms else nothing
-    return Fit(mean, coaching, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+    return _fit(optimizer, losses, terms, samples, device)
 
 
 def train_private(
@@ -95,10 +92,17 @@ def train_private(
             more = [g if g is None or c is None else g + c for g, c in zip(more, coaching[1], strict=True)]
         optimizer.step(loss, more)
         losses.append(loss)
-    nothing = torch.zeros((), device=fabric.device)
-    mean_loss = torch.stack(losses).mean() if losses else nothing
-    added = torch.stack(terms).mean() if terms else nothing
-    return Fit(mean_loss, added, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+    return _fit(optimizer, losses, terms, samples, fabric.device)
+
+
+def _fit(
+    optimizer: LocalOptimizer, losses: list[Tensor], terms: list[Tensor], samples: int, device: torch.device
+) -> Fit:
+    """What steps with these losses and terms came to."""
+    nothing, steps = torch.zeros((), device=device), len(losses)
+    mean = torch.stack(losses).mean() if losses else nothing
+    coaching = torch.stack(terms).sum() / steps if terms else nothing
+    return Fit(mean, coaching, steps, samples, step_sizes(optimizer.config, optimizer.lr, steps))
 
 
 def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:

@@ -144,11 +144,8 @@ class AnyOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """`NAME.K` by parameter, and `scaler` (16-mixed)."""
-        tensors = {
-            f"{name}.{k}": value
-            for k, p in enumerate(self._parameters())
-            for name, value in self.optimizer.state.get(p, {}).items()
-        }
+        states = self.optimizer.state_dict()["state"]
+        tensors = {f"{name}.{k}": value for k, state in sorted(states.items()) for name, value in state.items()}
         odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         if odd:
             raise BadInput("optimizer.keep_state", True, f"this optimiser keeps {odd[0]}, which is no tensor")
@@ -159,18 +156,16 @@ class AnyOptimizer:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Copies, since the steps write in place."""
-        owners = [(p, group) for group in self.optimizer.param_groups for p in group["params"]]
+        kept = self.optimizer.state_dict()
         for name, value in state.items():
             if name == "scaler":
                 if self._scaler is not None:
-                    kept = dict(zip(_SCALER, (float(value[0]), int(value[1])), strict=True))
-                    self._scaler.load_state_dict({**self._scale, **kept})
+                    scale = dict(zip(_SCALER, (float(value[0]), int(value[1])), strict=True))
+                    self._scaler.load_state_dict({**self._scale, **scale})
                 continue
             label, k = name.rsplit(".", 1)
-            parameter, group = owners[int(k)]
-            stays = label == "step" and not group.get("fused") and not group.get("capturable")  # torch's own rule
-            device = value.device if stays else parameter.device
-            self.optimizer.state[parameter][label] = value.to(device, copy=True)
+            kept["state"].setdefault(int(k), {})[label] = value.clone()
+        self.optimizer.load_state_dict(kept)
 
 
 LocalOptimizer = FastSGD | AnyOptimizer
