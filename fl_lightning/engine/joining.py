@@ -314,19 +314,12 @@ class _Newcomer:
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
-        values = scoring.measured(kind, client, test)
+        seen: scoring.Seen = []
+        values = scoring.measured(kind, client, test, seen)
         scores = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
-        scores["loss"] = self._loss(kind)
+        loss = client.run.data.metric.loss
+        scores["loss"] = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in seen) / len(test)
         return {name: value for name, value in scores.items() if math.isfinite(value)}
-
-    @torch.no_grad()
-    def _loss(self, kind: str) -> float:
-        client, total = self.visit.client, 0.0
-        module, test, method = client.module, client.data.test, self.run.method
-        for x, y in test.batches(self.run.config.evaluation.batch_size):
-            with module.cast():
-                total += float(module.metric.loss(method.outputs(client, x, kind).float(), y, "sum"))
-        return total / len(test)
 
 
 def grew(tensor: Tensor, old: Tensor) -> bool:

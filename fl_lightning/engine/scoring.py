@@ -52,12 +52,13 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
-def measured(kind: str, client: Client, part: Part) -> dict[Metric, Tensor]:
-    """What is bound on the client's test data, by metric: NaN where a further metric is not defined."""
+def measured(kind: str, client: Client, part: Part, seen: Seen | None = None) -> dict[Metric, Tensor]:
+    """What is bound on the client's test data, by metric: NaN where a further metric is not defined. `seen` as in
+    `score`."""
     named = further_metrics(client.run)
-    seen: Seen | None = [] if named else None
+    seen = [] if named and seen is None else seen
     values: dict[Metric, Tensor] = {client.run.data.metric: score(kind, client, part, seen)}
-    if seen:
+    if named and seen:
         scores, y = _whole(seen)
         values |= {metric: metric.value(scores, y) for metric in named}
     return values
