@@ -66,8 +66,8 @@ class ModelProfile:
     has made for it."""
     evaluation: int
     """The most that an evaluation pass holds at once."""
-    memory: int
-    """Named tensors that the method keeps with the server."""
+    memory: float
+    """Named tensors that method and relation keep with the server."""
     stacks: bool
     """Nothing in it mixes samples: clients can train at once."""
     terms: int
@@ -199,11 +199,17 @@ def _client(run: RunContext, trainer: Trainer) -> Client:
     return client
 
 
-def _memory(run: RunContext) -> int:
-    """Bytes of what the method keeps with the server; 0 where that hangs on data."""
-    with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-        return sum(tensor.nbytes for tensor in run.method.init_server(run).values())
-    return 0
+def _memory(run: RunContext) -> float:
+    """Bytes of what method and relation keep with the server, made without memory; where that hangs on data, a method
+    counts nothing, and a relation holds everybody by everybody."""
+    total = 0.0
+    for part, unknown in ((run.method, 0.0), (run.relation, 8.0 * run.clients**2)):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                total += sum(tensor.nbytes for tensor in part.init_server(run).values())
+        except Exception:
+            total += unknown
+    return total
 
 
 def _batch(samples: int, sizes: DataSizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
