@@ -20,7 +20,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.cube import CubeSettings, LearnedCube
 from fl_lightning.callbacks.relations import Relation
-from fl_lightning.core.relation import RelationInputs
+from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.core.run import RunContext
 from fl_lightning.data import FederatedData
 from fl_lightning.methods.kapc import KAPC

@@ -8,7 +8,7 @@ server: those move between ranks, are saved and are resumed.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, ClassVar, Literal
+from typing import Any, ClassVar, Literal
 
 from torch import Tensor
 
@@ -16,13 +16,10 @@ from fl_lightning import renames
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
+from fl_lightning.core.protocols import Method
+from fl_lightning.core.server import GroupServer
 from fl_lightning.errors import BadInput
 from fl_lightning.ranges import check_ranges
-
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Method
-    from fl_lightning.core.server import GroupServer
-
 
 STAGES = ("observe", "draw", "show", "write", "log", "save", "send")
 """When the hooks of callbacks run: all of one stage, then those of the next."""

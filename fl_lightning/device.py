@@ -10,13 +10,14 @@ from __future__ import annotations
 import contextlib
 import os
 import random
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from fl_lightning.errors import BadInput
@@ -96,6 +97,14 @@ def wide(device: torch.device) -> torch.dtype:
     except (RuntimeError, TypeError):
         return torch.float32
     return torch.float64
+
+
+def digest(tensors: Iterable[Tensor]) -> bytes:
+    """Of the bytes of tensors, wherever they lie."""
+    state = xxhash.xxh3_128()
+    for tensor in tensors:
+        state.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().data)
+    return state.digest()
 
 
 # ---------------------------------------------------------------- memory

@@ -20,7 +20,6 @@ import torch.distributed as dist
 from lightning.fabric import Fabric
 from lightning.fabric.accelerators.accelerator import Accelerator
 from lightning.fabric.plugins import MixedPrecision
-from lightning.fabric.strategies import STRATEGY_REGISTRY
 from lightning.fabric.strategies.ddp import DDPStrategy
 from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
@@ -71,15 +70,6 @@ class ClientParallelStrategy(DDPStrategy):
             self._set_world_ranks()
         else:
             super()._setup_distributed()
-
-    @classmethod
-    def register_strategies(cls, strategy_registry: Any) -> None:
-        """Register this strategy's own name only (the base class registers DDP's)."""
-        strategy_registry.register("client_parallel", cls, description="one client at a time on each process")
-
-
-if "client_parallel" not in STRATEGY_REGISTRY.available_strategies():
-    ClientParallelStrategy.register_strategies(STRATEGY_REGISTRY)
 
 
 class TorchAccelerator(Accelerator):

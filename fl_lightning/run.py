@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import contextlib
-import json
 import logging
 import math
 import os
+import pickle
 import signal
 import sys
 import tempfile
@@ -72,15 +72,13 @@ def export(
     config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], kind: Format = "safetensors"
 ) -> dict[str, Any]:
     """Write the model of a client, by name or number, to `out`; returns its kind, round and the model's arguments."""
-    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return launch(single, _export, folder, client, out, which, kind)
+    return launch(_alone(config), _export, folder, client, out, which, kind)
 
 
 def predictor(config: Config, folder: Path, client: int, which: Literal["last", "best"]) -> Predictor:
     """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
     check("client", client, 0 <= client < config.clients, f"it must lie in [0, {config.clients - 1}]")
-    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    made: Predictor = launch(single, _predictor, folder, client, which)["predictor"]
+    made: Predictor = launch(_alone(config), _predictor, folder, client, which)["predictor"]
     return made
 
 
@@ -90,8 +88,12 @@ def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
     `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what `export` returns,
     whether the data are `labelled`, and the accuracy on test data where there are any: as received, and after training.
     """
-    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return launch(single, _join, folder, *newcomer)
+    return launch(_alone(config), _join, folder, *newcomer)
+
+
+def _alone(config: Config) -> Config:
+    """The same in one process, on the CPU."""
+    return replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
 
 
 # ---------------------------------------------------------------- on every rank
@@ -304,7 +306,7 @@ def launch(config: Config, task: Callable[..., dict[str, Any]], *args: Any) -> d
         fabric = fabric_of(kind, config.fabric.precision, int(devices), config.fabric.num_nodes, method)
     work = cast(Callable[..., Any], _guarded)
     with tempfile.TemporaryDirectory() as notes:
-        note = None if outside or ranks == 1 else Path(notes) / "failure.json"
+        note = None if outside or ranks == 1 else Path(notes) / "failure"
         try:
             result: dict[str, Any] = fabric.launch(work, task, config, threads, note, *args)
         except ProcessRaisedException as error:
@@ -374,16 +376,8 @@ def _tell(error: BadInput | RunFailed) -> None:
     if _note is None:
         print("fl-train: error:", error, file=sys.stderr, flush=True)
         return
-    with contextlib.suppress(FileExistsError), _note.open("x") as file:
-        kind = BadInput if isinstance(error, BadInput) else type(error)
-        json.dump([kind.__name__, _plain(error)], file)
-
-
-def _plain(error: BadInput | RunFailed) -> list[Any]:
-    if isinstance(error, RunFailed):
-        return [str(error)]
-    value = error.value if isinstance(error.value, int | float | str | None) else str(error.value)
-    return [error.key, value, error.allowed]
+    with contextlib.suppress(FileExistsError), _note.open("xb") as file:
+        pickle.dump(error, file)
 
 
 def _failure_in(note: Path | None) -> BadInput | RunFailed | None:
@@ -391,8 +385,7 @@ def _failure_in(note: Path | None) -> BadInput | RunFailed | None:
     if note is None:
         return None
     try:
-        kind, args = json.loads(note.read_text())
-    except (OSError, ValueError):  # there is none, or its writer was killed over it
+        error: BadInput | RunFailed = pickle.loads(note.read_bytes())
+    except (OSError, EOFError, pickle.UnpicklingError):  # there is none, or its writer was killed over it
         return None
-    kinds: dict[str, type[RunFailed]] = {"MachineFailed": MachineFailed}
-    return BadInput(*args) if kind == "BadInput" else kinds.get(kind, RunFailed)(*args)
+    return error

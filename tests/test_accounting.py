@@ -164,7 +164,7 @@ def model_of(fed: Federation, client: int) -> torch.Tensor:
 def test_a_step_that_fails_is_not_counted_but_named_in_its_visit(federation: Make) -> None:
     fed = federation(FedAvg())
     [trainer] = fed.worker.trainers
-    trainer.module.loss_alone = lambda batch, k: 1 / 0  # type: ignore[method-assign]
+    trainer.module.training_step = lambda batch, k: 1 / 0  # type: ignore[method-assign]
     assert trainer.count() == "ZeroDivisionError: division by zero"
     with pytest.raises(Exception, match=r"client 0 failed in round 1, .*division"):
         fed.round(1)

@@ -151,7 +151,7 @@ def test_the_stage_is_the_one_in_which_it_failed(federation: Make, monkeypatch: 
         assert caught.value.stage == stage
 
     fed = federation(FedAvg())
-    module(fed).loss_alone = lambda batch, k: 1 / 0
+    module(fed).training_step = lambda batch, k: 1 / 0
     at("training")
     for asked in (None, ["global"]):
         fed = federation(FedAvg(), evaluation={"models": asked})
@@ -295,7 +295,7 @@ def test_a_score_that_fails_after_aggregation_costs_the_score(federation: Make) 
 def test_a_round_in_which_all_fail_ends_the_run(federation: Make, policy: str) -> None:
     fed = federation(FedAvg(), on_bad_client=policy)
     fed.round(1)
-    module(fed).loss_alone = lambda batch, k: 1 / 0  # type: ignore[method-assign]
+    module(fed).training_step = lambda batch, k: 1 / 0  # type: ignore[method-assign]
     with pytest.raises(RunFailed, match="every client of round 2 failed; the first: client 0 failed in round 2, stage"):
         fed.round(2)
 

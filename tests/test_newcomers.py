@@ -22,6 +22,7 @@ from fl_lightning.config import Component, DataConfig
 from fl_lightning.core import Client, Payload, Rule
 from fl_lightning.data import ClientData, FederatedData, ResidentPart, normalisation, prepare
 from fl_lightning.data.newcomers import few, from_file, labelled
+from fl_lightning.engine import scoring
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join, newcomers
 from fl_lightning.errors import BadClient, BadInput
@@ -245,7 +246,7 @@ def test_without_samples_fedavgs_newcomer_has_the_global_model(federation: Make)
     assert torch.equal(vector, model)
     client = fed.evaluator.at_rest(0)
     client.bind(model)
-    right = fed.evaluator.score("global", client, new.test)
+    right = scoring.score("global", client, new.test)
     loss = float(client.module.mean_loss(new.test, 500))
     row = newcomers(fed.worker)["newcomers"][0]
     assert row["accuracy"] == row["accuracy_received"] == scores["accuracy_received"] == float(right)

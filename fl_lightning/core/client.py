@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -11,18 +11,16 @@ from torch import Tensor
 
 from fl_lightning import renames
 from fl_lightning.core.layout import Block, copy_columns
+from fl_lightning.core.module import Batch, Module
 from fl_lightning.core.objective import Objective
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.phase import Batch, Fit
+from fl_lightning.core.phase import Fit
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.data.federated import ClientData
 from fl_lightning.data.part import Part
 from fl_lightning.errors import BadInput
 from fl_lightning.rng import generator
 from fl_lightning.storage.state import MODEL, ClientState
-
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Module
 
 
 class Client:

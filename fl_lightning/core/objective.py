@@ -5,16 +5,13 @@ from __future__ import annotations
 import inspect
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
 
 import numpy as np
 from torch import Tensor
 
 from fl_lightning.core.layout import Layout
+from fl_lightning.core.module import Batch, Module
 from fl_lightning.renames import keyword
-
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Module
 
 Tensors = Mapping[str, Tensor]
 
@@ -35,7 +32,7 @@ class PureLoss:
         ValueError: the function is made anew for each client.
     """
 
-    function: Callable[[Tensors, Module, tuple[Tensor, Tensor]], Tensor]
+    function: Callable[[Tensors, Module, Batch], Tensor]
     tensors: Tensors = field(default_factory=dict)
 
     def __post_init__(self) -> None:
@@ -45,7 +42,7 @@ class PureLoss:
         if made:
             raise ValueError("PureLoss.function must be a function of a file or a method, and no closure or partial")
 
-    def __call__(self, module: Module, batch: tuple[Tensor, Tensor]) -> Tensor:
+    def __call__(self, module: Module, batch: Batch) -> Tensor:
         """The loss of the bound model, shape ()."""
         return self.function(self.tensors, module, batch)
 
@@ -65,7 +62,7 @@ class Objective:
     """float64 [B]: a coefficient for each block of the layout; 0 where nothing was received, and for buffers."""
     linear: Tensor | None = None
     """(D,); only parameters count. SCAFFOLD: c - c_i (Karimireddy et al., 2020, Eq. 3)."""
-    loss: Callable[[Module, tuple[Tensor, Tensor]], Tensor] | None = None
+    loss: Callable[[Module, Batch], Tensor] | None = None
     """(client module, batch) -> loss of shape (), in place of the task loss. A `PureLoss` may be stacked; a client with
     any other trains in the loop."""
 

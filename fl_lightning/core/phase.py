@@ -2,25 +2,24 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import Any, Literal
 
 import numpy as np
 from torch import Tensor
 
 from fl_lightning.config import check
+from fl_lightning.core.module import Batch as Batch
 from fl_lightning.core.objective import Objective
 from fl_lightning.data.part import Part
 from fl_lightning.metric import MODELS
 
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Step
-
 PLAIN = Objective()
 """The task loss alone."""
 
-Batch = tuple[Tensor, Tensor]
-"""x (n, ...) and y (n,)."""
+Step = Callable[[Any, Batch], Tensor]
+"""Of the client (`core.Client`) and a batch, to the loss."""
 
 
 @dataclass(frozen=True)

@@ -1,57 +1,32 @@
-"""Types of what the round is put together of: methods, relations, aggregators and the module, as core and engine use
-them. Types alone: nothing here exists when a run is going on.
+"""Types of what the round is put together of, as core and engine use them: methods, relations and what these look at,
+aggregators.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Sequence
-from contextlib import AbstractContextManager
-from typing import TYPE_CHECKING, Any, ClassVar, Literal, Protocol
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal, Protocol, TypeAlias
 
-if TYPE_CHECKING:
-    import numpy as np
-    from torch import Tensor, nn
+import torch
+from torch import Tensor, nn
 
-    from fl_lightning.core.beside import Beside
-    from fl_lightning.core.client import Client
-    from fl_lightning.core.layout import Binding, Block, Layout
-    from fl_lightning.core.newcomer import Rule
-    from fl_lightning.core.objective import Objective
-    from fl_lightning.core.payload import Payload
-    from fl_lightning.core.phase import Batch, Phase, Slot
-    from fl_lightning.core.relation import RelationInputs
-    from fl_lightning.core.run import RunContext
-    from fl_lightning.core.server import GroupServer, Server
-    from fl_lightning.data.part import Part
-    from fl_lightning.metric import Metric
+from fl_lightning.core.beside import Beside
+from fl_lightning.core.layout import Block
+from fl_lightning.core.mixing import Gram
+from fl_lightning.core.newcomer import Rule
+from fl_lightning.core.payload import Payload
+from fl_lightning.core.phase import Phase, Slot
+from fl_lightning.data.part import Part
 
-    Step = Callable[[Client, Batch], Tensor]
+Client: TypeAlias = Any
+Server: TypeAlias = Any
+GroupServer: TypeAlias = Any
+RunContext: TypeAlias = Any
+"""The handles that hooks are given: they hold what is described here, and so are defined above this file. In
+`methods.base.Method` and the classes of `callbacks` hooks have their types."""
 
 Sources = Literal["cohort", "known", "uploaded", "all"]
-
-
-class Module(Protocol):
-    """The module that clients are bound into, as methods and losses see it (`training.module.ClientModule`)."""
-
-    model: Any
-    """The network; it has whatever parts a method's `build` has given it."""
-    layout: Layout
-    binding: Binding
-    metric: Metric
-    num_classes: int
-    cast: Callable[[], AbstractContextManager[Any]]
-
-    @property
-    def head(self) -> Any: ...
-    @property
-    def features(self) -> Tensor: ...
-    def task_loss(self, batch: Batch, batch_idx: int | None = None) -> Tensor: ...
-    def mean_loss(self, part: Part, batch_size: int) -> Tensor: ...
-    def set_objective(self, objective: Objective) -> None: ...
-    def train_only(self, trains: np.ndarray | None) -> None: ...
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor: ...
-    def under(self, vector: Tensor, x: Tensor) -> tuple[Tensor, Tensor]: ...
-    def flat_gradient(self, batch: Batch) -> tuple[Tensor, Tensor]: ...
 
 
 class Cost(Protocol):
@@ -69,6 +44,34 @@ class Configured(Protocol):
     @property
     def config_key(self) -> str: ...
     def on_fit_start(self, run: RunContext) -> None: ...
+
+
+@dataclass
+class RelationInputs:
+    """What a relation may look at when the server composes what a round's receivers are sent."""
+
+    receivers: list[int]
+    """Clients that will receive (m), among the sources."""
+    sources: list[int]
+    """Clients whose last-received models are mixed (n), ascending."""
+    samples: Tensor
+    """Training samples of each source, float64 (n,)."""
+    layers: int
+    """Layers the relation tells apart (1 where it does not)."""
+    clients: int
+    """Clients in the federation, N."""
+    memory: dict[str, Tensor]
+    """The server's named tensors: a relation that learns keeps its cube there."""
+    gram: Callable[..., Gram]
+    """Inner products of all that travels of the sources' last-received layers, computed when asked for;
+    `gram("parameters")`: without running statistics; `gram("initial")`: of what has changed in their parameters since
+    the initial model."""
+
+    @property
+    def places(self) -> Tensor:
+        """Index of each receiver among the sources, int64 (m,)."""
+        where = {c: k for k, c in enumerate(self.sources)}
+        return torch.tensor([where[c] for c in self.receivers])
 
 
 class Relation(Configured, Protocol):

@@ -1,45 +1,16 @@
-"""Who receives whose knowledge: what a relation looks at, and how its answer can be drawn."""
+"""Who receives whose knowledge: what a relation answered, and how that can be drawn."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning.core.mixing import Gram
 from fl_lightning.core.run import ModelGroup
 from fl_lightning.record import RelationView
-
-
-@dataclass
-class RelationInputs:
-    """What a relation may look at when the server composes what a round's receivers are sent."""
-
-    receivers: list[int]
-    """Clients that will receive (m), among the sources."""
-    sources: list[int]
-    """Clients whose last-received models are mixed (n), ascending."""
-    samples: Tensor
-    """Training samples of each source, float64 (n,)."""
-    layers: int
-    """Layers the relation tells apart (1 where it does not)."""
-    clients: int
-    """Clients in the federation, N."""
-    memory: dict[str, Tensor]
-    """The server's named tensors: a relation that learns keeps its cube there."""
-    gram: Callable[..., Gram]
-    """Inner products of all that travels of the sources' last-received layers, computed when asked for;
-    `gram("parameters")`: without running statistics; `gram("initial")`: of what has changed in their parameters since
-    the initial model."""
-
-    @property
-    def places(self) -> Tensor:
-        """Index of each receiver among the sources, int64 (m,)."""
-        where = {c: k for k, c in enumerate(self.sources)}
-        return torch.tensor([where[c] for c in self.receivers])
 
 
 @dataclass

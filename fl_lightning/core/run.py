@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
@@ -14,6 +13,8 @@ from torch import Tensor, nn
 from fl_lightning import renames
 from fl_lightning.config import Config
 from fl_lightning.core.layout import Layout
+from fl_lightning.core.module import Module
+from fl_lightning.core.protocols import Configured, Cost, Method, Relation
 from fl_lightning.data import FederatedData
 from fl_lightning.errors import BadInput
 from fl_lightning.parallel import Group
@@ -21,9 +22,6 @@ from fl_lightning.rng import numpy_rng
 from fl_lightning.storage.policy import StoragePolicy
 from fl_lightning.storage.state import ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
-
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Configured, Cost, Method, Module, Relation
 
 
 @dataclass(eq=False)

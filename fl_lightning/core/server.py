@@ -9,7 +9,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache, partial
-from typing import TYPE_CHECKING, Literal
+from typing import Literal
 
 import numpy as np
 import torch
@@ -19,15 +19,13 @@ from fl_lightning import log
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Gram, Mixer, mean_of
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs, Weights, one_view
+from fl_lightning.core.protocols import Reducer, Relation, RelationInputs
+from fl_lightning.core.relation import Weights, one_view
 from fl_lightning.core.run import ModelGroup, RunContext
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.ranges import allowed
 from fl_lightning.record import RelationView
 from fl_lightning.storage.state import MODEL
-
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Reducer, Relation
 
 Since = Literal["zero", "initial", "sent"]
 

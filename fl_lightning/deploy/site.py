@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-import torch
 import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor
@@ -27,6 +26,7 @@ from fl_lightning.config import Config
 from fl_lightning.core import Client, Payload, RunContext
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.data import NotHere, OwnData, Withheld, of_sites, with_loop
+from fl_lightning.device import digest
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
@@ -355,11 +355,7 @@ def visits_of(run: RunContext, client: int) -> int:
 
 def digest_of(fed: Federation) -> str:
     """Of the initial models: centre and sites must begin with the same."""
-    digest = xxhash.xxh3_128()
-    for group in fed.run.groups:
-        for tensor in (group.initial, *group.frozen.values()):
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-    return digest.hexdigest()
+    return digest(t for group in fed.run.groups for t in (group.initial, *group.frozen.values())).hex()
 
 
 def _mask(places: Sequence[int], size: int) -> np.ndarray:

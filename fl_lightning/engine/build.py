@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import torch
-import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _BatchNorm
@@ -19,7 +18,7 @@ from fl_lightning.config import Config, check
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
-from fl_lightning.device import wide
+from fl_lightning.device import digest, wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
@@ -107,10 +106,7 @@ def _check_same_start(run: RunContext) -> None:
         read = isinstance(model.component, Network) and model.component.weights is not None
         if run.world_size == 1 or not (read or group.frozen):
             continue
-        digest = xxhash.xxh3_128()
-        for tensor in (group.initial, *group.frozen.values()):
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
-        digests = run.processes.gather_objects(digest.hexdigest())
+        digests = run.processes.gather_objects(digest((group.initial, *group.frozen.values())))
         odd = [rank for rank, one in enumerate(digests) if one != digests[0]]
         allowed = f"rank {odd[0] if odd else 0} has other weights than rank 0: all must read the same file"
         check("model", group.name, not odd, allowed)

@@ -15,9 +15,7 @@ from fl_lightning import log
 from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.protocols import Reducer
-from fl_lightning.data.part import Part
 from fl_lightning.engine import scoring
-from fl_lightning.engine.ahead import Ahead, ToScore
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Results, means, numbers, spread
@@ -38,8 +36,7 @@ class Evaluator:
         self.server = Server(run, run.server.round, [], reducer)
         """To be asked for global models."""
         self.stage = "evaluation"
-        self.remembered = scoring.Remembered(run)
-        self.ahead = Ahead(run, trainers, self.remembered)
+        self.remembered = scoring.Remembered(run, trainers)
         self._scored: tuple[Tensor | None, Any] = (None, None)
         """The last global model that was scored on the test set of all, and how: several clients may share it."""
 
@@ -90,10 +87,6 @@ class Evaluator:
         if kind == "global":
             self._scored = vector, (score, recall)
         return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(kind, client, recall)
-
-    def score(self, kind: str, client: Client, part: Part) -> Tensor:
-        """The run's metric of what is bound on `part`, shape (); NaN on an empty part."""
-        return scoring.score(kind, client, part)
 
     def client(self, id: int, state: ClientState) -> Client:
         """A handle on `state` outside of a visit."""
@@ -284,13 +277,13 @@ class Evaluator:
 
 def global_ahead(evaluator: Evaluator, ids: Iterable[int]) -> None:
     """Score what the server has for these clients beside each other, where that can be."""
-    run, models = evaluator.run, list[ToScore]()
+    remembered, models = evaluator.remembered, list[scoring.ToScore]()
     with contextlib.suppress(BadClient):
         for id in ids:
-            client = evaluator.at_rest(id, run.group_of(id).initial_buffers)
-            model = evaluator.global_model(id) if evaluator.ahead.takes(client) else None
-            models += [] if model is None else [ToScore("global", client, model)]
-        evaluator.ahead.score(models)
+            client = evaluator.at_rest(id, evaluator.run.group_of(id).initial_buffers)
+            model = evaluator.global_model(id) if remembered.takes(client) else None
+            models += [] if model is None else [scoring.ToScore("global", client, model)]
+        remembered.score_ahead(models)
 
 
 def _one_for_all(evaluator: Evaluator) -> bool:

@@ -25,7 +25,7 @@ from fl_lightning.engine import scoring
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer
-from fl_lightning.engine.visit import Steps, Visit
+from fl_lightning.engine.visit import Parts, Steps, Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
@@ -143,8 +143,8 @@ class NewcomerVisit(Visit):
     Args: of `Visit`; no round scores it.
     """
 
-    def __init__(self, worker: Worker, t: int, client: int, payload: Payload, rule: Rule) -> None:
-        super().__init__(worker, t, False, Timer(), client, 0, payload)
+    def __init__(self, parts: Parts, t: int, client: int, payload: Payload, rule: Rule) -> None:
+        super().__init__(parts, t, False, Timer(), client, 0, payload)
         self.personal, self.index = rule.trains == "personal", 0
         """`index`: rounds that the newcomer has taken part in."""
 
@@ -163,7 +163,7 @@ class NewcomerVisit(Visit):
 
     def carry_out(self, steps: Steps) -> None:
         """Train one phase after the other."""
-        with self.worker.guard.naming(self.t, self.id, self), contextlib.suppress(StopIteration):
+        with self.parts.guard.naming(self.t, self.id, self), contextlib.suppress(StopIteration):
             job = next(steps)
             while True:
                 if not isinstance(job, LocalJob):
@@ -314,19 +314,12 @@ class _Newcomer:
         client.ready(kind, self.run.method.personal(client))
         if not len(test):
             return {}
-        values = scoring.measured(kind, client, test)
+        seen: scoring.Seen = []
+        values = scoring.measured(kind, client, test, seen)
         scores = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
-        scores["loss"] = self._loss(kind)
+        loss = client.run.data.metric.loss
+        scores["loss"] = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in seen) / len(test)
         return {name: value for name, value in scores.items() if math.isfinite(value)}
-
-    @torch.no_grad()
-    def _loss(self, kind: str) -> float:
-        client, total = self.visit.client, 0.0
-        module, test, method = client.module, client.data.test, self.run.method
-        for x, y in test.batches(self.run.config.evaluation.batch_size):
-            with module.cast():
-                total += float(module.metric.loss(method.outputs(client, x, kind).float(), y, "sum"))
-        return total / len(test)
 
 
 def grew(tensor: Tensor, old: Tensor) -> bool:

@@ -71,7 +71,5 @@ class Predictor(nn.Module):
             made = self._reading.preprocessing.transformed(self._number, f"client {self._number}", raw.numpy())
             raw = torch.from_numpy(made)
         inputs = plain.scaled(self._about, raw)
-        return inputs.to(self._device(), self._dtype if inputs.is_floating_point() else None)
-
-    def _device(self) -> torch.device:
-        return next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
+        return inputs.to(device, self._dtype if inputs.is_floating_point() else None)

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 import torch
@@ -14,9 +15,10 @@ from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import RunContext
 from fl_lightning.data.part import Part
+from fl_lightning.engine.trainer import Trainer
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
-from fl_lightning.training.executors.base import Executor, ScoreJob
+from fl_lightning.training.executors.base import ScoreJob
 
 T = TypeVar("T")
 MOST_NAMED = 10
@@ -50,15 +52,24 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
-def measured(kind: str, client: Client, part: Part) -> dict[Metric, Tensor]:
-    """What is bound on the client's test data, by metric: NaN where a further metric is not defined."""
+def measured(kind: str, client: Client, part: Part, seen: Seen | None = None) -> dict[Metric, Tensor]:
+    """What is bound on the client's test data, by metric: NaN where a further metric is not defined. `seen` as in
+    `score`."""
     named = further_metrics(client.run)
-    seen: Seen | None = [] if named else None
+    seen = [] if named and seen is None else seen
     values: dict[Metric, Tensor] = {client.run.data.metric: score(kind, client, part, seen)}
-    if seen:
+    if named and seen:
         scores, y = _whole(seen)
         values |= {metric: metric.value(scores, y) for metric in named}
     return values
+
+
+class ToScore(NamedTuple):
+    """A model of a client that is about to be scored: with others it can be scored beforehand."""
+
+    kind: str
+    client: Client
+    vector: Tensor
 
 
 class Remembered:
@@ -70,8 +81,8 @@ class Remembered:
     model is scored anew. So it is on accelerators, where reading the bytes would wait for the device.
     """
 
-    def __init__(self, run: RunContext) -> None:
-        method = type(run.method)
+    def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
+        self.run, self.trainers, method = run, trainers, type(run.method)
         plain = method.outputs is Method.outputs and method.prepare is Method.prepare
         self.enabled = plain and run.device.type == "cpu"
         self.ahead = False
@@ -93,10 +104,24 @@ class Remembered:
         self.shared = shared and (vector, own)
         return own + b"".join(map(_hashed, client.state.buffers))
 
-    def compute(self, executor: Executor, judge: str, models: Sequence[tuple[str, Client, Tensor]]) -> None:
-        """Score models beside each other on their clients' test data, the judge's on validation data too, where they
-        are not known: `get` will find them."""
-        self.ahead = True
+    def takes(self, client: Client) -> bool:
+        """Whether models of the client can be scored beside others."""
+        executor, data = self.trainers[client.group.index].executor, client.data
+        plain = self.enabled and not further_metrics(self.run)
+        return plain and (executor.scores(data.test) or executor.scores(data.validation))
+
+    def score_ahead(self, models: Sequence[ToScore]) -> None:
+        """Score models beside each other, where they are not known: `get` will find them.
+
+        What fails here will fail again where client and round are named.
+        """
+        for group in {model.client.group.index for model in models}:
+            with contextlib.suppress(Exception):
+                self._score(group, [model for model in models if model.client.group.index == group])
+
+    def _score(self, group: int, models: Sequence[ToScore]) -> None:
+        """On their clients' test data, the judge's on validation data too."""
+        self.ahead, executor, judge = True, self.trainers[group].executor, self.run.judge
         jobs: list[ScoreJob] = []
         places: list[tuple[Any, str, Client, bytes]] = []
         for kind, client, vector in models:

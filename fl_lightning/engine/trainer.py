@@ -9,13 +9,12 @@ from typing import Any
 
 import numpy as np
 import torch
-import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor, nn
 
 from fl_lightning import log
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
-from fl_lightning.device import graph_type, no_draws
+from fl_lightning.device import digest, graph_type, no_draws
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
@@ -83,11 +82,9 @@ class Trainer:
     def _kind(self, spec: ExecutorSpec) -> Hashable:
         """What must be the same for the clients of two runs to train in one pass."""
         run, module, method = self.run, self.module, type(self.run.method)
-        digest = xxhash.xxh3_128()
-        for tensor in self.group.frozen.values():
-            digest.update(tensor.detach().cpu().reshape(-1).view(torch.uint8).numpy().tobytes())
         built = "" if method.build is Method.build else repr(run.config.method)
-        network = repr(run.config.models[self.group.index].component), repr(module.model), built, digest.hexdigest()
+        frozen = digest(self.group.frozen.values())
+        network = repr(run.config.models[self.group.index].component), repr(module.model), built, frozen
         blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
         steps = repr(replace(spec.config, lr=0.0)), spec.largest_batch, str(spec.dtype), run.config.fabric.precision
         return (

@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Generator, Iterable, Sequence
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
-from typing import Protocol
+from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 import torch
@@ -16,12 +16,12 @@ from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
-from fl_lightning.engine.ahead import ToScore
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import ClientResult, Timer
+from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.storage.state import MODEL
@@ -31,8 +31,9 @@ Steps = Generator[LocalJob | ToScore, Fit | None, None]
 """It pauses at what others may do at the same time; what is sent back is what a job came to."""
 
 
-class Host(Protocol):
-    """What a visit needs of the `Worker` that carries it out."""
+@dataclass
+class Parts:
+    """What visits are carried out with. `transforms` change what travels, in this order."""
 
     run: RunContext
     pool: Pool
@@ -42,31 +43,37 @@ class Host(Protocol):
     transforms: Sequence[Transform]
     observers: Sequence[Observer]
 
-    @property
+    @cached_property
     def free_memory(self) -> set[str]:
-        """Names in a client's memory that may be infinite or NaN."""
+        """What of a client's memory may be infinite or NaN: what the method begins so, and what transforms keep."""
+        method = self.run.method
+        first = method.init_client(self.run) if method.client_memory else {}
+        infinite = {name for name, x in first.items() if not x.isfinite().all()}
+        return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
 
     def client_ended(self, client: int) -> None:
-        """Tell the observers."""
+        """A client has uploaded."""
+        for observer in self.observers:
+            observer.on_client_end(self.run, client)
 
 
 class Visit:
     """It holds its client, payload and result: the engine keeps no cursor.
 
     Args:
-        worker: whose visit it is.
+        parts: what it is carried out with.
         t: the round, and whether it is a `scored` one.
         place: of the client among those that train at once.
         payload: what the server has sent.
     """
 
     def __init__(
-        self, worker: Host, t: int, scored: bool, timer: Timer, client: int, place: int, payload: Payload
+        self, parts: Parts, t: int, scored: bool, timer: Timer, client: int, place: int, payload: Payload
     ) -> None:
-        self.worker, self.run, self.t, self.id, self.place = worker, worker.run, t, client, place
+        self.parts, self.run, self.t, self.id, self.place = parts, parts.run, t, client, place
         self.payload, self.scored, self.timer = payload, scored, timer
         self.group = self.run.group_of(client)
-        self.trainer = worker.trainers[self.group.index]
+        self.trainer = parts.trainers[self.group.index]
         self.stage = "data"
         """What it is at, for the message where it fails."""
         self.failure: BadClient | None = None
@@ -79,7 +86,7 @@ class Visit:
         """From receiving to uploading. It pauses at every phase of training and before scores, so that others can come
         as far."""
         yield from self.receive()
-        self.worker.evaluator.keep_beginning(self.client)
+        self.parts.evaluator.keep_beginning(self.client)
         self.timer.lap("client")
         yield from self.score("before")
         yield from self.learn(self.run.method.phases)
@@ -92,7 +99,7 @@ class Visit:
         """What the server has sent arrives, as transforms leave it, and the client begins with it."""
         run, method = self.run, self.run.method
         self.stage = "data"
-        state = self.worker.pool.state(self.id)
+        state = self.parts.pool.state(self.id)
         run.store.acquire(state)
         client = self.client = Client(run, self.group, self.id, self.t, state)
         data = client.data
@@ -186,9 +193,9 @@ class Visit:
         for slot, vector in upload.vectors.items():
             state.received[slot].copy_(vector)
         state.rounds += 1
-        if self.worker.observers:
+        if self.parts.observers:
             with self.metered():
-                self.worker.client_ended(self.id)
+                self.parts.client_ended(self.id)
         self.sum_up()
 
     def norms(self, upload: Payload) -> dict[str, Tensor]:
@@ -205,7 +212,7 @@ class Visit:
         norms = {"model_norm": torch.linalg.vector_norm(own)}
         kept = [v for slot, v in self.client.state.vectors.items() if slot != MODEL]
         memory = self.client.memory.items()
-        kept += [x for name, x in memory if x.is_floating_point() and name not in self.worker.free_memory]
+        kept += [x for name, x in memory if x.is_floating_point() and name not in self.parts.free_memory]
         if kept:
             kept = [torch.linalg.vector_norm(v).to(own.device, wide(own.device)) for v in kept]
             norms["kept_norm"] = torch.linalg.vector_norm(torch.stack(kept))
@@ -219,11 +226,11 @@ class Visit:
 
     def score(self, kind: str) -> Steps:
         """Score the client's personal model, where the round asks for it."""
-        evaluator = self.worker.evaluator
+        evaluator = self.parts.evaluator
         if self.scored and evaluator.wants(kind):
             self.stage = "evaluation"
             vector = self.run.method.personal(self.client)
-            if evaluator.ahead.takes(self.client):
+            if evaluator.remembered.takes(self.client):
                 yield ToScore(kind, self.client, vector)
             self.result.values |= evaluator.scores(kind, self.client, vector)
             self.timer.lap("evaluation")
@@ -242,7 +249,7 @@ class Visit:
         Raises:
             BadInput: one has changed what travels or what is kept, and its class does not declare it: it might be lost.
         """
-        for transform in self.worker.transforms:
+        for transform in self.parts.transforms:
             vector, sent = payload.vector, payload.sent.tobytes()
             with self.metered():
                 getattr(transform, hook)(self.client, payload)

@@ -4,45 +4,25 @@ from __future__ import annotations
 
 import contextlib
 import copy
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from functools import cached_property, partial
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from functools import partial
 from itertools import zip_longest
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.core import Fit, Payload, RunContext
-from fl_lightning.engine.ahead import ToScore
-from fl_lightning.engine.evaluation import Evaluator
-from fl_lightning.engine.failures import Guard
-from fl_lightning.engine.pool import Pool
+from fl_lightning.core import Fit, Payload
 from fl_lightning.engine.record import Results, Timer
-from fl_lightning.engine.trainer import Trainer
-from fl_lightning.engine.visit import Visit
+from fl_lightning.engine.scoring import ToScore
+from fl_lightning.engine.visit import Parts, Visit
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.executors.loop import Loop
 
 NOBODY: dict[int, int] = {}
 
 
-class Worker:
-    """Visits this rank's clients of a cohort. `transforms` change what travels, in this order."""
-
-    def __init__(
-        self, run: RunContext, pool: Pool, trainers: Sequence[Trainer], guard: Guard, evaluator: Evaluator,
-        transforms: Sequence[Transform], observers: Sequence[Observer],
-    ) -> None:  # fmt: skip
-        self.run, self.pool, self.trainers, self.guard = run, pool, trainers, guard
-        self.evaluator, self.transforms, self.observers = evaluator, transforms, observers
-
-    @cached_property
-    def free_memory(self) -> set[str]:
-        """What of a client's memory may be infinite or NaN: what the method begins so, and what transforms keep."""
-        method = self.run.method
-        first = method.init_client(self.run) if method.client_memory else {}
-        infinite = {name for name, x in first.items() if not x.isfinite().all()}
-        return infinite.union(*(transform.init_client(self.run) for transform in self.transforms))
+class Worker(Parts):
+    """Visits this rank's clients of a cohort."""
 
     def visits(self, t: int, cohort: list[int], downloads: dict[int, Payload], scored: bool, timer: Timer) -> Results:
         """Visit this rank's clients of `cohort`; what became of each, and the failures.
@@ -72,11 +52,6 @@ class Worker:
                 mine = self.run.at_home(places)
                 if mine:
                     yield {c: places[c] for c in mine}
-
-    def client_ended(self, client: int) -> None:
-        """A client has uploaded."""
-        for observer in self.observers:
-            observer.on_client_end(self.run, client)
 
     def _visit(
         self, begin: Callable[..., Visit], batch: dict[int, int], downloads: dict[int, Payload], results: Results,
@@ -116,7 +91,7 @@ class Worker:
                 to_train = {c: job for c, job in jobs.items() if isinstance(job, LocalJob)}
                 to_score = {c: job for c, job in jobs.items() if isinstance(job, ToScore)}
                 if to_score:  # first, so that all train at the same time
-                    self.evaluator.ahead.score(list(to_score.values()))
+                    self.evaluator.remembered.score_ahead(list(to_score.values()))
                     jobs = {**to_train, **self._advance(visits, dict.fromkeys(to_score))}
                 else:
                     jobs = self._advance(visits, self._train(visits, to_train))

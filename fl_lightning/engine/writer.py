@@ -76,6 +76,7 @@ class RunFolderWriter(Observer):
             summary |= {"validation_round": int(chosen["round"]), f"validation_{mean}": chosen[mean]}
         totals = [f"{way}load{kind}_bytes" for way in ("up", "down") for kind in ("", "_parameter")]
         mean_best, scored = mean_of_bests(self.folder.read("clients"), metric.by(run.judge))
+        tells_classes = run.config.evaluation.metrics and run.data.holds_all
         kinds = [metric.by(kind) for kind in MODELS if any(metric.by(kind) in r for r in rows)]
         return summary | {
             "method": run.method_name,
@@ -89,14 +90,11 @@ class RunFolderWriter(Observer):
             **{f"last_{name}": score for name, score in rows[-1].items() if name.startswith("global_test_")},
             **{f"total_{name}": int(sum(r[name] for r in rows)) for name in totals},
             **self.unlike,
-            **({"least_test_class": run.data.least_test_class} if self._tells_classes(run) else {}),
+            **({"least_test_class": run.data.least_test_class} if tells_classes else {}),
             "world_size": run.world_size,
             "made_up_data": run.data.made_up,
             "version": __version__,
         }
-
-    def _tells_classes(self, run: RunContext) -> bool:
-        return bool(run.config.evaluation.metrics) and run.data.holds_all
 
     def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
         """Write `final.csv` and `newcomers.csv`; the run has ended."""

@@ -12,12 +12,11 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Config
 from fl_lightning.core.mixing import TILE, Gram, tiles_at_once
-from fl_lightning.core.relation import RelationInputs
+from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.log import in_bytes
 from fl_lightning.methods.base import Method
 from fl_lightning.parallel import assign_homes
@@ -208,7 +207,7 @@ def lasting(setup: Setup) -> list[Part]:
     vector = setup.mean(p.vector + p.own for p in setup.profiles)
     one_each = setup.stored * vector * (not setup.away)
     where = f"on the {setup.config.fabric.bank}: " if setup.away else ""
-    named = _named_tensors(setup)
+    named = max(p.memory for p in setup.profiles)
     models = f"{'initial, global and next global' if one else 'initial'} model; relation and the like {in_bytes(named)}"
     data = f"{samples:,} samples" if resident else "prepared batch by batch"
     owned = f"{1 + policy.slots} of {in_bytes(vector)}" if policy.slots else in_bytes(vector)
@@ -291,12 +290,3 @@ def mixing(setup: Setup) -> Part:
         own = int(np.bincount(np.arange(len(widest.tiles)) % ranks, widest.tiles).max())
         work += 8 * (3 * math.ceil(tiles / ranks) + own * (ranks > 1) + 3 * setup.layers) * (n * n + n + 1.0)
     return Part("mixing", work, f"{n:,} models, {TILE:,} columns at a time", False)
-
-
-def _named_tensors(setup: Setup) -> float:
-    """Bytes of the server's, the relation's made without memory; one that wants data holds everybody by everybody."""
-    clients, method = setup.config.clients, max(p.memory for p in setup.profiles)
-    run: Any = SimpleNamespace(clients=clients, layer_names=range(setup.widest.layers), config=setup.config)
-    with contextlib.suppress(Exception), FakeTensorMode():
-        return float(method + sum(t.nbytes for t in setup.relation.init_server(run).values()))
-    return method + 8.0 * clients**2

@@ -10,9 +10,11 @@ from fl_lightning.config import Component, Config
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.planning.memory import Part, Setup, main_memory, memory, peak
-from fl_lightning.planning.setting import DataSizes, Hardware
+from fl_lightning.planning.setting import DataSizes, Hardware, cohorts
 from fl_lightning.planning.trace import ModelProfile, trace
-from fl_lightning.planning.traffic import traffic
+
+RESULT_BYTES = 1500
+"""What one client's results come to when they are gathered (pickled), beside its table of bytes by layer."""
 
 
 @dataclass(frozen=True)
@@ -116,3 +118,21 @@ class Planner:
         plain = replace(config, method=fedavg, evaluation=replace(config.evaluation, judge="auto", models=None))
         changed["--method fedavg (no model of one's own is kept)"] = hardware, plain
         return changed
+
+
+def traffic(setup: Setup) -> dict[str, float]:
+    """Bytes between ranks in a round, over all ranks, by what they are (core/mixing.py)."""
+    n, m, ranks, learns, widest = setup.sources, setup.receivers, setup.hardware.ranks, setup.learns, setup.widest
+    if ranks == 1:
+        return {}
+    columns, away, tiles = float(widest.columns) * widest.item, 1 - 1 / ranks, sum(widest.tiles)
+    more = setup.policy.exchanged
+    bytes_by_part = {"models to the ranks of tiles": (1 + learns + more) * n * columns * away}
+    if setup.policy.one_download:
+        bytes_by_part["the mix to every rank"] = (1 + more) * columns * (ranks - 1)
+    else:
+        bytes_by_part["what clients receive"] = m * columns * away
+    if learns:  # to the layer's rank, and all to all ranks
+        bytes_by_part["inner products"] = (tiles * away + 2 * setup.layers * (ranks - 1)) * (n * n + n + 1.0) * 8
+    bytes_by_part["results"] = len(cohorts(setup.config)[0]) * (RESULT_BYTES + 66.0 * (widest.layers + 1)) * (ranks - 1)
+    return bytes_by_part

@@ -121,18 +121,18 @@ class _Rehearsal:
         chosen, cohort = self._chosen(few), self._chosen(run.clients)
         federation, most = run.config.federation, max(run.data.train_sizes[c] for c in cohort)
         limit, whole = 1, max(-(-most // federation.batch_size), federation.local_steps or 0)
-        self._round(chosen, limit)  # whatever is made once
-        seconds = self._round(chosen, limit)
-        while limit < whole and time.perf_counter() + 2.2 * sum(seconds) < end:
-            limit *= 2
-            seconds = self._round(chosen, limit)
         vectors = self.setup.policy.client_vectors + 1 + self.setup.states
         room = int(self.setup.hardware.capacity / 4 / (vectors * self.setup.widest.vector))
-        while limit >= whole and 2 * few <= room and len(chosen) < len(cohort):
-            if time.perf_counter() + 2.2 * sum(seconds) > end:
+        self._round(chosen, limit)  # whatever is made once
+        seconds = self._round(chosen, limit)
+        while time.perf_counter() + 2.2 * sum(seconds) < end:
+            if limit < whole:
+                limit *= 2
+            elif 2 * few <= room and len(chosen) < len(cohort):
+                few *= 2
+                chosen = self._chosen(few)
+            else:
                 break
-            few *= 2
-            chosen = self._chosen(few)
             seconds = self._round(chosen, limit)
         return self._scaled(chosen, limit, seconds)
 

@@ -21,7 +21,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
-from fl_lightning.core import PLAIN, Client, Fit, Objective, Payload, Phase, RunContext
+from fl_lightning.core import PLAIN, Batch, Client, Fit, Objective, Payload, Phase, RunContext
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.trainer import Trainer
@@ -32,6 +32,7 @@ from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
 from fl_lightning.storage.state import MODEL, ClientState
+from fl_lightning.training.module import ClientModule
 
 
 @dataclass(frozen=True)
@@ -65,8 +66,8 @@ class ModelProfile:
     has made for it."""
     evaluation: int
     """The most that an evaluation pass holds at once."""
-    memory: int
-    """Named tensors that the method keeps with the server."""
+    memory: float
+    """Named tensors that method and relation keep with the server."""
     stacks: bool
     """Nothing in it mixes samples: clients can train at once."""
     terms: int
@@ -198,11 +199,17 @@ def _client(run: RunContext, trainer: Trainer) -> Client:
     return client
 
 
-def _memory(run: RunContext) -> int:
-    """Bytes of what the method keeps with the server; 0 where that hangs on data."""
-    with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True):
-        return sum(tensor.nbytes for tensor in run.method.init_server(run).values())
-    return 0
+def _memory(run: RunContext) -> float:
+    """Bytes of what method and relation keep with the server, made without memory; where that hangs on data, a method
+    counts nothing, and a relation holds everybody by everybody."""
+    total = 0.0
+    for part, unknown in ((run.method, 0.0), (run.relation, 8.0 * run.clients**2)):
+        try:
+            with FakeTensorMode(allow_non_fake_inputs=True):
+                total += sum(tensor.nbytes for tensor in part.init_server(run).values())
+        except Exception:
+            total += unknown
+    return total
 
 
 def _batch(samples: int, sizes: DataSizes, dtype: torch.dtype) -> tuple[Tensor, Tensor]:
@@ -225,26 +232,26 @@ def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tu
     A method that asks for numbers, or for what only a round has, is followed with a proximal term whose anchor is what
     was received.
     """
-    nothing = torch.zeros(())
+    module, nothing = trainer.module, torch.zeros(())
     known = [*_known(client), *batch, nothing]
     sizes: list[tuple[int, int]] = []
     slots, terms = set(), 0
     try:
         with _Live(known) as live:  # what a method makes for its phases lies there with the steps
             for phase in _phases(client):
-                sizes.append(_step(client, phase, batch, known, live))
+                sizes.append(_step(module, client, phase, batch, known, live))
                 slots |= {phase.slot} if phase.step is None else set()
                 terms = max(terms, _terms(phase.objective))
                 client.fits.append(Fit(nothing, nothing, 1, len(batch[1]), 1.0))
             if not slots:
-                sizes.append(_step(client, Phase(), batch, known, live))
+                sizes.append(_step(module, client, Phase(), batch, known, live))
     except Exception:
         with _Live(known) as live:
             proximal = Phase(objective=client.proximal(client.payload, 1.0))
-            sizes.append(_step(client, proximal, batch, known, live))
+            sizes.append(_step(module, client, proximal, batch, known, live))
             terms = max(terms, _terms(proximal.objective))
-    trainer.module.set_objective(PLAIN)
-    trainer.module.train_only(None)
+    module.set_objective(PLAIN)
+    module.train_only(None)
     saved, peak = (max(values) for values in zip(*sizes, strict=True))
     return saved, peak, max(1, len(slots)), terms
 
@@ -263,7 +270,7 @@ def _phases(client: Client) -> Iterator[Phase]:
 
 
 def _step(
-    client: Client, phase: Phase, batch: tuple[Tensor, Tensor], known: list[Tensor], live: _Live
+    module: ClientModule, client: Client, phase: Phase, batch: Batch, known: list[Tensor], live: _Live
 ) -> tuple[int, int]:
     """Bytes that are saved for the backward pass (of nothing that is `known`), and the peak of both passes."""
     ours = {t.untyped_storage()._cdata for t in known}
@@ -275,7 +282,7 @@ def _step(
             saved[storage._cdata] = storage.nbytes()
         return tensor
 
-    module = client.bind(client[phase.slot])
+    module.binding.rebind(client[phase.slot], client.state.buffers)
     module.model.train()
     module.set_objective(phase.objective)
     module.train_only(phase.trains)
@@ -285,6 +292,7 @@ def _step(
         return 0, live.peak
     with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), module.cast():
         loss = module.training_step(batch, 0)
+    module.coaching()
     parameters = [p for p in module.binding.parameters if p.requires_grad]
     gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
     del gradients

@@ -7,18 +7,14 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import torch
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning.core.phase import Batch
+from fl_lightning.core.module import Batch, Module
 from fl_lightning.data import Part
 from fl_lightning.privacy.accounting import sampling_rate
-
-if TYPE_CHECKING:
-    from fl_lightning.core.protocols import Module
 
 
 @dataclass(frozen=True)

@@ -11,7 +11,6 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
-from torch.autograd.function import FunctionCtx
 
 Columns = tuple[int, int, "float | Tensor"]
 """Columns `start` to `stop`, and *twice* their coefficient: one number, or a tensor (k, stop - start)."""
@@ -65,31 +64,6 @@ class Terms:
         if self.linear is not None:
             self.room.add_(self.linear if factor is None else self.linear * factor)
         return self.room
-
-
-class TermsLoss(torch.autograd.Function):
-    """`terms` of `row` as one number, whose gradient reaches the parameters as views of one flat tensor.
-
-    The parameters lie in `row`, so neither the value nor the gradient needs a loop over them. `places`: the columns of
-    each parameter, of no width where nothing reaches it.
-    """
-
-    @staticmethod
-    def forward(ctx: Any, row: Tensor, terms: Terms, places: list[tuple[int, int]], *parameters: Tensor) -> Tensor:
-        """The value, shape ()."""
-        ctx.terms, ctx.places = terms, places
-        ctx.shapes = [p.shape for p in parameters]
-        return terms.value(row[None, : terms.room.shape[1]]).squeeze(0)
-
-    @staticmethod
-    def backward(ctx: FunctionCtx, *grad_outputs: Tensor) -> tuple[Tensor | None, ...]:
-        """In place: a term has one backward pass."""
-        gradient = ctx.terms.gradient(grad_outputs[0])[0]  # type: ignore[attr-defined]
-        parts = [
-            gradient[a:b].view(shape) if b > a else None
-            for (a, b), shape in zip(ctx.places, ctx.shapes, strict=True)  # type: ignore[attr-defined]
-        ]
-        return (None, None, None, *parts)
 
 
 def clip_factor(norm: Tensor, limit: float) -> Tensor:

@@ -39,8 +39,7 @@ def train(
     An own step writes to what it trains by itself, and returns the loss that is recorded.
     """
     module.model.train()
-    alone = own is None and isinstance(optimizer, FastSGD)  # it adds the terms' gradients itself
-    step = own or (module.loss_alone if alone else module.training_step)
+    step = own or module.training_step
     device = fabric.device
     cast = autocast(fabric)
     last = module.last
@@ -54,18 +53,13 @@ def train(
             last.coaching, last.batch_idx = None, k
             with cast():
                 loss = step(batch, k)
-            if alone:
+            if own is None:
                 loss = _descend(module, optimizer, loss)
-            elif own is None:
-                optimizer.step(loss)
             losses.append(loss.detach())
             samples += len(batch[1])
             if last.coaching is not None:
                 terms.append(last.coaching)
-    nothing = torch.zeros((), device=device)
-    mean = torch.stack(losses).mean() if losses else nothing
-    coaching = torch.stack(terms).sum() / len(losses) if terms else nothing
-    return Fit(mean, coaching, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+    return _fit(optimizer, losses, terms, samples, device)
 
 
 def train_private(
@@ -89,7 +83,7 @@ def train_private(
             sums, loss = clipped_sum(module, batch, private.clip)
             samples += len(batch[1])
         mean = iter(g / expected for g in noised(sums, private.noise * private.clip, draws))
-        coaching = module.coaching_alone()
+        coaching = module.coaching()
         if coaching is not None:
             terms.append(coaching[0])
             loss = loss + coaching[0]
@@ -98,19 +92,25 @@ def train_private(
             more = [g if g is None or c is None else g + c for g, c in zip(more, coaching[1], strict=True)]
         optimizer.step(loss, more)
         losses.append(loss)
-    nothing = torch.zeros((), device=fabric.device)
-    mean_loss = torch.stack(losses).mean() if losses else nothing
-    added = torch.stack(terms).mean() if terms else nothing
-    return Fit(mean_loss, added, len(losses), samples, step_sizes(optimizer.config, optimizer.lr, len(losses)))
+    return _fit(optimizer, losses, terms, samples, fabric.device)
+
+
+def _fit(
+    optimizer: LocalOptimizer, losses: list[Tensor], terms: list[Tensor], samples: int, device: torch.device
+) -> Fit:
+    """What steps with these losses and terms came to."""
+    nothing, steps = torch.zeros((), device=device), len(losses)
+    mean = torch.stack(losses).mean() if losses else nothing
+    coaching = torch.stack(terms).sum() / steps if terms else nothing
+    return Fit(mean, coaching, steps, samples, step_sizes(optimizer.config, optimizer.lr, steps))
 
 
 def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:
     """A step down `loss` and the objective's terms: their sum before it, shape ()."""
-    coaching = module.coaching_alone()
+    coaching = module.coaching()
     if coaching is None:
         optimizer.step(loss)
         return loss
-    assert isinstance(optimizer, FastSGD)
     module.last.coaching, gradients = coaching
     optimizer.step(loss, gradients)
     return loss.detach() + module.last.coaching

@@ -19,7 +19,7 @@ from fl_lightning.data import Part
 from fl_lightning.device import wide
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, Metric
-from fl_lightning.training.kernels import Columns, Terms, TermsLoss, max_pool
+from fl_lightning.training.kernels import Columns, Terms, max_pool
 
 
 @dataclass
@@ -169,33 +169,20 @@ class ClientModule(LightningModule):
         x, y = batch
         return self.metric.loss(self.model(x), y)
 
-    def coaching(self) -> Tensor | None:
-        """The objective's terms at the bound vector: sum_b c_b ||w_b - a_b||^2 (KAPC Eq. 16) + <linear, w>, or None."""
-        if (bound := self._bound_terms()) is None:
-            return None
-        vector, terms = bound
-        term: Tensor = TermsLoss.apply(vector, terms, self._places, *self.binding.parameters)
-        return term
-
-    def coaching_alone(self) -> tuple[Tensor, list[Tensor | None]] | None:
-        """`coaching` without autograd, which would add up gradients in new memory: its value, and its gradient for each
-        parameter that the optimiser knows (None: nothing reaches it; views that the next call writes over)."""
-        if (bound := self._bound_terms()) is None:
-            return None
-        vector, terms = bound
-        value = terms.value(vector[None, : self.used]).squeeze(0)
-        terms.gradient()  # in the room, of which these are views
-        return value, self._slopes
-
-    def _bound_terms(self) -> tuple[Tensor, Terms] | None:
-        """The bound vector and the objective's terms at it; None where the objective adds none."""
+    def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
+        """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC Eq. 16) + <linear, w>: their
+        value, and their gradient for each parameter that the optimiser knows (None: nothing reaches it; views that the
+        next call writes over). Without autograd, which would add up gradients in new memory. None: there are none.
+        """
         if not self._adds:
             return None
         vector = self.binding.vector
         assert vector is not None
         if self._terms is None:
             self._terms = self._prepared(vector)
-        return vector, self._terms
+        value = self._terms.value(vector[None, : self.used]).squeeze(0)
+        self._terms.gradient()  # in the room, of which these are views
+        return value, self._slopes
 
     def _prepared(self, vector: Tensor) -> Terms:
         room = self._room
@@ -204,32 +191,22 @@ class ClientModule(LightningModule):
         objective, used = self.objective, self.used
         columns: list[Columns] = self._known[1] if objective.pulls else []
         anchor = objective.anchor if objective.pulls else None
-        self._places = self._known[2]
-        linear = objective.linear
+        places, linear = self._known[2], objective.linear
         if linear is not None:
             weight = objective.proximal_weight if objective.pulls else None
             rest = self.layout.is_parameter if weight is None else self.layout.is_parameter & (weight == 0)
             columns = [*columns, *((s.start, s.stop, 0.0) for s in self.layout.segments(rest))]
-            self._places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
-        places = zip(self._places, self.binding.parameters, self.trainable.tolist(), strict=True)
-        self._slopes = [room[0, a:b].view(p.shape) if b > a else None for (a, b), p, known in places if known]
+            places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
+        known = zip(places, self.binding.parameters, self.trainable.tolist(), strict=True)
+        self._slopes = [room[0, a:b].view(p.shape) if b > a else None for (a, b), p, trains in known if trains]
         return Terms(
             room, anchor if anchor is None else anchor[:used], linear if linear is None else linear[:used], columns
         )
 
-    def loss_alone(self, batch: Batch, batch_idx: int = 0) -> Tensor:
+    def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Task loss (or the objective's own), without the objective's terms."""
         own = self.objective.loss
         return self.task_loss(batch, batch_idx) if own is None else own(self, batch)
-
-    def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Task loss (or the objective's own), and the objective's terms."""
-        loss = self.loss_alone(batch, batch_idx)
-        term = self.coaching()
-        if term is None:
-            return loss
-        self.last.coaching = term.detach()
-        return loss + term
 
     @torch.no_grad()
     def mean_loss(self, part: Part, batch_size: int) -> Tensor:

@@ -98,8 +98,14 @@ class AnyOptimizer:
     passed over by torch's optimisers: neither weight decay nor momentum reach it.
     """
 
-    def __init__(self, fabric: Fabric, optimizer: torch.optim.Optimizer, config: OptimizerConfig) -> None:
-        self.fabric, self.optimizer, self.config = fabric, optimizer, config
+    def __init__(
+        self,
+        fabric: Fabric,
+        optimizer: torch.optim.Optimizer,
+        parameters: Sequence[nn.Parameter],
+        config: OptimizerConfig,
+    ) -> None:
+        self.fabric, self.optimizer, self.parameters, self.config = fabric, optimizer, parameters, config
         self._groups = [{k: copy.deepcopy(v) for k, v in g.items() if k != "params"} for g in optimizer.param_groups]
         self._stepper = _FabricOptimizer(optimizer=optimizer, strategy=fabric.strategy)
         self._scaler = getattr(fabric.strategy.precision, "scaler", None)  # of 16-mixed
@@ -116,15 +122,20 @@ class AnyOptimizer:
         for group, first in zip(self.optimizer.param_groups, self._groups, strict=True):
             group.update(copy.deepcopy(first))
 
-    def step(self, loss: Tensor) -> None:
-        """Backward, clip, step."""
+    def step(self, loss: Tensor, more: Sequence[Tensor | None] | None = None) -> None:
+        """Backward, clip, step. `more`: what the loss's gradient is added to for each parameter; None: nothing."""
         for group in self.optimizer.param_groups:
             if self.config.name != "module":
                 group["lr"] = self.lr
         self.optimizer.zero_grad()
-        self.fabric.backward(loss)
-        if self.config.clip_norm is not None:
+        if more is None or loss.requires_grad:
+            self.fabric.backward(loss)
+        if more is not None or self.config.clip_norm is not None:
             self.fabric.strategy.precision.unscale_gradients(self.optimizer)
+        for parameter, added in zip(self.parameters, more or (), strict=False):
+            if added is not None and parameter.requires_grad:
+                parameter.grad = added.clone() if parameter.grad is None else parameter.grad.add_(added)
+        if self.config.clip_norm is not None:
             nn.utils.clip_grad_norm_(self._parameters(), self.config.clip_norm)
         self._stepper.step()
 
@@ -133,11 +144,8 @@ class AnyOptimizer:
 
     def state(self) -> dict[str, Tensor]:
         """`NAME.K` by parameter, and `scaler` (16-mixed)."""
-        tensors = {
-            f"{name}.{k}": value
-            for k, p in enumerate(self._parameters())
-            for name, value in self.optimizer.state.get(p, {}).items()
-        }
+        states = self.optimizer.state_dict()["state"]
+        tensors = {f"{name}.{k}": value for k, state in sorted(states.items()) for name, value in state.items()}
         odd = [name for name, value in tensors.items() if not isinstance(value, Tensor)]
         if odd:
             raise BadInput("optimizer.keep_state", True, f"this optimiser keeps {odd[0]}, which is no tensor")
@@ -148,18 +156,16 @@ class AnyOptimizer:
 
     def load(self, state: dict[str, Tensor]) -> None:
         """Copies, since the steps write in place."""
-        owners = [(p, group) for group in self.optimizer.param_groups for p in group["params"]]
+        kept = self.optimizer.state_dict()
         for name, value in state.items():
             if name == "scaler":
                 if self._scaler is not None:
-                    kept = dict(zip(_SCALER, (float(value[0]), int(value[1])), strict=True))
-                    self._scaler.load_state_dict({**self._scale, **kept})
+                    scale = dict(zip(_SCALER, (float(value[0]), int(value[1])), strict=True))
+                    self._scaler.load_state_dict({**self._scale, **scale})
                 continue
             label, k = name.rsplit(".", 1)
-            parameter, group = owners[int(k)]
-            stays = label == "step" and not group.get("fused") and not group.get("capturable")  # torch's own rule
-            device = value.device if stays else parameter.device
-            self.optimizer.state[parameter][label] = value.to(device, copy=True)
+            kept["state"].setdefault(int(k), {})[label] = value.clone()
+        self.optimizer.load_state_dict(kept)
 
 
 LocalOptimizer = FastSGD | AnyOptimizer
@@ -191,9 +197,9 @@ def make_optimizer(fabric: Fabric, module: ClientModule, config: OptimizerConfig
         if not isinstance(optimizer, torch.optim.Optimizer):
             allowed = "the model must be a LightningModule whose configure_optimizers returns one optimiser"
             raise BadInput("optimizer.name", config.name, allowed)
-        return AnyOptimizer(fabric, optimizer, config)
+        return AnyOptimizer(fabric, optimizer, parameters, config)
     options: dict[str, Any] = {"lr": config.lr, "weight_decay": config.weight_decay}
     if config.name == "sgd":
         options |= {"momentum": config.momentum, "nesterov": config.nesterov}
     kind = {"sgd": torch.optim.SGD, "adam": torch.optim.Adam, "adamw": torch.optim.AdamW}[config.name]
-    return AnyOptimizer(fabric, kind(parameters, **options), config)
+    return AnyOptimizer(fabric, kind(parameters, **options), parameters, config)

@@ -21,7 +21,7 @@ from fl_lightning.core.client import Client
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.core.payload import Payload
-from fl_lightning.core.relation import RelationInputs
+from fl_lightning.core.protocols import RelationInputs
 from fl_lightning.core.run import RunContext
 from fl_lightning.core.server import Server
 from fl_lightning.data import FederatedData, prepare

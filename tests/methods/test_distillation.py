@@ -14,6 +14,7 @@ from watching import Make, client_of, models, payload_of, run_all, same, server_
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.core import Client, Payload, Phase
+from fl_lightning.engine import scoring
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.phases import job_of
 from fl_lightning.errors import BadClient, BadInput, RunFailed
@@ -355,7 +356,7 @@ def test_the_distilled_model_is_judged_before_it_trains_on(
         assert not torch.equal(before, distilled)
         assert not torch.equal(distilled, client["model"])  # it has trained since
         client.bind(distilled)
-        assert float(fed.evaluator.score("distilled", client, client.data.test)) == row["accuracy_distilled"]
+        assert float(scoring.score("distilled", client, client.data.test)) == row["accuracy_distilled"]
     mean = np.mean([row["accuracy_distilled"] for row in second.clients])
     assert second.metrics["accuracy_distilled"] == pytest.approx(mean)
     unasked = federation(method, evaluation={"models": ["after"]}, **PUBLIC)

@@ -12,9 +12,10 @@ from torch import Tensor, nn
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.objective import Objective
+from fl_lightning.planning.trace import one_process
 from fl_lightning.training.kernels import Terms, clip_factor, direction, max_pool
 from fl_lightning.training.module import ClientModule
-from fl_lightning.training.optimizers import FastSGD
+from fl_lightning.training.optimizers import AnyOptimizer, FastSGD
 
 
 def rows(k: int = 3, size: int = 6, seed: int = 0) -> Tensor:
@@ -139,6 +140,7 @@ def test_the_objective_against_finite_differences(parts: str) -> None:
     )
     client.set_objective(objective)
     gradients = torch.autograd.grad(client.training_step(batch()), client.binding.parameters)
+    gradients = [g if c is None else g + c for g, c in zip(gradients, (client.coaching() or (0, []))[1], strict=True)]
     steps = 1e-6
     blocks = [b for b in client.layout.blocks if b.kind == "parameter"]
     for block, gradient in zip(blocks, gradients, strict=True):
@@ -146,17 +148,19 @@ def test_the_objective_against_finite_differences(parts: str) -> None:
             place, at = block.start + k, []
             for sign in (1, -1):
                 row[place] += sign * steps
-                at.append(float(client.training_step(batch()).detach()))
+                terms = client.coaching()
+                assert terms is not None
+                at.append(float(client.training_step(batch()).detach() + terms[0]))
                 row[place] -= sign * steps
             assert (at[0] - at[1]) / (2 * steps) == pytest.approx(float(gradient.flatten()[k]), abs=1e-7), block.name
 
 
 @pytest.mark.parametrize("frozen", [False, True])
 @pytest.mark.parametrize("reached", [True, False])
-def test_a_step_that_adds_the_terms_itself_is_that_of_autograd(reached: bool, frozen: bool) -> None:
+def test_the_terms_are_added_alike_by_both_optimizers(reached: bool, frozen: bool) -> None:
     """To the bit, also with frozen parameters and where the loss reaches none."""
     after = []
-    for alone in (False, True):
+    for fast in (False, True):
         client, row = module()
         for name in ("0.bias", "2.weight") if frozen else ():
             client.model.get_parameter(name).requires_grad_(False)
@@ -164,20 +168,19 @@ def test_a_step_that_adds_the_terms_itself_is_that_of_autograd(reached: bool, fr
         loss = None if reached else lambda module, batch: torch.zeros((), dtype=torch.float64)
         pull = np.array([0.3, 0.0, 0.1, 0.3, 0.2, 0.2, 0.0, 0.0])
         client.set_objective(Objective(rows(1, len(row), seed=4)[0], pull, loss=loss))
-        sgd = FastSGD([p for p in client.binding.parameters if p.requires_grad], OptimizerConfig(lr=0.1, momentum=0.5))
-        losses = []
+        trained = [p for p in client.binding.parameters if p.requires_grad]
+        config = OptimizerConfig(lr=0.1, momentum=0.5)
+        sgd: FastSGD | AnyOptimizer = FastSGD(trained, config)
+        if not fast:
+            sgd = AnyOptimizer(one_process("64-true"), torch.optim.SGD(trained, 0.1, 0.5), trained, config)
         for _ in range(3):
-            if alone:
-                value, gradients = client.coaching_alone() or (torch.nan, [])
-                losses.append((client.loss_alone(batch()) + value).detach())
-                client.coaching_alone()
-                sgd.step(client.loss_alone(batch()), gradients)
-            else:
-                losses.append(client.training_step(batch()).detach())
-                sgd.step(client.training_step(batch()))
-        after.append([row, *losses])
-    assert all(torch.equal(a, b) for a, b in zip(*after, strict=True))
-    assert not torch.equal(after[0][0], module()[1])
+            loss_of_batch = client.training_step(batch())
+            terms = client.coaching()
+            assert terms is not None
+            sgd.step(loss_of_batch, terms[1])
+        after.append(row)
+    assert torch.equal(*after)
+    assert not torch.equal(after[0], module()[1])
 
 
 def test_an_own_loss_takes_the_place_of_the_task_loss() -> None:

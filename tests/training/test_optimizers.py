@@ -30,7 +30,8 @@ def scaled() -> tuple[AnyOptimizer, Any]:
     strategy = SimpleNamespace(precision=precision, optimizer_step=step)
     fabric = SimpleNamespace(strategy=strategy, backward=lambda loss: scaler.scale(loss).backward())
     model = nn.Linear(2, 1)
-    optimizer = AnyOptimizer(fabric, torch.optim.Adam(model.parameters(), lr=0.1), OptimizerConfig(name="adam", lr=0.1))
+    adam = torch.optim.Adam(model.parameters(), lr=0.1)
+    optimizer = AnyOptimizer(fabric, adam, list(model.parameters()), OptimizerConfig(name="adam", lr=0.1))
     return optimizer, lambda: optimizer.step(model(torch.ones(1, 2)).sum())
 
 

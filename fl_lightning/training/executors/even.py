@@ -19,6 +19,13 @@ def widened(count: int) -> int:
     return next((width for width in WIDTHS if width >= count), WIDTHS[-1])
 
 
+def unlike_each_other(rows: Tensor, size: float, draws: torch.Generator) -> Tensor:
+    """A copy of `rows` (width, ...) with noise of this size on all but the first."""
+    rows = rows.clone()
+    rows[1:] += torch.randn(rows[1:].shape, generator=draws).mul_(size).to(rows.dtype)
+    return rows
+
+
 def even(models: int, draws: torch.Generator, run: Callable[[int, Tensor], Sequence[Tensor]]) -> bool:
     """Whether the results of so many models have the same bits at each of the `WIDTHS`, and in each slot.
 

@@ -134,7 +134,7 @@ class Graph(Stacked):
                 loss = module.metric.loss(module.model(x), y)
             gradients = torch.autograd.grad(loss, parameters)
             torch._foreach_copy_([view[0] for view in stack.gradient_views], list(gradients))
-            stack.descend(loss.detach()[None])
+            stack.narrow(1).descend(loss.detach()[None])
 
         return step
 

@@ -23,7 +23,7 @@ from fl_lightning.core import PureLoss
 from fl_lightning.device import no_draws, random_states, same_states
 from fl_lightning.errors import redact
 from fl_lightning.training.executors.base import TOLERANCE, LocalJob
-from fl_lightning.training.executors.even import WIDTHS, even
+from fl_lightning.training.executors.even import WIDTHS, even, unlike_each_other
 from fl_lightning.training.executors.replay import Function, recorded
 from fl_lightning.training.executors.stack import Narrow, Stack
 from fl_lightning.training.module import ClientModule
@@ -173,17 +173,14 @@ class OwnLosses:
             bank.copy_(buffer)
         width = stack.width
         draws = torch.Generator().manual_seed(0)
-        models = stack.rows.clone()
-        models[1:, : self.module.used] += 0.1 * torch.randn(width - 1, self.module.used, generator=draws).to(
-            models.dtype
-        )
+        models = unlike_each_other(stack.parameters, 0.1, draws)
         images, labels = (t.expand(width, *t.shape).contiguous() for t in (x, y))
         if images.is_floating_point():
-            images[1:] += torch.randn(images[1:].shape, generator=draws).to(images.dtype)
+            images = unlike_each_other(images, 1.0, draws)
         tensors = [t.expand(width, *t.shape) for t in loss.tensors.values()]
 
         def run(size: int, order: Tensor) -> list[Tensor]:
-            stack.rows[:size] = models[order]
+            stack.parameters[:size] = models[order]
             given = [t[:size].contiguous() for t in tensors]
             return self.stacked(known.key, loss, stack.narrow(size), given, images[order], labels[order])
 

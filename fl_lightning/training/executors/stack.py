@@ -198,10 +198,6 @@ class Stack:
         fit = Fit(self.losses[slot] / each, self.pulls[slot] / each, steps, samples, sizes)
         return Trained(self.rows[slot].clone(), [bank[slot].clone() for bank in self.buffers], kept, fit)
 
-    def descend(self, losses: Tensor) -> None:
-        """One step of SGD of all models down the gradients in `gradients` and down the terms; `losses` (width,)."""
-        self.narrow(self.width).descend(losses)
-
 
 def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
     """Bool: the first `count` blocks that the terms of a job's objective reach."""

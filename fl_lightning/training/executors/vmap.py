@@ -14,7 +14,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning.core.phase import Fit
 from fl_lightning.data import Part
 from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, ScoreJob
-from fl_lightning.training.executors.even import WIDTHS, even, widened
+from fl_lightning.training.executors.even import WIDTHS, even, unlike_each_other, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
 from fl_lightning.training.executors.replay import Function, recorded
@@ -123,18 +123,15 @@ class Vmap(Stacked):
         """Whether models have the same bits at each width, and in each slot; batches are made up, after (x, y)."""
         stack, width = self.stack, self.stack.width
         draws = torch.Generator().manual_seed(0)
-        noise = torch.randn(width, self.module.used, generator=draws, dtype=torch.float32)
-        models = stack.rows.clone()
-        models[:, : self.module.used] += noise.mul_(0.1).to(models.dtype)
-        del noise
+        models = unlike_each_other(stack.parameters, 0.1, draws)
         images = x.expand(width, *x.shape)
         if images.is_floating_point():
-            images = images + torch.randn(images.shape, generator=draws).to(images.dtype)
+            images = unlike_each_other(images, 1.0, draws)
         labels = y.expand(width, *y.shape)
         weight = torch.full((width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype))
 
         def run(size: int, order: Tensor) -> list[Tensor]:
-            stack.rows[:size] = models[order]
+            stack.parameters[:size] = models[order]
             slopes, losses = self._gradients(size, images[order], labels[order], weight[:size])
             return [*slopes, losses]
 
