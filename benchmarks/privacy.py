@@ -92,7 +92,7 @@ def whole(kind: str, claim: float, seed: int, folder: Path) -> float:
         },
     }]))  # fmt: skip
     make_folder(folder)
-    summary = fit(config, folder).summary
+    summary = fit(config, folder)
     assert summary["privacy_epsilon"] <= claim * 1.001
     return float(summary["privacy_epsilon_bound"])
 

@@ -12,7 +12,8 @@ To compare two commits on one machine, write a file with each and compare the tw
 runs by `PYTHONPATH=TREE python tests/golden/golden.py --out FILE`.
 
 The same machine must give the same bits: same kind of processor, same versions of torch and numpy (`machine`). Runs
-that were written by name on another machine than the rest name theirs. On any
+that were written by name on another machine than the rest name theirs; `several`: bits of these have differed
+between hosts that are one machine by all that `machine` looks at, so their numbers alone are compared. On any
 other, float64 sums may be added up in another order, and numbers are compared within `TOLERANCE`, those of runs with
 parts in 32 bits within `SINGLE`; runs wholly in 32 bits are compared on the same machine alone.
 """
