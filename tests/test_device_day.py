@@ -180,6 +180,9 @@ exec "$@"
 """
 
 
+UNEVEN = "on this machine a model's numbers depend on how many are trained beside it"
+
+
 @pytest.mark.slow
 def test_a_day_without_a_gpu(
     script: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
@@ -207,8 +210,11 @@ def test_a_day_without_a_gpu(
         sides = {line["side"] for line in of_item if "seconds" in line and "side" in line}
         if item.startswith("rounds-"):
             normed = {"vmap", "together"} if "resnet18" in item else set()  # BatchNorm mixes the samples of a batch
-            assert {s for s in sides if not s.startswith("hand")} == {"loop", "vmap", "together"} - normed
-            assert {line["side"] for line in of_item if "error" in line} == normed
+            errors = {line["side"]: line["error"] for line in of_item if "error" in line}
+            # Some processors' convolutions round by how many are stacked: then these do not train together.
+            uneven = {side for side, error in errors.items() if "cnns" in item and UNEVEN in error}
+            assert {s for s in sides if not s.startswith("hand")} == {"loop", "vmap", "together"} - normed - uneven
+            assert errors.keys() == normed | uneven and uneven <= {"together"}
             assert next(line["weights_differ"] for line in of_item if "weights_differ" in line) < 1e-4
         elif item == "study":
             assert sides == {"together", "hand loop", "loop", "vmap"}
