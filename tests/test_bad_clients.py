@@ -399,7 +399,7 @@ def test_whatever_a_method_keeps_must_be_finite(federation: Make, monkeypatch: p
 def test_means_of_features_must_be_finite(federation: Make, method: Method, monkeypatch: pytest.MonkeyPatch) -> None:
     """They are told, and kept by nobody but the server."""
     bad = {"moments.means": torch.full((10, 16), math.nan), "moments.V": torch.tensor(math.nan)}
-    monkeypatch.setattr("fl_lightning.methods.fedpac.feature_moments", lambda client: bad)
+    monkeypatch.setattr("fl_lightning.methods.common.collaboration.feature_moments", lambda client: bad)
     monkeypatch.setattr(MeanPull, "__init__", lambda pull, *args: vars(pull).update(u=None, running=bad["moments.V"]))
     monkeypatch.setattr(MeanPull, "__call__", lambda pull, module, batch: module.task_loss(batch))
     with pytest.raises(BadClient, match="what it tells is not finite"):

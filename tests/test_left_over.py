@@ -73,7 +73,7 @@ def test_a_damaged_run_of_a_study_leaves_the_others_to_be_seen(tmp_path: Path) -
         folder.mkdir(parents=True)
         (folder / "metrics.csv").write_text(text)
     board = Board(StudyFolder(tmp_path), cells)
-    seen = board.look(lambda run: False, {})
+    seen = board.look(lambda run: None)
     assert [s.state for s in seen] == ["stopped", "unreadable"]
     assert board.table(seen).row_count == 1
 

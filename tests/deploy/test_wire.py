@@ -32,7 +32,7 @@ class Watched(LocalTransport):
         name = super().push(address, message, ttl)
         kind = wire.unpack(message)[0]["kind"]
         self.sent.append((kind, message))
-        self.come.append((kind, self.wire[-1]))
+        self.come.append((kind, self.waiting[-1][1]))
         site: Any = self.sites[address].__self__  # type: ignore[attr-defined]
         for seen, runs in ((self.personal, personal_runs(site)), (self.uploaded, uploaded_runs(site))):
             seen |= {(address, run) for run in runs}
@@ -108,7 +108,7 @@ def own_runs(file: Path) -> Iterator[bytes]:
 def test_nothing_personal_is_in_what_sites_send(method: str, tmp_path: Path) -> None:
     kept: list[Any] = []
     rehearse(config_of(method), tmp_path, watched(kept))
-    sent = b"".join(kept[0].wire)
+    sent = b"".join(answer for _, answer in kept[0].come)
     assert not [client for client, run in secrets(kept[0]) if run in sent]
     for client in range(3):
         file = tmp_path / "data" / f"site-{client}.npz"
