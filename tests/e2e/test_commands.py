@@ -212,6 +212,7 @@ NEEDS = {
     "canaries": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1 --method fedavg",
     "trimmedmean": "--callbacks.trimmedmean.share 0.2 --method fedavg",
+    "stepprivacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
 }
 """What some ask for beyond their name."""
 
