@@ -39,6 +39,7 @@ CALLBACKS = {
     "canaries": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1",
     "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
+    "stepprivacy": "--optimizer.privacy.clip 1 --optimizer.privacy.noise 1",
 }
 MAKES = {"pfedhn", "fedfomo"}
 """Methods whose server makes each client's model anew, or sends others' as they are: no vector to mix into."""
