@@ -192,7 +192,8 @@ def test_a_wheel_holds_every_module_once_and_nothing_else(wheel: Path) -> None:
     ):
         found = [path for path in (ROOT / top).rglob(pattern) if path.is_file() and "__pycache__" not in path.parts]
         wanted |= {f"fl_lightning/{path.relative_to(ROOT)}" for path in found}
-    pages = [path for room in ("report", "gains") for path in (ROOT / "fl_lightning" / room).glob("page.*")]
+    rooms = {"report": "page.*", "gains": "page.*", "deploy": "app_*"}
+    pages = [path for room, names in rooms.items() for path in (ROOT / "fl_lightning" / room).glob(names)]
     wanted |= {str(path.relative_to(ROOT)) for path in pages}
     others = {"py.typed", "__init__.pyi", "configuration/index.json"}
     assert set(held) == wanted | {f"fl_lightning/{name}" for name in others}
