@@ -12,8 +12,8 @@ To compare two commits on one machine, write a file with each and compare the tw
 runs by `PYTHONPATH=TREE python tests/golden/golden.py --out FILE`.
 
 The same machine must give the same bits: same kind of processor, same versions of torch and numpy (`machine`). Runs
-that were written by name on another machine than the rest name theirs; `several`: bits of these have differed
-between hosts that are one machine by all that `machine` looks at, so their numbers alone are compared. On any
+that were written by name on another machine than the rest name theirs; `also`: the bits of a second host that is the
+same machine by all that `machine` looks at. On any
 other, float64 sums may be added up in another order, and numbers are compared within `TOLERANCE`, those of runs with
 parts in 32 bits within `SINGLE`; runs wholly in 32 bits are compared on the same machine alone.
 """
@@ -245,7 +245,7 @@ def changes(name: str, run: Run, found: Numbers, held: Mapping[str, Any]) -> lis
         return ["nothing is kept of it"]
     old = held["runs"][name]
     same = old.get("machine", held["machine"]) == machine()
-    if (run.bits_only and not same) or (same and old["bits"] == bits(found)):
+    if (run.bits_only and not same) or (same and bits(found) in (old["bits"], old.get("also"))):
         return []
     lines = list(differences(old["numbers"], facts(found), 1e-11 if same else SINGLE if run.single else TOLERANCE))
     return lines or (["bits differ, beyond the digits that are kept: compare two files of --out"] if same else [])
