@@ -29,7 +29,8 @@ from fl_lightning.storage.manifest import Damaged, Manifest
 from fl_lightning.storage.state import MODEL, ClientState
 
 CHEAP = 20
-"""A best round is saved early once so many times the seconds that the last checkpoint took have passed since it."""
+"""A best round is saved early once so many times the seconds that the last checkpoint took have passed since it, for
+each run of this process."""
 
 
 @dataclass
@@ -113,7 +114,8 @@ class Checkpoint(Observer):
         if round % self.every or round == run.rounds or not self.seconds:
             return round == run.rounds or not round % self.every
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
-        fine = waited >= self.seconds or (waited >= CHEAP * self._took and self._is_best(score))
+        cheap = waited >= CHEAP * self._took * run.live()
+        fine = waited >= self.seconds or (cheap and self._is_best(score))
         return bool(run.processes.gather_objects(fine)[0])
 
     def _is_best(self, score: float | None) -> bool:

@@ -224,11 +224,14 @@ def test_a_run_may_have_no_checkpoint_yet(seconds: float, every: int, took: list
     assert Checkpoint(every=every, seconds=seconds).may_be_none([{"seconds": s} for s in took]) is fine
 
 
+@pytest.mark.parametrize(("runs", "saved", "best"), [(1, [1, 3, 6, 9], 6), (3, [1, 5, 9], 9)])
 def test_a_best_round_is_saved_early_where_that_is_cheap(
-    make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    runs: int, saved: list[int], best: int, make_run: Make, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s, the rest for 10 s."""
+    """Rounds of 0.5 s, saved in 1/32 s: what is better than all that is saved waits for 20/32 s, the rest for 10 s; of
+    three runs that share a process for 60/32 s."""
     run, now = make_run(net="norm", rounds=9), [0.0]
+    run.live = lambda: runs
     monkeypatch.setattr("fl_lightning.callbacks.checkpoint.time.monotonic", lambda: now[0])
     monkeypatch.setattr(RunFolder, "flush", lambda *_: now.__setitem__(0, now[0] + 1 / 32))
     saver = Checkpoint(keep=99)
@@ -237,8 +240,8 @@ def test_a_best_round_is_saved_early_where_that_is_cheap(
         record = a_round(run, t)
         record.metrics["mean_accuracy"] = score
         saver.on_round_end(run, record)
-    assert rounds(tmp_path) == [1, 3, 6, 9]  # 2 and 7 came too soon
-    assert saver.summarize(run) == {"best_checkpoint_round": 6}
+    assert rounds(tmp_path) == saved  # of one run 2 and 7 came too soon
+    assert saver.summarize(run) == {"best_checkpoint_round": best}
     for other in (Checkpoint(best=False), Checkpoint()):
         assert not other._is_best(None)
         assert other._is_best(0.5) == other.best

@@ -63,16 +63,15 @@ class Feed:
         if len(self._index):
             return self._index
         schedule, draws, total = self._job.schedule, torch.Generator(), sum(self._sizes)
-        parts = []
-        for epoch, first, count in self._pieces:
-            padded = torch.zeros(len(self._sizes), self.size, dtype=torch.int64)
-            order = torch.randperm(total, generator=draws.manual_seed(order_key(schedule, epoch)))
-            if schedule.batch_size == self.size:
-                padded.view(-1)[:total] = order
-            else:
-                for row, some in zip(padded, order.split(self._sizes), strict=True):
-                    row[: len(some)] = some
-            parts.append(padded[first : first + count])
+        seeds = [order_key(schedule, epoch) for epoch, *_ in self._pieces]
+        orders = torch.stack([torch.randperm(total, generator=draws.manual_seed(seed)) for seed in seeds])
+        padded = torch.zeros(len(orders), len(self._sizes), self.size, dtype=torch.int64)
+        if schedule.batch_size == self.size:
+            padded.flatten(1)[:, :total] = orders
+        else:
+            for k, some in enumerate(orders.split(self._sizes, 1)):
+                padded[:, k, : some.shape[1]] = some
+        parts = [padded[k, first : first + count] for k, (_, first, count) in enumerate(self._pieces)]
         self._index = torch.cat(parts).view(-1)
         return self._index
 
