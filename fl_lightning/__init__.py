@@ -1,6 +1,6 @@
-"""Personalised federated learning on Lightning Fabric: who learned what from whom.
+"""Personalised federated learning on PyTorch Lightning and Lightning Fabric.
 
-What is listed here is for scripts and notebooks, and stays as it is from version to version (docs/python.md).
+These names are for scripts and notebooks; they stay the same from version to version (docs/python.md).
 """
 
 import sys

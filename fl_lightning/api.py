@@ -135,7 +135,7 @@ def worth(config: Config, out: str | os.PathLike[str] = "worth", **keys: Any) ->
 
     Args:
         config: as for `fit`.
-        out: folder, new or with a part of the runs; the same call goes on where it was stopped.
+        out: folder; an existing one is continued, also after an interruption.
         keys: the command's others: ``methods`` (names, or one text with commas), ``repeats``, ``minutes``, ``metric``,
             ``margin``, ``workers``, ....
 
@@ -159,12 +159,12 @@ def worth(config: Config, out: str | os.PathLike[str] = "worth", **keys: Any) ->
 def study(
     definition: Definition, out: str | os.PathLike[str], *, data: Any = None, model: Any = None, **keys: Any
 ) -> DataFrame:
-    """Run what is missing of a study, as `fl-train study` does, in processes of its own.
+    """Run a study's missing runs, as `fl-train study` does, in separate processes.
 
     Args:
         definition: a study file, the name of a shipped one, or its content as a mapping; its methods may be classes or
             objects. Classes must be in a module that can be imported.
-        out: the study's folder, new or with a part of the runs.
+        out: the study's folder; an existing one is continued.
         data: as for `fit`, over the study's base.
         model: likewise.
         keys: further keys of the command: `workers`, `methods`, `seeds`, `settings`, `accept_changed_code`.

@@ -112,7 +112,7 @@ class DataConfig(SplitKeys, SourceKeys):
     classes_per_client: PositiveInt = 2
     """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
     samples_per_client: Annotated[int, Range(2)] | None = None
-    """Maximum of training and validation samples per client, which keeps its class mix; null: no limit."""
+    """Maximum of training and validation samples per client; its class mix is kept. null: no limit."""
     rest_to: int | None = None
     """Rotated and iid partitions: the client that gets the samples which `samples_per_client` takes from the others;
     null: none."""
@@ -233,8 +233,8 @@ class EvaluationConfig:
     batch_size: PositiveInt = 500
     """Samples per forward pass of evaluation; it limits memory, and changes scores by rounding at most."""
     newcomer_samples: list[int] | None = None
-    """Greatest numbers of labelled samples per class (regression: in all) from which held-out clients get a model;
-    null: 0, 1, 5 and 20."""
+    """Held-out clients get a model from at most so many labelled samples per class (regression: in total), one for each
+    number; null: 0, 1, 5 and 20."""
     newcomer_rounds: PositiveInt = 2
     """Rounds that a held-out client takes part in, alone, after the last round. 2: our choice; it uploads in the first,
     and in the second it receives what the server mixes for it."""
@@ -271,8 +271,8 @@ class FabricConfig:
     deterministic, for a given number of threads; on a GPU some deterministic ones are slower (sums by index, cuDNN's
     backward) and a few are missing."""
     channels_last: bool = False
-    """Store images with the channels of a pixel side by side (torch's channels_last). false: useful on GPUs in 16 bits;
-    no gain was measured on a CPU (docs/performance.md)."""
+    """Store images with the channels of a pixel side by side (torch's channels_last). It is meant for GPUs in 16 bits.
+    false: no gain was measured on a CPU (docs/performance.md)."""
     bank: Literal["memory", "host", "disk"] = "memory"
     """Where clients' models are stored between rounds: in the device's memory, in main memory of a machine with a GPU
     (host), or in files (disk). memory: the fastest."""

@@ -40,7 +40,7 @@ def check_method(argv: list[str]) -> None:
     check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
     config = _config(words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers)
     new = values.out is None or not Path(values.out).exists()
-    check("out", values.out, new, "it exists; the runs want a folder of their own")
+    check("out", values.out, new, "it exists; the runs need a new folder")
     from fl_lightning.checking.checks import NAMES
 
     check("quick", values.quick, not (values.quick and values.only), "beside only, which names the checks")

@@ -1,4 +1,4 @@
-"""`fl-train deploy`: a method as a Flower app, after a rehearsal that its numbers are the simulator's."""
+"""`fl-train deploy`: write a Flower app, after a rehearsal that compares its results with the simulator's."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def deploy(argv: list[str]) -> None:
     """
     line = read_line(argv, "deploy")
     values, folder = line.values, Path(line.values.out)
-    check("out", values.out, not folder.exists(), "it exists; the app wants a folder of its own")
+    check("out", values.out, not folder.exists(), "it exists; the app needs a new folder")
     sites = Path(values.sites) if values.sites is not None else None
-    check("sites", values.sites, sites is None or not sites.exists(), "it exists; the files want a folder of their own")
+    check("sites", values.sites, sites is None or not sites.exists(), "it exists; the files need a new folder")
     config = complete(plan(line.layers))
     kept = config.callbacks.get("checkpoint", CHECKPOINT)
     saved = Component(CHECKPOINT.class_path, kept.init_args | CHECKPOINT.init_args)
@@ -49,7 +49,7 @@ def deploy(argv: list[str]) -> None:
         _rehearse(config)
     if "localprivacy" in config.callbacks:
         config = repeatable(config, False)
-        print("noise: every site draws it from its own system; the seed, which all ends know, could take it off")
+        print("noise: every site draws it from its operating system, since all sites know the seed")
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     name = folder.name
     files = app.write(folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config)))
@@ -74,4 +74,4 @@ def _rehearse(config: Config) -> None:
     clients, rounds = config.federation.clients, config.federation.rounds
     if unlike:
         raise RunFailed(f"the rehearsal differs from the simulator in {len(unlike)} cells; the first: {unlike[0]}")
-    print(f"rehearsal: {rounds} rounds of {clients} clients by messages are those of the simulator, bit by bit")
+    print(f"rehearsal: {rounds} rounds of {clients} clients by messages are bit-identical to the simulator's")

@@ -32,40 +32,44 @@ CHECKPOINT: Keys = {
 SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
 """How a file ends that is exported in each format."""
 WORKERS: Keys = {
-    "workers": (PositiveInt | None, None, "Processes, one run at a time each (default: one a core; with GPUs one)."),
+    "workers": (PositiveInt | None, None, "Worker processes (default: one per core, or 1 with a GPU)."),
 }
 CHANGED: Keys = {
     "accept_changed_code": (bool, False, "Continue although your own code has changed; the run keeps both versions."),
 }
 TOGETHER: Keys = {
-    "together": (int | str | None, None, "Runs that train together in a process: a number, 1, or "
-                 "auto, which measures (default: the study's)."),
+    "together": (int | str | None, None, "Runs that train together in a process: a number, or auto, "
+                 "which measures whether that is faster (default: the study's)."),
 }  # fmt: skip
 PART: Keys = (
     WORKERS
     | TOGETHER
     | CHANGED
     | {
-        "methods": (str | None, None, "Run only these methods now: labels with commas (forced rows are always run)."),
-        "seeds": (str | None, None, "Run only these seeds now, the study's or further ones: 0, or 0,2, or 0-4."),
+        "methods": (
+            str | None,
+            None,
+            "Run only these methods now: labels, separated by commas; baselines that the study adds always run.",
+        ),
+        "seeds": (str | None, None, "Run only these seeds now (0, or 0,2, or 0-4); new ones are added to the study."),
         "settings": (str | None, None, "Run only these settings now: KEY=VALUE,... such as data.alpha=0.3."),
     }
 )
 JOB: Keys = {
-    "nodes": (PositiveInt, 1, "Machines; sets fabric.num_nodes."),
-    "gpus_per_node": (NonNegativeInt, 0, "GPUs, one process each; sets fabric.devices."),
-    "tasks_per_node": (PositiveInt, 1, "Processes on each node without GPUs."),
-    "time": (str | None, None, "The job's time limit, HH:MM:SS; a job needs it."),
+    "nodes": (PositiveInt, 1, "Number of machines; sets fabric.num_nodes."),
+    "gpus_per_node": (NonNegativeInt, 0, "GPUs per machine, one process each; sets fabric.devices."),
+    "tasks_per_node": (PositiveInt, 1, "Processes per machine, if gpus_per_node is 0."),
+    "time": (str | None, None, "Time limit of a job, HH:MM:SS; every job needs one."),
     "partition": (str | None, None, "SLURM's partition."),
     "warning": (PositiveInt, 120, "Seconds before the limit at which the run stops itself."),
     "sbatch": (str | None, None, "Further options for sbatch: '--qos=low --exclusive'."),
-    "dry_run": (bool, False, "Show the script, submit nothing."),
+    "dry_run": (bool, False, "Print the script; submit nothing."),
 }
 """What a SLURM job needs."""
 FIT: Keys = {
     "seed": (int, 0, "Seed of all random draws that have no seed of their own."),
     "smoke": (bool, False, "Smoke test: one round, few clients, two batches; synthetic data if data are missing."),
-    "print_config": (bool, False, "Print the resolved config, which --config reads back, and stop."),
+    "print_config": (bool, False, "Print the resolved config, as a file for --config, and stop."),
     "out": (str, "runs", "Folder in which the run folders are made."),
     "name": (str | None, None, "Name of the run folder (default: from config, or method, data, seed; and a counter)."),
     "resume": (bool, False, "Continue run --name; if it does not exist and --config is given, start it."),
@@ -86,16 +90,16 @@ COMMANDS = {
         "out": (str, REQUIRED, "FILE.safetensors: the file to write."),
         "rounds": (NonNegativeInt | None, None, "Rounds of local training, given labels (default: the run's "
                    "evaluation.newcomer_rounds)."),
-        "architecture": (str | None, None, "Where clients run several: the client's, by name, or by its place from 0."),
+        "architecture": (str | None, None, "The client's, if the run has several: its name, or its number from 0."),
     }),
     "relative": Command("Compare a finished run, client by client, with local training.", RUN),
     "report": Command("Write one HTML page on runs (or folders of runs) side by side, or on a study.", {
         "out": (str | None, None, "FILE.html: the page (default: report.html, in the run folder of a single RUN)."),
         "figures": (Literal["svg", "pdf", "png"] | None, None, "Also write each chart to a file, in FILE-figures."),
-        "accept_changed_code": (bool, False, "Of a study: as for fl-train compare, which makes its page."),
+        "accept_changed_code": (bool, False, "For a study: as in fl-train compare."),
     }, "RUN [RUN ...] | STUDY"),
     "compare": Command("Compare methods over seeds, paired, in one table.", {
-        "baseline": (str | None, None, "Differences are to this method (default: local training, else the first)."),
+        "baseline": (str | None, None, "Method to compare with (default: local training, else the first)."),
         "judge": (Judge | None, None, "Kind of model that all methods are scored by (default: each run's own)."),
         "metric": (Literal["accuracy", "balanced_accuracy", "f1", "auroc"], "accuracy", "Score: accuracy, or one of "
                    "evaluation.metrics."),
@@ -117,71 +121,75 @@ COMMANDS = {
         "json": (str | None, None, "FILE: write the view there and send nothing."),
         "sweep": (str | None, None, "STUDY.yaml: write a W&B sweep of the study beside it."),
     }),
-    "plan": Command("Estimate memory and traffic of a fit, and rehearse a round to time it. Keys of fit, too.", {
-        "nodes": (PositiveInt, 1, "Machines (1: as fabric.num_nodes)."),
-        "gpus_per_node": (NonNegativeInt, 0, "GPUs on each machine, one process each."),
-        "devices": (NonNegativeInt, 0, "Processes on each machine without GPUs (0: as fabric.devices)."),
-        "gpu_memory": (PositiveFloat | None, None, "GiB of a GPU (default: this machine's, or 80)."),
-        "node_memory": (PositiveFloat | None, None, "GiB of a machine without GPUs (default: this machine's)."),
-        "samples": (PositiveInt, 500, "Training samples of a client, where the data are not here."),
-        "no_run": (bool, False, "Rehearse no round: memory and bytes alone, seconds unknown."),
-        "together": (PositiveInt | None, None, "Memory of so many runs that train together in a process, of the "
-                     "config or of STUDY's kind of run that takes most."),
+    "plan": Command("Estimate memory and traffic of a fit; run a round to time it. Also takes the keys of fit.", {
+        "nodes": (PositiveInt, 1, "Number of machines; 1 means fabric.num_nodes."),
+        "gpus_per_node": (NonNegativeInt, 0, "GPUs per machine, one process each."),
+        "devices": (NonNegativeInt, 0, "Processes per machine, if gpus_per_node is 0; 0 means fabric.devices."),
+        "gpu_memory": (PositiveFloat | None, None, "GiB of memory per GPU (default: this machine's, or 80)."),
+        "node_memory": (PositiveFloat | None, None, "GiB of memory per machine without GPUs (default: this one's)."),
+        "samples": (PositiveInt, 500, "Training samples per client to assume if the data are missing."),
+        "no_run": (bool, False, "Run no round: estimate memory and bytes only, no seconds."),
+        "together": (PositiveInt | None, None, "Estimate only the memory of a process in which N runs train "
+                     "together: runs of the config, or of the STUDY's largest kind."),
         "json": (bool, False, "Print bytes, operations and seconds as JSON."),
     }, "[STUDY]"),
-    "submit": Command("Submit a fit to SLURM: a job that resumes, or an array of jobs. Keys of fit, too.", {
+    "submit": Command("Submit a fit to SLURM: a job that resumes, or an array. Also takes the keys of fit.", {
         **JOB,
         "array": (str | None, None, "A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'."),
     }),
-    "deploy": Command("Write a method as a Flower app, for clients that are sites of their own. Keys of fit, too.", {
-        "out": (str, REQUIRED, "DIR: a new folder for the app; its name is the run's."),
-        "sites": (str | None, None, "DIR: also write the config's data as one file for each client, to rehearse with."),
-        "rehearse": (bool, True, "First run two rounds by messages and by the simulator; refuse where they differ."),
+    "deploy": Command("Write a Flower app that runs a method with each client at its own site. Also takes the "
+                      "keys of fit.", {
+        "out": (str, REQUIRED, "DIR: a new folder for the app; the run gets its name."),
+        "sites": (str | None, None, "DIR: also write the config's data, as one file per client, for a rehearsal."),
+        "rehearse": (bool, True, "First run two rounds by messages and in the simulator; stop if results differ."),
     }),
-    "study": Command("Run what is missing of a grid of methods, settings, seeds. Keys with a dot override its base.", {
-        "out": (str, REQUIRED, "DIR: the study's folder, new or with a part of the runs."),
+    "study": Command("Run the missing runs of a grid of methods, settings and seeds. Keys with a dot override "
+                     "the study's base.", {
+        "out": (str, REQUIRED, "DIR: the study's folder; an existing one is continued."),
         **PART,
-        "slurm": (bool, False, "Submit the runs to SLURM as an array of jobs, with the following keys."),
+        "slurm": (bool, False, "Submit the runs to SLURM as an array of jobs; the keys below describe a job."),
         **JOB,
     }, "STUDY"),
-    "reproduce": Command("Run what is missing of a study of a paper's table; print the paper's numbers beside ours.", {
-        "out": (str | None, None, "DIR: the study's folder, new or with a part of the runs (default: studies/NAME)."),
+    "reproduce": Command("Run the missing runs of a study of a paper's table; print its numbers beside ours.", {
+        "out": (str | None, None, "DIR: the study's folder; an existing one is continued (default: studies/NAME)."),
         **PART,
-        "rounds": (int | None, None, "Another number of rounds; the heading says so."),
+        "rounds": (int | None, None, "Number of rounds in place of the study's; the table's heading names it."),
         "format": (Form, "table", "Format of the table."),
-        "no_run": (bool, False, "Run nothing: print the table of the runs that are there."),
+        "no_run": (bool, False, "Run nothing; print the table of the finished runs."),
     }, "STUDY"),
-    "audit": Command("Measure what a finished run, or a study's runs, tell of their clients' data.", {
-        "out": (str, REQUIRED, "DIR: where audit.json, audit.csv and audit.html are written."),
+    "audit": Command("Measure what finished runs reveal about their clients' data.", {
+        "out": (str, REQUIRED, "DIR: folder for audit.json, audit.csv and audit.html."),
     }, "STUDY | RUN"),
-    "worth": Command("Tell every silo whether federating is worth it. Keys of fit, too: --config FILE.", {
-        "out": (str, REQUIRED, "DIR: where everything is kept, new or with a part of the runs."),
-        "methods": (str | None, None, "Methods to try beside FedAvg, with commas (default: fedper,ditto,selfkapc)."),
-        "repeats": (Annotated[int, Range(2)] | None, None, "Trainings of each method, rounded up to whole cycles of 5 "
-                    "folds (default: 20)."),
-        "minutes": (PositiveFloat | None, None, "Time to spend: as many whole cycles as end within it."),
-        "metric": (Literal["accuracy", "balanced_accuracy", "auroc", "mae"] | None, None, "What gains are of (default: "
-                   "accuracy; of a regression mae)."),
-        "margin": (PositiveFloat | None, None, "Points below which a difference does not matter (default: 2; of mae: "
+    "worth": Command("Estimate what each silo gains by federating. Also takes --config FILE and keys of fit.", {
+        "out": (str, REQUIRED, "DIR: folder for runs and results; an existing one is continued."),
+        "methods": (str | None, None, "Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc and "
+                    "the config's)."),
+        "repeats": (Annotated[int, Range(2)] | None, None, "Trainings of each method, rounded up to a multiple of 5, "
+                    "the number of folds (default: 20)."),
+        "minutes": (PositiveFloat | None, None, "In place of repeats: as many cycles of 5 folds as end in this time."),
+        "metric": (Literal["accuracy", "balanced_accuracy", "auroc", "mae"] | None, None, "Score of the gains "
+                   "(default: accuracy; for a regression mae)."),
+        "margin": (PositiveFloat | None, None, "Points below which a difference does not matter (default: 2; for mae: "
                    "2 % of the mean error, in the target's unit)."),
-        "leave_one_out": (bool, False, "Also train without each silo in turn: who would miss whom."),
-        "curve": (bool, False, "Also train with 10, 25 and 50 % of each silo's samples: up to which size it pays."),
+        "leave_one_out": (bool, False, "Also train without each silo in turn: how much the others' scores fall."),
+        "curve": (bool, False, "Also train with 10, 25 and 50 % of each silo's samples: up to which size federating "
+                  "pays."),
         **WORKERS,
     }),
-    "tune": Command("Search for methods' arguments on validation data, then run a study of them on fresh seeds.", {
-        "out": (str, REQUIRED, "DIR: the search's folder, new or with a part of the trials."),
+    "tune": Command("Search for methods' arguments on validation data, then run a study of these on new seeds.", {
+        "out": (str, REQUIRED, "DIR: the search's folder; an existing one is continued."),
         "trials": (PositiveInt, 20, "Trials of each method. 20: optuna's TPE draws the first 10 at random."),
         **WORKERS,
-        "seed": (NonNegativeInt, 1000, "Seed of the trials, none of the study's (1000: hardly anybody uses it)."),
+        "seed": (NonNegativeInt, 1000, "Seed of the trials, which the study must not use. 1000: few studies do."),
         "untuned": (bool, False, "Also evaluate the settings that the search began from, as further rows."),
-        "study": (bool, True, "Run the study of the choices; false: only write its file, tuned.yaml."),
+        "study": (bool, True, "Run the study of the chosen arguments; false: only write its file, tuned.yaml."),
         **CHANGED,
     }, "STUDY"),
     "archive": Command("Pack a study into one file, or run a cell of such a file again.", {
         "out": (str | None, None, "FILE.zip: the archive (default: STUDY.zip); with --rerun a new folder for the run."),
         "rerun": (str | None, None, "CELL: run it again, such as runs/kapc/seed-0, and compare the results."),
     }, "STUDY | FILE.zip"),
-    "check-method": Command("Test a method of your own (seeds, resume, cohorts, bytes, ranks). Keys of fit, too.", {
+    "check-method": Command("Test your own method: seeds, resume, cohorts, bytes, ranks. Also takes keys of fit.", {
         "only": (str | None, None, "Some checks by name, separated by commas (default: all)."),
         "quick": (bool, False, "Only the checks of seeds, resume, cohorts, failures and bytes, in three rounds."),
         "out": (str | None, None, "DIR: a new folder that keeps the runs (default: they are deleted)."),

@@ -70,7 +70,7 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
     base, all_runs, configs = resolve(definition, over=over)
     folder.check(definition, to_settings(base), all_runs)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
-    check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study is all of this")
+    check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study has these values")
     given = getattr(values, "together", None)
     most_together = definition.together if given is None else given
     executors: dict[str, str] = {}
@@ -173,7 +173,7 @@ def _check_values(values: Any) -> None:
         check_job(values)
         return
     for key, (_, default, _) in schema.JOB.items():
-        check(key, values[key], values[key] == default, "it is for jobs: it needs slurm")
+        check(key, values[key], values[key] == default, "it describes jobs: it needs slurm")
 
 
 def _base(given: Any) -> Iterator[Layer]:

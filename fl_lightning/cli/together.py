@@ -104,7 +104,7 @@ def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
         fits = most_that_fit(setup, most, room)
     except Exception as error:
         reason = redact(" ".join(str(error).split()))
-        return most, f"what memory {most} runs take is not known ({reason}); if it is too much, name a smaller number"
+        return most, f"the memory of {most} runs is not known ({reason}); if it does not suffice, give a smaller number"
     if fits == most and peak(parts) <= room:
         return most, ""
     method = setup.config.method.class_path.rpartition(".")[2]

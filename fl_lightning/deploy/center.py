@@ -261,18 +261,18 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
     """Raise `BadInput` for what has no meaning, or another one, where every client is a site of its own."""
     for callback in callbacks:
         fine = not isinstance(callback, Transform) or callback.deployed
-        allowed = "what it does to messages is not done where clients are sites: null"
+        allowed = "it must be null: sites cannot run it"
         check(callback.config_key, type(callback).__name__, fine, allowed)
     data, executor = config.data, config.fabric.executor
     check(
         "data.held_out_clients",
         data.held_out_clients,
         not data.held_out_clients,
-        "a site is a client: fl-train join: 0",
+        "it must be 0: fl-train join gives a later client its model",
     )
-    check("data.global_test", True, not data.global_test, "no site has the test data of all: false")
-    check("data.drift_every", data.drift_every, data.drift_every is None, "sites' tasks are their own: null")
-    check("fabric.executor", executor, executor in ("auto", "loop"), "a site has one client: auto or loop")
+    check("data.global_test", True, not data.global_test, "it must be false: no site has all test data")
+    check("data.drift_every", data.drift_every, data.drift_every is None, "it must be null: sites have own tasks")
+    check("fabric.executor", executor, executor in ("auto", "loop"), "it must be auto or loop: a site has one client")
 
 
 def refusal(config: Config, error: Located) -> BadInput:

@@ -100,7 +100,9 @@ class Facts:
         if fits is not None:  # it is fitted on the training samples of all clients, which no end has
             key = "impute" if fits.data.impute is not None else "scale"
             value = getattr(fits.data, key)
-            raise BadInput(f"data.{key}", value, "no end has all samples to fit it on: null, on data prepared before")
+            raise BadInput(
+                f"data.{key}", value, "preprocess the data and set null: no party has all samples to fit it on"
+            )
         read, shape = AsRead.of(data), list(data.input_shape)
         mean, std = read.mean.tolist(), read.std.tolist()
         return cls(shape, list(read.strides), data.class_names, data.task, mean, std, read.public is not None)

@@ -131,7 +131,7 @@ class StudyFolder:
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
         for cell in self.cells():
             if (cell["folder"], cell["label"]) not in stays and self.finished(cell["folder"]):
-                allowed = "the study has this run already, and may only grow; to take it out, delete the folder first"
+                allowed = "the study has trained this run; to leave it out, delete its folder first"
                 raise BadInput("study", f"without {self.path / cell['folder']}", allowed)
 
     @contextlib.contextmanager

@@ -259,5 +259,5 @@ def test_an_upload_in_the_clear_is_no_part_of_a_private_deployment(tmp_path: Pat
 
 
 def test_a_transform_that_sites_cannot_run_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(BadInput, match=r"^callbacks.quantize: 'Quantize' is not allowed; what it does to messages"):
+    with pytest.raises(BadInput, match=r"^callbacks.quantize: 'Quantize' is not allowed; it must be null: sites"):
         rehearse(config_of("fedavg", "--callbacks", "quantize"), tmp_path)

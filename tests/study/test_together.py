@@ -222,4 +222,4 @@ def test_fewer_runs_train_at_a_time_where_memory_does_not_suffice(
     monkeypatch.setattr(together, "heaviest", lambda *given: 1 / 0)
     fits, line = allowed(700)
     assert fits == 6
-    assert "what memory 6 runs take is not known (division by zero)" in line
+    assert "the memory of 6 runs is not known (division by zero)" in line
