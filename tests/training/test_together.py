@@ -184,7 +184,7 @@ def test_the_gradient_mode_is_each_runs_own() -> None:
 
 
 def test_widths() -> None:
-    assert [widened(n) for n in (1, 4, 5, 33, 128, 500)] == [4, 4, 8, 64, 128, 128]
+    assert [widened(n) for n in (1, 4, 5, 33, 128, 500)] == [4, 4, 8, 48, 128, 128]
     assert sorted(WIDTHS) == list(WIDTHS)
 
 
