@@ -320,3 +320,49 @@ def test_runs_together_are_measured(
     loop, stacked = (float(cell) for cell in line.split(" | ")[1:3])
     assert 0 < stacked < 60
     assert 0 < loop < 60
+
+
+@pytest.mark.slow
+def test_an_exported_task_gives_the_same_model_by_hand(
+    script: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """What `pfl_export` writes is enough: clipped changes, their mean and the noise give the run's global model."""
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "study.yaml").write_text("""
+base:
+  - {method: fedavg, data.source: digits, data.partition: iid, data.fraction: 0.3, federation.clients: 6,
+     federation.participation: 0.5, federation.rounds: 3, federation.local_epochs: 2, federation.batch_size: 500,
+     model: {name: mlp, init_args: {hidden: [8]}}, loggers: null, callbacks: null, fabric.accelerator: cpu,
+     optimizer.lr: 0.5}
+methods:
+  - {name: fedavg, label: noisy, callbacks.centralprivacy.clip: 0.1, callbacks.centralprivacy.noise: 0.5}
+  - {name: fedper, label: another}
+seeds: [0]
+forced: false
+""")
+    assert main(["study", "study.yaml", "--out", "study", "--workers", "1"]) == 0
+    monkeypatch.setattr(sys, "argv", ["pfl_export.py", "study", "out"])
+    script("pfl_export").main()
+    z = {name: torch.from_numpy(value) for name, value in np.load("out/seed-0.npz").items() if value.dtype.kind != "U"}
+    assert not any(name.startswith("another/") for name in z)
+    names = [name.removeprefix("initial/") for name in z if name.startswith("initial/")]
+    x = ((z["x_train"].float() - z["mean"]) / z["std"]).flatten(1).split(z["n_train"].tolist())
+    y = z["y_train"].split(z["n_train"].tolist())
+    model = [z[f"initial/{name}"].clone() for name in names]
+    for t, cohort in enumerate(z["cohorts"].tolist()):
+        total = [torch.zeros_like(value) for value in model]
+        for c in cohort:
+            own = [value.clone().requires_grad_() for value in model]
+            for _ in range(2):
+                hidden = torch.relu(torch.nn.functional.linear(x[c], own[0], own[1]))
+                loss = torch.nn.functional.cross_entropy(torch.nn.functional.linear(hidden, own[2], own[3]), y[c])
+                slopes = torch.autograd.grad(loss, own)
+                own = [(v - 0.5 * g).detach().requires_grad_() for v, g in zip(own, slopes, strict=True)]
+            change = [(a - b).detach() for a, b in zip(own, model, strict=True)]
+            norm = torch.cat([part.flatten() for part in change]).norm()
+            for whole, part in zip(total, change, strict=True):
+                whole += part * min(1.0, float(0.1 / norm))
+        noise = [0.5 * 0.1 * z[f"normal/{name}"][t] for name in names]
+        model = [a + (b + c) / len(cohort) for a, b, c in zip(model, total, noise, strict=True)]
+    for name, value in zip(names, model, strict=True):
+        torch.testing.assert_close(value, z[f"noisy/final/{name}"], rtol=1e-4, atol=1e-5)
