@@ -9,6 +9,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.common import predictions as public
@@ -54,6 +55,10 @@ class FedMD(WithoutModels):
         public.check_public(run, public.drawn(run, self.samples))
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
+    def relation(self) -> Relation:
+        """Nobody receives a model; rows weigh whose predictions teach whom."""
+        return public.Teachers()
+
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """What was told last, and how it is weighed."""
         return public.no_predictions(run)
@@ -84,6 +89,7 @@ class FedMD(WithoutModels):
         """Keep what was told, and weigh it."""
         P, uploaders = public.uploaded(server)
         rows = self.weigh(server, P.double(), uploaders) if uploaders else torch.empty(server.clients, 0)
+        rows = server.run.relation.as_mixed(rows[None], range(server.clients), uploaders, server.round)[0]
         server.memory |= public.weighed(P, uploaders, rows, distributions=self.loss == "kl")
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 
+from fl_lightning.callbacks.relations import Alone
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
 from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput, RunFailed
@@ -166,6 +167,12 @@ def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationVi
 
 
 # ---------------------------------------------------------------- weights
+
+
+class Teachers(Alone):
+    """Everybody keeps their own model; the rows by which the server mixes predictions are the method's."""
+
+    fixed = ""
 
 
 def uniform(clients: int, senders: list[int]) -> Tensor:
