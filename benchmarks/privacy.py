@@ -170,11 +170,14 @@ def finished(study: Path, methods: Sequence[str]) -> Iterator[tuple[str, list[Pa
 
 def relation(study: Path, methods: Sequence[str]) -> None:
     """Means over seeds with Student's interval: AUC for who shares a group, from the last round and from the mean over
-    all but the first (nobody has trained before it); whether the greatest weight is of the group, and accuracy, in %.
+    all but the first (nobody has trained before it); whether the greatest weight is of the group, and accuracy, in %,
+    with its difference from the same seeds without a defence.
     """
-    heads = ["group: cube", "group: row", "group: cube, all rounds", "greatest of the group, %", "accuracy, %"]
+    heads = ["group: cube", "group: row", "group: cube, all rounds", "greatest of the group, %", "accuracy, %",
+             "difference"]  # fmt: skip
     print(f"| method, defence | seeds | {' | '.join(heads)} |")
     print("| --- " * (2 + len(heads)) + "|")
+    plain: dict[str, list[float]] = {}
     for label, places in finished(study, methods):
         runs = [observed(load(place), place) for place in places]
         rows = [row for run in runs for row in relations(run)]
@@ -188,7 +191,9 @@ def relation(study: Path, methods: Sequence[str]) -> None:
             whole = np.mean([folder.read_relation(t).rows.mean(1) for t in folder.relation_rounds()[1:]], axis=0)
             of_all.append(auc(same[apart], whole[apart]))
         scores = [100 * (RunFolder(place).read_summary() or {})["final_mean_accuracy"] for place in places]
-        cells += [interval(of_all), interval(firsts, 0), interval(scores, 1)]
+        base = plain.setdefault(label.split()[0], scores)  # of the method without a defence, the first of its rows
+        apart_by = [score - other for score, other in zip(scores, base, strict=True)]
+        cells += [interval(of_all), interval(firsts, 0), interval(scores, 1), interval(apart_by, 1)]
         print(f"| `{label}` | {len(places)} | {' | '.join(cells)} |", flush=True)
 
 

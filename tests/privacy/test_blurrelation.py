@@ -216,5 +216,5 @@ def test_a_client_cannot_join_later(
 ) -> None:
     folder = fit("x", "--callbacks.checkpoint.seconds 0 --callbacks.blurrelation.top 1")
     np.savez(tmp_path / "new.npz", x=np.zeros((4, 1, 8, 8), np.float32), y=np.arange(4))
-    assert main(["join", str(folder), "--data", "new.npz", "--out", "m.safetensors"]) == 2
+    assert main(["join", "--run", str(folder), "--data", "new.npz", "--out", "m.safetensors"]) == 2
     assert "would receive a mix that blurrelation has not changed" in capsys.readouterr().err
