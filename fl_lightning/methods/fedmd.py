@@ -6,7 +6,6 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
@@ -87,10 +86,7 @@ class FedMD(WithoutModels):
 
     def aggregate(self, server: Server) -> None:
         """Keep what was told, and weigh it."""
-        P, uploaders = public.uploaded(server)
-        rows = self.weigh(server, P.double(), uploaders) if uploaders else torch.empty(server.clients, 0)
-        rows = server.run.relation.as_mixed(rows[None], range(server.clients), uploaders, server.round)[0]
-        server.memory |= public.weighed(P, uploaders, rows, distributions=self.loss == "kl")
+        public.keep(server, self.weigh, distributions=self.loss == "kl")
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C) of `told`."""

@@ -141,6 +141,14 @@ def uploaded(server: Server) -> tuple[Tensor, list[int]]:
     return torch.stack(list(by_client.values())) if by_client else nothing, list(by_client)
 
 
+def keep(server: Server, weigh: Callable[[Server, Tensor, list[int]], Tensor], *, distributions: bool) -> None:
+    """The server keeps what was uploaded, and the rows (N, m) by which `weigh` weighs it."""
+    P, senders = uploaded(server)
+    rows = weigh(server, P.double(), senders) if senders else torch.empty(server.clients, 0)
+    rows = server.run.relation.as_mixed(rows[None], range(server.clients), senders, server.round)[0]
+    server.memory |= weighed(P, senders, rows, distributions=distributions)
+
+
 def teach(server: Server, sent: Mapping[int, Payload]) -> None:
     """Put into what is `sent` to each client its teacher (|D_r|, C), once a client has uploaded predictions."""
     memory, P = server.memory, server.memory["public.predictions"]
