@@ -4,26 +4,33 @@
     python benchmarks/privacy.py runs --runs 100
     fl-train study privacy/digits --out studies/privacy
     python benchmarks/privacy.py learned studies/privacy
+    fl-train study privacy/relation --out studies/relation
+    python benchmarks/privacy.py relation studies/relation
+    fl-train study privacy/trajectories --out studies/trajectories
+    python benchmarks/privacy.py trajectories studies/trajectories
 
 `mechanism`: 1,000 canaries through the noise itself, at the noise of epsilon 1, 4 and 8. `runs`: whole runs of FedAvg
 with 300 clients that are canaries, under local and under central privacy of these epsilons. `learned`: a row for each
-method of a study, what the server and another client learn. Prints tables in Markdown, line by line.
+method of a study, what the server and another client learn. `relation`: who shares a group, and the accuracy, for each
+row of a study. `trajectories`: attacks on the last round's models beside those on all rounds kept. Prints tables in
+Markdown, line by line.
 """
 
 from __future__ import annotations
 
 import argparse
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from itertools import groupby
 from pathlib import Path
 from statistics import mean, stdev
 from tempfile import TemporaryDirectory
 
+import numpy as np
 import torch
 from scipy.stats import t
 
-from fl_lightning.audit.attacks import CONTROL, Row, label_mixes, lira, relations
-from fl_lightning.audit.observe import observed
+from fl_lightning.audit.attacks import CONTROL, Row, auc, label_mixes, lira, relations, thresholds
+from fl_lightning.audit.observe import VIEWS, observed
 from fl_lightning.cli.commands import load
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.study import QUIET
@@ -31,6 +38,7 @@ from fl_lightning.files import make_folder
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.bound import lower_bound, share_right
 from fl_lightning.privacy.mechanism import Noise, noisy
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import fit
 from fl_lightning.study.folder import StudyFolder
 
@@ -39,12 +47,12 @@ GUESSES = 0.2
 """As `callbacks.canaries` has it."""
 
 
-def interval(values: list[float]) -> str:
+def interval(values: list[float], digits: int = 2) -> str:
     """Mean, and Student's interval of 95 % over runs."""
     if len(values) < 2:
-        return f"{values[0]:.2f}"
+        return f"{values[0]:.{digits}f}"
     half = t.ppf(0.975, len(values) - 1) * stdev(values) / len(values) ** 0.5
-    return f"{mean(values):.2f} ({mean(values) - half:.2f} to {mean(values) + half:.2f})"
+    return f"{mean(values):.{digits}f} ({mean(values) - half:.{digits}f} to {mean(values) + half:.{digits}f})"
 
 
 def line(claim: float, bounds: list[float]) -> str:
@@ -109,6 +117,8 @@ def runs(number: int) -> None:
             print(line(claim, bounds), flush=True)
 
 
+WAYS = ("", ", mean over rounds", ", rise over rounds")
+"""Versions of an attack, behind its name: the last round, and all that are kept."""
 LIRA = ("server: upload", "another client", "public: personal model", "public: global model")
 """Views, in the order of the columns."""
 BY_SEED = (
@@ -119,9 +129,9 @@ BY_SEED = (
 """Viewer and question of what is measured run by run."""
 
 
-def member(rows: Sequence[Row], view: str) -> str:
+def member(rows: Sequence[Row], view: str, attack: str = "LiRA") -> str:
     """AUC of online LiRA in the eyes of a viewer with a bootstrap interval; 95 % of shuffled memberships."""
-    own = {row.measure: row for row in rows if row.viewer == view}
+    own = {row.measure: row for row in rows if row.viewer == view and row.attack == attack}
     if not own:
         return "-"
     real, control = own["AUC"], own[CONTROL]
@@ -137,15 +147,10 @@ def by_seed(rows: Sequence[Row], runs: int, viewer: str, attack: str) -> str:
 
 def learned(study: Path, methods: Sequence[str]) -> None:
     """A row for each of the `methods` (none: all) of a study, over the seeds that have ended."""
-    folder = StudyFolder(study)
     print("| method | seeds | member: upload | member: received | member: personal | member: global "
           "| group: cube | group: row | classes: bias |")  # fmt: skip
     print("| --- " * 9 + "|")
-    cells = sorted(folder.cells(), key=lambda cell: str(cell["label"]))
-    for label, group in groupby(cells, key=lambda cell: str(cell["label"])):
-        places = [study / cell["folder"] for cell in group if folder.finished(cell["folder"])]
-        if len(places) < 3 or (methods and label not in methods):
-            continue
+    for label, places in finished(study, methods):
         runs = [observed(load(place), place) for place in places]
         rows = [row for run in runs for row in relations(run) + label_mixes(run)]
         of_samples = lira(runs)
@@ -153,9 +158,73 @@ def learned(study: Path, methods: Sequence[str]) -> None:
         print(f"| `{label}` | {len(runs)} | {' | '.join(cells_)} |", flush=True)
 
 
+def finished(study: Path, methods: Sequence[str]) -> Iterator[tuple[str, list[Path]]]:
+    """The folders of the runs that have ended, of each of the `methods` (none: all) with three seeds at least."""
+    folder = StudyFolder(study)
+    cells = sorted(folder.cells(), key=lambda cell: str(cell["label"]))
+    for label, group in groupby(cells, key=lambda cell: str(cell["label"])):
+        places = [study / cell["folder"] for cell in group if folder.finished(cell["folder"])]
+        if len(places) >= 3 and (not methods or label in methods):
+            yield label, places
+
+
+def relation(study: Path, methods: Sequence[str]) -> None:
+    """Means over seeds with Student's interval: AUC for who shares a group, from the last round and from the mean over
+    all but the first (nobody has trained before it); whether the greatest weight is of the group, and accuracy, in %,
+    with its difference from the same seeds without a defence.
+    """
+    heads = ["group: cube", "group: row", "group: cube, all rounds", "greatest of the group, %", "accuracy, %",
+             "difference"]  # fmt: skip
+    print(f"| method, defence | seeds | {' | '.join(heads)} |")
+    print("| --- " * (2 + len(heads)) + "|")
+    plain: dict[str, list[float]] = {}
+    for label, places in finished(study, methods):
+        runs = [observed(load(place), place) for place in places]
+        rows = [row for run in runs for row in relations(run)]
+        cells = [by_seed(rows, len(places), *what) for what in BY_SEED[:2]]
+        firsts, of_all = [], []
+        for run, place in zip(runs, places, strict=True):
+            folder, same = RunFolder(place), np.equal.outer(run.groups, run.groups)
+            apart = ~np.eye(len(same), dtype=bool)
+            others = np.where(apart, run.relation["mean"], -1.0)
+            firsts.append(100 * float(same[np.arange(len(same)), others.argmax(1)].mean()))
+            whole = np.mean([folder.read_relation(t).rows.mean(1) for t in folder.relation_rounds()[1:]], axis=0)
+            of_all.append(auc(same[apart], whole[apart]))
+        scores = [100 * (RunFolder(place).read_summary() or {})["final_mean_accuracy"] for place in places]
+        base = plain.setdefault(label.split()[0], scores)  # of the method without a defence, the first of its rows
+        apart_by = [score - other for score, other in zip(scores, base, strict=True)]
+        cells += [interval(of_all), interval(firsts, 0), interval(scores, 1), interval(apart_by, 1)]
+        print(f"| `{label}` | {len(places)} | {' | '.join(cells)} |", flush=True)
+
+
+def trajectories(study: Path, methods: Sequence[str]) -> None:
+    """A row for each view: both attacks on the last round's models, and on the mean and the rise over the rounds kept.
+
+    LiRA: bootstrap intervals, and 95 % of shuffles; loss threshold: mean over seeds with Student's interval.
+    """
+    heads = [f"{attack}{way}" for attack in ("LiRA", "loss threshold") for way in WAYS]
+    print(f"| method | viewer | rounds | {' | '.join(heads)} |")
+    print("| --- " * (3 + len(heads)) + "|")
+    for label, places in finished(study, methods):
+        runs = [observed(load(place), place) for place in places]
+        rows = lira(runs)
+        singles = [row for run in runs for row in thresholds(run) if row.measure == "AUC"]
+        for view in VIEWS:
+            if not any(row.viewer == view for row in rows):
+                continue
+            cells = [member(rows, view, f"LiRA{way}") for way in WAYS]
+            cells += [_threshold(singles, view, way) for way in WAYS]
+            print(f"| `{label}` | {view} | {len(runs[0].rounds)} | {' | '.join(cells)} |", flush=True)
+
+
+def _threshold(rows: Sequence[Row], view: str, way: str) -> str:
+    values = [row.value for row in rows if row.viewer == view and row.attack == f"loss threshold{way}"]
+    return interval(values, 3) if values else "-"
+
+
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("what", choices=("mechanism", "runs", "learned"))
+    parser.add_argument("what", choices=("mechanism", "runs", "learned", "relation", "trajectories"))
     parser.add_argument("study", type=Path, nargs="?")
     parser.add_argument("methods", nargs="*")
     parser.add_argument("--runs", type=int, default=200)
@@ -165,4 +234,5 @@ if __name__ == "__main__":
     elif given.what == "runs":
         runs(given.runs)
     else:
-        learned(given.study, given.methods)
+        table = {"learned": learned, "relation": relation, "trajectories": trajectories}[given.what]
+        table(given.study, given.methods)

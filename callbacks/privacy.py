@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
+from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.keepuploads import KeepUploads
 from fl_lightning.callbacks.robust import NormBound
@@ -26,7 +27,7 @@ from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
 
 UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
 """Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""
-BEHIND = (Quantize, TopK, NormBound, KeepUploads)
+BEHIND = (Quantize, TopK, NormBound, KeepUploads, BlurRelation)
 """Transforms that look at the noisy upload and at what the server knows alone: they run behind the noise."""
 SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "validation")
 """What users may want to have covered, and is not."""

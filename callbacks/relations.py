@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
@@ -33,6 +34,10 @@ class Relation(Callback):
     """Whose last-received models are mixed: the cohort's, those of all clients that have uploaded so far and the
     cohort's, of those that have uploaded only, or everybody's. Of a client that has not uploaded that is the initial
     model; with `uploaded` it counts for the client itself alone."""
+    fixed: ClassVar[str] = ""
+    """Why the server must mix by the rows as they are, in words; empty: `callbacks.blurrelation` may change them."""
+    blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
+    """What changes rows (L, m, n) of receivers by sources in a round; None: nothing does."""
 
     def __init_subclass__(cls, **kwargs: Any) -> None:
         super().__init_subclass__(**kwargs)
@@ -46,6 +51,10 @@ class Relation(Callback):
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Weights of shape (layers or 1, m, n), float64; of a global model m is 1."""
         raise NotImplementedError
+
+    def as_mixed(self, rows: Tensor, receivers: Sequence[int], sources: Sequence[int], round: int) -> Tensor:
+        """The weights (layers or 1, m, n) by which the server mixes, and which it logs, from those of the method."""
+        return rows if self.blur is None else self.blur(rows, receivers, sources, round)
 
     def learn(self, server: Server) -> None:
         """A round's uploads have arrived (every rank): `server.statistics` has what came beside them, `server.groups`
@@ -75,6 +84,7 @@ class Alone(Relation):
     """Everybody receives only their own."""
 
     several = True
+    fixed = "its server mixes by no relation"
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """The identity, (1, m, n)."""

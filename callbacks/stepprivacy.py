@@ -70,7 +70,8 @@ class StepPrivacy(Transform, Observer):
         for callback in run.callbacks:
             if not isinstance(callback, Transform) or callback is self:
                 continue
-            allowed = f"beside {KEY} nothing else may look at samples: quantize, topk, normbound, keepuploads do not"
+            names = ", ".join(kind.__name__.lower() for kind in BEHIND)
+            allowed = f"beside {KEY} nothing else may look at samples: {names} do not"
             check(callback.config_key, "", isinstance(callback, BEHIND), allowed)
 
     def _multiplier(self, config: Config, method: Any, sizes: Sequence[int]) -> float:

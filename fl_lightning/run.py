@@ -24,6 +24,7 @@ from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedExc
 
 from fl_lightning import catalogue, device, log
 from fl_lightning.callbacks.base import Callback, in_order
+from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
@@ -200,6 +201,8 @@ def _join(
     private = next((n for n, c in config.callbacks.items() if getattr(c.load(), "accounts", False)), None)
     allowed = f"a client that joins would upload what callbacks.{private} does not account for"
     check("run", str(folder), private is None, allowed)
+    blurred = any(c.load() is BlurRelation for c in config.callbacks.values())
+    check("run", str(folder), not blurred, "a client that joins would receive a mix that blurrelation has not changed")
     fed = assemble(fabric, config, folder, [])
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")

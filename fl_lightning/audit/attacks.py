@@ -3,6 +3,13 @@
 Membership: loss threshold (Yeom et al., CSF 2018) on one run; online LiRA (Carlini et al., S&P 2022, Algorithm 1) over
 runs of other seeds, in which the same sample was a training sample or a test sample of a client: no shadow model is
 trained. Its Gaussians have a mean for each sample and, since there are few runs, one variance for all.
+
+Both have two further versions, for an attacker who saw models in several rounds. One goes by the mean of a sample's
+confidence over the rounds kept; the other by its rise from the first of them to the last, in which the first model
+tells how hard a sample is (difficulty calibration: Watson, Guo, Cormode, Sablayrolles, ICLR 2022, with other models).
+Nasr, Shokri, Houmansadr (S&P 2019) let a passive attacker of federated learning train a network on the gradients and
+activations of several rounds, Liu, Zhao, Backes, Zhang (CCS 2022) one on losses along training: both learn more so than
+from the last model. Theirs are stronger attacks than a mean or a difference.
 """
 
 from __future__ import annotations
@@ -15,7 +22,7 @@ from dataclasses import dataclass
 import numpy as np
 from scipy.stats import rankdata
 
-from fl_lightning.audit.observe import VIEWS, Observed
+from fl_lightning.audit.observe import VIEWS, Confidence, Observed
 
 DRAWS = 200
 """Bootstraps of an interval and permutations of chance (ours): intervals of 95 % to a tenth of their width."""
@@ -46,6 +53,8 @@ class Row:
     """What guessing gives."""
     samples: int
     runs: int = 1
+    rounds: int = 1
+    """Rounds whose models were looked at."""
 
 
 Labelled = tuple[np.ndarray, np.ndarray, np.ndarray]
@@ -62,7 +71,7 @@ def auc(member: np.ndarray, score: np.ndarray) -> float:
 
 
 def membership(
-    method: str, view: str, attack: str, scored: Labelled, runs: int, controls: Sequence[Labelled]
+    method: str, view: str, attack: str, scored: Labelled, runs: int, controls: Sequence[Labelled], rounds: int = 1
 ) -> list[Row]:
     """AUC over all clients and for single ones, true positives at low false ones, and the control.
 
@@ -75,7 +84,7 @@ def membership(
     def row(measure: str, value: float, drawn: Sequence[float], chance: float, n: int) -> Row:
         known = [value for value in drawn if value == value]
         low, high = np.percentile(known, [2.5, 97.5]) if known else (np.nan, np.nan)
-        return Row(method, view, attack, measure, value, float(low), float(high), chance, n, runs)
+        return Row(method, view, attack, measure, value, float(low), float(high), chance, n, runs, rounds)
 
     rows = [row("AUC", auc(member, score), [auc(member[d], score[d]) for d in draws], 0.5, len(member))]
     drawn = [auc(shuffled, mixed) for _, shuffled, mixed in controls]
@@ -128,24 +137,38 @@ def thresholds(run: Observed) -> list[Row]:
     rows, s = [], run.samples
     rng = np.random.default_rng(1)
     mixed = [shuffle(s.client, s.member, rng) for _ in range(SHUFFLES)]
-    for view in VIEWS:
-        score = s.confidence[view]
-        if not np.isnan(score).any():
-            controls = [(s.client, members, score) for members in mixed]
-            rows += membership(run.method, view, "loss threshold", (s.client, s.member, score), 1, controls)
+    for words, rounds, [seen] in _seen([run]):
+        for view in VIEWS:
+            score, attack = seen[view], f"loss threshold{words}"
+            if not np.isnan(score).any():
+                controls = [(s.client, members, score) for members in mixed]
+                rows += membership(run.method, view, attack, (s.client, s.member, score), 1, controls, rounds)
     return rows
+
+
+def _seen(runs: Sequence[Observed]) -> list[tuple[str, int, list[Confidence]]]:
+    """What an attacker goes by in each run, as words and the number of rounds: the last round; where all of the runs
+    have kept the same further rounds, also each of `over_rounds`."""
+    last = ("", 1, [run.samples.confidence for run in runs])
+    rounds, several = runs[0].rounds, runs[0].samples.over_rounds
+    if any(run.rounds != rounds for run in runs):
+        return [last]
+    ways = [(f", {way} over rounds", [run.samples.over_rounds[way] for run in runs]) for way in several]
+    return [last, *((words, len(rounds), seen) for words, seen in ways)]
 
 
 def lira(runs: Sequence[Observed]) -> list[Row]:
     """Online LiRA over runs of one method that differ by their seed."""
     rows = []
-    for view in VIEWS:
-        scores = [run.samples.confidence[view] for run in runs]
-        if any(np.isnan(score).any() for score in scores):
-            continue
-        truth = attacked(runs, scores, [run.samples.member for run in runs])
-        if len(set(truth[1].tolist())) == 2:
-            rows += membership(runs[0].method, view, "LiRA", truth, len(runs), by_chance(runs, scores))
+    for words, rounds, seen in _seen(runs):
+        for view in VIEWS:
+            scores = [confidence[view] for confidence in seen]
+            if any(np.isnan(score).any() for score in scores):
+                continue
+            truth, attack = attacked(runs, scores, [run.samples.member for run in runs]), f"LiRA{words}"
+            if len(set(truth[1].tolist())) == 2:
+                controls = by_chance(runs, scores)
+                rows += membership(runs[0].method, view, attack, truth, len(runs), controls, rounds)
     return rows
 
 

@@ -16,13 +16,19 @@ import xxhash
 from lightning.fabric import Fabric
 from torch import Tensor
 
-from fl_lightning.callbacks.checkpoint import has_checkpoint, restore
+from fl_lightning import log
+from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client
 from fl_lightning.core.layout import Layout
 from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import assemble, launch
+from fl_lightning.storage import manifest as disk
+
+Confidence = dict[str, np.ndarray]
+"""By view, of each sample: log p(y) - log(1 - p(y)); NaN where there is no such model."""
 
 VIEWS = {
     "public: global model": "the global model, as it would be exported",
@@ -42,8 +48,10 @@ class Samples:
     """uint64: equal for equal samples."""
     member: np.ndarray
     """Bool: it was trained on by its client; else it is a test sample of it."""
-    confidence: dict[str, np.ndarray] = field(default_factory=dict)
-    """By view: log p(y) - log(1 - p(y)), NaN where there is no such model."""
+    confidence: Confidence = field(default_factory=dict)
+    """Under the models of the last round."""
+    over_rounds: dict[str, Confidence] = field(default_factory=dict)
+    """Over `Observed.rounds`: its `mean`, and its `rise` from the first to the last; empty where that is one round."""
 
 
 @dataclass
@@ -63,6 +71,8 @@ class Observed:
     """(N, N) rows of the last round by layer; `mean` over layers. Empty: no relation of all clients is kept."""
     privacy: dict[str, Any] = field(default_factory=dict)
     """What the run's summary says of its privacy."""
+    rounds: list[int] = field(default_factory=list)
+    """Rounds whose models are kept, ascending (`callbacks.checkpoint.keep`), up to the last."""
 
 
 def observed(config: Config, folder: Path) -> Observed:
@@ -81,15 +91,41 @@ def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     fed = assemble(fabric, config, folder, [])
     kept = RunFolder(folder)
     relation = _relation(kept, fed.run.clients)
-    restore(fed.run, folder / "checkpoints", "last")
+    earlier = _earlier(fed, config, folder / "checkpoints")
+    last = restore(fed.run, folder / "checkpoints", "last")
+    samples = _samples(fed)
+    seen = {t: views for t, views in earlier.items() if t < last} | {last: samples.confidence}
+    if len(seen) > 1:
+        of_rounds = {view: np.stack([views[view] for views in seen.values()]) for view in VIEWS}
+        samples.over_rounds["mean"] = {view: values.mean(0) for view, values in of_rounds.items()}
+        samples.over_rounds["rise"] = {view: values[-1] - values[0] for view, values in of_rounds.items()}
     summary = kept.read_summary() or {}
     privacy = {key: value for key, value in summary.items() if key.startswith("privacy_")}
     data = fed.run.data
     whole = Observed(
-        fed.run.method_name, config.seed, _samples(fed), data.class_counts, list(data.groups), _heads(fed), relation,
-        privacy,
+        fed.run.method_name, config.seed, samples, data.class_counts, list(data.groups), _heads(fed), relation,
+        privacy, list(seen),
     )  # fmt: skip
     return {"observed": whole}
+
+
+def _earlier(fed: Federation, config: Config, folder: Path) -> dict[int, Confidence]:
+    """Under the models of the rounds before the last that `callbacks.checkpoint.keep` has kept, by round, ascending.
+
+    The best checkpoint, where it is older than these, is left out: it was chosen by scores, of test samples where there
+    are no others. None where clients' data change from round to round: samples of then are others.
+    """
+    keep = next((c.init_args["keep"] for c in config.callbacks.values() if c.load() is Checkpoint), 1)
+    rounds = disk.rounds(folder)[1:keep] if config.data.drift_every is None else []
+    seen: dict[int, Confidence] = {}
+    for t in reversed(rounds):
+        try:
+            restore(fed.run, folder, t)
+        except BadInput as error:
+            log.say(f"audit: passed over round {t}: {error.allowed}")
+            continue
+        seen[t] = _samples(fed).confidence
+    return seen
 
 
 @torch.no_grad()

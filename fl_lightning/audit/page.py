@@ -37,11 +37,17 @@ th,td{padding:.3rem .7rem;border-bottom:1px solid #dde2e8;text-align:left;white-
 :is(th,td):nth-child(6){white-space:nowrap;font-size:.72rem}.again{font-size:0}
 :is(th,td):is(:nth-child(5),:nth-child(n+7)){display:none}}
 """
+MEAN = "The same by an attacker who saw the models of several rounds, on the mean of a sample's confidence over them."
+RISE = "The same by an attacker who saw several rounds, on how a sample's confidence rose from the first to the last."
 ATTACKS = {
     "LiRA": "Was a sample trained on? Online LiRA over the study's runs: each sample was trained on in some, and only "
     "tested on in others. Intervals of 95 % are bootstraps over samples, not over runs.",
+    "LiRA, mean over rounds": MEAN,
+    "LiRA, rise over rounds": RISE,
     "loss threshold": "Was a sample trained on? Its loss under one model, training against test samples of the same "
     "client. Intervals of 95 % are bootstraps over samples.",
+    "loss threshold, mean over rounds": MEAN,
+    "loss threshold, rise over rounds": RISE,
     "who shares a group": "Do weights of the last round's relation tell which clients share a planted group? The "
     "interval is what 95 % of permutations of the clients give.",
     "how alike label mixes are": "Do weights of the last round's relation follow how alike label mixes are? The "
@@ -79,7 +85,8 @@ def as_html(rows: Sequence[Row], title: str, claims: dict[str, Claim], notes: Se
                   for k, (a, b) in enumerate(zip(listed, listed[:1] + listed, strict=False))]  # fmt: skip
         lines = "".join(map(_line, listed, firsts))
         head = "<tr><th>method</th><th>viewer</th><th>measure</th><th class=n>value</th><th></th>"
-        head += "<th class=n>95 %</th><th class=n>chance</th><th class=n>of</th><th class=n>runs</th></tr>"
+        head += "<th class=n>95 %</th><th class=n>chance</th><th class=n>of</th><th class=n>runs</th>"
+        head += "<th class=n>rounds</th></tr>"
         parts.append(f"<h2>{escape(attack)}</h2><p>{escape(ATTACKS[attack])}</p>"
                      f'<div class="wide"><table>{head}{lines}</table></div>')  # fmt: skip
     claimed = "".join(f"<p{' class=false' * c.broken}>{escape(c.words(m))}.</p>" for m, c in claims.items())
@@ -115,7 +122,7 @@ def _line(row: Row, first: bool) -> str:
         f"<td{again}>{escape(row.viewer)}</td>"
         f"<td>{escape(row.measure)}</td><td class='n v'>{_number(row.value)}</td><td><div class=bar>{bar}</div></td>"
         f"<td class=n>{interval}</td><td class=n>{row.chance:g}</td><td class=n>{row.samples:,}</td>"
-        f"<td class=n>{row.runs}</td></tr>"
+        f"<td class=n>{row.runs}</td><td class=n>{row.rounds}</td></tr>"
     )
 
 

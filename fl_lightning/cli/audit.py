@@ -51,6 +51,8 @@ def audit(argv: list[str]) -> None:
         rows += attacks.lira(runs) if len(runs) > 2 else []
         if 1 < len(runs) < 3:
             notes.append(f"{label}: {len(runs)} runs, and LiRA needs 3 at least, of other seeds.")
+        if len({tuple(run.rounds) for run in runs}) > 1:
+            notes.append(f"{label}: its runs have kept models of different rounds: LiRA goes by the last round alone.")
         last = runs[-1]  # one run: the others would be more of the same
         rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
         notes += [f"{label}: {why}" for why in attacks.too_few(last)]

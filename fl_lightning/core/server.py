@@ -166,6 +166,7 @@ class GroupServer:
         else:
             weights = relation.weights(inputs)
             self._warn(relation, weights, receivers, sources)
+        weights = relation.as_mixed(weights, receivers, sources, self.server.round)
         self._weighed(relation, weights, receivers, sources, len(receivers))
         sent = self.send(self.mix(weights, receivers, sources, by_layer=relation.per_layer))
         assert self.weighed is not None

@@ -6,9 +6,9 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-import torch
 from torch import Tensor
 
+from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Client, Module, Payload, Phase, Rule, RunContext, Server, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.common import predictions as public
@@ -54,6 +54,10 @@ class FedMD(WithoutModels):
         public.check_public(run, public.drawn(run, self.samples))
         check_batches(run, batch_size=self.batch_size, samples=self.samples)
 
+    def relation(self) -> Relation:
+        """Nobody receives a model; rows weigh whose predictions teach whom."""
+        return public.Teachers()
+
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """What was told last, and how it is weighed."""
         return public.no_predictions(run)
@@ -82,9 +86,7 @@ class FedMD(WithoutModels):
 
     def aggregate(self, server: Server) -> None:
         """Keep what was told, and weigh it."""
-        P, uploaders = public.uploaded(server)
-        rows = self.weigh(server, P.double(), uploaders) if uploaders else torch.empty(server.clients, 0)
-        server.memory |= public.weighed(P, uploaders, rows, distributions=self.loss == "kl")
+        public.keep(server, self.weigh, distributions=self.loss == "kl")
 
     def weigh(self, server: Server, P: Tensor, uploaders: list[int]) -> Tensor:
         """Rows (N, m), float64, sums 1: every client's weights of the predictions P (m, |D_r|, C) of `told`."""

@@ -21,6 +21,7 @@ REFUSED = sorted(
     if issubclass(kind, Transform) and not kind.deployed and name != "stepprivacy"  # nobody names it
 )
 NEEDED = {
+    "blurrelation": "--callbacks.blurrelation.top=1",
     "attack": "--callbacks.attack.clients=[0] --callbacks.attack.kind=sign_flip",
     "canaries": "--callbacks.canaries.share=1",
     "normbound": "--callbacks.normbound.bound=1",

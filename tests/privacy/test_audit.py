@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import csv
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -96,6 +96,58 @@ def test_lira_is_algorithm_1_of_its_paper_with_one_variance() -> None:
 def test_without_an_effect_lira_is_chance() -> None:
     lira = row(attacks.lira(drawn(8, effect=0.0, hardness=3.0)), "AUC")
     assert abs(lira.value - 0.5) < 0.03
+
+
+def several_rounds(hardness: float, gains: Sequence[float], seeds: int = 1, n: int = 4000) -> list[Observed]:
+    """Runs whose members' confidence is higher by one of `gains` in each round kept, with noise of its own."""
+    rng = np.random.default_rng(1)
+    hard, runs = rng.normal(0, hardness, n), drawn(seeds, 0.0, 0.0, n)
+    for run in runs:
+        s = run.samples
+        rounds = np.stack([hard + gain * s.member + rng.normal(0, 1, n) for gain in gains])
+        nothing = dict.fromkeys(VIEWS, np.full(n, np.nan))
+        s.confidence = nothing | {VIEW: rounds[-1]}
+        s.over_rounds = {"mean": nothing | {VIEW: rounds.mean(0)}, "rise": nothing | {VIEW: rounds[-1] - rounds[0]}}
+        run.rounds = list(range(1, len(gains) + 1))
+    return runs
+
+
+def test_attacks_over_rounds_have_the_auc_of_two_gaussians() -> None:
+    """Of equal gains the mean over k rounds has k ** 0.5 times the effect; a rise takes out how hard a sample is."""
+    [run] = several_rounds(0.0, [1.0] * 4)
+    by = {r.attack: r for r in attacks.thresholds(run) if r.measure == "AUC"}
+    last, over = by["loss threshold"], by["loss threshold, mean over rounds"]
+    assert last.low <= norm.cdf(1 / 2**0.5) <= last.high < over.low <= norm.cdf(4**0.5 / 2**0.5) <= over.high
+    assert (last.rounds, over.rounds) == (1, 4)
+    [run] = several_rounds(10.0, [0.0, 1.0])
+    by = {r.attack: r for r in attacks.thresholds(run) if r.measure == "AUC"}
+    assert by["loss threshold"].value < 0.55
+    assert by["loss threshold, rise over rounds"].low <= norm.cdf(1 / 2) <= by["loss threshold, rise over rounds"].high
+    controls = [r for r in attacks.thresholds(run) if "control" in r.measure]
+    assert len(controls) == 3 and all(abs(r.value - 0.5) < 0.02 for r in controls)
+
+
+def test_lira_over_rounds_needs_the_same_rounds_of_all() -> None:
+    runs = several_rounds(3.0, [1.0] * 4, seeds=8, n=400)
+    by = {r.attack: r for r in attacks.lira(runs) if r.measure == "AUC"}
+    assert by["LiRA"].high < by["LiRA, mean over rounds"].low and by["LiRA, mean over rounds"].rounds == 4
+    alone = [r for r in attacks.lira(runs) if r.attack == "LiRA"]
+    runs[3].rounds = [2, 3, 4]
+    assert attacks.lira(runs) == alone
+    for run in runs:
+        run.rounds, run.samples.over_rounds = [4], {}
+    assert attacks.lira(runs) == alone
+
+
+def test_every_attack_has_words_on_the_page() -> None:
+    [run] = several_rounds(0.0, [1.0] * 2)
+    rows = attacks.thresholds(run)
+    text = page.as_html(rows, "a", {}, [])
+    assert text.count("<tr") == len(rows) + 3 and "rose from the first to the last" in text
+    rounds = {(line["attack"], line["rounds"]) for line in csv.DictReader(page.as_csv(rows).splitlines())}
+    assert rounds == {
+        ("loss threshold", "1"), ("loss threshold, mean over rounds", "2"), ("loss threshold, rise over rounds", "2"),
+    }  # fmt: skip
 
 
 def test_the_relation_against_permutations() -> None:
@@ -200,6 +252,38 @@ def test_uploads_that_the_server_would_not_keep_are_audited(method: str, fit: Ca
     assert [run.heads is None for run in runs] == [method == "fedavg", False]
     models = runs[1].samples.confidence["public: global model"]
     assert not np.allclose(uploads[1], models)  # one client's, not the mean
+
+
+@pytest.mark.slow
+def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., Path]) -> None:
+    """The last ones that `keep` names; not the best, which scores have chosen, and which here is older."""
+    words = "--method kapc --optimizer.lr 0.3 --federation.rounds 4 --callbacks.keepuploads {}"
+    one = fit("one", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 1")
+    two = fit("two", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 2")
+    all_ = fit("all", words, "--callbacks.checkpoint.seconds 0 --callbacks.checkpoint.keep 4")
+    runs = {folder.name: observed(load(folder), folder) for folder in (one, two, all_)}
+    assert [runs[k].rounds for k in ("one", "two", "all")] == [[4], [3, 4], [1, 2, 3, 4]]
+    for run in runs.values():
+        for view, values in runs["one"].samples.confidence.items():
+            np.testing.assert_array_equal(run.samples.confidence[view], values)
+    single = attacks.thresholds(runs["one"])
+    assert {r.attack for r in single} == {"loss threshold"} and attacks.thresholds(runs["two"])[: len(single)] == single
+    by_hand = []
+    for t in (1, 2, 3, 4):
+        short = fit(f"short{t}", words.replace("rounds 4", f"rounds {t}"), "--callbacks.checkpoint.seconds 0")
+        by_hand.append(observed(load(short), short).samples.confidence["server: upload"])
+    over = runs["all"].samples.over_rounds
+    np.testing.assert_allclose(over["mean"]["server: upload"], np.mean(by_hand, axis=0), rtol=1e-6)
+    np.testing.assert_allclose(over["rise"]["server: upload"], by_hand[3] - by_hand[0], rtol=1e-6)
+    (two / "checkpoints" / "manifest-round-00003.json").write_text("{}")
+    assert observed(load(two), two).rounds == [4]
+    older = [len(list((one / "checkpoints").glob("manifest-*"))), len(list((two / "checkpoints").glob("manifest-*")))]
+    assert older[0] == 2 or older[1] == 3  # the best is an older one, and is there
+    assert main(["audit", str(all_), "--out", "a"]) == 0
+    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
+    assert {(r["attack"], r["rounds"]) for r in rows if r["attack"].startswith("loss")} == {
+        ("loss threshold", 1), ("loss threshold, mean over rounds", 4), ("loss threshold, rise over rounds", 4),
+    }  # fmt: skip
 
 
 @pytest.mark.slow

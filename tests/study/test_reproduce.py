@@ -83,7 +83,8 @@ def test_shipped_studies_are_whole() -> None:
         "digits/ablation", "digits/first", "digits/kapc", "digits/kapc_settings", "digits/methods",
         "digits/pfedfda_ridge", "digits/switches", "groups/relations", "kapc/ablation",
         "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch",
-        "privacy/accuracy", "privacy/adapters", "privacy/clips", "privacy/digits", "privacy/sample", "watch/scarce",
+        "privacy/accuracy", "privacy/adapters", "privacy/clips", "privacy/digits", "privacy/relation", "privacy/sample",
+        "privacy/trajectories", "watch/scarce",
     ]  # fmt: skip
     assert printed["kapc/table1"]["KAPC+BLS"] == 96.83  # the journal's row beside the conference's
 

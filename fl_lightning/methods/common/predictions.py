@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn.functional import kl_div, l1_loss, log_softmax, mse_loss
 
+from fl_lightning.callbacks.relations import Alone
 from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Server, Tensors
 from fl_lightning.data import ResidentPart
 from fl_lightning.errors import BadInput, RunFailed
@@ -140,6 +141,14 @@ def uploaded(server: Server) -> tuple[Tensor, list[int]]:
     return torch.stack(list(by_client.values())) if by_client else nothing, list(by_client)
 
 
+def keep(server: Server, weigh: Callable[[Server, Tensor, list[int]], Tensor], *, distributions: bool) -> None:
+    """The server keeps what was uploaded, and the rows (N, m) by which `weigh` weighs it."""
+    P, senders = uploaded(server)
+    rows = weigh(server, P.double(), senders) if senders else torch.empty(server.clients, 0)
+    rows = server.run.relation.as_mixed(rows[None], range(server.clients), senders, server.round)[0]
+    server.memory |= weighed(P, senders, rows, distributions=distributions)
+
+
 def teach(server: Server, sent: Mapping[int, Payload]) -> None:
     """Put into what is `sent` to each client its teacher (|D_r|, C), once a client has uploaded predictions."""
     memory, P = server.memory, server.memory["public.predictions"]
@@ -166,6 +175,12 @@ def teachers_view(memory: Mapping[str, Tensor], cohort: list[int]) -> RelationVi
 
 
 # ---------------------------------------------------------------- weights
+
+
+class Teachers(Alone):
+    """Everybody keeps their own model; the rows by which the server mixes predictions are the method's."""
+
+    fixed = ""
 
 
 def uniform(clients: int, senders: list[int]) -> Tensor:

@@ -21,6 +21,7 @@ class SteppedRows(Relation):
     """
 
     sources = "uploaded"
+    fixed = "its rows step on from those that were mixed by, and changes of them would pile up"
 
     eta: float
     momentum: float
