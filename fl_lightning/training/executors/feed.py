@@ -40,7 +40,7 @@ class Feed:
         return self._tensors or next(iter(self._job.part.batches(1)))
 
     def fill(self, x: Tensor, y: Tensor, first: int, count: int) -> None:
-        """Write batches `first` to `first + count` to x and y (>= count * size, ...), as far as there are so many.
+        """Write batches `first` to `first + count` to x and y (count * size, ...), as far as there are so many.
 
         A batch that is smaller is filled up with the first sample, which is finite if the others are.
         """
@@ -55,22 +55,26 @@ class Feed:
                 for batch, into in ((images, x), (labels, y)):
                     into[start : start + n] = batch
                     into[start + n : start + self.size] = batch[:1]
-        for into in (x, y):
-            into[max(stop, 0) * self.size :].zero_()
+        if stop < count:
+            for into in (x, y):
+                into[max(stop, 0) * self.size :].zero_()
 
     def _order(self) -> Tensor:
         """The places of the samples, batch after batch, each of `size`."""
         if len(self._index):
             return self._index
-        schedule, draws, total = self._job.schedule, torch.Generator(), sum(self._sizes)
-        seeds = [order_key(schedule, epoch) for epoch, *_ in self._pieces]
-        orders = torch.stack([torch.randperm(total, generator=draws.manual_seed(seed)) for seed in seeds])
-        padded = torch.zeros(len(orders), len(self._sizes), self.size, dtype=torch.int64)
-        if schedule.batch_size == self.size:
-            padded.flatten(1)[:, :total] = orders
-        else:
-            for k, some in enumerate(orders.split(self._sizes, 1)):
+        schedule, sizes, draws, total = self._job.schedule, self._sizes, torch.Generator(), sum(self._sizes)
+        padded = torch.zeros(len(self._pieces), len(sizes), self.size, dtype=torch.int64)
+        gapless = len(sizes) == 1 or schedule.batch_size == self.size  # but for what fills up the last
+        orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(padded), total)
+        for order, (epoch, *_) in zip(orders.unbind(), self._pieces, strict=True):
+            torch.randperm(total, generator=draws.manual_seed(order_key(schedule, epoch)), out=order)
+        if not gapless:
+            for k, some in enumerate(orders.split(sizes, 1)):
                 padded[:, k, : some.shape[1]] = some
+        if len(self) == padded.shape[0] * padded.shape[1]:  # whole epochs
+            self._index = padded.view(-1)
+            return self._index
         parts = [padded[k, first : first + count] for k, (_, first, count) in enumerate(self._pieces)]
         self._index = torch.cat(parts).view(-1)
         return self._index
@@ -89,14 +93,14 @@ def laid_out(
     x = like.new_empty(width, count * size, *like.shape[1:])
     y = label.new_empty(width, count * size, *label.shape[1:])
     counts = np.zeros((width, count), dtype=np.int64)
-    for slot in range(width):
+    for slot, (own_x, own_y) in enumerate(zip(x.unbind(), y.unbind(), strict=True)):
         if slot in feeds:
-            feeds[slot].fill(x[slot], y[slot], first, count)
+            feeds[slot].fill(own_x, own_y, first, count)
             here = feeds[slot].counts[first : first + count]
             counts[slot, : len(here)] = here
         else:
-            x[slot].zero_()
-            y[slot].zero_()
+            own_x.zero_()
+            own_y.zero_()
     each = torch.from_numpy(np.where(np.arange(size) < counts[..., None], 1 / np.maximum(counts, 1)[..., None], 0.0))
     weight = sent(each.to(torch.promote_types(dtype, torch.float32)), like.device)
     return x.unflatten(1, (count, size)), y.unflatten(1, (count, size)), weight

@@ -34,6 +34,7 @@ class Stack:
         self.module, self.config, self.width = module, config, width
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.rows = self._bank(layout.size)
+        self._slots = list(self.rows.unbind())
         self.parameters = self.rows[:, : module.used]
         self.gradients = self._bank()
         self.momentum = self._bank() if config.momentum else None
@@ -96,6 +97,15 @@ class Stack:
             self._narrow[width] = Narrow(self, width)
         return self._narrow[width]
 
+    def place(self, models: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
+        """Copy models, vectors (D,) and their buffers, to the first slots, in this order."""
+        if not models:
+            return
+        torch._foreach_copy_(self._slots[: len(models)], [vector for vector, _ in models])
+        for slot, (_, buffers) in enumerate(models):
+            for bank, buffer in zip(self.buffers, buffers, strict=True):
+                bank[slot].copy_(buffer)
+
     @torch.no_grad()
     def load(self, jobs: Sequence[LocalJob], reached: np.ndarray | None = None) -> None:
         """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the first one's model,
@@ -115,11 +125,8 @@ class Stack:
                 bank.zero_()
         at = {job.place: job for job in jobs}
         rates = [0.0] * self.width
-        for slot in range(self.width):
-            job = at.get(slot, jobs[0])
-            self.rows[slot].copy_(job.vector)
-            for bank, buffer in zip(self.buffers, job.buffers, strict=True):
-                bank[slot].copy_(buffer)
+        slots = [at.get(slot, jobs[0]) for slot in range(self.width)]
+        self.place([(job.vector, job.buffers) for job in slots])
         self._mask(jobs, reached)
         self._set_terms(jobs)
         for slot, job in at.items():
