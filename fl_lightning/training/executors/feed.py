@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from itertools import islice
 
 import numpy as np
@@ -12,7 +12,7 @@ from torch import Tensor
 from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.device import sent
 from fl_lightning.training.executors.base import LocalJob
-from fl_lightning.training.schedule import order_key, stream
+from fl_lightning.training.schedule import BatchSchedule, order_keys, stream
 
 
 class Feed:
@@ -27,7 +27,7 @@ class Feed:
         """Samples of each batch."""
         self._job, self._sizes = job, sizes
         self._tensors = part.tensors
-        self._index = torch.empty(0, dtype=torch.int64)
+        self._index: Tensor | None = None
         self._rest = iter(()) if self._tensors is not None else stream(part, schedule)
 
     def __len__(self) -> int:
@@ -46,7 +46,8 @@ class Feed:
         """
         stop = min(first + count, len(self)) - first
         if stop > 0 and self._tensors is not None:
-            rows = self._order()[first * self.size : (first + stop) * self.size]
+            assert self._index is not None
+            rows = self._index[first * self.size : (first + stop) * self.size]
             for tensor, into in zip(self._tensors, (x, y), strict=True):
                 torch.index_select(tensor, 0, sent(rows, tensor.device), out=into[: len(rows)])
         elif stop > 0:
@@ -59,25 +60,27 @@ class Feed:
             for into in (x, y):
                 into[max(stop, 0) * self.size :].zero_()
 
-    def _order(self) -> Tensor:
-        """The places of the samples, batch after batch, each of `size`."""
-        if len(self._index):
-            return self._index
-        schedule, sizes, draws, total = self._job.schedule, self._sizes, torch.Generator(), sum(self._sizes)
-        padded = torch.zeros(len(self._pieces), len(sizes), self.size, dtype=torch.int64)
-        gapless = len(sizes) == 1 or schedule.batch_size == self.size  # but for what fills up the last
-        orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(padded), total)
-        for order, (epoch, *_) in zip(orders.unbind(), self._pieces, strict=True):
-            torch.randperm(total, generator=draws.manual_seed(order_key(schedule, epoch)), out=order)
+    @property
+    def undrawn(self) -> list[tuple[BatchSchedule, int]]:
+        """The epochs whose orders are still to be drawn."""
+        if self._tensors is None or self._index is not None:
+            return []
+        return [(self._job.schedule, epoch) for epoch, *_ in self._pieces]
+
+    def draw(self, keys: Sequence[int]) -> None:
+        """Draw the places of the samples, batch after batch, each of `size`, by the keys of the epochs."""
+        sizes, draws, total = self._sizes, torch.Generator(), sum(self._sizes)
+        padded = torch.zeros(len(keys), len(sizes), self.size, dtype=torch.int64)
+        gapless = len(sizes) == 1 or self._job.schedule.batch_size == self.size  # but for what fills up the last
+        orders = padded.flatten(1)[:, :total] if gapless else padded.new_empty(len(keys), total)
+        for order, key in zip(orders.unbind(), keys, strict=True):
+            torch.randperm(total, generator=draws.manual_seed(key), out=order)
         if not gapless:
             for k, some in enumerate(orders.split(sizes, 1)):
                 padded[:, k, : some.shape[1]] = some
-        if len(self) == padded.shape[0] * padded.shape[1]:  # whole epochs
-            self._index = padded.view(-1)
-            return self._index
-        parts = [padded[k, first : first + count] for k, (_, first, count) in enumerate(self._pieces)]
-        self._index = torch.cat(parts).view(-1)
-        return self._index
+        if len(self) < len(keys) * len(sizes):
+            padded = torch.cat([padded[k, first : first + count] for k, (_, first, count) in enumerate(self._pieces)])
+        self._index = padded.view(-1)
 
 
 def laid_out(
@@ -88,6 +91,10 @@ def laid_out(
 
     A sample's weight is 1 / its batch's samples, in numbers of `dtype` or of 32 bits; what fills up has weight 0.
     """
+    undrawn = [feed for feed in feeds.values() if feed.undrawn]
+    keys = iter(order_keys([epoch for feed in undrawn for epoch in feed.undrawn]))
+    for feed in undrawn:
+        feed.draw([next(keys) for _ in feed.undrawn])
     some = next(iter(feeds.values()))
     size, (like, label) = some.size, some.like
     x = like.new_empty(width, count * size, *like.shape[1:])
