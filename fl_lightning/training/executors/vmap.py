@@ -241,8 +241,9 @@ class Vmap(Stacked):
         for k, feed in feeds.items():
             ends.setdefault(len(feed), []).append(k)
         for step in range(max(ends) + 1):
-            for k in ends.get(step, ()):  # before a step of others writes over its slot
-                trained[k] = stack.take(jobs[k], step, sum(feeds[k].counts))
+            if ended := ends.get(step):  # before a step of others writes over their slots
+                taken = stack.take([jobs[k] for k in ended], step, [sum(feeds[k].counts) for k in ended])
+                trained |= zip(ended, taken, strict=True)
             rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
             if not rest:
                 break
