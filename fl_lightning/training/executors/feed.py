@@ -49,7 +49,8 @@ class Feed:
             assert self._index is not None
             rows = self._index[first * self.size : (first + stop) * self.size]
             for tensor, into in zip(self._tensors, (x, y), strict=True):
-                torch.index_select(tensor, 0, sent(rows, tensor.device), out=into[: len(rows)])
+                own = into if stop == count else into[: stop * self.size]
+                torch.index_select(tensor, 0, sent(rows, tensor.device), out=own)
         elif stop > 0:
             for k, (images, labels) in enumerate(islice(self._rest, stop)):
                 start, n = k * self.size, self.counts[first + k]

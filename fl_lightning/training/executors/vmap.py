@@ -155,9 +155,9 @@ class Vmap(Stacked):
             stack.place([(jobs[k].vector, jobs[k].buffers) for k, _ in some])
             x = xs[0].new_zeros(width, SCORED, *xs[0].shape[1:])
             inputs = [xs[k][first : first + SCORED] for k, first in some]
-            torch._foreach_copy_([x[slot, : len(own)] for slot, own in enumerate(inputs)], inputs)
+            torch._foreach_copy_([slot[: len(own)] for slot, own in zip(x, inputs, strict=False)], inputs)
             answers = self._outputs(width, x)
-            outputs += [answers[slot, : len(own)] for slot, own in enumerate(inputs)]
+            outputs += [slot[: len(own)] for slot, own in zip(answers, inputs, strict=False)]
         return self.module.metric.totals(torch.cat(outputs).split(sizes), ys, self.module.num_classes)
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
