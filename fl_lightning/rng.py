@@ -41,7 +41,7 @@ def key(seed: int, purpose: str, *ids: int) -> int:
 def keys(entropy: Sequence[tuple[int, str, int, int]]) -> list[int]:
     """`key` of each (seed, purpose, two ids): many at once, by `np.random.SeedSequence`'s documented algorithm."""
     words = np.array([_entropy(seed, purpose, (one, two)) for seed, purpose, one, two in entropy])
-    if len(words) < FEW or words.dtype != np.int64 or words.min() < 0 or words.max() >= 2**32:
+    if len(entropy) < FEW or words.dtype != np.int64 or words.min() < 0 or words.max() >= 2**32:
         return [key(seed, purpose, *ids) for seed, purpose, *ids in entropy]
     pool = _stirred(words.T.astype(np.uint32), _SET[:5])
     for k, others in enumerate(_OTHERS):

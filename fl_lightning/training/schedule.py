@@ -11,7 +11,7 @@ from fl_lightning.config import FederationConfig
 from fl_lightning.core.phase import Batch
 from fl_lightning.data import Part
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.rng import generator, keys
+from fl_lightning.rng import generator, key, keys
 
 
 @dataclass(frozen=True)
@@ -87,7 +87,7 @@ class BatchSchedule:
 
 def order_key(schedule: BatchSchedule, epoch: int) -> int:
     """What the order of an absolute epoch's samples is drawn from."""
-    return order_keys([(schedule, epoch)])[0]
+    return key(schedule.seed, schedule.purpose + " order", schedule.client, epoch)
 
 
 def order_keys(epochs: Sequence[tuple[BatchSchedule, int]]) -> list[int]:
