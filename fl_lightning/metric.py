@@ -5,7 +5,7 @@ Nothing here imports torch before it computes: run folders are read without it.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -72,6 +72,10 @@ class Metric:
         """
         raise NotImplementedError
 
+    def totals(self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int) -> list[Tensor]:
+        """`total` of each of several batches."""
+        return [self.total(output, y, num_classes) for output, y in zip(outputs, ys, strict=True)]
+
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """What a client minimises, `reduction` as in torch; arguments as in `total`."""
         raise NotImplementedError
@@ -100,6 +104,15 @@ class Accuracy(Metric):
             output, y, num_classes=num_classes, average="micro", validate_args=False
         )
         return counts[0]  # true positives; a share would be rounded
+
+    def totals(self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int) -> list[Tensor]:
+        """`total` of each of several batches: right answers are whole numbers, counted all at once."""
+        if outputs[0].ndim > 2:
+            return super().totals(outputs, ys, num_classes)
+        import torch
+
+        right = torch.cat(list(outputs)).argmax(1) == torch.cat(list(ys))
+        return [part.sum() for part in right.split([len(y) for y in ys])]
 
     def loss(self, output: Tensor, y: Tensor, reduction: str = "mean") -> Tensor:
         """Cross-entropy."""

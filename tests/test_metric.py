@@ -43,6 +43,18 @@ def test_accuracy_and_its_loss_by_hand() -> None:
     assert torch.equal(ACCURACY.loss(output, y), nn.functional.cross_entropy(output, y))
 
 
+@pytest.mark.parametrize("shape", [(), (4,)])
+def test_totals_of_several_batches_are_those_of_each(shape: tuple[int, ...]) -> None:
+    draws = torch.Generator().manual_seed(0)
+    outputs = [torch.randn(n, *shape, 3, generator=draws) for n in (5, 1, 7)]
+    ys = [torch.randint(3, output.shape[:-1], generator=draws) for output in outputs]
+    for score, y in ((ACCURACY, ys), (MAE, [y.float() for y in ys])):
+        if score is ACCURACY or not shape:
+            each = [score.total(output, own, 3) for output, own in zip(outputs, y, strict=True)]
+            for ours, theirs in zip(score.totals(outputs, y, 3), each, strict=True):
+                torch.testing.assert_close(ours, theirs, rtol=0, atol=0)
+
+
 def test_which_way_is_better() -> None:
     rows = [{"round": t, "mean_mae": v} for t, v in ((1, 3.0), (2, 1.5), (3, 1.5), (4, math.nan))]
     assert best(rows) == (1.5, 2)

@@ -65,25 +65,29 @@ class Evaluator:
         and on the test set of all, where there is one."""
         metric, judge, remembered = self.run.data.metric, self.run.judge, self.remembered
         digest = self._ready(kind, client, vector)
-        measured = remembered.get(scoring.measured, kind, client, client.data.test, digest)
+        measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         scores = {m.by(kind): value for m, value in measured.items()}
         validation = client.data.validation
         if kind == judge and len(validation):
-            scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, validation, digest)
+            scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, vector, validation, digest)
         return scores | self._on_global_test(kind, client, vector, digest)
 
     def _ready(self, kind: str, client: Client, vector: Tensor) -> bytes:
-        """Bind `vector`, to be scored as `kind`; returns its digest."""
-        client.ready(kind, vector)
-        return self.remembered.digest(kind, client, vector)
+        """The digest of `vector`, to be scored as `kind`. Without one it is bound; with one where it must be scored."""
+        digest = self.remembered.digest(kind, client, vector)
+        if not digest:
+            client.ready(kind, vector)
+        return digest
 
     def _on_global_test(self, kind: str, client: Client, vector: Tensor, digest: bytes) -> dict[str, Tensor]:
-        """`global_test_accuracy_KIND` of `vector`, which is bound, where `data.global_test` asks for it."""
+        """`global_test_accuracy_KIND` of `vector`, which is `_ready`, where `data.global_test` asks for it."""
         part = self.run.data.global_test(self.run.device, self.run.dtype)
         if part is None or kind not in scoring.kinds_on_common(self.run, self.has_global):
             return {}
-        known = kind == "global" and self._scored[0] is vector
-        score, recall = self._scored[1] if known else self.remembered.get(scoring.on_common, kind, client, part, digest)
+        if kind == "global" and self._scored[0] is vector:
+            score, recall = self._scored[1]
+        else:
+            score, recall = self.remembered.get(scoring.on_common, kind, client, vector, part, digest)
         if kind == "global":
             self._scored = vector, (score, recall)
         return {self.run.data.metric.on_global_test(kind): score} | scoring.on_shares(kind, client, recall)
@@ -236,7 +240,7 @@ class Evaluator:
         kind, vector, buffers = self.final_model(id)
         client = self.at_rest(id, buffers)
         digest = self._ready(kind, client, vector)
-        measured = self.remembered.get(scoring.measured, kind, client, client.data.test, digest)
+        measured = self.remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
         values = {m.by(kind): value for m, value in measured.items()}
         values |= self._on_global_test(kind, client, vector, digest)
         columns = scoring.columns(self.run.config.evaluation.metrics, kind)

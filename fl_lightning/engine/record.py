@@ -130,8 +130,8 @@ def further_columns(run: RunContext) -> list[str]:
 
 def means(clients: Sequence[Mapping[str, Any]], names: Iterable[str]) -> dict[str, float]:
     """Of each name, the mean over the clients that have it, whatever their order; a name that none has is absent."""
-    columns = {name: np.sort([c[name] for c in clients if name in c]) for name in names}
-    return {name: float(np.mean(values)) for name, values in columns.items() if len(values)}
+    columns = {name: [c[name] for c in clients if name in c] for name in names}
+    return {name: float(np.mean(np.sort(values))) for name, values in columns.items() if values}
 
 
 def _on_one_axis(run: RunContext, results: Sequence[ClientResult]) -> tuple[np.ndarray, np.ndarray]:

@@ -142,16 +142,21 @@ class Remembered:
         last = self._last.get((client.id, what), {})
         return next((entry for entry in last.values() if entry[0] is part and entry[1] == digest), None)
 
-    def get(self, compute: Callable[[str, Client, Part], T], kind: str, client: Client, part: Part, digest: bytes) -> T:
-        """`compute` of the bound model, whose `digest` it is, on `part`: as it was, or computed now."""
+    def get(
+        self, compute: Callable[[str, Client, Part], T], kind: str, client: Client, vector: Tensor, part: Part,
+        digest: bytes,
+    ) -> T:  # fmt: skip
+        """`compute` of the model `vector`, whose `digest` it is, on `part`: as it was, or computed now.
+
+        What has no digest is bound already (`Evaluator`).
+        """
         if not digest:
             return compute(kind, client, part)
         last = self._last.setdefault((client.id, compute), {})
         known = self._known(compute, client, part, digest)
         if known is None:
+            client.ready(kind, vector)
             known = part, digest, compute(kind, client, part)
-        else:
-            client.module.model.eval()  # as scoring would leave it
         last[kind] = known
         result: T = known[2]
         return result

@@ -105,12 +105,15 @@ class Worker(Parts):
         jobs: dict[int, LocalJob | ToScore] = {}
         for c, fit in fits.items():
             visit = visits[c]
-            with self.guard.catch(visit):
-                try:
-                    jobs[c] = visit.steps.send(fit)
-                except StopIteration:
-                    if self.run.tolerant:
+            try:
+                jobs[c] = visit.steps.send(fit)
+            except StopIteration:
+                if self.run.tolerant:
+                    with self.guard.catch(visit):
                         self.guard.check_finite(visit.t, [visit.result])
+            except Exception:
+                with self.guard.catch(visit):  # only now: to enter it takes longer than most of what a visit does
+                    raise
         return jobs
 
     def _train(self, visits: dict[int, Visit], jobs: dict[int, LocalJob]) -> dict[int, Fit]:

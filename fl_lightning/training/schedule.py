@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
@@ -11,7 +11,7 @@ from fl_lightning.config import FederationConfig
 from fl_lightning.core.phase import Batch
 from fl_lightning.data import Part
 from fl_lightning.data.sampling import batch_sizes
-from fl_lightning.rng import generator, key
+from fl_lightning.rng import generator, key, keys
 
 
 @dataclass(frozen=True)
@@ -88,6 +88,11 @@ class BatchSchedule:
 def order_key(schedule: BatchSchedule, epoch: int) -> int:
     """What the order of an absolute epoch's samples is drawn from."""
     return key(schedule.seed, schedule.purpose + " order", schedule.client, epoch)
+
+
+def order_keys(epochs: Sequence[tuple[BatchSchedule, int]]) -> list[int]:
+    """`order_key` of many epochs."""
+    return keys([(s.seed, s.purpose + " order", s.client, epoch) for s, epoch in epochs])
 
 
 def batches(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import zlib
 from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from fl_lightning.engine.trainer import choose_executors
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.local import Local
+from fl_lightning.rng import FEW, key, keys
 from fl_lightning.training.schedule import BatchSchedule, Length, stream
 
 Make = Callable[..., Federation]
@@ -162,3 +164,13 @@ def test_dropout_does_not_depend_on_the_cut(federation: Make) -> None:
         fed = build(fabric, made.run.config, made.run.data, [model], Local(), [], made.run.folder)
         found.append(models_of(fed, "loop"))
     assert all(torch.equal(a, b) and torch.equal(a, c) for a, b, c in zip(*found, strict=True))
+
+
+@pytest.mark.parametrize("odd", [0, 2**32 - 1, 2**32, 2**70])
+def test_many_keys_are_those_one_by_one(odd: int) -> None:
+    draws = np.random.default_rng(0)
+    for count in (0, 1, FEW, 40):
+        rows = [(odd, "train order", *draws.integers(2**32, size=2).tolist()) for _ in range(count)]
+        assert keys(rows) == [key(seed, purpose, *ids) for seed, purpose, *ids in rows]
+    entropy = np.random.SeedSequence([3, zlib.crc32(b"x"), odd, 0])
+    assert key(3, "x", odd, 0) == int(entropy.generate_state(1, np.uint64)[0] >> 1)

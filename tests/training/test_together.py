@@ -184,7 +184,7 @@ def test_the_gradient_mode_is_each_runs_own() -> None:
 
 
 def test_widths() -> None:
-    assert [widened(n) for n in (1, 4, 5, 33, 128, 500)] == [4, 4, 8, 48, 128, 128]
+    assert [widened(n) for n in (1, 4, 5, 9, 33, 128, 500)] == [4, 4, 8, 12, 48, 128, 128]
     assert sorted(WIDTHS) == list(WIDTHS)
 
 
@@ -206,3 +206,24 @@ def test_what_is_recorded_is_what_was_computed() -> None:
     replay = recorded(function, draws[0])
     for x, y in draws:
         assert all(torch.equal(a, b) for a, b in zip(replay(x, y), function(x, y), strict=True))
+
+
+@pytest.mark.parametrize("writes", [False, True])
+def test_what_follows_from_shapes_is_made_once_where_nothing_writes(writes: bool) -> None:
+    """What is returned is new at every call: it may be written to."""
+
+    def function(x: Tensor) -> list[Tensor]:
+        zeros, spare = torch.zeros_like(x), torch.ones_like(x)
+        if writes:
+            spare.mul_(x)
+        turned = x.transpose(0, 1)
+        again, twice = turned.transpose(1, 0), (turned * 2).transpose(0, 1).transpose(0, 1)
+        return [zeros, torch.where(x > 0, x, 0.5), spare * 3, again @ turned, twice, spare]
+
+    replay = recorded(function, [torch.randn(3, 4)])
+    for _ in range(3):
+        x = torch.randn(3, 4)
+        ours, theirs = replay(x), function(x)
+        assert all(map(torch.equal, ours, theirs))
+        for tensor in ours:
+            tensor.fill_(7)

@@ -106,7 +106,8 @@ class Graph(Stacked):
                 steps, samples = steps + 1, samples + len(y)
         finally:
             module.train_only(None)
-        return self.stack.take(job, steps, samples).write(job)
+        [trained] = self.stack.take([job], steps, [samples])
+        return trained.write(job)
 
     def _bind(self, job: LocalJob) -> None:
         """From now on the module is the model of `job`, laid out in the stack."""

@@ -29,6 +29,10 @@ class _Writer(TorchDispatchMode):
         """The names that a line gives, its operation, and its arguments."""
         self.writes: set[str] = set()
         """Operations that write to one of their arguments."""
+        self.constants: dict[str, Tensor] = {}
+        """Tensors that are made of nothing but a shape."""
+        self._turned: dict[tuple[str, Any], Tensor] = {}
+        """By a transposed tensor and the dimensions, what it was made of."""
         self._kept: list[Tensor] = []  # an id is a tensor's own as long as the tensor is there
         self._names: dict[int, str] = {}
         for tensor in inputs:
@@ -60,6 +64,12 @@ class _Writer(TorchDispatchMode):
         if _changes_nothing(func, args, result):
             self._name(result, words[0])
             return result
+        if func is aten.transpose.int:
+            dims = frozenset(args[1:])
+            if (before := self._turned.get((words[0], dims))) is not None:  # turned back
+                self._name(result, self.word(before))
+                return result
+            self._turned[f"t{len(self.lines)}_0", dims] = args[0]
         several = isinstance(result, list | tuple)
         names = [
             self._given(value, f"t{len(self.lines)}_{k}") for k, value in enumerate(result if several else [result])
@@ -67,6 +77,8 @@ class _Writer(TorchDispatchMode):
         self.known[operation := f"operation_{len(self.lines)}"] = getattr(func, "_op", func)  # less Python around it
         if func._schema.is_mutable:
             self.writes.add(operation)
+        if func in _CONSTANT:
+            self.constants[names[0]] = result
         self.lines.append(([*names, ""] if several else names, operation, words))
         return result
 
@@ -89,9 +101,12 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
     ends = [writer.word(tensor) for tensor in results]
     arguments = [f"input_{k}" for k in range(len(inputs))]
     body: list[str] = []
+    if not writer.writes:
+        writer.known |= {name: tensor for name, tensor in writer.constants.items() if name not in ends}
     needed = {*ends, *arguments, *writer.known}
     for names, operation, words in reversed(writer.lines):
-        if operation not in writer.writes and needed.isdisjoint(names):
+        unused = operation not in writer.writes and needed.isdisjoint(names)
+        if unused or names[0] in writer.known:
             continue
         used = {name for word in words for name in _names_in(word)}
         last = [name for name in dict.fromkeys(chain(names, sorted(used))) if name and name not in needed]
@@ -105,6 +120,7 @@ def recorded(function: Function, inputs: Sequence[Tensor]) -> Function:
     return replay
 
 
+_CONSTANT = (aten.scalar_tensor.default, aten.ones_like.default, aten.zeros_like.default)
 _VIEWS = (aten.view.default, aten.expand.default, aten._unsafe_view.default, aten.alias.default, aten.detach.default)
 
 

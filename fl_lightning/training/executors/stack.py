@@ -34,6 +34,7 @@ class Stack:
         self.module, self.config, self.width = module, config, width
         self._like = torch.empty(0, dtype=dtype, device=device)
         self.rows = self._bank(layout.size)
+        self._slots = list(self.rows.unbind())
         self.parameters = self.rows[:, : module.used]
         self.gradients = self._bank()
         self.momentum = self._bank() if config.momentum else None
@@ -96,6 +97,15 @@ class Stack:
             self._narrow[width] = Narrow(self, width)
         return self._narrow[width]
 
+    def place(self, models: Sequence[tuple[Tensor, Sequence[Tensor]]]) -> None:
+        """Copy models, vectors (D,) and their buffers, to the first slots, in this order."""
+        if not models:
+            return
+        torch._foreach_copy_(self._slots[: len(models)], [vector for vector, _ in models])
+        for slot, (_, buffers) in enumerate(models):
+            for bank, buffer in zip(self.buffers, buffers, strict=True):
+                bank[slot].copy_(buffer)
+
     @torch.no_grad()
     def load(self, jobs: Sequence[LocalJob], reached: np.ndarray | None = None) -> None:
         """Lay out the clients of `jobs`, each in the slot that is its place; the others hold the first one's model,
@@ -115,11 +125,8 @@ class Stack:
                 bank.zero_()
         at = {job.place: job for job in jobs}
         rates = [0.0] * self.width
-        for slot in range(self.width):
-            job = at.get(slot, jobs[0])
-            self.rows[slot].copy_(job.vector)
-            for bank, buffer in zip(self.buffers, job.buffers, strict=True):
-                bank[slot].copy_(buffer)
+        slots = [at.get(slot, jobs[0]) for slot in range(self.width)]
+        self.place([(job.vector, job.buffers) for job in slots])
         self._mask(jobs, reached)
         self._set_terms(jobs)
         for slot, job in at.items():
@@ -142,11 +149,12 @@ class Stack:
         masks = [all_of_them if j.trains is None else all_of_them & j.trains[: len(all_of_them)] for j in jobs]
         if reached is not None and not reached.all():
             masks = [m & (reached | _in_terms(j, len(m))) for m, j in zip(masks, jobs, strict=True)]
-        if not all(mask.any() for mask in masks):
+        different = list({id(mask): mask for mask in masks}.values())
+        if not all(mask.any() for mask in different):
             raise ValueError("no block is left to train")
         self._masks = {job.place: mask for job, mask in zip(jobs, masks, strict=True)}
-        self.choose(np.logical_or.reduce(masks))
-        alike = all((mask == masks[0]).all() for mask in masks)
+        self.choose(np.logical_or.reduce(different))
+        alike = all((mask == masks[0]).all() for mask in different)
         slots = [0] if alike else [job.place for job in jobs]
         width = 1 if alike else self.width
         self.trains = self._hold("trains", width).zero_()  # also 0 between two blocks
@@ -183,20 +191,32 @@ class Stack:
         columns = [(0, used, 0.0 if twice is None else twice)]
         self.terms = Terms(self._hold("room", width), anchor, linear, columns)
 
-    def take(self, job: LocalJob, steps: int, samples: int) -> Trained:
-        """What has become of `job`, as copies: what follows may write over its slot."""
-        slot, each = job.place, max(steps, 1)
-        kept = job.kept
-        if job.keep and self.momentum is not None and steps:
-            blocks = [(n, k, self.module.layout.blocks[k]) for n, k in enumerate(self.trainable)]
-            kept = kept | {
-                f"momentum.{n}": self._view(self.momentum, b.start, b.stop, b.shape)[slot].clone()
-                for n, k, b in blocks
-                if self._masks[slot][k]
-            }
-        sizes = step_sizes(self.config, job.lr, steps)
-        fit = Fit(self.losses[slot] / each, self.pulls[slot] / each, steps, samples, sizes)
-        return Trained(self.rows[slot].clone(), [bank[slot].clone() for bank in self.buffers], kept, fit)
+    def take(self, jobs: Sequence[LocalJob], steps: int, samples: Sequence[int]) -> list[Trained]:
+        """What has become of `jobs` after so many steps, and samples of each, as copies: what follows may write over
+        their slots."""
+        slots, each = [job.place for job in jobs], max(steps, 1)
+        parts = [self.rows, self.losses, self.pulls, *self.buffers]
+        rows, losses, pulls, *buffers = (part[slots] for part in parts)
+        fits = (
+            Fit(loss, pull, steps, seen, step_sizes(self.config, job.lr, steps))
+            for job, loss, pull, seen in zip(jobs, losses / each, pulls / each, samples, strict=True)
+        )
+        copies = zip(rows, zip(*buffers, strict=True) if buffers else [()] * len(jobs), strict=True)
+        return [
+            Trained(vector, own, self._kept(job, steps), fit)
+            for job, (vector, own), fit in zip(jobs, copies, fits, strict=True)
+        ]
+
+    def _kept(self, job: LocalJob, steps: int) -> dict[str, Tensor]:
+        """What the optimiser of `job` is left with, as copies."""
+        if not (job.keep and self.momentum is not None and steps):
+            return job.kept
+        blocks = [(n, k, self.module.layout.blocks[k]) for n, k in enumerate(self.trainable)]
+        return job.kept | {
+            f"momentum.{n}": self._view(self.momentum, b.start, b.stop, b.shape)[job.place].clone()
+            for n, k, b in blocks
+            if self._masks[job.place][k]
+        }
 
 
 def _in_terms(job: LocalJob, count: int) -> np.ndarray | bool:
@@ -212,7 +232,7 @@ class Trained:
     """What has become of a job, before anything of the job is written to."""
 
     vector: Tensor
-    buffers: list[Tensor]
+    buffers: Sequence[Tensor]
     kept: dict[str, Tensor]
     fit: Fit
 

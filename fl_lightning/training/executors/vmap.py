@@ -147,31 +147,18 @@ class Vmap(Stacked):
     def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
         """All at once, `SCORED` samples of a model in each slot."""
         chunks = [(k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)]
-        outputs: list[list[Tensor]] = [[] for _ in jobs]
-        stack, metric, classes = self.stack, self.module.metric, self.module.num_classes
+        stack, sizes, outputs = self.stack, [len(job.part) for job in jobs], list[Tensor]()
+        xs, ys = zip(*(job.part.tensors or () for job in jobs), strict=True)
         for begin in range(0, len(chunks), stack.width):
             some = chunks[begin : begin + stack.width]
             width = widened(len(some))
-            like = jobs[0].part.tensors
-            assert like is not None
-            x = like[0].new_zeros(width, SCORED, *like[0].shape[1:])
-            for slot, (k, first) in enumerate(some):
-                stack.rows[slot].copy_(jobs[k].vector)
-                for bank, buffer in zip(stack.buffers, jobs[k].buffers, strict=True):
-                    bank[slot].copy_(buffer)
-                tensors = jobs[k].part.tensors
-                assert tensors is not None
-                inputs = tensors[0][first : first + SCORED]
-                x[slot, : len(inputs)].copy_(inputs)
+            stack.place([(jobs[k].vector, jobs[k].buffers) for k, _ in some])
+            x = xs[0].new_zeros(width, SCORED, *xs[0].shape[1:])
+            inputs = [xs[k][first : first + SCORED] for k, first in some]
+            torch._foreach_copy_([slot[: len(own)] for slot, own in zip(x, inputs, strict=False)], inputs)
             answers = self._outputs(width, x)
-            for slot, (k, first) in enumerate(some):
-                outputs[k].append(answers[slot, : len(jobs[k].part) - first])
-        totals = []
-        for job, parts in zip(jobs, outputs, strict=True):
-            tensors = job.part.tensors
-            assert tensors is not None
-            totals.append(metric.total(torch.cat(parts), tensors[1], classes))
-        return totals
+            outputs += [slot[: len(own)] for slot, own in zip(answers, inputs, strict=False)]
+        return self.module.metric.totals(torch.cat(outputs).split(sizes), ys, self.module.num_classes)
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
         """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation mode."""
@@ -254,8 +241,9 @@ class Vmap(Stacked):
         for k, feed in feeds.items():
             ends.setdefault(len(feed), []).append(k)
         for step in range(max(ends) + 1):
-            for k in ends.get(step, ()):  # before a step of others writes over its slot
-                trained[k] = stack.take(jobs[k], step, sum(feeds[k].counts))
+            if ended := ends.get(step):  # before a step of others writes over their slots
+                taken = stack.take([jobs[k] for k in ended], step, [sum(feeds[k].counts) for k in ended])
+                trained |= zip(ended, taken, strict=True)
             rest = {jobs[k].place: feed for k, feed in feeds.items() if k not in trained}
             if not rest:
                 break
