@@ -58,7 +58,9 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "study/test_coverage.py": (r"python tests/study/test_coverage.py",),
     "golden/test_golden.py::test_the_command_writes_and_compares": (r"python tests/golden/golden.py.*",),
     "faults/test_faults.py::test_six_kills": (r"uv run python tests/faults/kills.py .*",),
-    "study/test_together.py::test_a_killed_study_comes_to_the_same": (r"uv run python tests/study/kills_together.py .*",),
+    "study/test_together.py::test_a_killed_study_comes_to_the_same": (
+        r"uv run python tests/study/kills_together.py .*",
+    ),
     "fuzz/test_fuzz.py::test_a_few_inputs": (r"python tests/fuzz/fuzz.py.*",),
     "cli/test_arguments.py::test_the_index_and_the_page_are_fresh": (r"python -m fl_lightning\.configuration\..*",),
     "deploy/test_tutorial.py": (r"fl-train deploy .*", r"fl-train export --run hospital-.*"),
