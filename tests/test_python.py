@@ -158,6 +158,7 @@ def test_given_twice_or_beside_flags_is_refused() -> None:
         fit(QUIET, data=(X, Y, SITES)).predict("nort", X)
 
 
+@pytest.mark.slow
 def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixture[str]) -> None:
     base = {**{k: v for k, v in QUIET.items() if k != "loggers"}, "federation.rounds": 1}
     definition = {"base": base, "methods": ["fedavg", Ditto(lam=0.5)], "seeds": [0, 1], "forced": False}

@@ -140,6 +140,7 @@ def test_two_runs_in_one_folder() -> None:
     assert third.wait() == 143
 
 
+@pytest.mark.slow
 def test_a_folder_that_cannot_be_written() -> None:
     assert forked(line("a", "--federation.rounds 2"), Path("said")).wait() == 0
     before = contents(Path("runs"))
@@ -214,6 +215,7 @@ def test_a_damaged_checkpoint_is_passed_over(what: str, how: str, whole: Any) ->
         assert said.endswith("; using round 5")
 
 
+@pytest.mark.slow
 def test_no_intact_checkpoint_changes_nothing() -> None:
     assert forked(line("a", "--federation.rounds 3"), Path("said")).wait() == 0
     for file in Path("runs/a/checkpoints").glob("server-*"):

@@ -44,6 +44,7 @@ def test_delta_takes_some_of_the_bound() -> None:
         lower_bound(10, 6, 7, 1e-5)
 
 
+@pytest.mark.slow
 def test_randomised_response_is_below_its_epsilon() -> None:
     """Exactly: over all numbers of right guesses, the bound is above epsilon with 5 % at most."""
     for epsilon in (0.5, 2.0):

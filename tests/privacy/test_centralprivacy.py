@@ -168,7 +168,7 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) ->
 CLIP, NOISE = "--callbacks.centralprivacy.clip 1", "--callbacks.centralprivacy.noise 1"
 
 
-@pytest.mark.parametrize("participation", [1.0, 0.25])
+@pytest.mark.parametrize("participation", [1.0, pytest.param(0.25, marks=pytest.mark.slow)])
 def test_a_plan_says_the_epsilon_that_the_run_has(
     fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], participation: float
 ) -> None:
@@ -228,6 +228,7 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(
 # ---------------------------------------------------------------- what is refused
 
 
+@pytest.mark.slow
 def test_methods_are_covered_or_refused_by_name() -> None:
     why = {name: refusal(method_of(name)) for name in NAMES}
     assert tuple(sorted(name for name, words in why.items() if words is None)) == COVERED

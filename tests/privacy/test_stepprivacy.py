@@ -80,7 +80,7 @@ def test_each_method_is_covered_or_says_why_not(name: str) -> None:
     assert (why is None) == (name in COVERED), why
 
 
-@pytest.mark.sampled
+@pytest.mark.sampled("[fedper]")
 @pytest.mark.parametrize("name", COVERED)
 def test_nothing_of_a_client_tells_of_a_sample_beyond_its_clip(federation: Make, name: str) -> None:
     """Another sample in one's place moves nothing that leaves or stays by more than the steps' clips allow."""

@@ -231,6 +231,7 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
     assert 'id="share-0"' not in page
 
 
+@pytest.mark.slow
 def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: MakeRun, tmp_path: Path) -> None:
     """It leaves out labels that begin with an underscore, and takes what stands between dollars for a formula."""
     names = ["_a", "a$x^{$b"]

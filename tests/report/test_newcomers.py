@@ -77,6 +77,7 @@ def test_further_metrics_and_errors_of_regressions_stand_there_too(make_run: Mak
     assert "mean absolute error" in figure["layout"]["yaxis"]["title"]["text"]
 
 
+@pytest.mark.slow
 def test_the_curve_is_a_file_for_a_paper_too(make_run: MakeRun, held: Path, tmp_path: Path) -> None:
     [file] = [f for f in vector.write(load([held]), tmp_path / "figures", "svg") if f.stem == "newcomers-curve"]
     assert "labelled samples of each class" in file.read_text()

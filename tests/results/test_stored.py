@@ -16,6 +16,7 @@ def held(name: str, now: str) -> None:
     assert now == before, "\n".join(line[:300] for line in [*lines][:40])
 
 
+@pytest.mark.sampled("compare.txt", "reproduce.txt")
 @pytest.mark.parametrize("name", stored.COMMANDS)
 def test_what_commands_print_of_stored_runs(name: str, folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(folder)

@@ -166,6 +166,7 @@ def test_bad_words(
     assert (tmp_path / "thesis.zip").read_text() == "my life's work"
 
 
+@pytest.mark.slow
 def test_a_cell_comes_to_the_same_bits_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:

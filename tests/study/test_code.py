@@ -103,6 +103,7 @@ def test_a_model_is_every_rows(ask: Ask, tmp_path: Path) -> None:
     assert code == 2 and "code: 'fl_own_study_net.py' is not allowed" in err
 
 
+@pytest.mark.slow
 def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(ask: Ask, tmp_path: Path) -> None:
     line = "study study.yaml --out s --workers 1"
     run = tmp_path / "s/runs/mine/seed-0"
@@ -124,6 +125,7 @@ def test_a_run_of_a_study_that_was_broken_off_tells_its_versions_by_round(ask: A
     assert (run / "source/fl_own_study_steps.py").read_text() == "SIGN = 1\n"
 
 
+@pytest.mark.slow
 def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(
     ask: Ask, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -147,6 +149,7 @@ def test_a_job_that_waits_in_a_queue_is_held_to_what_was_submitted(
     assert "--name seed-0 --accept_changed_code" in (tmp_path / "got").read_text()
 
 
+@pytest.mark.slow
 def test_trials_of_one_search_have_one_code(ask: Ask, tmp_path: Path) -> None:
     line = "tune study.yaml --out t --trials 1 --workers 1 --study false"
     assert ask(line)[0] == 0

@@ -382,6 +382,7 @@ def test_the_table_names_judge_baseline_and_units(make_study: MakeStudy, capsys:
     assert "p: Wilcoxon signed rank over pairs, Holm-corrected (1 of them)" in out
 
 
+@pytest.mark.slow
 def test_the_page_of_a_study_draws_intervals(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
     """The same for `compare --format html` and for `report`, where a study is given in place of runs."""
     more = {"judge": "global", "method": "fedavg"}

@@ -155,6 +155,7 @@ def test_half_widths_are_foretold() -> None:
     assert lines[1].startswith("300 windows of 14 recordings (b): at best a gain above 3.")
 
 
+@pytest.mark.slow
 def test_what_is_asked_beyond_the_gain(out: Path) -> None:
     """A new silo and the costs always; without each silo in turn, and with fewer samples, on request."""
     with pytest.MonkeyPatch.context() as patch:
