@@ -114,7 +114,7 @@ class Checkpoint(Observer):
         if round % self.every or round == run.rounds or not self.seconds:
             return round == run.rounds or not round % self.every
         waited = math.inf if self._saved_at is None else time.monotonic() - self._saved_at
-        cheap = waited >= CHEAP * self._took * run.live()
+        cheap = waited >= CHEAP * self._took * run.runs_in_process()
         fine = waited >= self.seconds or (cheap and self._is_best(score))
         return bool(run.processes.gather_objects(fine)[0])
 

@@ -220,7 +220,7 @@ def driven(together: Together) -> Callable[..., Federation]:
 
     def assembled(*parts: Any) -> Federation:
         fed = assemble(*parts)
-        fed.run.live = together.live
+        fed.run.runs_in_process = together.live
         for trainer in fed.worker.trainers:
             trainer.together = together
         return fed

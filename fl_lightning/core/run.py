@@ -118,7 +118,7 @@ class RunContext:
     """Batches of an epoch, and steps of a phase, at most: with `--smoke`, and where the planner measures."""
     warned: set[str] = field(default_factory=set)
     """Warnings that the user has had once, by name."""
-    live: Callable[[], int] = lambda: 1
+    runs_in_process: Callable[[], int] = lambda: 1
     """How many runs share this process now, with this one."""
 
     @property

@@ -92,7 +92,8 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
             named.append((axes.errorbar(x, y, spread, linewidth=1.4, capsize=3, **look), label))
     if before:
         axes.invert_yaxis()
-    _finish(axes, named, *(layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis")))
+    x, y = (layout.get(axis, {}).get("title", {}).get("text", "") for axis in ("xaxis", "yaxis"))
+    _finish(axes, named, x, y, above=bool(before))  # bars fill the axes
 
 
 def _split(axes: Axes, split: dict[str, Any]) -> None:
@@ -147,7 +148,8 @@ def _heat(axes: Axes, heat: _Heat) -> None:
     values = heat.values
     picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=heat.high, aspect="auto", cmap="viridis")
     assert axes.figure is not None
-    axes.figure.colorbar(picture, ax=axes, label=heat.words)
+    beyond = heat.high is not None and values.max() > heat.high  # an arrow says that the last colour is more, too
+    axes.figure.colorbar(picture, ax=axes, label=heat.words, extend="max" if beyond else "neither")
     for axis, names in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
         axis.set_ticks([*shown], [str(names[k]) for k in shown])
@@ -165,8 +167,8 @@ def _known(x: Sequence[Any], y: list[float | None]) -> tuple[list[Any], list[flo
     return [place for place, _ in points], [value for _, value in points]
 
 
-def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str) -> None:
-    """Axes' names, grid and the legend of what is `named`."""
+def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str, above: bool) -> None:
+    """Axes' names, grid and the legend of what is `named`, within the axes or `above` them."""
     if x == "round":
         axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=x, ylabel=y)
@@ -174,6 +176,7 @@ def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str) -> None:
     axes.spines[["top", "right"]].set_visible(False)
     handles, words = [each for each, _ in named], [label for _, label in named]
     # Matplotlib would leave out a label that begins with an underscore.
-    legend = axes.legend(handles, [str(at) for at in range(len(named))], frameon=False, fontsize="small")
+    place: Any = {"loc": "lower left", "bbox_to_anchor": (0.0, 1.0), "ncols": 3} if above else {}
+    legend = axes.legend(handles, [str(at) for at in range(len(named))], frameon=False, fontsize="small", **place)
     for text, label in zip(legend.get_texts(), words, strict=True):
         text.set_text(label)

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 from matplotlib.figure import Figure
@@ -87,3 +88,19 @@ def test_no_tick_lies_between_two_rounds(paths: list[Path], tmp_path: Path) -> N
     axes = Figure().add_subplot()
     vector._chart(axes, figures.training([rounds(run, 3)])["losses"])
     assert all(float(tick).is_integer() for tick in axes.get_xticks())
+
+
+def test_a_legend_covers_no_bar(make_run: MakeRun) -> None:
+    axes = Figure(layout="constrained").add_subplot()
+    vector._chart(axes, figures.costs(load([make_run("one")]))["cost-seconds"])
+    axes.figure.canvas.draw()
+    legend = axes.get_legend()
+    assert legend is not None
+    assert legend.get_window_extent().y0 >= axes.get_window_extent().y1
+
+
+@pytest.mark.parametrize(("high", "end"), [(0.5, "max"), (1.0, "neither"), (None, "neither")])
+def test_a_scale_says_that_colours_go_beyond_it(high: float | None, end: str) -> None:
+    axes = Figure().add_subplot()
+    vector._heat(axes, vector._Heat(np.eye(2), "ab", "cd", "x", "y", "weight", high))
+    assert axes.images[0].colorbar.extend == end

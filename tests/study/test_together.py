@@ -17,10 +17,13 @@ import yaml
 
 from fl_lightning import device, run
 from fl_lightning.cli import main, together
-from fl_lightning.cli.study import resolve
+from fl_lightning.cli.resolve import complete, plan
+from fl_lightning.cli.study import QUIET, resolve
 from fl_lightning.errors import BadInput
+from fl_lightning.files import make_folder
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Study
+from fl_lightning.training.executors.together import Together
 
 sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "faults")]
 from kills_together import differences
@@ -45,6 +48,30 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 def executors(study: Path) -> set[str]:
     files = study.glob("runs/**/config.yaml")
     return {yaml.safe_load(file.read_text())["fabric"]["executor"] for file in files}
+
+
+def test_each_run_knows_how_many_share_the_process(tmp_path: Path) -> None:
+    """As many as are not at their end: a run counts itself until it has ended."""
+    hub, seen = Together(), dict[int, int]()
+    put_together = together.driven(hub)
+    config = complete(plan([QUIET, {"method": "fedavg", "data.source": "digits", "data.fraction": 0.2,
+                                    "federation.rounds": 2, "fabric": {"executor": "vmap"}}]))  # fmt: skip
+
+    def work(k: int) -> None:
+        def kept(*parts: Any) -> Any:
+            fed = put_together(*parts)
+            known[k] = fed.run.runs_in_process
+            return fed
+
+        make_folder(tmp_path / str(k))
+        run.fit(config, tmp_path / str(k), put_together=kept)
+        seen[k] = known[k]()
+
+    known: dict[int, Callable[[], int]] = {}
+    left = [lambda k=k: work(k) for k in range(3)]
+    for _ in hub.drive(lambda waits: ("", left.pop()) if left else None):
+        pass
+    assert sorted(seen.values()) == [1, 2, 3]
 
 
 def test_no_number_depends_on_how_many_train_together(ask: Callable[..., Any], tmp_path: Path) -> None:

@@ -213,12 +213,14 @@ def test_what_follows_from_shapes_is_made_once_where_nothing_writes(writes: bool
     """What is returned is new at every call: it may be written to."""
 
     def function(x: Tensor) -> list[Tensor]:
-        zeros, spare = torch.zeros_like(x), torch.ones_like(x)
+        zeros, spare, inner = torch.zeros_like(x), torch.ones_like(x), torch.ones_like(x)
         if writes:
             spare.mul_(x)
+            inner.mul_(x)
         turned = x.transpose(0, 1)
         again, twice = turned.transpose(1, 0), (turned * 2).transpose(0, 1).transpose(0, 1)
-        return [zeros, torch.where(x > 0, x, 0.5), spare * 3, again @ turned, twice, spare]
+        onwards = x[None].transpose(0, 1).transpose(1, 2)
+        return [zeros, torch.where(x > 0, x, 0.5), inner * 3, again @ turned, twice, spare, onwards + 1]
 
     replay = recorded(function, [torch.randn(3, 4)])
     for _ in range(3):
