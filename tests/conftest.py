@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import re
+import sys
 from collections.abc import Callable, Sequence
 from itertools import zip_longest
 from pathlib import Path
@@ -44,6 +45,10 @@ from fl_lightning.models import head_of
 from fl_lightning.models.prepared import adapt
 from fl_lightning.parallel import ClientParallelStrategy
 from fl_lightning.storage.state import MODEL, ClientState
+
+# Images of containers often forbid Python to keep compiled files: each of hundreds of processes would compile anew.
+os.environ.pop("PYTHONDONTWRITEBYTECODE", None)
+sys.dont_write_bytecode = False
 
 SMALL = """
 --fabric.accelerator cpu --fabric.threads 1 --data.fraction 0.4 --model.hidden [16]
