@@ -238,10 +238,12 @@ def _run(
     from fl_lightning.study.workers import one_by_one
 
     provenance.look()  # likewise
-    jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
     count = worker_count(workers, chosen[0][1])
     most = together.most_at_once(at_once, [config for _, config in chosen])
     most = together.within_memory(min(most, -(-len(chosen) // count)), count, [config for _, config in chosen])
+    if most > 1:
+        chosen = together.by_method(chosen)
+    jobs: list[Job] = [(config, folder.path / run.folder) for run, config in chosen]
     beside = partial(together.drive, lambda config, place, put_together: run_one((config, place), put_together))
     worker = one_by_one(run_one) if most == 1 else beside
     runner = Runner(folder, [run for run, _ in chosen], worker, jobs)

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
     from fl_lightning.planning.memory import Part, Setup
     from fl_lightning.study.folder import StudyFolder
+    from fl_lightning.study.grid import Run
     from fl_lightning.study.workers import More
     from fl_lightning.training.executors.base import Name
     from fl_lightning.training.executors.together import Together
@@ -150,6 +151,13 @@ def with_executors(
         return replace(config, fabric=replace(config.fabric, executor=cast("Name", name)))
 
     return [(run, chosen(config)) for run, config in pairs], known
+
+
+def by_method(pairs: Sequence[tuple[Run, Config]]) -> list[tuple[Run, Config]]:
+    """The seeds of a method and setting one after the other: at the same time they share the passes of an own loss."""
+    places = [run.folder.rpartition("/")[0] for run, _ in pairs]
+    first = {place: k for k, place in reversed(list(enumerate(places)))}
+    return [pair for _, pair in sorted(zip(places, pairs, strict=True), key=lambda one: first[one[0]])]
 
 
 def keep(folder: StudyFolder, known: dict[str, str]) -> None:
