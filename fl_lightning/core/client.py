@@ -42,6 +42,8 @@ class Client:
         NaN where they are not known."""
         self.prepared: dict[str, Tensor] = {}
         """What `Method.prepare` has made for the model that is scored."""
+        self.gradients: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] | None = None
+        """What `gradient` goes by while own steps are taken side by side; None: the bound model."""
 
     def __getitem__(self, slot: str) -> Tensor:
         return self.state.vectors[slot]
@@ -137,6 +139,8 @@ class Client:
 
     def bind(self, vector: Tensor | None = None) -> Module:
         """Have the module be `vector` (None: the own model), with the client's buffers; returns the module."""
+        if self.gradients is not None:  # another client would be bound before this one goes on
+            raise BadInput("Phase.by_gradient", True, "its step binds the client's model: leave it False")
         self.module.binding.rebind(self[MODEL] if vector is None else vector, self.state.buffers)
         return self.module
 
@@ -164,6 +168,8 @@ class Client:
     def gradient(self, vector: Tensor, batch: Batch, *, training: bool = True) -> tuple[Tensor, Tensor]:
         """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode (which writes running
         statistics) or in evaluation mode (which writes and draws nothing); 0 where nothing trains."""
+        if self.gradients is not None:
+            return self.gradients(vector, batch)
         module = self.bind(vector)
         module.model.train(training)
         loss, gradient = module.flat_gradient(batch)

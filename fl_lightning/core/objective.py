@@ -27,6 +27,7 @@ class PureLoss:
         function: (tensors, client module, batch) -> loss of shape (). The same for all clients: a function of a file or
             a bound method of what is compared by its values, as a method is.
         tensors: of the client, by name; constant.
+        flops: operations for each sample, there and back, beside passes of the model.
 
     Raises:
         ValueError: the function is made anew for each client.
@@ -34,6 +35,7 @@ class PureLoss:
 
     function: Callable[[Tensors, Module, Batch], Tensor]
     tensors: Tensors = field(default_factory=dict)
+    flops: float = 0.0
 
     def __post_init__(self) -> None:
         made = not inspect.ismethod(self.function) and (

@@ -60,7 +60,10 @@ class Phase:
         purpose: what the order of batches is drawn for: phases of one purpose and length take the same batches.
         budget: epochs that the client trains in such phases in all its rounds; None: as many as it is asked for.
         step: an own local step `step(client, batch) -> loss`, which writes to the client's vectors itself; the loss is
-            recorded. Clients then train one after the other, whatever the executor. None: a step of the optimiser.
+            recorded. Clients then train one after the other, whatever the executor, unless `by_gradient`. None: a step
+            of the optimiser.
+        by_gradient: the own step looks at the model through `client.gradient` alone, and draws no random numbers but by
+            generators of its own: executors may have many clients take theirs side by side.
         scores: a kind of model (`distilled`) as which the client's model is scored after the phase.
 
     Raises:
@@ -79,6 +82,7 @@ class Phase:
     purpose: str = "train"
     budget: float | None = None
     step: Step | None = None
+    by_gradient: bool = False
     scores: str | None = None
 
     def __post_init__(self) -> None:

@@ -55,6 +55,7 @@ def job_of(client: Client, phase: Phase, index: int, purpose: str | None = None)
         objective=phase.objective,
         trains=phase.trains,
         step=None if own is None else lambda batch, _: own(client, batch),
+        asker=client if phase.by_gradient else None,
         private=protection(client, phase),
     )
     if keep and own is None and not public:  # a stretch on public data begins cleared, and leaves nothing

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.core import Client, Fit, Payload, Phase, RunContext
+from fl_lightning.core import Client, Fit, Payload, Phase, PureLoss, RunContext
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
 from fl_lightning.engine.evaluation import Evaluator
@@ -270,12 +270,16 @@ class Visit:
         Own steps and own losses have been metered: of a loss only what goes beyond one pass for each sample is extra.
         """
         plain, cost = self.trainer.cost, self.trainer.cost_of(phase.trains)
-        if plain is None or cost is None or phase.step is not None:
+        if plain is None or cost is None:
             return
-        once = plain.passes(fit.samples, fit.samples)
-        metered = phase.objective.loss is not None
-        if job.passes is not None:  # of a loss that was stacked, where no hook sees a pass
+        if job.passes is not None:  # of what was stacked, where no hook sees a pass
             self.client.flops += plain.passes(*job.passes) if job.passes[1] or not fit.steps else math.nan
+        if phase.step is not None:
+            return
+        once, loss = plain.passes(fit.samples, fit.samples), phase.objective.loss
+        metered = loss is not None
+        if isinstance(loss, PureLoss):
+            self.client.flops += loss.flops * fit.samples
         if not on_own_data(self.client, phase):
             self.client.flops += 0 if metered else once
             return

@@ -48,7 +48,7 @@ class APFL(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """A step on each batch."""
-        return [Phase(step=self.step)]
+        return [Phase(step=self.step, by_gradient=True)]
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         """One step of w, v and alpha; returns the task loss at w, as FedAvg's."""

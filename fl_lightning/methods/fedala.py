@@ -73,7 +73,7 @@ class FedALA(Method):
         losses: list[float] = []
         last: list[Tensor] = []
         for _ in range(self.most if client.rounds == 1 else min(client.rounds, 1)):
-            yield Phase("blend", epochs=self.share, step=step, purpose="blend")
+            yield Phase("blend", epochs=self.share, step=step, by_gradient=True, purpose="blend")
             losses.append(float(last[0] if self.looks_at == "last" and last else client.fits[-1].loss))
             if len(losses) > self.window and pstdev(losses[-self.window :]) < self.threshold:
                 break

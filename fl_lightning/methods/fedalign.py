@@ -5,14 +5,13 @@ Learning. CVPR 2022.
 from __future__ import annotations
 
 from collections.abc import Iterable
-from contextlib import nullcontext
 from dataclasses import dataclass
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
-from torch.utils.flop_counter import FlopCounterMode
+from torch import Tensor, nn
 
-from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, RunContext
+from fl_lightning.core import Batch, Client, Module, Objective, Payload, Phase, PureLoss, RunContext, Tensors
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.common.lipschitz import check_block, last_block, stretch_gap, watched
 from fl_lightning.ranges import NonNegativeFloat, PositiveShare
@@ -41,25 +40,34 @@ class FedAlign(Method):
     def check(self, run: RunContext) -> None:
         """Of the block's channels a part must do."""
         super().check(run)
-        for model, head in [(g.module.model, g.layout.head) for g in run.groups if self.mu]:
-            x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
-            check_block(model, self.block or last_block(model, head), x, self.width)
+        for group in run.groups if self.mu else ():
+            _FLOPS[group.module.model] = self._try_block(run, group.module)
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the term."""
-        name = self.block or last_block(client.module.model, client.layout.head)
-        block, cost = client.module.model.get_submodule(name), [0.0]
-        """Of the term: operations for a sample, counted on the first batch."""
+        if not self.mu:
+            return [Phase()]
+        model = client.module.model
+        forward = _FLOPS[model] if model in _FLOPS else self._try_block(client.run, client.module)
+        return [Phase(objective=Objective(loss=PureLoss(self.loss, flops=3 * forward)))]
 
-        def loss(module: Module, batch: Batch) -> Tensor:
-            with watched(block) as seen:
-                task: Tensor = module.task_loss(batch)
-            counter = nullcontext() if cost[0] else FlopCounterMode(display=False)
-            with counter:
-                gap = stretch_gap(block, *seen[-1], self.width, name)
-            if isinstance(counter, FlopCounterMode):
-                cost[0] = 3 * counter.get_total_flops() / len(batch[1])  # there and back
-            client.flops += cost[0] * len(batch[1])
-            return task + self.mu * (task / gap.clamp_min(1e-30)).detach() * gap
+    def loss(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
+        """The task loss and the term, shape ()."""
+        name = self._block(module)
+        block = module.model.get_submodule(name)
+        with watched(block) as seen:
+            task = module.task_loss(batch)
+        gap = stretch_gap(block, *seen[-1], self.width, name)
+        return task + self.mu * (task / gap.clamp_min(1e-30)).detach() * gap
 
-        return [Phase(objective=Objective(loss=loss))] if self.mu else [Phase()]
+    def _block(self, module: Module) -> str:
+        return self.block or last_block(module.model, module.layout.head)
+
+    def _try_block(self, run: RunContext, module: Module) -> float:
+        """The term's operations for a sample; raises `BadInput` where the block will not do."""
+        x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
+        return check_block(module.model, self._block(module), x, self.width)
+
+
+_FLOPS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()
+"""Of the term, forward, for a sample: by the model of a run."""

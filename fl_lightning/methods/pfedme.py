@@ -46,7 +46,7 @@ class PFedMe(PlainMean):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """A step on each batch."""
-        return [Phase(step=self.step)]
+        return [Phase(step=self.step, by_gradient=True)]
 
     def step(self, client: Client, batch: Batch) -> Tensor:
         """K steps on theta, then one of w; returns the task loss at the last theta but one."""

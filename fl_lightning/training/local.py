@@ -10,6 +10,7 @@ import torch
 from lightning.fabric import Fabric
 from torch import Tensor
 
+from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.device import seed
@@ -59,7 +60,7 @@ def train(
             samples += len(batch[1])
             if last.coaching is not None:
                 terms.append(last.coaching)
-    return _fit(optimizer, losses, terms, samples, device)
+    return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, device)
 
 
 def train_private(
@@ -92,17 +93,17 @@ def train_private(
             more = [g if g is None or c is None else g + c for g, c in zip(more, coaching[1], strict=True)]
         optimizer.step(loss, more)
         losses.append(loss)
-    return _fit(optimizer, losses, terms, samples, fabric.device)
+    return fit_of(optimizer.config, optimizer.lr, losses, terms, samples, fabric.device)
 
 
-def _fit(
-    optimizer: LocalOptimizer, losses: list[Tensor], terms: list[Tensor], samples: int, device: torch.device
+def fit_of(
+    config: OptimizerConfig, lr: float, losses: list[Tensor], terms: list[Tensor], samples: int, device: torch.device
 ) -> Fit:
-    """What steps with these losses and terms came to."""
+    """What steps at the rate `lr` with these losses and terms came to."""
     nothing, steps = torch.zeros((), device=device), len(losses)
     mean = torch.stack(losses).mean() if losses else nothing
     coaching = torch.stack(terms).sum() / steps if terms else nothing
-    return Fit(mean, coaching, steps, samples, step_sizes(optimizer.config, optimizer.lr, steps))
+    return Fit(mean, coaching, steps, samples, step_sizes(config, lr, steps))
 
 
 def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> Tensor:

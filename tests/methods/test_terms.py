@@ -262,7 +262,7 @@ def test_fedaligns_term_weighs_as_the_task_loss(federation: Make, net: str, widt
         if g is not None and g.abs().max() > 1e-9
     }
     assert touched == ({BLOCK[net]} if width < 1 else set())
-    assert client.flops > 0 and not module.model.get_submodule(BLOCK[net])._forward_hooks
+    assert phase.objective.loss.flops > 0 and not module.model.get_submodule(BLOCK[net])._forward_hooks
 
 
 def test_fedalign_trains(federation: Make) -> None:

@@ -60,7 +60,7 @@ def phase_by_layer(client: Client, top: float) -> Phase:
         w[columns] -= client.lr * (rates * gradient)[columns]
         return loss
 
-    return Phase(step=step)
+    return Phase(step=step, by_gradient=True)
 
 
 def own_accuracy(client: Client) -> Tensor:

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.func import functional_call
 from torch.nn.functional import adaptive_avg_pool2d, mse_loss
+from torch.utils.flop_counter import FlopCounterMode
 
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
@@ -31,15 +32,21 @@ def last_block(model: nn.Module, head: str) -> str:
 
 
 @torch.no_grad()
-def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> None:
-    """Raise `BadInput` unless `model` calls its block `name` on inputs like `x`, and a part of its channels will do."""
+def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
+    """Operations of `stretch_gap` for a sample, forward.
+
+    Raises:
+        BadInput: `model` does not call its block `name` on inputs like `x`, or a part of its channels will not do.
+    """
     blocks, training = dict(model.named_modules()), model.training
     check("method.block", name, name in blocks, "it must name a module of the model")
     with watched(blocks[name]) as seen:
         model.eval()(x)
     model.train(training)
     check("method.block", name, bool(seen), "the model must call it")
-    stretch_gap(blocks[name], *seen[-1], width, name)
+    with FlopCounterMode(display=False) as counter:
+        stretch_gap(blocks[name], *seen[-1], width, name)
+    return float(counter.get_total_flops()) / len(x)
 
 
 @contextlib.contextmanager

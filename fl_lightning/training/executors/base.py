@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_lightning.components import Text
 from fl_lightning.config import OptimizerConfig
-from fl_lightning.core import PLAIN, Fit, Objective, PureLoss
+from fl_lightning.core import PLAIN, Client, Fit, Objective, PureLoss
 from fl_lightning.data import Part
 from fl_lightning.privacy.steps import Private
 from fl_lightning.training.local import Step
@@ -50,13 +50,17 @@ class LocalJob:
     keep: bool = False
     step: Step | None = None
     """An own local step, which writes to what it trains by itself; None: the optimiser's."""
+    asker: Client | None = None
+    """Whose `gradient` the own step asks, where it looks at the model in no other way; None: it may."""
+    outcome: Fit | Exception | None = None
+    """Afterwards, where such a step was taken beside others': what the training came to."""
     place: int = 0
     """Its place among the clients of the cohort that train at once, wherever they live: below `at_once`, no two alike.
     Kernels may round differently from place to place."""
     proximal_numbers: int = 0
     """Afterwards: how many numbers the proximal term had."""
     passes: tuple[float, float] | None = None
-    """Afterwards, where an own loss was stacked: how many samples went through the model, and how many back."""
+    """Afterwards, where an own loss or step was stacked: how many samples went through the model, and how many back."""
     private: Private | None = None
     """How its steps are protected (`optimizer.privacy`); None: they are not."""
 

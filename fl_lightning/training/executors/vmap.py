@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import nullcontext
+from typing import cast
 
 import numpy as np
 import torch
@@ -11,11 +12,12 @@ from lightning.fabric import Fabric
 from torch import Tensor
 from torch.func import functional_call, grad_and_value, vmap
 
-from fl_lightning.core.phase import Fit
+from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
 from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, ScoreJob
 from fl_lightning.training.executors.even import WIDTHS, even, unlike_each_other, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
+from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
 from fl_lightning.training.executors.replay import Function, recorded
 from fl_lightning.training.executors.stack import Stacked, Trained
@@ -55,6 +57,7 @@ class Vmap(Stacked):
         self._reached: np.ndarray | None = None
         """Bool: the parameters, in the order of the blocks, that the task loss depends on; None: all."""
         self._own = OwnLosses(module, self.stack, self._cast)
+        self._steps = OwnSteps(self)
         model, metric = module.model, module.metric
 
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
@@ -64,7 +67,7 @@ class Vmap(Stacked):
 
     # ---------------------------------------------------------------- one step
 
-    def _gradients(
+    def gradients(
         self, width: int, x: Tensor, y: Tensor, weight: Tensor, cast: bool = True
     ) -> tuple[list[Tensor], Tensor]:
         """Gradients of the first `width` models on their batches, one tensor for each parameter, and losses (width,);
@@ -106,8 +109,8 @@ class Vmap(Stacked):
         weight = torch.zeros(width, size, dtype=losses_type(self.spec.dtype), device=x.device)
         weight[:, :n] = 1 / n
         try:
-            self._gradients(width, *batch, weight)  # to see that it runs
-            measured, _ = self._gradients(width, *batch, weight, cast=False)
+            self.gradients(width, *batch, weight)  # to see that it runs
+            measured, _ = self.gradients(width, *batch, weight, cast=False)
         except Exception as error:  # whatever a user's forward pass does that torch.func cannot
             return f"torch.func cannot run the model ({type(error).__name__}: {error}".splitlines()[0] + ")"
         for ours, theirs in zip(measured, reached, strict=True):
@@ -132,7 +135,7 @@ class Vmap(Stacked):
 
         def run(size: int, order: Tensor) -> list[Tensor]:
             stack.parameters[:size] = models[order]
-            slopes, losses = self._gradients(size, images[order], labels[order], weight[:size])
+            slopes, losses = self.gradients(size, images[order], labels[order], weight[:size])
             return [*slopes, losses]
 
         return even(width, draws, run)
@@ -184,7 +187,10 @@ class Vmap(Stacked):
     # ---------------------------------------------------------------- training
 
     def takes(self, job: LocalJob) -> bool:
-        """Nor those whose batches are larger than its passes, or whose own loss cannot be stacked."""
+        """Nor those whose batches are larger than its passes, or whose own loss or step cannot be stacked."""
+        if job.asker is not None:
+            plain = job.trains is None and job.private is None and self._cast is nullcontext
+            return plain and self.sorts and job.objective is PLAIN and whole_batch(job) <= self.spec.largest_batch
         if not super().takes(job):
             return False
         if job.own:
@@ -200,23 +206,31 @@ class Vmap(Stacked):
         if not all(map(self.takes, jobs)):
             raise ValueError("what is larger than its batches, or has a loss or step that cannot be stacked: the loop")
         self.module.model.train()
+        own = [job for job in jobs if job.asker is not None]
+        if own:
+            self.stack.choose(self.module.trainable if self._reached is None else self._reached)
+            self._steps.train(own)
+        for job in own:
+            if isinstance(job.outcome, Exception):
+                raise job.outcome
         trained: dict[int, Trained] = {}
-        for some in self._passes(jobs):
+        for some in self._passes({k: job for k, job in enumerate(jobs) if job.asker is None}):
             trained |= self._pass({k: jobs[k] for k in some})
-        for job, one in zip(jobs, map(trained.get, range(len(jobs))), strict=True):
-            known = self._own.known(job) if job.own else None
-            if known is not None and one is not None:
-                job.passes = known.passes[0] * one.fit.samples, known.passes[1] * one.fit.samples
-        return [trained[k].write(job) for k, job in enumerate(jobs)]
+        for k, one in trained.items():
+            known = self._own.known(jobs[k]) if jobs[k].own else None
+            if known is not None:
+                jobs[k].passes = known.passes[0] * one.fit.samples, known.passes[1] * one.fit.samples
+        fits = [job.outcome if job.outcome is not None else trained[k].write(job) for k, job in enumerate(jobs)]
+        return cast("list[Fit]", fits)
 
-    def _passes(self, jobs: Sequence[LocalJob]) -> Iterator[list[int]]:
+    def _passes(self, jobs: Mapping[int, LocalJob]) -> Iterator[list[int]]:
         """Which jobs, by their numbers, are in one pass, in the order of their slots."""
         if not self.sorts:
-            yield list(range(len(jobs)))
+            yield list(jobs)
             return
-        steps = [sum(count for _, _, count in job.schedule.pieces(len(job.part))) for job in jobs]
+        steps = {k: sum(count for _, _, count in job.schedule.pieces(len(job.part))) for k, job in jobs.items()}
         kinds: dict[Hashable, list[int]] = {}
-        for k in sorted(range(len(jobs)), key=lambda k: -steps[k]):
+        for k in sorted(jobs, key=lambda k: -steps[k]):
             objective, trains = jobs[k].objective, jobs[k].trains
             kind: Hashable = objective.pulls, objective.linear is not None, None if trains is None else trains.tobytes()
             if jobs[k].own:
@@ -261,7 +275,7 @@ class Vmap(Stacked):
     def _step(self, width: int, x: Tensor, y: Tensor, weight: Tensor) -> None:
         """A step of the first `width` models."""
         narrow = self.stack.narrow(width)
-        gradients, losses = self._gradients(width, x, y, weight)
+        gradients, losses = self.gradients(width, x, y, weight)
         torch._foreach_copy_(narrow.gradient_views, gradients)
         narrow.descend(losses)
 
