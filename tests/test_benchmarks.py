@@ -67,6 +67,7 @@ def test_a_bare_loop_that_does_other_work_is_found_out(
         script("speed").same_weights(tiny)
 
 
+@pytest.mark.slow
 def test_a_default_round_scores_every_kind_of_model(script: Load, tiny: Any, monkeypatch: pytest.MonkeyPatch) -> None:
     module, columns = script("speed"), set[str]()
     federation = type(tiny).federation
@@ -271,6 +272,7 @@ def test_a_study_is_timed_with_its_rounds(script: Load) -> None:
     assert 0 < rounds < wall
 
 
+@pytest.mark.slow
 def test_the_calibration_of_worth(script: Load, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """One consortium with gains and one without: lines of the file, not run again, and the table of goals."""
     worth, file = script("worth"), tmp_path / "results.jsonl"

@@ -55,6 +55,7 @@ def day(script: Load, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Module
     return module
 
 
+@pytest.mark.slow
 def test_an_item_ends_after_its_bound_or_by_its_error_and_the_next_one_runs(
     day: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -111,6 +112,7 @@ def test_kernels_launches_and_busy_time_are_counted(script: Load) -> None:
     assert "kernels" not in counted(events[:3])
 
 
+@pytest.mark.slow
 def test_turns_end_with_their_time_and_by_their_clock(script: Load) -> None:
     measure, now, calls = script("measure"), [0.0], []
 

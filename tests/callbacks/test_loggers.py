@@ -186,6 +186,7 @@ def offline_runs(folder: Path) -> list[Path]:
     return sorted((folder / "wandb").glob("offline-run-*"), key=lambda path: path.stat().st_ctime_ns)
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("wandb_alone")
 def test_offline_holds_one_row_a_round_with_its_picture(tmp_path, capfd, monkeypatch) -> None:
     monkeypatch.setenv("WANDB_API_KEY", KEY)

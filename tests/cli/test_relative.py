@@ -63,6 +63,7 @@ def test_an_unfinished_run_is_refused(tmp_path: Path, monkeypatch, capsys) -> No
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
 
+@pytest.mark.slow
 def test_a_reference_that_another_process_trains_is_waited_for(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(f"fit {QUICK} --federation.rounds 1 --method local --name a".split()) == 0

@@ -89,9 +89,9 @@ def hospitals(folder: Path) -> tuple[str, list[dict[str, str]]]:
 @pytest.mark.parametrize(
     ("form", "scale"),
     [
-        ("safetensors", "--data.scale robust --data.fitted own"),
+        pytest.param("safetensors", "--data.scale robust --data.fitted own", marks=pytest.mark.slow),
         ("safetensors", ""),
-        ("torch_export", "--data.scale minmax"),
+        pytest.param("torch_export", "--data.scale minmax", marks=pytest.mark.slow),
     ],
 )
 def test_a_tables_rows(tmp_path: Path, form: str, scale: str) -> None:

@@ -19,7 +19,8 @@ WEIGHT, BIAS, VECTOR = 4 * 9 * 10, 10, 384
 The momentum that stays with a client has a tensor of each of the first two lengths."""
 
 
-@pytest.mark.parametrize("method", ["kapc", pytest.param("fedavg", marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize("method", ["kapc", "fedavg"])
 def test_frozen_parts_lie_once_on_each_of_two_ranks(
     method: str, fit: Callable[..., Path], small: Callable[..., list[str]], on_ranks: Callable[..., None], record: Any,
     table: Any, workplace: Path,

@@ -36,6 +36,7 @@ def model(name: str, flags: str, *more: str) -> dict[str, torch.Tensor]:
     return load_file(f"{name}.safetensors")
 
 
+@pytest.mark.slow
 def test_the_pages_optimiser(folder: Path) -> None:
     rounds = "--federation.rounds 3"
     ours = model("ours", f"--method my_server.Momentum --method.beta 0.5 {rounds}")

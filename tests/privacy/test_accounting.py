@@ -74,7 +74,7 @@ def test_what_noise_is_not_there_is_infinite_and_what_is_not_sent_is_nothing() -
     assert epsilon([Mechanism(1e-4, 3)], 1e-5) == pytest.approx(dp.get_epsilon_gaussian(1e-4 / 3**0.5, 1e-5))
 
 
-@pytest.mark.parametrize("target", [0.1, 1.0, 8.0, 50.0])
+@pytest.mark.parametrize("target", [pytest.param(0.1, marks=pytest.mark.slow), 1.0, 8.0, 50.0])
 def test_the_noise_of_a_target_is_the_least(target: float) -> None:
     def make(noise: float) -> list[Mechanism]:
         return [Mechanism(noise, 10), Mechanism(noise, 1)]

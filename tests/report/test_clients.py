@@ -139,6 +139,7 @@ def test_losses_are_drawn_and_the_pull_where_there_is_one(make_run: MakeRun) -> 
     assert figures.training(load([make_run("b")])) == {}
 
 
+@pytest.mark.slow
 def test_losses_over_seeds_are_a_band(make_run: MakeRun, tmp_path: Path) -> None:
     """Losses 2, 1 and 4, 1 of two seeds: mean 3 and 1, the sample's deviation sqrt(2) and 0; a third run is a line."""
     paths = [make_run("a"), change(make_run("b"), seed=1), change(make_run("c"), method={"name": "fedavg"})]

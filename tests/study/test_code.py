@@ -61,6 +61,7 @@ def edit(sign: int) -> None:
     Path("fl_own_study_steps.py").write_text(f"SIGN = {sign}\n")
 
 
+@pytest.mark.slow
 def test_seeds_that_are_added_after_an_edit_are_refused(ask: Ask, tmp_path: Path) -> None:
     line = "study study.yaml --out s --workers 1"
     assert ask(line)[0] == 0

@@ -5,9 +5,9 @@ Every client's phase is a greenlet, so that its step stays a plain function (doc
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 import torch
@@ -17,11 +17,12 @@ from torch import Tensor
 from fl_lightning.core.module import Batch
 from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.executors.even import widened
+from fl_lightning.training.executors.stack import Stack
 from fl_lightning.training.local import fit_of
 from fl_lightning.training.schedule import batches
 
-if TYPE_CHECKING:
-    from fl_lightning.training.executors.vmap import Vmap
+Gradients = Callable[[int, Tensor, Tensor, Tensor], tuple[list[Tensor], Tensor]]
+"""Of the first models of a stack, so many, on x, y and the samples' weights: `Vmap.gradients`."""
 
 
 @dataclass
@@ -34,15 +35,15 @@ class _Request:
 
 
 class OwnSteps:
-    """Trains jobs whose steps look at the model through `Client.gradient` alone."""
+    """Trains jobs whose steps look at the model through `Client.gradient` alone; a pass has `size` samples of each."""
 
-    def __init__(self, executor: Vmap) -> None:
-        self.executor = executor
+    def __init__(self, stack: Stack, size: int, gradients: Gradients) -> None:
+        self.stack, self.size, self.gradients = stack, size, gradients
         self._waiting: dict[greenlet, _Request] = {}
 
     def train(self, jobs: Sequence[LocalJob]) -> None:
         """All that have no `outcome` yet, side by side: it is kept with each, since its step has written as it went."""
-        self.executor.stack.gradients.zero_()  # also between the blocks, where nothing is written
+        self.stack.gradients.zero_()  # also between the blocks, where nothing is written
         graded = torch.is_grad_enabled()
 
         def goes_on(run: greenlet, value: Any) -> None:
@@ -73,7 +74,7 @@ class OwnSteps:
                 for k, batch in enumerate(batches(job.part, job.schedule, epoch, first, count), first):
                     losses.append(job.step(batch, k).detach())
                     samples += len(batch[1])
-            job.outcome = fit_of(self.executor.optimizer.config, job.lr, losses, [], samples, job.vector.device)
+            job.outcome = fit_of(self.stack.config, job.lr, losses, [], samples, job.vector.device)
         except Exception as error:  # of this client alone
             job.outcome = error
         finally:
@@ -84,7 +85,7 @@ class OwnSteps:
         job, run, samples, graded = request.job, getcurrent(), len(request.batch[1]), torch.is_grad_enabled()
         assert job.passes is not None and job.asker is not None and run.parent is not None
         job.passes = job.passes[0] + samples, job.passes[1] + samples
-        if samples > self.executor.spec.largest_batch:  # it fits into no pass
+        if samples > self.size:  # it fits into no pass
             own, job.asker.gradients = job.asker.gradients, None
             try:
                 return job.asker.gradient(request.vector, request.batch)
@@ -100,7 +101,7 @@ class OwnSteps:
     @torch.no_grad()
     def _gradients(self, requests: Sequence[_Request]) -> list[tuple[Tensor, Tensor]]:
         """Of each the loss, shape (), and its gradient (D,), 0 where nothing trains."""
-        stack, size = self.executor.stack, self.executor.spec.largest_batch
+        stack, size = self.stack, self.size
         answers: list[tuple[Tensor, Tensor]] = []
         for begin in range(0, len(requests), stack.width):
             some = requests[begin : begin + stack.width]
@@ -114,7 +115,7 @@ class OwnSteps:
             counts = np.array([[len(one.batch[1])] for one in some] + [[0]] * (width - len(some)))
             each = np.where(np.arange(size) < counts, 1 / np.maximum(counts, 1), 0.0)
             weight = torch.from_numpy(each).to(stack.losses.dtype)
-            gradients, losses = self.executor.gradients(width, filled[0], filled[1], weight)
+            gradients, losses = self.gradients(width, filled[0], filled[1], weight)
             torch._foreach_copy_(stack.narrow(width).gradient_views, gradients)
             flat = stack.rows.new_zeros(len(some), stack.module.layout.size)
             flat[:, : stack.module.used] = stack.gradients[: len(some)]

@@ -57,7 +57,7 @@ class Vmap(Stacked):
         self._reached: np.ndarray | None = None
         """Bool: the parameters, in the order of the blocks, that the task loss depends on; None: all."""
         self._own = OwnLosses(module, self.stack, self._cast)
-        self._steps = OwnSteps(self)
+        self._steps = OwnSteps(self.stack, spec.largest_batch, self.gradients)
         model, metric = module.model, module.metric
 
         def loss(trained: dict[str, Tensor], fixed: dict[str, Tensor], x: Tensor, y: Tensor, weight: Tensor) -> Tensor:
