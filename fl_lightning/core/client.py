@@ -42,7 +42,7 @@ class Client:
         NaN where they are not known."""
         self.prepared: dict[str, Tensor] = {}
         """What `Method.prepare` has made for the model that is scored."""
-        self.gradients: Callable[[Tensor, Batch], tuple[Tensor, Tensor]] | None = None
+        self.gradients: Callable[[Tensor, Batch, bool], tuple[Tensor, Tensor]] | None = None
         """What `gradient` goes by while own steps are taken side by side; None: the bound model."""
 
     def __getitem__(self, slot: str) -> Tensor:
@@ -169,7 +169,7 @@ class Client:
         """The task loss at `vector` on a batch, shape (), and its gradient (D,), in training mode (which writes running
         statistics) or in evaluation mode (which writes and draws nothing); 0 where nothing trains."""
         if self.gradients is not None:
-            return self.gradients(vector, batch)
+            return self.gradients(vector, batch, training)
         module = self.bind(vector)
         module.model.train(training)
         loss, gradient = module.flat_gradient(batch)

@@ -89,6 +89,7 @@ class Phase:
         known = self.scores is None or self.scores in MODELS
         check("Phase.scores", self.scores, known, f"it must be a kind of model: {', '.join(MODELS)}")
         fine = self.targets is None or self.part is None
+        check("Phase.by_gradient", True, self.step is not None or not self.by_gradient, "it is of an own step")
         check("Phase.targets", "a tensor", fine, "they are of the client's training data: there can be no other part")
 
 

@@ -52,7 +52,9 @@ def _passes(setup: Setup, runs: int, each: float) -> list[Part]:
     step = max(2 * widest.saved + widest.trained, (1 + decays + terms) * widest.trained)
     batch = of_sample(setup) * size
     steps = active * (step + batch * (1 + min(AHEAD, math.ceil(most / size))))
-    clients = runs * setup.here * widest.vector  # what each client's model has become, beside what it was
+    clients: float = runs * setup.here * widest.vector  # what each client's model has become, beside what it was
+    if widest.asks:  # instead, of each a permuted copy of an epoch, and vectors of its step (measured: 2 to 5)
+        clients = runs * setup.here * (5 * widest.vector + of_sample(setup) * most)
     test = width * (2 * widest.vector + 2 * widest.trained + 2 * widest.saved + 4 * batch)
     first = max(0.0, test - added - (runs - 1) * each)
     return [

@@ -72,6 +72,8 @@ class ModelProfile:
     """Nothing in it mixes samples: clients can train at once."""
     terms: int
     """Vectors that the terms of its phases' objectives take where models are stacked."""
+    asks: bool = False
+    """A phase has own steps that ask for gradients: of all clients that train at once each is in the middle of one."""
 
     @property
     def vector(self) -> int:
@@ -157,7 +159,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     trainer = Trainer(fabric, run, group, model)
     parameters = trainer.module.binding.parameters
     size = max(2, min(config.federation.batch_size, max(sizes.train)))
-    saved, step, slots, terms = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
+    saved, step, slots, terms, asks = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
     scored = min(config.evaluation.batch_size, max(sizes.test))
     segments = group.layout.segments(group.down_mask, by_layer=run.relation.per_layer)
     tiles = Counter[int]()
@@ -182,6 +184,7 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         memory=_memory(run),
         stacks=not group.whole_last,
         terms=terms,
+        asks=asks,
     )
 
 
@@ -225,9 +228,9 @@ def _known(client: Client) -> list[Tensor]:
     return [*lasting, *client.state.vectors.values(), *module.model.parameters(), *module.model.buffers()]
 
 
-def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tuple[int, int, int, int]:
+def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tuple[int, int, int, int, bool]:
     """Of a step of each phase of a visit: the most that is saved for its backward pass, the most that it holds at once,
-    how many vectors an optimiser trains, and how many the terms of objectives take.
+    how many vectors an optimiser trains, how many the objectives' terms take, and whether own steps ask for gradients.
 
     A method that asks for numbers, or for what only a round has, is followed with a proximal term whose anchor is what
     was received.
@@ -235,13 +238,13 @@ def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tu
     module, nothing = trainer.module, torch.zeros(())
     known = [*_known(client), *batch, nothing]
     sizes: list[tuple[int, int]] = []
-    slots, terms = set(), 0
+    slots, terms, asks = set(), 0, False
     try:
         with _Live(known) as live:  # what a method makes for its phases lies there with the steps
             for phase in _phases(client):
                 sizes.append(_step(module, client, phase, batch, known, live))
                 slots |= {phase.slot} if phase.step is None else set()
-                terms = max(terms, _terms(phase.objective))
+                terms, asks = max(terms, _terms(phase.objective)), asks or phase.by_gradient
                 client.fits.append(Fit(nothing, nothing, 1, len(batch[1]), 1.0))
             if not slots:
                 sizes.append(_step(module, client, Phase(), batch, known, live))
@@ -253,7 +256,7 @@ def _steps(trainer: Trainer, client: Client, batch: tuple[Tensor, Tensor]) -> tu
     module.set_objective(PLAIN)
     module.train_only(None)
     saved, peak = (max(values) for values in zip(*sizes, strict=True))
-    return saved, peak, max(1, len(slots)), terms
+    return saved, peak, max(1, len(slots)), terms, asks
 
 
 def _terms(objective: Objective) -> int:

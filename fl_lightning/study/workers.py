@@ -137,12 +137,14 @@ def serve_all(
     workers = [Worker(serve, logs / f"worker-{k + 1}.log", most) for k in range(min(count, len(jobs)))]
     try:
         while True:
-            for k, worker in enumerate(workers):
-                while len(worker.jobs) < worker.most and left:
-                    if not worker.jobs and not worker.process.is_alive():
-                        worker = workers[k] = Worker(serve, logs / f"worker-{k + 1}.log", most)
-                    number = left.pop()
-                    worker.start(number, jobs[number])
+            while left:  # who has fewest gets the next one: each has its share of what takes long
+                k = min(range(len(workers)), key=lambda k: len(workers[k].jobs))
+                if len(workers[k].jobs) == most:
+                    break
+                if not workers[k].jobs and not workers[k].process.is_alive():
+                    workers[k] = Worker(serve, logs / f"worker-{k + 1}.log", most)
+                number = left.pop()
+                workers[k].start(number, jobs[number])
             busy = {worker.pipe: worker for worker in workers if worker.jobs}
             if not busy:
                 return

@@ -29,6 +29,7 @@ class Noisy(Method):
     fails: int | None = None
     binds: bool = False
     whole: bool = False
+    evaluating: bool = False
     judge = "after"
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
@@ -42,7 +43,8 @@ class Noisy(Method):
         if self.binds:
             client.bind()
         with torch.no_grad():
-            loss, gradient = client.gradient(w, client.data.train.tensors if self.whole else batch)
+            samples = client.data.train.tensors if self.whole else batch
+            loss, gradient = client.gradient(w, samples, training=not self.evaluating)
         assert torch.is_grad_enabled()
         w[columns] -= client.lr * gradient[columns] + 0.001 * torch.randn(w[columns].shape, generator=draws)
         return loss
@@ -77,15 +79,46 @@ def test_a_step_that_binds_is_refused(federation: Make) -> None:
         ran(federation, Noisy(binds=True))
 
 
-def test_a_pass_that_fails_is_everybodys(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No client is trained again from where its step has got to."""
-    pools = []
+def test_a_pass_that_fails_is_repeated_client_by_client(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Whose request it is that fails shows then, and the others go on."""
+    pools, found = [], OwnSteps._gradients
 
-    def fail(self: OwnSteps, some: list) -> list:
-        pools.append(len(some))
-        raise MemoryError("no room")
+    def fail(self: OwnSteps, requests: list) -> list:
+        pools.append(len(requests))
+        if any(one.job.schedule.client == 2 for one in requests):
+            raise MemoryError("no room")
+        return found(self, requests)
 
+    whole = ran(federation, Noisy())
     monkeypatch.setattr(OwnSteps, "_gradients", fail)
-    with pytest.raises(Exception, match="no room"):
-        ran(federation, Noisy())
-    assert pools == [4]
+    without = ran(federation, Noisy(), on_bad_client="skip")
+    assert pools[:5] == [4, 1, 1, 1, 1] and max(pools[5:]) == 3
+    assert sorted(without.run.states) == [0, 1, 3]
+    for c, state in without.run.states.items():
+        assert torch.equal(state.vectors["model"], whole.run.states[c].vectors["model"])
+
+
+@pytest.mark.parametrize("evaluating", [False, True])
+def test_passes_hold_samples_alone_and_train(
+    federation: Make, monkeypatch: pytest.MonkeyPatch, evaluating: bool
+) -> None:
+    """Smaller batches are filled up with their first sample: a model need not be defined at 0. What is asked for in
+    evaluation mode goes through no pass."""
+    rows: list[Tensor] = []
+    made = OwnSteps.__init__
+
+    def init(self: OwnSteps, stack: Any, size: int, gradients: Any) -> None:
+        def seen(width: int, x: Tensor, y: Tensor, weight: Tensor) -> Any:
+            rows.extend(x[weight.any(dim=1)].flatten(2).unbind())
+            return gradients(width, x, y, weight)
+
+        made(self, stack, size, seen)
+
+    monkeypatch.setattr(OwnSteps, "__init__", init)
+    ran(federation, Noisy(evaluating=evaluating))
+    assert bool(rows) != evaluating and all(bool((slot != 0).any(dim=1).all()) for slot in rows)
+
+
+def test_a_phase_without_a_step_asks_for_nothing() -> None:
+    with pytest.raises(BadInput, match=r"Phase\.by_gradient"):
+        Phase(by_gradient=True)

@@ -71,8 +71,7 @@ class LocalJob:
 
     @property
     def alone(self) -> bool:
-        """Whether the loop must train it: it has a step of its own, private steps, or a loss that depends on more than
-        tensors."""
+        """Whether no stack takes its steps: they are its own or private, or its loss depends on more than tensors."""
         own_loss = not isinstance(self.objective.loss, PureLoss | None)
         return self.step is not None or self.private is not None or own_loss
 
@@ -139,7 +138,8 @@ class Executor(ABC):
 
     @abstractmethod
     def train(self, jobs: Sequence[LocalJob]) -> list[Fit]:
-        """Train each job's client. If it raises, no job has been written to (`at_once` above 1).
+        """Train each job's client. If it raises, no job has been written to (`at_once` above 1), but for those with an
+        `outcome`: given again, they are not trained again.
 
         Afterwards anything may be bound to the module.
         """

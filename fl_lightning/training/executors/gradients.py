@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -47,28 +48,33 @@ class OwnSteps:
         graded = torch.is_grad_enabled()
 
         def goes_on(run: greenlet, value: Any) -> None:
-            run.switch(value)
+            if isinstance(value, Exception):
+                run.throw(value)
+            else:
+                run.switch(value)
             torch.set_grad_enabled(graded)  # it may have stopped where it had set it otherwise
 
+        self._waiting.clear()  # clients that an earlier call left waiting when it was cut off
         for job in jobs:
             if job.outcome is None:
                 goes_on(greenlet(self._phase), job)
         while self._waiting:
             waiting, self._waiting = self._waiting, {}
-            try:
-                answers = self._gradients(list(waiting.values()))
-            except Exception as error:
-                for run in waiting:
-                    run.throw(error)
-                return
-            for run, answer in zip(waiting, answers, strict=True):
+            for run, answer in zip(waiting, self._answers(list(waiting.values())), strict=True):
                 goes_on(run, answer)
+
+    def _answers(self, requests: Sequence[_Request]) -> Sequence[tuple[Tensor, Tensor] | Exception]:
+        """`_gradients`, or why there is none: where a pass fails, each is tried alone."""
+        try:
+            return self._gradients(requests)
+        except Exception as error:
+            return [error] if len(requests) == 1 else [self._answers([one])[0] for one in requests]
 
     def _phase(self, job: LocalJob) -> None:
         """One job from start to end."""
         losses, samples, asker = list[Tensor](), 0, job.asker
         assert job.step is not None and asker is not None
-        job.passes, asker.gradients = (0.0, 0.0), lambda vector, batch: self._wait(_Request(job, vector, batch))
+        job.passes, asker.gradients = (0.0, 0.0), partial(self._gradient, job)
         try:
             for epoch, first, count in job.schedule.pieces(len(job.part)):
                 for k, batch in enumerate(batches(job.part, job.schedule, epoch, first, count), first):
@@ -80,18 +86,20 @@ class OwnSteps:
         finally:
             asker.gradients = None
 
-    def _wait(self, request: _Request) -> tuple[Tensor, Tensor]:
+    def _gradient(self, job: LocalJob, vector: Tensor, batch: Batch, training: bool) -> tuple[Tensor, Tensor]:
         """Stop the step that calls this until its gradient has been found."""
-        job, run, samples, graded = request.job, getcurrent(), len(request.batch[1]), torch.is_grad_enabled()
-        assert job.passes is not None and job.asker is not None and run.parent is not None
+        assert job.passes is not None and job.asker is not None
+        samples, run, graded = len(batch[1]), getcurrent(), torch.is_grad_enabled()
         job.passes = job.passes[0] + samples, job.passes[1] + samples
-        if samples > self.size:  # it fits into no pass
+        if samples > self.size or not training:  # for no pass
             own, job.asker.gradients = job.asker.gradients, None
             try:
-                return job.asker.gradient(request.vector, request.batch)
+                return job.asker.gradient(vector, batch, training=training)
             finally:
                 job.asker.gradients = own
-        self._waiting[run] = request
+                self.stack.module.model.train()
+        assert run.parent is not None
+        self._waiting[run] = _Request(job, vector, batch)
         try:
             answer: tuple[Tensor, Tensor] = run.parent.switch()
         finally:
@@ -111,6 +119,8 @@ class OwnSteps:
             for own in zip(*(one.batch for one in some), strict=True):
                 room = own[0].new_zeros(width, size, *own[0].shape[1:])
                 torch._foreach_copy_([slot[: len(b)] for slot, b in zip(room, own, strict=False)], list(own))
+                for slot, some_of_them in zip(room, own, strict=False):
+                    slot[len(some_of_them) :] = some_of_them[:1]  # finite if the others are; its weight is 0
                 filled.append(room)
             counts = np.array([[len(one.batch[1])] for one in some] + [[0]] * (width - len(some)))
             each = np.where(np.arange(size) < counts, 1 / np.maximum(counts, 1), 0.0)
