@@ -1,6 +1,7 @@
 """What atlas/cells.csv says, as tables and pictures: which method wins where, whom it harms, and what tuning chose.
 
     python benchmarks/atlas_page.py --pictures docs/images    the tables of docs/results/atlas.md, in Markdown
+    python benchmarks/atlas_page.py --newcomers STUDY ...     what clients held out of studies get
 
 A column is a kind of heterogeneity at one strength. It enters where training alone has all seeds and at most `FAILED`
 methods lack some: those have no number there, and the last rank.
@@ -14,9 +15,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pandas import read_csv
+from pandas import DataFrame, read_csv
 
 from fl_lightning.study import statistics
+from fl_lightning.study.cells import read as cells_of
 from fl_lightning.study.compare import Ranks
 from fl_lightning.study.picture import draw_ranks
 
@@ -156,6 +158,30 @@ def summary(atlas: Atlas) -> list[str]:
     return lines
 
 
+def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list[str]:
+    """Accuracy of clients held out, by study and labelled samples of each class: mean over clients, then over seeds,
+    +- its standard error over seeds."""
+    scores: dict[tuple[str, str, int], list[float]] = {}
+    for study in studies:
+        for cell in cells_of([study])[0]:
+            table = DataFrame(cell.run.rows("newcomers")).groupby("samples_per_class")["accuracy"].mean()
+            for number in samples:
+                scores.setdefault((cell.label, study.name, number), []).append(100 * table.get(number, np.nan))
+    heads = [(study.name, number) for study in studies for number in samples]
+    lines = [
+        f"| method | {' | '.join(f'{name}, {number}' for name, number in heads)} |",
+        "| --- " * (len(heads) + 1) + "|",
+    ]
+    for label in dict.fromkeys(label for label, _, _ in scores):
+        cells = []
+        for head in heads:
+            row = np.array(scores.get((label, *head), [np.nan]))
+            error = row.std(ddof=1) / len(row) ** 0.5 if len(row) > 1 else np.nan
+            cells.append("–" if np.isnan(row.mean()) else f"{row.mean():.1f} +- {error:.1f}")
+        lines.append(f"| {label} | {' | '.join(cells)} |")
+    return lines
+
+
 def draw(atlas: Atlas, folder: Path) -> None:
     """`atlas-gain.png` (points above training alone) and `atlas-ranks.png` (mean ranks, by judge)."""
     import matplotlib
@@ -202,7 +228,11 @@ if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--cells", type=Path, default=ROOT / "atlas" / "cells.csv")
     parser.add_argument("--pictures", type=Path)
+    parser.add_argument("--newcomers", type=Path, nargs="+")
     given = parser.parse_args()
+    if given.newcomers:
+        print(*newcomers(given.newcomers), sep="\n")
+        raise SystemExit
     atlas = read(given.cells)
     print(f"{len(atlas.columns)} columns, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")
     for title, lines in (

@@ -7,7 +7,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import ModuleType
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -94,6 +94,25 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     assert page.summary(read)[-1].endswith(" | 1 |")
     (best, *_) = page.summary(read)[2:]
     assert best.startswith("| fedavg after | after | 1.0 | ") and "| 0.0 | 0 | " in best
+
+
+def test_newcomers_are_means_over_clients_and_then_seeds(
+    atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    page = importlib.import_module("atlas_page")
+
+    def cell(label: str, *scores: float) -> SimpleNamespace:
+        rows = [{"samples_per_class": n, "accuracy": s + n / 10} for s in scores for n in (0, 1)]
+        return SimpleNamespace(label=label, run=SimpleNamespace(rows=lambda name: rows if name == "newcomers" else []))
+
+    cells = [cell("ditto", 0.5, 0.7), cell("ditto", 0.8, 0.8), cell("local", 0.1)]
+    monkeypatch.setattr(page, "cells_of", lambda studies: (cells, []))
+    assert page.newcomers([tmp_path / "hsu"], (0, 1)) == [
+        "| method | hsu, 0 | hsu, 1 |",
+        "| --- | --- | --- |",
+        "| ditto | 70.0 +- 10.0 | 80.0 +- 10.0 |",
+        "| local | 10.0 +- nan | 20.0 +- nan |",
+    ]
 
 
 def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_path: Path) -> None:
