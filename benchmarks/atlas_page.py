@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from pandas import DataFrame, read_csv
+from pandas import DataFrame, concat, read_csv
 
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import read as cells_of
@@ -158,6 +158,19 @@ def summary(atlas: Atlas) -> list[str]:
     return lines
 
 
+def tuning(folder: Path) -> list[str]:
+    """By method, points on validation data that the choice is above the defaults, a column for each kind searched."""
+    tables = {file.name.removesuffix("-tuned.csv"): read_csv(file) for file in sorted(folder.glob("*-tuned.csv"))}
+    gains = DataFrame({kind: 100 * table.set_index("method")["gain"] for kind, table in tables.items()})
+    edge = concat([table.set_index("method")["warnings"].notna() for table in tables.values()], axis=1).sum(axis=1)
+    lines = [f"| method | {' | '.join(gains)} | mean | choices at an edge |", "| --- " * (len(gains.columns) + 3) + "|"]
+    for method in gains.mean(axis=1).sort_values(ascending=False, kind="stable").index:
+        row = gains.loc[method]
+        cells = [*("–" if np.isnan(one) else f"{one:.1f}" for one in row), f"{row.mean():.1f}", str(edge[method])]
+        lines.append(f"| {method} | {' | '.join(cells)} |")
+    return lines
+
+
 def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list[str]:
     """Accuracy of clients held out, by study and labelled samples of each class: mean over clients, then over seeds,
     +- its standard error over seeds."""
@@ -240,6 +253,7 @@ if __name__ == "__main__":
         ("To FedAvg after local training", heat(atlas, RIVAL)),
         ("Winners", winners(atlas)),
         ("Over all columns", summary(atlas)),
+        ("What tuning was worth", tuning(given.cells.parent)),
     ):
         print(f"\n## {title}\n", *lines, sep="\n")
     if atlas.left_out:

@@ -96,6 +96,18 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     assert best.startswith("| fedavg after | after | 1.0 | ") and "| 0.0 | 0 | " in best
 
 
+def test_what_tuning_was_worth_is_read_from_the_choices(atlas: ModuleType, tmp_path: Path) -> None:
+    page = importlib.import_module("atlas_page")
+    (tmp_path / "hsu-tuned.csv").write_text("method,gain,warnings\nditto,0.05,\nfedper,0.2,lr lies at the edge\n")
+    (tmp_path / "iid-tuned.csv").write_text("method,gain,warnings\nditto,0.01,lr lies at the edge\n")
+    assert page.tuning(tmp_path) == [
+        "| method | hsu | iid | mean | choices at an edge |",
+        "| --- | --- | --- | --- | --- |",
+        "| fedper | 20.0 | – | 20.0 | 1 |",
+        "| ditto | 5.0 | 1.0 | 3.0 | 1 |",
+    ]
+
+
 def test_newcomers_are_means_over_clients_and_then_seeds(
     atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
