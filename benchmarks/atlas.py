@@ -1,7 +1,7 @@
 """The atlas: which method wins where. A study file for each kind of heterogeneity lies in configs/studies/atlas.
 
     python benchmarks/atlas.py run OUT [KIND ...]        what is missing: tune all methods alike, then the map
-    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/cells.csv, columns.csv
+    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/KIND-cells.csv, columns.csv
     python benchmarks/atlas.py rerun --out DIR [--number 5] [--seed 0]
                                                          train cells drawn at random again: the same numbers?
 
@@ -174,17 +174,18 @@ def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
     )
 
 
-def stored(name: str = "cells") -> list[Row]:
+def stored(name: str = "*-cells") -> list[Row]:
     """The rows of atlas/NAME.csv, as text."""
-    file = ATLAS / f"{name}.csv"
-    if not file.is_file():
-        return []
-    with file.open(newline="", encoding="utf-8") as opened:
-        return list(csv.DictReader(opened))
+    rows: list[Row] = []
+    for file in sorted(ATLAS.glob(f"{name}.csv")):
+        with file.open(newline="", encoding="utf-8") as opened:
+            rows += csv.DictReader(opened)
+    return rows
 
 
 def keep(out: Path) -> None:
-    """Merge all maps in `out` into cells.csv, their clients' features into columns.csv; keep the choices."""
+    """Merge all maps in `out` into a table of cells for each kind, their clients' features into columns.csv; keep the
+    choices."""
     new, features = list[Row](), list[Row]()
     for kind in KINDS:
         if (out / kind / "map" / "study.json").is_file():
@@ -201,8 +202,10 @@ def keep(out: Path) -> None:
                 write_whole(ATLAS / name, file.read_bytes())
     others = [row for row in stored("columns") if row["kind"] not in {one["kind"] for one in features}]
     write_whole(ATLAS / "columns.csv", as_csv([*others, *features]))
-    write_whole(ATLAS / "cells.csv", as_csv([{key: row[key] for key in COLUMNS} for row in rows]))
-    print(f"atlas/cells.csv: {len(rows)} cells, {len(new)} of them from {out}")
+    for kind in dict.fromkeys(row["kind"] for row in rows):  # one table of all would be above a megabyte
+        cells = [{key: row[key] for key in COLUMNS} for row in rows if row["kind"] == kind]
+        write_whole(ATLAS / f"{kind}-cells.csv", as_csv(cells))
+    print(f"{ATLAS.name}: {len(rows)} cells, {len(new)} of them from {out}")
 
 
 # ---------------------------------------------------------------- again

@@ -1,4 +1,4 @@
-"""What atlas/cells.csv says, as tables and pictures: which method wins where, whom it harms, and what tuning chose.
+"""What the cells in atlas/ say, as tables and pictures: which method wins where, whom it harms, and what tuning chose.
 
     python benchmarks/atlas_page.py --pictures docs/images    the tables of docs/results/atlas.md, in Markdown
     python benchmarks/atlas_page.py --newcomers STUDY ...     what clients held out of studies get
@@ -62,9 +62,9 @@ class Atlas:
         return f"{words[kind]} {strength.removesuffix('.0')}"
 
 
-def read(file: Path) -> Atlas:
-    """The atlas in a CSV of cells."""
-    cells = read_csv(file, dtype={"strength": str})
+def read(folder: Path) -> Atlas:
+    """The atlas in a folder with tables of cells."""
+    cells = concat([read_csv(file, dtype={"strength": str}) for file in sorted(folder.glob("*-cells.csv"))])
     methods, seeds = cells["method"].unique().tolist(), sorted(cells["seed"].unique().tolist())
     judges = dict(zip(cells["method"], cells["judge"], strict=True))
     columns = list(dict.fromkeys(zip(cells["kind"], cells["strength"], strict=True)))
@@ -239,21 +239,21 @@ def ranks_of(atlas: Atlas) -> Ranks:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
-    parser.add_argument("--cells", type=Path, default=ROOT / "atlas" / "cells.csv")
+    parser.add_argument("--atlas", type=Path, default=ROOT / "atlas")
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--newcomers", type=Path, nargs="+")
     given = parser.parse_args()
     if given.newcomers:
         print(*newcomers(given.newcomers), sep="\n")
         raise SystemExit
-    atlas = read(given.cells)
+    atlas = read(given.atlas)
     print(f"{len(atlas.columns)} columns, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")
     for title, lines in (
         ("To training alone", heat(atlas, ALONE)),
         ("To FedAvg after local training", heat(atlas, RIVAL)),
         ("Winners", winners(atlas)),
         ("Over all columns", summary(atlas)),
-        ("What tuning was worth", tuning(given.cells.parent)),
+        ("What tuning was worth", tuning(given.atlas)),
     ):
         print(f"\n## {title}\n", *lines, sep="\n")
     if atlas.left_out:

@@ -132,7 +132,7 @@ if __name__ == "__main__":
     parser.add_argument("--leaves", type=int, default=5)
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
-    atlas = read(ATLAS / "cells.csv")
+    atlas = read(ATLAS)
     x = features(atlas, ATLAS / "columns.csv")
     print(*judged(atlas, left_out(atlas, x, given.leaves)), sep="\n")
     tree = grown(x, gains_of(atlas), given.leaves)

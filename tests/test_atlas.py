@@ -71,9 +71,9 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
         for method, level in scores.items()
         for seed in range(40, 50)
     ]
-    file = tmp_path / "cells.csv"
+    file = tmp_path / "iid-cells.csv"
     file.write_text(as_csv([r for r in rows if r["kind"] == "iid" or r["method"] != "local" or r["seed"] < 49]))
-    read = page.read(file)
+    read = page.read(tmp_path)
     assert read.columns == [("iid", "20"), ("iid", "60")]
     assert read.left_out == [("hsu", "1.0")]
     by_method = {
@@ -88,7 +88,7 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     assert f"| {difference.mean():+.1f}* |" in heat[-1]
     assert page.winners(read)[2].startswith("| alike, samples: 20 | ") and page.winners(read)[2].endswith("| 0 of 2 |")
     file.write_text(as_csv(rows[:-1]))  # Ditto's last run in the third column failed
-    read = page.read(file)
+    read = page.read(tmp_path)
     assert len(read.columns) == 3
     assert [line.rpartition(" | ")[2] for line in page.heat(read, "local")[2:]] == ["+2.3* |", "+0.0 |", "– |"]
     assert page.summary(read)[-1].endswith(" | 1 |")
@@ -144,9 +144,9 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
                 for m, level in scores.items()
                 for seed in range(40, 50)
             ]
-    (tmp_path / "cells.csv").write_text(as_csv(cells))
+    (tmp_path / "iid-cells.csv").write_text(as_csv(cells))
     (tmp_path / "columns.csv").write_text(as_csv(columns))
-    read = page.read(tmp_path / "cells.csv")
+    read = page.read(tmp_path)
     x = rule.features(read, tmp_path / "columns.csv")
     advice = rule.left_out(read, x, leaves=5)
     names = [read.methods[k] for k in advice]
@@ -181,7 +181,7 @@ def test_a_tiny_map_comes_again_to_the_same_numbers(
     monkeypatch.setattr(atlas, "ATLAS", tmp_path / "atlas")
     atlas.run(tmp_path / "runs", ["iid"], 1, [])
     atlas.keep(tmp_path / "runs")
-    with (tmp_path / "atlas" / "cells.csv").open(newline="") as file:
+    with (tmp_path / "atlas" / "iid-cells.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == atlas.COLUMNS
     with (tmp_path / "atlas" / "columns.csv").open(newline="") as file:
@@ -193,7 +193,7 @@ def test_a_tiny_map_comes_again_to_the_same_numbers(
     assert all(float(r["gain"]) == float(r["accuracy"]) - float(r["alone"]) for r in rows)
     assert atlas.rerun(tmp_path / "again", 2, seed=0) == 0
     rows[0]["accuracy"] = "0.5"
-    (tmp_path / "atlas" / "cells.csv").write_text(as_csv(rows[:1]))
+    (tmp_path / "atlas" / "iid-cells.csv").write_text(as_csv(rows[:1]))
     assert atlas.rerun(tmp_path / "wrong", 1, seed=0) == 1
     kept = (tmp_path / "atlas" / "iid.yaml").read_bytes()
     monkeypatch.setattr(atlas, "main", lambda words: words[0] == "tune")  # a search would end with code 1
