@@ -3,8 +3,8 @@
     python benchmarks/atlas_rule.py [--leaves 5] [--picture FILE]
 
 A tree of at most leaves - 1 questions predicts every method's points above training alone; its advice is the method
-with the greatest prediction. It is judged on kinds of heterogeneity that it has not seen: each is left out in turn,
-with all its strengths.
+with the greatest prediction, of those that it has seen in no column below training alone beyond the interval. It is
+judged on kinds of heterogeneity that it has not seen: each is left out in turn, with all its strengths.
 """
 
 from __future__ import annotations
@@ -46,9 +46,16 @@ def grown(x: np.ndarray, gains: np.ndarray, leaves: int) -> DecisionTreeRegresso
     return tree.fit(x, gains)
 
 
-def advised(tree: DecisionTreeRegressor, x: np.ndarray) -> np.ndarray:
-    """The method's place for each row of x."""
-    return np.asarray(tree.predict(x).argmax(axis=1))
+def harmless(atlas: Atlas, columns: np.ndarray) -> np.ndarray:
+    """Bool (methods,): in all `columns` (bool) with numbers, in none below training alone beyond the interval."""
+    gains = atlas.against(ALONE)[columns]
+    _, high = interval(gains)
+    return np.asarray(((high >= 0) & ~np.isnan(gains).any(axis=-1)).all(axis=0))
+
+
+def advised(tree: DecisionTreeRegressor, x: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+    """The method's place for each row of x, of those that are `allowed`."""
+    return np.asarray(np.where(allowed, tree.predict(x), -np.inf).argmax(axis=1))
 
 
 def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
@@ -57,7 +64,9 @@ def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
     kinds = np.array([kind for kind, _ in atlas.columns])
     advice = np.zeros(len(kinds), int)
     for kind in dict.fromkeys(kinds):
-        advice[kinds == kind] = advised(grown(x[kinds != kind], gains[kinds != kind], leaves), x[kinds == kind])
+        others = kinds != kind
+        tree = grown(x[others], gains[others], leaves)
+        advice[kinds == kind] = advised(tree, x[kinds == kind], harmless(atlas, others))
     return advice
 
 
@@ -88,14 +97,25 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
 
 def leaves_of(tree: DecisionTreeRegressor, atlas: Atlas) -> dict[int, str]:
     """By node, what a leaf advises: the method and its mean points above training alone in the leaf's columns."""
-    inner = tree.tree_
+    inner, allowed = tree.tree_, harmless(atlas, np.full(len(atlas.columns), True))
     words = {}
     for node in range(inner.node_count):
         gains = inner.value[node, :, 0]
         if inner.children_left[node] < 0:
-            best = int(gains.argmax())
+            best = int(np.where(allowed, gains, -np.inf).argmax())
             words[node] = f"{atlas.methods[best]} ({gains[best]:+.1f}, {inner.n_node_samples[node]} columns)"
     return words
+
+
+def without_idle_questions(tree: DecisionTreeRegressor, atlas: Atlas) -> DecisionTreeRegressor:
+    """The tree, changed: no question is left whose answers come to the same advice."""
+    inner = tree.tree_
+    for node in reversed(in_order(tree)):
+        left, right = inner.children_left[node], inner.children_right[node]
+        words = leaves_of(tree, atlas)
+        if {left, right} <= words.keys() and words[left].split(" (")[0] == words[right].split(" (")[0]:
+            inner.children_left[node] = inner.children_right[node] = -1  # what scikit-learn has for a leaf
+    return tree
 
 
 def written(tree: DecisionTreeRegressor, atlas: Atlas, node: int = 0, depth: int = 0) -> list[str]:
@@ -110,6 +130,15 @@ def written(tree: DecisionTreeRegressor, atlas: Atlas, node: int = 0, depth: int
     return lines
 
 
+def in_order(tree: DecisionTreeRegressor, node: int = 0) -> list[int]:
+    """The nodes as they are drawn: each before its children, the left one first. Their numbers are those of growth."""
+    inner = tree.tree_
+    if inner.children_left[node] < 0:
+        return [node]
+    left, right = (in_order(tree, int(children[node])) for children in (inner.children_left, inner.children_right))
+    return [node, *left, *right]
+
+
 def draw(tree: DecisionTreeRegressor, atlas: Atlas, file: Path) -> None:
     """The tree as a picture."""
     import matplotlib
@@ -121,7 +150,8 @@ def draw(tree: DecisionTreeRegressor, atlas: Atlas, file: Path) -> None:
     inner, leaves = tree.tree_, leaves_of(tree, atlas)
     boxes = plot_tree(tree, ax=axes, feature_names=list(FEATURES), impurity=False, fontsize=9)
     shown = [box for box in boxes if "samples" in box.get_text()]  # not the words on its edges
-    for node, box in enumerate(shown):
+    for node, box in zip(in_order(tree), shown, strict=True):
+        assert f"samples = {inner.n_node_samples[node]}\n" in box.get_text()
         question = f"{FEATURES[inner.feature[node]]} <= {inner.threshold[node]:.3g}?"
         box.set_text(leaves[node].replace(" (", "\n(") if node in leaves else question)
     figure.savefig(file, dpi=100)
@@ -135,7 +165,7 @@ if __name__ == "__main__":
     atlas = read(ATLAS)
     x = features(atlas, ATLAS / "columns.csv")
     print(*judged(atlas, left_out(atlas, x, given.leaves)), sep="\n")
-    tree = grown(x, gains_of(atlas), given.leaves)
+    tree = without_idle_questions(grown(x, gains_of(atlas), given.leaves), atlas)
     print("\nThe rule, of all kinds:\n", *written(tree, atlas), sep="\n")
     if given.picture:
         draw(tree, atlas, given.picture)
