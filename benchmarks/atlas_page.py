@@ -208,7 +208,7 @@ def draw(atlas: Atlas, folder: Path) -> None:
     size = (2.4 + 0.5 * len(atlas.columns), 1.9 + 0.27 * len(order))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     most = 20.0  # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
-    image = axes.imshow(means[:, order].T, cmap="RdBu", vmin=-most, vmax=most, aspect="auto")
+    image = axes.imshow(means[:, order].T, cmap=plt.get_cmap("RdBu", 16), vmin=-most, vmax=most, aspect="auto")
     for c in range(len(atlas.columns)):
         for line, m in enumerate(order):
             words = starred(means[c, m], low[c, m], high[c, m])
@@ -220,8 +220,8 @@ def draw(atlas: Atlas, folder: Path) -> None:
     axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
     figure.colorbar(image, label="points above training alone", extend="both")
     whole = io.BytesIO()
-    figure.savefig(whole, dpi=85)
-    few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=64)  # a quarter of its size
+    figure.savefig(whole, dpi=76)
+    few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=48)  # a fraction of its size
     few.save(folder / "atlas-gain.png", optimize=True)
     draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
 
