@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 CYCLES, MOST_CYCLES = 4, 10
 """Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide then (simulated)."""
 METHODS = ("ditto", "fedala", "selfkapc")
-"""Without --methods: those that the atlas's rule advises, and the best where clients are alike (docs/results/atlas.md)."""
+"""Without --methods: what the atlas advises (docs/results/atlas.md), and what is best where clients are alike."""
 SLACK = 1.1
 """A further cycle is begun if it ends by so many times --minutes, as far as can be told."""
 ONLY_LAST = 10**6
