@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import multiprocessing
 import warnings
 import weakref
 from collections import Counter
@@ -131,12 +132,9 @@ def trace(component: Component, config: Config, method: Method, sizes: DataSizes
         BadInput: the model does not fit the data, or fails in its step.
     """
     build(component, sizes.sample_shape, sizes.classes, sizes.text)  # tried on two zeros: a wrong shape is said as ever
-    try:
-        with FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
-            warnings.filterwarnings("ignore", ".*data pointer of FakeTensor.*")  # a method copies a part of the model
-            return _followed(component, config, method, sizes)
-    except Exception:  # whatever a user's model does with tensors that have no numbers
-        pass
+    profile = _without_numbers(component, config, method, sizes)
+    if profile is not None:
+        return profile
     try:
         return _followed(component, config, method, sizes)
     except BadInput:
@@ -144,6 +142,32 @@ def trace(component: Component, config: Config, method: Method, sizes: DataSizes
     except Exception as error:
         reason = f"its training step fails: {type(error).__name__}: {str(error).splitlines()[0]}"
         raise BadInput("model", component.class_path, reason) from error
+
+
+def _without_numbers(*given: Any) -> ModelProfile | None:
+    """`_followed` on tensors without numbers, in a process of its own; None: a user's model cannot do without.
+
+    Such a backward pass starts threads that stay, and a process that has some can fork none that trains.
+    """
+    context = multiprocessing.get_context("fork")
+    ours, theirs = context.Pipe(duplex=False)
+
+    def follow() -> None:
+        answer = None
+        with contextlib.suppress(Exception), FakeTensorMode(allow_non_fake_inputs=True), warnings.catch_warnings():
+            warnings.filterwarnings("ignore", ".*data pointer of FakeTensor.*")  # a method copies a part of the model
+            answer = _followed(*given)
+        theirs.send(answer)
+
+    child = context.Process(target=follow)
+    child.start()
+    theirs.close()
+    try:
+        profile: ModelProfile | None = ours.recv()
+    except EOFError:  # it died
+        profile = None
+    child.join()
+    return profile
 
 
 def _followed(component: Component, config: Config, method: Method, sizes: DataSizes) -> ModelProfile:
