@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import re
 import shlex
 import threading
@@ -99,6 +100,20 @@ def test_a_trace_finds_what_can_be_worked_out_by_hand() -> None:
     assert found.saved < found.step < 4 * found.saved + 2 * found.trained
     assert found.mask.all()
     assert not trace(MLP, config(), KAPC(classifier="own"), DIGITS).mask.all()
+
+
+def test_a_trace_leaves_no_threads() -> None:
+    """A process that has autograd's can fork none that trains, as a study does."""
+    trace(MLP, config(), FedAvg(), DIGITS)
+    child = os.fork()
+    if child == 0:
+        try:
+            weight = torch.ones(2, requires_grad=True)
+            weight.square().sum().backward()
+        except RuntimeError:
+            os._exit(1)
+        os._exit(0)
+    assert os.waitpid(child, 0)[1] == 0
 
 
 def test_what_is_frozen_is_counted_once_and_trained_by_nobody() -> None:

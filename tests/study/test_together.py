@@ -8,8 +8,9 @@ import os
 import re
 import shutil
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -23,6 +24,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.files import make_folder
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Study
+from fl_lightning.study.workers import serve_all
 from fl_lightning.training.executors.together import Together
 
 sys.path += [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parents[1] / "faults")]
@@ -92,6 +94,26 @@ def test_no_number_depends_on_how_many_train_together(ask: Callable[..., Any], t
     log = (tmp_path / "three" / "runs" / "fedproto" / "seed-0" / "log.txt").read_text()
     assert "trains in the loop" not in log  # its own loss is stacked, too
     assert "kapc" not in log
+
+
+def test_the_seeds_of_a_method_are_next_to_each_other() -> None:
+    folders = [f"runs/{place}/seed-{seed}" for seed in (0, 1) for place in ("a=1/ditto", "a=1/moon", "a=2/ditto")]
+    runs: Any = [(SimpleNamespace(folder=folder), None) for folder in folders]
+    ordered = [run.folder.removeprefix("runs/a=") for run, _ in together.by_method(runs)]
+    expected = [f"{place}/seed-{seed}" for place in ("1/ditto", "1/moon", "2/ditto") for seed in (0, 1)]
+    assert ordered == expected
+
+
+def test_processes_take_runs_in_turn(tmp_path: Path) -> None:
+    """So that each has its share of what takes long."""
+
+    def serve(more: Callable[[bool], Any]) -> Iterator[tuple[int, str]]:
+        while (job := more(True)) is not None:
+            yield job[0], str(os.getpid())
+
+    ended = list(serve_all(serve, [None] * 4, 2, tmp_path, lambda running: None, most=2))
+    process = {one.job: one.error for one in ended}
+    assert process[0] == process[2] != process[1] == process[3]
 
 
 def test_a_run_that_diverges_ends_alone(ask: Callable[..., Any], tmp_path: Path) -> None:

@@ -81,13 +81,13 @@ def test_a_step_that_binds_is_refused(federation: Make) -> None:
 
 def test_a_pass_that_fails_is_repeated_client_by_client(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
     """Whose request it is that fails shows then, and the others go on."""
-    pools, found = [], OwnSteps._gradients
+    pools, gradients_of = [], OwnSteps._gradients
 
     def fail(self: OwnSteps, requests: list) -> list:
         pools.append(len(requests))
         if any(one.job.schedule.client == 2 for one in requests):
             raise MemoryError("no room")
-        return found(self, requests)
+        return gradients_of(self, requests)
 
     whole = ran(federation, Noisy())
     monkeypatch.setattr(OwnSteps, "_gradients", fail)
