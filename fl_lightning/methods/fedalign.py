@@ -41,14 +41,15 @@ class FedAlign(Method):
         """Of the block's channels a part must do."""
         super().check(run)
         for group in run.groups if self.mu else ():
-            _FLOPS[group.module.model] = self._try_block(run, group.module)
+            self._try_block(run, group.module)
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Down the task loss and the term."""
         if not self.mu:
             return [Phase()]
-        model = client.module.model
-        forward = _FLOPS[model] if model in _FLOPS else self._try_block(client.run, client.module)
+        forward = _FLOPS.get(client.module.model)
+        if forward is None:  # at a site of a deployment, where nothing has been checked
+            forward = self._try_block(client.run, client.module)
         return [Phase(objective=Objective(loss=PureLoss(self.loss, flops=3 * forward)))]
 
     def loss(self, _: Tensors, module: Module, batch: Batch) -> Tensor:
@@ -64,9 +65,10 @@ class FedAlign(Method):
         return self.block or last_block(module.model, module.layout.head)
 
     def _try_block(self, run: RunContext, module: Module) -> float:
-        """The term's operations for a sample; raises `BadInput` where the block will not do."""
+        """Note and return the term's operations for a sample; raises `BadInput` where the block will not do."""
         x = torch.zeros(2, *run.data.input_shape, device=run.device, dtype=run.dtype)
-        return check_block(module.model, self._block(module), x, self.width)
+        _FLOPS[module.model] = check_block(module.model, self._block(module), x, self.width)
+        return _FLOPS[module.model]
 
 
 _FLOPS: WeakKeyDictionary[nn.Module, float] = WeakKeyDictionary()

@@ -204,6 +204,7 @@ NEEDS = {
     **dict.fromkeys(("feddf", "pfeddf"), "--data.public held_back --method.steps 5"),
     "fedsalora": "--model.adapters.rank 2",
     "ffalora": "--model.adapters.rank 2 --evaluation.judge after",  # three rounds are few for its global model
+    "blurrelation": "--callbacks.blurrelation.decimals 2",
     "attack": "--callbacks.attack.kind sign_flip --callbacks.attack.clients [1]",
     "krum": "--callbacks.krum.attackers 0 --method fedavg",
     "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",

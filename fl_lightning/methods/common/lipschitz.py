@@ -40,7 +40,7 @@ def check_block(model: nn.Module, name: str, x: Tensor, width: float) -> float:
     """
     blocks, training = dict(model.named_modules()), model.training
     check("method.block", name, name in blocks, "it must name a module of the model")
-    with watched(blocks[name]) as seen:
+    with watched(blocks[name]) as seen, _ended_by(blocks[name]):
         model.eval()(x)
     model.train(training)
     check("method.block", name, bool(seen), "the model must call it")
@@ -56,6 +56,25 @@ def watched(block: nn.Module) -> Iterator[list[tuple[Tensor, Tensor]]]:
     handle = block.register_forward_hook(lambda _, x, out: seen.append((x[0].detach(), out.detach())))
     try:
         yield seen
+    finally:
+        handle.remove()
+
+
+class _Reached(Exception):
+    """The block has been called."""
+
+
+@contextlib.contextmanager
+def _ended_by(block: nn.Module) -> Iterator[None]:
+    """Within, the first call of `block` ends the pass, which then does not count among a client's."""
+
+    def end(*_: object) -> None:
+        raise _Reached
+
+    handle = block.register_forward_hook(end)
+    try:
+        with contextlib.suppress(_Reached):
+            yield
     finally:
         handle.remove()
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.phase import Fit
+from fl_lightning.device import sent
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob
 from fl_lightning.training.kernels import Terms, clip_factor, direction
 from fl_lightning.training.local import autocast
@@ -194,9 +195,9 @@ class Stack:
     def take(self, jobs: Sequence[LocalJob], steps: int, samples: Sequence[int]) -> list[Trained]:
         """What has become of `jobs` after so many steps, and samples of each, as copies: what follows may write over
         their slots."""
-        slots, each = [job.place for job in jobs], max(steps, 1)
+        slots, each = sent(torch.tensor([job.place for job in jobs]), self.rows.device), max(steps, 1)
         parts = [self.rows, self.losses, self.pulls, *self.buffers]
-        rows, losses, pulls, *buffers = (part[slots] for part in parts)
+        rows, losses, pulls, *buffers = (part.index_select(0, slots) for part in parts)
         fits = (
             Fit(loss, pull, steps, seen, step_sizes(self.config, job.lr, steps))
             for job, loss, pull, seen in zip(jobs, losses / each, pulls / each, samples, strict=True)
