@@ -2,6 +2,7 @@
 
     python benchmarks/atlas_page.py --pictures docs/images    the tables of docs/results/atlas.md, in Markdown
     python benchmarks/atlas_page.py --newcomers STUDY ...     what clients held out of studies get
+    python benchmarks/atlas_page.py --traffic STUDY ...       MiB up to a target, of studies that score every round
 
 A column is a kind of heterogeneity at one strength. It enters where training alone has all seeds and at most `FAILED`
 methods lack some: those have no number there, and the last rank.
@@ -17,7 +18,9 @@ from pathlib import Path
 import numpy as np
 from pandas import DataFrame, concat, read_csv
 
+from fl_lightning.report.tables import reached
 from fl_lightning.study import statistics
+from fl_lightning.study.cells import Cell
 from fl_lightning.study.cells import read as cells_of
 from fl_lightning.study.compare import Ranks
 from fl_lightning.study.picture import draw_ranks
@@ -195,35 +198,67 @@ def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list
     return lines
 
 
+def traffic(studies: list[Path]) -> list[str]:
+    """By method and study of one setting, MiB that clients and server send until the mean accuracy is halfway between
+    training alone and the best method: mean over the seeds that reach it, and how many these are if not all.
+
+    A study whose best method is less than a point above training alone has no target.
+    """
+    table: dict[str, list[str]] = {}
+    heads = []
+    for study in studies:
+        runs: dict[str, list[Cell]] = {}
+        for cell in cells_of([study])[0]:
+            runs.setdefault(cell.label, []).append(cell)
+        means = {label: np.mean([np.mean(list(cell.scores.values())) for cell in some]) for label, some in runs.items()}
+        alone, best = float(means[ALONE]), float(max(means.values()))
+        target = (alone + best) / 2
+        heads.append(f"{study.name}: {100 * target:.1f} %")
+        for label, some in runs.items():
+            costs = [reached(cell.run, target, cell.column) for cell in some] if best - alone >= 0.01 else []
+            ended = [cost["mib"] for cost in costs if cost is not None and cost["mib"] is not None]
+            few = f" ({len(ended)} of {len(some)})" if len(ended) < len(some) else ""
+            table.setdefault(label, []).append(f"{np.mean(ended):.2f}{few}" if ended else "–")
+    lines = [f"| method | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
+    return lines + [f"| {label} | {' | '.join(row)} |" for label, row in table.items()]
+
+
 def draw(atlas: Atlas, folder: Path) -> None:
-    """`atlas-gain.png` (points above training alone) and `atlas-ranks.png` (mean ranks, by judge)."""
+    """`atlas-gain.png` and `atlas-fedavg.png` (points above training alone, and above FedAvg judged after local
+    training), and `atlas-ranks.png` (mean ranks, by judge)."""
     import matplotlib
 
     matplotlib.use("Agg")
+    for baseline, words, name in ((ALONE, "training alone", "gain"), (RIVAL, "FedAvg after local training", "fedavg")):
+        _draw_heat(atlas, baseline, words, folder / f"atlas-{name}.png")
+    draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
+
+
+def _draw_heat(atlas: Atlas, baseline: str, words: str, file: Path) -> None:
+    """What `heat` says, in colours."""
     from matplotlib import pyplot as plt
     from PIL import Image
 
-    order, gains = ranked(atlas), atlas.against(ALONE)
+    order, gains = ranked(atlas), atlas.against(baseline)
     (low, high), means = interval(gains), gains.mean(axis=-1)
     size = (2.4 + 0.5 * len(atlas.columns), 1.9 + 0.27 * len(order))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     most = 20.0  # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
-    image = axes.imshow(means[:, order].T, cmap=plt.get_cmap("RdBu", 16), vmin=-most, vmax=most, aspect="auto")
+    image = axes.imshow(means[:, order].T, cmap=plt.get_cmap("RdBu", 17), vmin=-most, vmax=most, aspect="auto")
     for c in range(len(atlas.columns)):
         for line, m in enumerate(order):
-            words = starred(means[c, m], low[c, m], high[c, m])
+            text = starred(means[c, m], low[c, m], high[c, m])
             colour = "white" if abs(means[c, m]) > 0.7 * most else "black"
-            axes.text(c, line, words, ha="center", va="center", fontsize=6.5, color=colour)
+            axes.text(c, line, text, ha="center", va="center", fontsize=6.5, color=colour)
     axes.set_xticks(
         range(len(atlas.columns)), [atlas.name(c) for c in atlas.columns], rotation=45, ha="right", fontsize=7
     )
     axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
-    figure.colorbar(image, label="points above training alone", extend="both")
+    figure.colorbar(image, label=f"points above {words}", extend="both")
     whole = io.BytesIO()
     figure.savefig(whole, dpi=76)
     few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=48)  # a fraction of its size
-    few.save(folder / "atlas-gain.png", optimize=True)
-    draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
+    few.save(file, optimize=True)
 
 
 def ranks_of(atlas: Atlas) -> Ranks:
@@ -242,9 +277,13 @@ if __name__ == "__main__":
     parser.add_argument("--atlas", type=Path, default=ROOT / "atlas")
     parser.add_argument("--pictures", type=Path)
     parser.add_argument("--newcomers", type=Path, nargs="+")
+    parser.add_argument("--traffic", type=Path, nargs="+")
     given = parser.parse_args()
     if given.newcomers:
         print(*newcomers(given.newcomers), sep="\n")
+        raise SystemExit
+    if given.traffic:
+        print(*traffic(given.traffic), sep="\n")
         raise SystemExit
     atlas = read(given.atlas)
     print(f"{len(atlas.columns)} columns, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")

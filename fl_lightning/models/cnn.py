@@ -19,6 +19,7 @@ class CNN(nn.Module):
         channels: of the two convolutions.
         padding: of the two convolutions. 0, as in LeNet, costs a third of 2 (McMahan's) and wants 16x16 pixels.
         hidden: of the two layers before the classifier, or of the only one: PFLlib's four-layer CNN has (512,).
+        norm: whether batch normalisation follows each convolution. KAPC's paper names none, but has a row of FedBN.
     """
 
     head = "classifier"
@@ -30,6 +31,7 @@ class CNN(nn.Module):
         channels: Sequence[int] = (32, 64),
         padding: int = 0,
         hidden: Sequence[int] = (512, 128),
+        norm: bool = False,
     ) -> None:
         super().__init__()
         check("model.init_args.hidden", list(hidden), len(hidden) in (1, 2), "one or two layers before the classifier")
@@ -42,12 +44,13 @@ class CNN(nn.Module):
         self.fc1 = nn.Linear(second * sides[0] * sides[1], hidden[0])
         self.fc2 = nn.Linear(hidden[0], hidden[1]) if len(hidden) == 2 else nn.Identity()
         self.classifier = nn.Linear(hidden[-1], num_classes)
+        self.norm1, self.norm2 = (nn.BatchNorm2d(n) if norm else nn.Identity() for n in channels)
         self.pool = nn.MaxPool2d(2)
 
     def forward(self, x: Tensor) -> Tensor:
         """Images [b, channels, height, width] to logits [b, num_classes]."""
-        x = self.pool(self.conv1(x).relu())
-        x = self.pool(self.conv2(x).relu())
+        x = self.pool(self.norm1(self.conv1(x)).relu())
+        x = self.pool(self.norm2(self.conv2(x)).relu())
         x = self.fc1(x.flatten(1)).relu()
         return self.classifier(self.fc2(x).relu())
 
