@@ -36,6 +36,7 @@ CALLBACKS = {
     "trimmedmean": "--callbacks.trimmedmean.share 0.2",
     "krum": "--callbacks.krum.attackers 1",
     "normbound": "--callbacks.normbound.bound 1.0",
+    "blurrelation": "--callbacks.blurrelation.decimals 2",
     "canaries": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
     "centralprivacy": "--callbacks.centralprivacy.clip 1 --callbacks.centralprivacy.noise 1",
     "localprivacy": "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.noise 1",
@@ -86,7 +87,7 @@ def test_what_each_method_keeps(method: str, tmp_path: Path) -> None:
 
 
 GLOBAL = ("centralprivacy", "krum", "median", "trimmedmean")
-BESIDE = {"layerselection": ["kapc"]} | {callback: ["fedavg"] for callback in GLOBAL}
+BESIDE = {"layerselection": ["kapc"], "blurrelation": ["kapc"]} | {callback: ["fedavg"] for callback in GLOBAL}
 """Methods that these can stand beside; all others beside both."""
 PAIRS = [(c, m) for c in catalogue.table("callbacks") if c not in WATCHING for m in BESIDE.get(c, ["fedavg", "kapc"])]
 
