@@ -127,6 +127,34 @@ def test_newcomers_are_means_over_clients_and_then_seeds(
     ]
 
 
+def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
+    atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Halfway between 60 and 80 % is 70 %: one of two seeds gets there, in round 2, after 4 MiB."""
+    page = importlib.import_module("atlas_page")
+
+    def cell(label: str, *by_round: float) -> SimpleNamespace:
+        rows = [{"mean_accuracy": accuracy} for accuracy in by_round]
+        axis = lambda name: [2.0, 4.0, 6.0] if name == "mib" else [1, 2, 3]  # noqa: E731
+        scores = dict.fromkeys(range(2), by_round[-1])
+        return SimpleNamespace(
+            label=label, column="mean_accuracy", scores=scores, run=SimpleNamespace(rows=lambda _: rows, axis=axis)
+        )
+
+    cells = [cell("local", 0.5, 0.6, 0.6), cell("ditto", 0.6, 0.75, 0.8), cell("fedper", 0.5, 0.7, 0.6),
+             cell("fedper", 0.5, 0.6, 0.6)]  # fmt: skip
+    monkeypatch.setattr(page, "cells_of", lambda studies: (cells, []))
+    assert page.traffic([tmp_path / "hsu"]) == [
+        "| method | hsu: 70.0 % |",
+        "| --- | --- |",
+        "| local | – |",
+        "| ditto | 4.00 |",
+        "| fedper | 4.00 (1 of 2) |",
+    ]
+    cells[:] = [cell("local", 0.8, 0.8, 0.8), cell("ditto", 0.8, 0.8, 0.805)]  # less than a point: no target
+    assert page.traffic([tmp_path / "hsu"])[2:] == ["| local | – |", "| ditto | – |"]
+
+
 def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_path: Path) -> None:
     """Where one feature decides, the tree finds it. It never advises who harms anywhere (SCAFFOLD here)."""
     page, rule = importlib.import_module("atlas_page"), importlib.import_module("atlas_rule")
