@@ -235,6 +235,11 @@ class FederatedData:
         index = torch.from_numpy(self._shares[2][i])
         return self._test.raw[index], self._test.labels[index]
 
+    @property
+    def validation_counts(self) -> np.ndarray:
+        """Validation samples of all clients by class, int64 [classes], by the labels that were dealt."""
+        return _class_counts(self._shares[1], self._train.labels.numpy(), self.num_classes).sum(0)
+
     def trained_counts(self, i: int) -> np.ndarray:
         """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
         if i not in self._relabelled:

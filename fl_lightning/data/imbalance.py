@@ -1,4 +1,4 @@
-"""Classes that are so rare that accuracy hides how they fare."""
+"""Classes that are so rare that accuracy hides how they fare, or that no client trains on."""
 
 from __future__ import annotations
 
@@ -40,3 +40,18 @@ def line(data: FederatedData, metrics: Collection[str]) -> str | None:
     more = f" and {len(rarest) - MOST_NAMED} more" if len(rarest) > MOST_NAMED else ""
     take = f"; --evaluation.metrics [{','.join(METRICS)}] shows them" if not set(metrics) & set(METRICS) else ""
     return f"data: rare classes, share of the training samples: {', '.join(shares)}{more}; accuracy hides them{take}"
+
+
+def untrained(data: FederatedData) -> str | None:
+    """A line that says how many validation samples are of classes that no client trains on; None: none are.
+
+    With one sample of each class the same classes are held out at every client.
+    """
+    if data.task != "classification" or data.vocabulary == data.num_classes:
+        return None
+    held_out = data.validation_counts
+    lost = int(held_out[data.class_counts.sum(0) == 0].sum())
+    if not lost:
+        return None
+    count = f"{lost} of {held_out.sum()} samples"
+    return f"data.validation: {count} are of classes that no client trains on; they tell little"

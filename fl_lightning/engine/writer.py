@@ -40,7 +40,8 @@ class RunFolderWriter(Observer):
             self.folder.write_split(data.train_sizes, data.test_sizes, counts, data.class_names)
             if not data.holds_all:  # a deployment's server does not know the clients' data
                 return
-            if (line := imbalance.line(data, run.config.evaluation.metrics or ())) and not run.resumed_from:
+            lines = imbalance.line(data, run.config.evaluation.metrics or ()), imbalance.untrained(data)
+            for line in filter(None, () if run.resumed_from else lines):
                 log.say(line)
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 

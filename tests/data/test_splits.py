@@ -189,3 +189,15 @@ def test_client_test_takes_that_rule(tmp_path: Path) -> None:
 )  # fmt: skip
 def test_a_class_is_rare_below_five_percent_and_half_an_equal_share(counts: list[int], rare: list[int]) -> None:
     assert imbalance.rare(counts) == rare
+
+
+@pytest.mark.parametrize(("samples", "lost"), [(2, 4), (4, 0)])
+def test_validation_classes_that_no_client_trains_on_are_named(tmp_path: Path, samples: int, lost: int) -> None:
+    """Two clients with one sample of each of ten classes, two held out: of the same two classes at both."""
+    rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(20 * samples)]  # half of them are test samples
+    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
+    table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", min_samples=2)
+    line = imbalance.untrained(prepare(replace(table, validation=0.2, client_test=0.5), 2, 0))
+    named = "data.validation: 4 of 4 samples are of classes that no client trains on; they tell little"
+    assert line == (named if lost else None)
+    assert imbalance.untrained(prepare(replace(table, client_test=0.5), 2, 0)) is None
