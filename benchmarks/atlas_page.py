@@ -120,7 +120,7 @@ def heat(atlas: Atlas, baseline: str) -> list[str]:
 
 def winners(atlas: Atlas) -> list[str]:
     """For each column the best mean, and how many methods it cannot be told from (Student's t over seeds, Holm)."""
-    lines = ["| column | local, % | best | points above local | not told from it |", "| --- " * 5 + "|"]
+    lines = ["| setting | local, % | best | points above local | not significantly below |", "| --- " * 5 + "|"]
     gains = atlas.against(ALONE)
     for c, column in enumerate(atlas.columns):
         means = atlas.accuracy[c].mean(axis=-1)
@@ -141,7 +141,7 @@ def winners(atlas: Atlas) -> list[str]:
 def summary(atlas: Atlas) -> list[str]:
     """For each method: mean gain, worst regret, columns below and above training alone, clients harmed, MiB."""
     head = ("judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *", "harmed, mean / worst",
-            "worst tenth to local", "MiB a run", "no number")  # fmt: skip
+            "worst tenth above local", "MiB a run", "no number")  # fmt: skip
     lines = [f"| method | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
     gains, means = atlas.against(ALONE), atlas.accuracy.mean(axis=-1)
     low, high = interval(gains)
@@ -165,7 +165,8 @@ def tuning(folder: Path) -> list[str]:
     """By method, points on validation data that the choice is above the defaults, a column for each kind searched."""
     tables = {file.name.removesuffix("-tuned.csv"): read_csv(file) for file in sorted(folder.glob("*-tuned.csv"))}
     gains = DataFrame({kind: 100 * table.set_index("method")["gain"] for kind, table in tables.items()})
-    edge = concat([table.set_index("method")["warnings"].notna() for table in tables.values()], axis=1).sum(axis=1)
+    warnings = concat([table.set_index("method")["warnings"] for table in tables.values()], axis=1)
+    edge = warnings.apply(lambda column: column.str.contains("edge", na=False)).sum(axis=1)
     lines = [f"| method | {' | '.join(gains)} | mean | choices at an edge |", "| --- " * (len(gains.columns) + 3) + "|"]
     for method in gains.mean(axis=1).sort_values(ascending=False, kind="stable").index:
         row = gains.loc[method]

@@ -77,7 +77,7 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
     best, rival = means.max(axis=1), means[:, atlas.methods.index(RIVAL)]
     regret, of_rival = best - means[rows, advice], best - rival
     lines = [
-        "| column | advice | its regret | best | regret of FedAvg, after | harmed by the advice |",
+        "| setting | advice | its regret | best | regret of FedAvg, after | harmed by the advice |",
         "| --- " * 6 + "|",
     ]
     for c, column in enumerate(atlas.columns):
@@ -92,18 +92,19 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
     lines += ["", f"Regret of the advice less that of FedAvg judged after, mean over {len(by_kind)} kinds: {words}."]
     _, above = interval(atlas.against(ALONE)[rows, advice])
     worse = [atlas.name(column) for column, end in zip(atlas.columns, above, strict=True) if end < 0]
-    return [*lines, f"The advice is below training alone beyond its interval in: {', '.join(worse) or 'no column'}."]
+    harmful = ", ".join(worse) or "none"
+    return [*lines, f"Settings in which the advice is significantly below training alone: {harmful}."]
 
 
 def leaves_of(tree: DecisionTreeRegressor, atlas: Atlas) -> dict[int, str]:
-    """By node, what a leaf advises: the method and its mean points above training alone in the leaf's columns."""
+    """By node, what a leaf advises: the method and its mean points above training alone in the leaf's settings."""
     inner, allowed = tree.tree_, harmless(atlas, np.full(len(atlas.columns), True))
     words = {}
     for node in range(inner.node_count):
         gains = inner.value[node, :, 0]
         if inner.children_left[node] < 0:
             best = int(np.where(allowed, gains, -np.inf).argmax())
-            words[node] = f"{atlas.methods[best]} ({gains[best]:+.1f}, {inner.n_node_samples[node]} columns)"
+            words[node] = f"{atlas.methods[best]} ({gains[best]:+.1f}, {inner.n_node_samples[node]} settings)"
     return words
 
 

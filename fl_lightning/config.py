@@ -61,7 +61,7 @@ class FederationConfig:
     """Local epochs per round, E; may be a fraction (0.5: half of the batches of an epoch, at least one). null: 5, as
     KAPC, unless `local_steps` is set."""
     local_steps: NonNegativeInt | None = None
-    """Local steps per round, in place of `local_epochs`; they may span several epochs. null: `local_epochs` counts, as
+    """Local steps per round, in place of `local_epochs`; they may span several epochs. null: `local_epochs` applies, as
     in most papers."""
     batch_size: PositiveInt = 16
     """Samples per local step. 16: our choice for clients with some 150 samples; with 64 there are too few steps to
@@ -106,13 +106,14 @@ class DataConfig(SplitKeys, SourceKeys):
     0.3."""
     by: Literal["class", "client"] | None = None
     """Dirichlet: draw each class's shares over the clients (class), or each client's shares over the classes (client);
-    null: class. hsu: client."""
+    null: class. The partition hsu always draws by client."""
     sizes: Literal["free", "equal"] | None = None
-    """Dirichlet: client sizes as they are drawn (free), or the same for all clients (equal); null: free. hsu: equal."""
+    """Dirichlet: client sizes as they are drawn (free), or the same for all clients (equal); null: free. The partition
+    hsu always has equal sizes."""
     classes_per_client: PositiveInt = 2
     """Pathological and lognormal partitions: classes each client holds. 2: McMahan et al., 2017; KT-pFL's Non-IID_2."""
     samples_per_client: Annotated[int, Range(2)] | None = None
-    """Maximum of training and validation samples per client; its class mix is kept. null: no limit."""
+    """Maximum of a client's training and validation samples together; its class mix is kept. null: no limit."""
     rest_to: int | None = None
     """Rotated and iid partitions: the client that gets the samples which `samples_per_client` takes from the others;
     null: none."""
@@ -224,7 +225,8 @@ class EvaluationConfig:
     """Model whose accuracy is `mean_accuracy`: the client's before or after local training, the global one, or its
     fine-tuned copy; auto: the method's choice. The other models have columns of their own."""
     models: list[Literal["before", "distilled", "after", "global", "finetuned"]] | None = None
-    """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always evaluated."""
+    """Models to evaluate; null: all that exist, except finetuned. The model of `judge` is always evaluated. distilled:
+    after learning from the teacher, before local training."""
     metrics: list[Literal["balanced_accuracy", "f1", "auroc", "calibration", "class_share_accuracy"]] | None = None
     """Scores besides accuracy; null: none, since each costs time (docs/reference.md). `class_share_accuracy` needs
     `data.global_test`."""
@@ -233,8 +235,8 @@ class EvaluationConfig:
     batch_size: PositiveInt = 500
     """Samples per forward pass of evaluation; it limits memory, and changes scores by rounding at most."""
     newcomer_samples: list[int] | None = None
-    """Held-out clients get a model from at most so many labelled samples per class (regression: in total), one for each
-    number; null: 0, 1, 5 and 20."""
+    """Numbers of labelled samples per class (regression: in total). For each number, every held-out client gets a model
+    trained on at most that many; null: 0, 1, 5 and 20."""
     newcomer_rounds: PositiveInt = 2
     """Rounds that a held-out client takes part in, alone, after the last round. 2: our choice; it uploads in the first,
     and in the second it receives what the server mixes for it."""

@@ -182,7 +182,7 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     assert names == ["ditto" if strength == "3.0" else "fedavg after" for _, strength in read.columns]
     *_, regret, worse = rule.judged(read, advice)
     assert regret.startswith("Regret of the advice less that of FedAvg judged after, mean over 6 kinds: -1.6")
-    assert worse.endswith("no column.")
+    assert worse.endswith(": none.")
     assert rule.judged(read, np.full(len(names), read.methods.index("scaffold")))[-1].count(" 3") == 6
     tree = rule.without_idle_questions(rule.grown(x, read.against("local").mean(axis=-1), 5), read)
     lines = rule.written(tree, read)

@@ -77,6 +77,7 @@ class FederatedData:
         self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
         """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one.
         By the labels that were dealt: `trained_counts` has those that a client trains on."""
+        self.validation_counts = _class_counts(shares[1], strata.numpy(), self.num_classes).sum(0)  # of all clients
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
@@ -234,11 +235,6 @@ class FederatedData:
         """Client `i`'s test samples as they were read, and their labels."""
         index = torch.from_numpy(self._shares[2][i])
         return self._test.raw[index], self._test.labels[index]
-
-    @property
-    def validation_counts(self) -> np.ndarray:
-        """Validation samples of all clients by class, int64 [classes], by the labels that were dealt."""
-        return _class_counts(self._shares[1], self._train.labels.numpy(), self.num_classes).sum(0)
 
     def trained_counts(self, i: int) -> np.ndarray:
         """Client `i`'s training samples by the class that it trains on, int64 (classes,)."""
