@@ -5,6 +5,7 @@ import torch
 from torch import nn
 
 from fl_lightning.errors import BadInput
+from fl_lightning.core.layout import Layout
 from fl_lightning.models.cnn import CNN, CNN5
 
 
@@ -33,6 +34,20 @@ def test_parameters_by_hand() -> None:
     assert parameters(CNN((1, 28, 28), 10, hidden=(512,))) == convolutions + 1024 * 512 + 512 + 5130 == 582_026
     assert parameters(CNN((1, 8, 8), 10, padding=2)) == convolutions + 256 * 512 + top
     assert parameters(CNN((3, 32, 32), 10, channels=(4, 8), padding=2)) == 304 + 808 + 512 * 512 + top
+
+
+def test_normalisation_counts_with_its_convolution_and_changes_no_first_weight() -> None:
+    torch.manual_seed(0)
+    plain = CNN((1, 16, 16), 10)
+    torch.manual_seed(0)
+    normed = CNN((1, 16, 16), 10, norm=True)
+    assert parameters(normed) == parameters(plain) + 2 * (32 + 64)
+    assert all(torch.equal(p, normed.state_dict()[name]) for name, p in plain.state_dict().items())
+    layout = Layout(normed, head="classifier")
+    assert layout.layers == ["conv1", "conv2", "fc1", "fc2", "classifier"]
+    assert {(b.name.split(".")[0], b.layer) for b in layout.blocks if b.normalisation} == {("norm1", 0), ("norm2", 1)}
+    outputs = normed.eval()(torch.randn(4, 1, 16, 16))
+    assert outputs.shape == (4, 10)
 
 
 def test_fedoras_cnn() -> None:
