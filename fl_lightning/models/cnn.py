@@ -40,7 +40,7 @@ class CNN(nn.Module):
         check("model.init_args.padding", padding, len(input_shape) == 3 and min(sides, default=0) >= 1, allowed)
         first, second = channels
         self.conv1 = nn.Conv2d(input_shape[0], first, 5, padding=padding)
-        self.norm1 = nn.BatchNorm2d(first) if norm else nn.Identity()  # here, since its tensors count with conv1's layer
+        self.norm1 = nn.BatchNorm2d(first) if norm else nn.Identity()  # its tensors count with conv1's layer
         self.conv2 = nn.Conv2d(first, second, 5, padding=padding)
         self.norm2 = nn.BatchNorm2d(second) if norm else nn.Identity()
         self.fc1 = nn.Linear(second * sides[0] * sides[1], hidden[0])
