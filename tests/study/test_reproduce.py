@@ -81,8 +81,8 @@ def test_shipped_studies_are_whole() -> None:
             printed[name] = {cell.method: cell.value for cell in cells}
     assert sorted(name for name in set(NAMES) - set(printed) if not name.startswith("atlas/")) == [
         "digits/ablation", "digits/first", "digits/kapc", "digits/kapc_settings", "digits/methods",
-        "digits/pfedfda_ridge", "digits/switches", "groups/relations", "kapc/ablation",
-        "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch",
+        "digits/pfedfda_ridge", "digits/rates", "digits/switches", "groups/relations", "kapc/ablation",
+        "kapc/global-model", "kapc/measured", "kapc/measured-glyphs", "kapc/measured-watch",
         "privacy/accuracy", "privacy/adapters", "privacy/clips", "privacy/digits", "privacy/relation", "privacy/sample",
         "privacy/trajectories", "watch/scarce",
     ]  # fmt: skip
