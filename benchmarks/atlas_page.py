@@ -204,12 +204,17 @@ def traffic(studies: list[Path]) -> list[str]:
     training alone and the best method: mean over the seeds that reach it, and how many these are if not all.
 
     A study whose best method is less than a point above training alone has no target.
+
+    Raises:
+        SystemExit: a study does not score every round: what is sent up to a target is not known.
     """
     table: dict[str, list[str]] = {}
     heads = []
     for study in studies:
         runs: dict[str, list[Cell]] = {}
         for cell in cells_of([study])[0]:
+            if (every := cell.run.config["evaluation"]["every"]) != 1:
+                raise SystemExit(f"atlas_page: {study}: scored every {every} rounds; it needs --evaluation.every 1")
             runs.setdefault(cell.label, []).append(cell)
         means = {label: np.mean([np.mean(list(cell.scores.values())) for cell in some]) for label, some in runs.items()}
         alone, best = float(means[ALONE]), float(max(means.values()))

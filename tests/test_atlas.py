@@ -137,9 +137,8 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
         rows = [{"mean_accuracy": accuracy} for accuracy in by_round]
         axis = lambda name: [2.0, 4.0, 6.0] if name == "mib" else [1, 2, 3]  # noqa: E731
         scores = dict.fromkeys(range(2), by_round[-1])
-        return SimpleNamespace(
-            label=label, column="mean_accuracy", scores=scores, run=SimpleNamespace(rows=lambda _: rows, axis=axis)
-        )
+        run = SimpleNamespace(rows=lambda _: rows, axis=axis, config={"evaluation": {"every": 1}})
+        return SimpleNamespace(label=label, column="mean_accuracy", scores=scores, run=run)
 
     cells = [cell("local", 0.5, 0.6, 0.6), cell("ditto", 0.6, 0.75, 0.8), cell("fedper", 0.5, 0.7, 0.6),
              cell("fedper", 0.5, 0.6, 0.6)]  # fmt: skip
@@ -153,6 +152,9 @@ def test_traffic_is_counted_up_to_halfway_between_training_alone_and_the_best(
     ]
     cells[:] = [cell("local", 0.8, 0.8, 0.8), cell("ditto", 0.8, 0.8, 0.805)]  # less than a point: no target
     assert page.traffic([tmp_path / "hsu"])[2:] == ["| local | – |", "| ditto | – |"]
+    cells[0].run.config["evaluation"]["every"] = 20
+    with pytest.raises(SystemExit, match="hsu: scored every 20 rounds"):
+        page.traffic([tmp_path / "hsu"])
 
 
 def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_path: Path) -> None:

@@ -32,7 +32,7 @@ CYCLES, MOST_CYCLES = 4, 10
 """Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide then (simulated)."""
 METHODS = ("fedper", "ditto", "selfkapc")
 """Without --methods: what the atlas's rule advises, and FedPer, the best where labels conflict in many groups; none is
-below training alone in any column there (docs/results/atlas.md)."""
+significantly below training alone in any setting there (docs/results/atlas.md)."""
 SLACK = 1.1
 """A further cycle is begun if it ends by so many times --minutes, as far as can be told."""
 ONLY_LAST = 10**6
