@@ -80,7 +80,7 @@ class Done:
 def of_sites(folder: Path, counts: Mapping[str, int], seed: int, seconds: float = 2.0) -> Done:
     """Kill so many sites and relays of a deployment in `folder`, the working directory."""
     parts = [part.removesuffix("s") for part, count in counts.items() for _ in range(count)]
-    rounds = len(parts) + len(parts) // 2  # a relay has often ended before its moment
+    rounds = 2 * len(parts)  # a relay may have ended before its moment
     words = [*FLAGS.split(), "--federation.rounds", str(rounds), "--rehearse", "false"]
     assert fl_train(["deploy", *words, "--out", NAME, "--sites", "sites"]) == 0
     configs = configs_of(folder, ("north", "south"))
