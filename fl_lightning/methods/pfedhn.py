@@ -21,13 +21,14 @@ class PFedHN(OwnStatistics):
     """A hypernetwork on the server makes each client's model of an embedding; both learn from what training changes.
 
     theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i - theta'_i), one
-    client of the cohort after the other (the authors: one client a round). Scored: what is made then, anew.
+    client of the cohort after the other. The authors have one client a round; a cohort of m divides hyper_lr by m,
+    since all of its models are of the same phi, and m whole steps overshoot. Scored: what is made then, anew.
 
     Args:
         embedding: numbers of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
         hidden: width of the hypernetwork's hidden layers. 100: the authors' code.
         hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts so, too).
-        hyper_lr: its learning rate (SGD). 0.01: the authors' code.
+        hyper_lr: its learning rate (SGD), for one client a round. 0.01: the authors' code.
         hyper_momentum: its momentum. 0.9: the authors' code.
         hyper_decay: its weight decay. 0.001: the authors' code.
         clip: greatest norm of its gradient. 50: the authors' code.
@@ -60,7 +61,8 @@ class PFedHN(OwnStatistics):
     def aggregate(self, server: Server) -> None:
         """A step of the hypernetwork for each client that has answered."""
         network, memory, columns = Hypernetwork.of(server.memory), server.memory, server.only.layout.parameters
-        optimizer = network.optimizer(memory, self.hyper_lr, self.hyper_momentum, self.hyper_decay)
+        rate = self.hyper_lr / max(1, len(server.answered))
+        optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:
             change = server.only.vector(client, since="sent")[columns]
             network.descend(network(torch.tensor(client)), -change, optimizer, self.clip)

@@ -202,6 +202,7 @@ NEEDS = {
     **dict.fromkeys(("fedora", "fedfomo", "knnper"), "--data.validation 0.2"),
     **dict.fromkeys(("fedmd", "simpfd", "topkpfd", "ktpfl"), "--data.public held_back --method.samples 24"),
     **dict.fromkeys(("feddf", "pfeddf"), "--data.public held_back --method.steps 5"),
+    "pfedhn": "--method.hyper_lr 0.1",  # three rounds are few
     "fedsalora": "--model.adapters.rank 2",
     "ffalora": "--model.adapters.rank 2 --evaluation.judge after",  # three rounds are few for its global model
     "blurrelation": "--callbacks.blurrelation.decimals 2",

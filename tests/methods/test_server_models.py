@@ -212,7 +212,7 @@ def test_the_optimizer_goes_on_from_round_to_round(federation: Make) -> None:
     """Momenta, weight decay and clipping are those of one SGD over all steps, one client after the other."""
     fed = federation(PFedHN(clip=0.5), rounds=3)
     network = hyper(fed.run)
-    optimizer = torch.optim.SGD(network.parameters(), 0.01, 0.9, weight_decay=0.001)
+    optimizer = torch.optim.SGD(network.parameters(), 0.01 / 4, 0.9, weight_decay=0.001)  # a cohort of four
     used = fed.run.groups[0].layout.parameters
     for t in (1, 2, 3):
         sent = [fed.evaluator.global_model(c) for c in range(4)]

@@ -8,7 +8,9 @@ import json
 import math
 import re
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -103,6 +105,9 @@ def test_shipped_studies_resolve(name: str) -> None:
     study = Study.of(studyfile.read(name))
     _, runs, configs = resolve(study)
     assert len(runs) == len(configs) >= len(study.settings()) * len(study.methods) * len(study.seeds)
+    for config in configs:
+        with suppress(AttributeError):  # a method that asks for data or models, too
+            config.method.build().check(SimpleNamespace(config=config, method_name=config.method.class_path))
     if name == "kapc/table2-cifar100":
         facts = {(c.data.source, c.federation.clients, c.federation.participation, c.data.fraction) for c in configs}
         assert facts == {("cifar100", 100, 0.1, 1.0)}
