@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import importlib
+import re
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -182,8 +183,10 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     advice = rule.left_out(read, x, leaves=5)
     names = [read.methods[k] for k in advice]
     assert names == ["ditto" if strength == "3.0" else "fedavg after" for _, strength in read.columns]
-    *_, regret, worse = rule.judged(read, advice)
-    assert regret.startswith("Regret of the advice less that of FedAvg judged after, mean over 6 kinds: -1.6")
+    *_, of_advice, hindsight, unharmed, _, worse = rule.judged(read, advice)
+    assert of_advice.startswith("- the advice: -1.6")
+    assert re.search(r": -(5\.0|4\.9)", hindsight)
+    assert re.search(r": -1\.[67]", unharmed)  # without SCAFFOLD
     assert worse.endswith(": none.")
     assert rule.judged(read, np.full(len(names), read.methods.index("scaffold")))[-1].count(" 3") == 6
     tree = rule.without_idle_questions(rule.grown(x, read.against("local").mean(axis=-1), 5), read)
