@@ -1,7 +1,7 @@
 """The atlas: which method wins where. A study file for each kind of heterogeneity lies in configs/studies/atlas.
 
     python benchmarks/atlas.py run OUT [KIND ...]        what is missing: tune all methods alike, then the map
-    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/KIND-cells.csv, columns.csv
+    python benchmarks/atlas.py cells OUT                 merge what has ended into atlas/KIND-cells.csv, settings.csv
     python benchmarks/atlas.py rerun --out DIR [--number 5] [--seed 0]
                                                          train cells drawn at random again: the same numbers?
 
@@ -184,7 +184,7 @@ def stored(name: str = "*-cells") -> list[Row]:
 
 
 def keep(out: Path) -> None:
-    """Merge all maps in `out` into a table of cells for each kind, their clients' features into columns.csv; keep the
+    """Merge all maps in `out` into a table of cells for each kind, their clients' features into settings.csv; keep the
     choices."""
     new, features = list[Row](), list[Row]()
     for kind in KINDS:
@@ -200,8 +200,8 @@ def keep(out: Path) -> None:
         ):
             if file.is_file():
                 write_whole(ATLAS / name, file.read_bytes())
-    others = [row for row in stored("columns") if row["kind"] not in {one["kind"] for one in features}]
-    write_whole(ATLAS / "columns.csv", as_csv([*others, *features]))
+    others = [row for row in stored("settings") if row["kind"] not in {one["kind"] for one in features}]
+    write_whole(ATLAS / "settings.csv", as_csv([*others, *features]))
     for kind in dict.fromkeys(row["kind"] for row in rows):  # one table of all would be above a megabyte
         cells = [{key: row[key] for key in COLUMNS} for row in rows if row["kind"] == kind]
         write_whole(ATLAS / f"{kind}-cells.csv", as_csv(cells))

@@ -4,7 +4,7 @@
     python benchmarks/atlas_page.py --newcomers STUDY ...     what clients held out of studies get
     python benchmarks/atlas_page.py --traffic STUDY ...       MiB up to a target, of studies that score every round
 
-A column is a kind of heterogeneity at one strength. It enters where training alone has all seeds and at most `FAILED`
+A setting is a kind of heterogeneity at one strength. It enters where training alone has all seeds and at most `FAILED`
 methods lack some: those have no number there, and the last rank.
 """
 
@@ -28,34 +28,34 @@ from fl_lightning.study.picture import draw_ranks
 ROOT = Path(__file__).resolve().parents[1]
 ALONE, RIVAL = "local", "fedavg after"
 FAILED = 2
-"""Methods that may lack cells of a column, since runs with their chosen arguments diverged."""
-Column = tuple[str, str]
+"""Methods that may lack cells of a setting, since runs with their chosen arguments diverged."""
+Setting = tuple[str, str]
 
 
 @dataclass
 class Atlas:
-    """Means over clients by column, method and seed."""
+    """Means over clients by setting, method and seed."""
 
-    columns: list[Column]
+    settings: list[Setting]
     methods: list[str]
     seeds: list[int]
     accuracy: np.ndarray
-    """(columns, methods, seeds), in points, nan where a method lacks a seed; so are `worst_tenth` and `harmed` (per
+    """(settings, methods, seeds), in points, nan where a method lacks a seed; so are `worst_tenth` and `harmed` (per
     cent of clients)."""
     worst_tenth: np.ndarray
     harmed: np.ndarray
     mib: np.ndarray
     samples: list[float]
     judges: dict[str, str]
-    left_out: list[Column]
+    left_out: list[Setting]
 
     def against(self, method: str) -> np.ndarray:
-        """Differences to one method of the same column and seed, (columns, methods, seeds)."""
+        """Differences to one method of the same setting and seed, (settings, methods, seeds)."""
         return self.accuracy - self.accuracy[:, [self.methods.index(method)]]
 
-    def name(self, column: Column) -> str:
+    def name(self, setting: Setting) -> str:
         """In words."""
-        kind, strength = column
+        kind, strength = setting
         words = {
             "hsu": "Hsu's label skew, alpha", "dirichlet": "label skew by class, alpha", "classes": "classes a client:",
             "mixture": "groups of class mixes:", "quantity": "one large client, others have", "iid": "alike, samples:",
@@ -70,20 +70,20 @@ def read(folder: Path) -> Atlas:
     cells = concat([read_csv(file, dtype={"strength": str}) for file in sorted(folder.glob("*-cells.csv"))])
     methods, seeds = cells["method"].unique().tolist(), sorted(cells["seed"].unique().tolist())
     judges = dict(zip(cells["method"], cells["judge"], strict=True))
-    columns = list(dict.fromkeys(zip(cells["kind"], cells["strength"], strict=True)))
+    settings = list(dict.fromkeys(zip(cells["kind"], cells["strength"], strict=True)))
     cells = cells.set_index(["kind", "strength", "method", "seed"])
     ended = set(cells["accuracy"].unstack("seed").dropna().index)  # with all seeds
-    lacks = {column: sum((*column, method) not in ended for method in methods) for column in columns}
-    whole = [column for column in columns if (*column, ALONE) in ended and lacks[column] <= FAILED]
+    lacks = {setting: sum((*setting, method) not in ended for method in methods) for setting in settings}
+    whole = [setting for setting in settings if (*setting, ALONE) in ended and lacks[setting] <= FAILED]
 
     def table(key: str, scale: float) -> np.ndarray:
         rows = cells[key].fillna(0).unstack("seed").dropna()
-        rows = rows.reindex([(*column, method) for column in whole for method in methods])
+        rows = rows.reindex([(*setting, method) for setting in whole for method in methods])
         return scale * rows.to_numpy().reshape(len(whole), len(methods), len(seeds))
 
-    samples = [float(cells.loc[(*column, ALONE, seeds[0]), "samples"]) for column in whole]
+    samples = [float(cells.loc[(*setting, ALONE, seeds[0]), "samples"]) for setting in whole]
     numbers = table("accuracy", 100), table("worst_tenth", 100), table("harmed", 100), table("bytes", 2**-20)
-    return Atlas(whole, methods, seeds, *numbers, samples, judges, [c for c in columns if c not in whole])
+    return Atlas(whole, methods, seeds, *numbers, samples, judges, [c for c in settings if c not in whole])
 
 
 def interval(differences: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
@@ -98,12 +98,12 @@ def starred(mean: float, low: float, high: float) -> str:
 
 
 def ranked(atlas: Atlas) -> list[int]:
-    """Methods by mean rank over the columns, the best first."""
+    """Methods by mean rank over the settings, the best first."""
     return [int(k) for k in np.argsort(mean_ranks(atlas), kind="stable")]
 
 
 def mean_ranks(atlas: Atlas) -> np.ndarray:
-    """Over the columns, (methods,); who has no number there is last."""
+    """Over the settings, (methods,); who has no number there is last."""
     return statistics.friedman(np.nan_to_num(atlas.accuracy.mean(axis=-1), nan=-1.0))[2]
 
 
@@ -111,18 +111,18 @@ def heat(atlas: Atlas, baseline: str) -> list[str]:
     """Differences to `baseline` in Markdown: a line for each method, the best mean rank first."""
     differences = atlas.against(baseline)
     (low, high), means = interval(differences), differences.mean(axis=-1)
-    lines = [f"| method | {' | '.join(map(atlas.name, atlas.columns))} |", "| --- " * (len(atlas.columns) + 1) + "|"]
+    lines = [f"| method | {' | '.join(map(atlas.name, atlas.settings))} |", "| --- " * (len(atlas.settings) + 1) + "|"]
     for m in ranked(atlas):
-        cells = [starred(means[c, m], low[c, m], high[c, m]) for c in range(len(atlas.columns))]
+        cells = [starred(means[c, m], low[c, m], high[c, m]) for c in range(len(atlas.settings))]
         lines.append(f"| {atlas.methods[m]} | {' | '.join(cells)} |")
     return lines
 
 
 def winners(atlas: Atlas) -> list[str]:
-    """For each column the best mean, and how many methods it cannot be told from (Student's t over seeds, Holm)."""
+    """For each setting the best mean, and how many methods it cannot be told from (Student's t over seeds, Holm)."""
     lines = ["| setting | local, % | best | points above local | not significantly below |", "| --- " * 5 + "|"]
     gains = atlas.against(ALONE)
-    for c, column in enumerate(atlas.columns):
+    for c, setting in enumerate(atlas.settings):
         means = atlas.accuracy[c].mean(axis=-1)
         best = int(np.nanargmax(means))
         others = [m for m in range(len(atlas.methods)) if m != best and not np.isnan(means[m])]
@@ -133,13 +133,13 @@ def winners(atlas: Atlas) -> list[str]:
         gain = f"{gains[c, best].mean():+.1f} [{float(low):+.1f}, {float(high):+.1f}]"
         alone = means[atlas.methods.index(ALONE)]
         lines.append(
-            f"| {atlas.name(column)} | {alone:.1f} | {atlas.methods[best]} | {gain} | {alike} of {len(others)} |"
+            f"| {atlas.name(setting)} | {alone:.1f} | {atlas.methods[best]} | {gain} | {alike} of {len(others)} |"
         )
     return lines
 
 
 def summary(atlas: Atlas) -> list[str]:
-    """For each method: mean gain, worst regret, columns below and above training alone, clients harmed, MiB."""
+    """For each method: mean gain, worst regret, settings below and above training alone, clients harmed, MiB."""
     head = ("judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *", "harmed, mean / worst",
             "worst tenth above local", "MiB a run", "no number")  # fmt: skip
     lines = [f"| method | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
@@ -247,17 +247,17 @@ def _draw_heat(atlas: Atlas, baseline: str, words: str, file: Path) -> None:
 
     order, gains = ranked(atlas), atlas.against(baseline)
     (low, high), means = interval(gains), gains.mean(axis=-1)
-    size = (2.4 + 0.5 * len(atlas.columns), 1.9 + 0.27 * len(order))
+    size = (2.4 + 0.5 * len(atlas.settings), 1.9 + 0.27 * len(order))
     figure, axes = plt.subplots(figsize=size, layout="constrained")
     most = 20.0  # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
     image = axes.imshow(means[:, order].T, cmap=plt.get_cmap("RdBu", 17), vmin=-most, vmax=most, aspect="auto")
-    for c in range(len(atlas.columns)):
+    for c in range(len(atlas.settings)):
         for line, m in enumerate(order):
             text = starred(means[c, m], low[c, m], high[c, m])
             colour = "white" if abs(means[c, m]) > 0.7 * most else "black"
             axes.text(c, line, text, ha="center", va="center", fontsize=6.5, color=colour)
     axes.set_xticks(
-        range(len(atlas.columns)), [atlas.name(c) for c in atlas.columns], rotation=45, ha="right", fontsize=7
+        range(len(atlas.settings)), [atlas.name(c) for c in atlas.settings], rotation=45, ha="right", fontsize=7
     )
     axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
     figure.colorbar(image, label=f"points above {words}", extend="both")
@@ -268,7 +268,7 @@ def _draw_heat(atlas: Atlas, baseline: str, words: str, file: Path) -> None:
 
 
 def ranks_of(atlas: Atlas) -> Ranks:
-    """Mean ranks over columns of the methods that are judged after local training, as `fl-train compare` draws them."""
+    """Mean ranks over settings of the methods judged after local training, as `fl-train compare` draws them."""
     those = [m for m, name in enumerate(atlas.methods) if atlas.judges[name] == "after"]
     scores = np.nan_to_num(atlas.accuracy.mean(axis=-1)[:, those], nan=-1.0)
     chi_square, p, ranks = statistics.friedman(scores)
@@ -292,12 +292,12 @@ if __name__ == "__main__":
         print(*traffic(given.traffic), sep="\n")
         raise SystemExit
     atlas = read(given.atlas)
-    print(f"{len(atlas.columns)} columns, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")
+    print(f"{len(atlas.settings)} settings, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")
     for title, lines in (
         ("To training alone", heat(atlas, ALONE)),
         ("To FedAvg after local training", heat(atlas, RIVAL)),
         ("Winners", winners(atlas)),
-        ("Over all columns", summary(atlas)),
+        ("Over all settings", summary(atlas)),
         ("What tuning was worth", tuning(given.atlas)),
     ):
         print(f"\n## {title}\n", *lines, sep="\n")

@@ -3,7 +3,7 @@
     python benchmarks/atlas_rule.py [--leaves 5] [--picture FILE]
 
 A tree of at most leaves - 1 questions predicts every method's points above training alone; its advice is the method
-with the greatest prediction, of those that it has seen in no column below training alone beyond the interval. It is
+with the greatest prediction, of those that it has seen in no setting below training alone beyond the interval. It is
 judged on kinds of heterogeneity that it has not seen: each is left out in turn, with all its strengths.
 """
 
@@ -21,34 +21,34 @@ from atlas import ATLAS, FEATURES
 from fl_lightning.study import statistics
 
 LEAST = 2
-"""Columns in a leaf: of one alone its noise would be learned."""
+"""Settings in a leaf: of one alone its noise would be learned."""
 NOISE = 0.1
 """Points squared, mean over methods, that a question must explain. Ours: the variance of means over ten seeds."""
 
 
 def features(atlas: Atlas, file: Path) -> np.ndarray:
-    """`FEATURES` of the atlas's columns, (columns, features)."""
+    """`FEATURES` of the atlas's settings, (settings, features)."""
     rows = read_csv(file, dtype={"strength": str}).set_index(["kind", "strength"])
-    return rows.loc[atlas.columns, list(FEATURES)].to_numpy(float)
+    return rows.loc[atlas.settings, list(FEATURES)].to_numpy(float)
 
 
 def gains_of(atlas: Atlas) -> np.ndarray:
-    """Mean points above training alone, (columns, methods); who has no number has the least of the column."""
+    """Mean points above training alone, (settings, methods); who has no number has the least of the setting."""
     means = atlas.against(ALONE).mean(axis=-1)
     return np.where(np.isnan(means), np.nanmin(means, axis=1, keepdims=True), means)
 
 
 def grown(x: np.ndarray, gains: np.ndarray, leaves: int) -> DecisionTreeRegressor:
-    """The tree of mean gains (columns, methods)."""
+    """The tree of mean gains (settings, methods)."""
     tree = DecisionTreeRegressor(
         max_leaf_nodes=leaves, min_samples_leaf=LEAST, min_impurity_decrease=NOISE, random_state=0
     )
     return tree.fit(x, gains)
 
 
-def harmless(atlas: Atlas, columns: np.ndarray) -> np.ndarray:
-    """Bool (methods,): in all `columns` (bool) with numbers, in none below training alone beyond the interval."""
-    gains = atlas.against(ALONE)[columns]
+def harmless(atlas: Atlas, settings: np.ndarray) -> np.ndarray:
+    """Bool (methods,): in all `settings` (bool) with numbers, in none below training alone beyond the interval."""
+    gains = atlas.against(ALONE)[settings]
     _, high = interval(gains)
     return np.asarray(((high >= 0) & ~np.isnan(gains).any(axis=-1)).all(axis=0))
 
@@ -59,9 +59,9 @@ def advised(tree: DecisionTreeRegressor, x: np.ndarray, allowed: np.ndarray) -> 
 
 
 def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
-    """The advice for each column by the tree of all other kinds."""
+    """The advice for each setting by the tree of all other kinds."""
     gains = gains_of(atlas)
-    kinds = np.array([kind for kind, _ in atlas.columns])
+    kinds = np.array([kind for kind, _ in atlas.settings])
     advice = np.zeros(len(kinds), int)
     for kind in dict.fromkeys(kinds):
         others = kinds != kind
@@ -71,8 +71,8 @@ def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
 
 
 def over_kinds(atlas: Atlas, points: np.ndarray) -> str:
-    """The mean over kinds of (columns,) points, with Student's interval."""
-    kinds = np.array([kind for kind, _ in atlas.columns])
+    """The mean over kinds of (settings,) points, with Student's interval."""
+    kinds = np.array([kind for kind, _ in atlas.settings])
     means = [np.array([points[kinds == kind].mean()]) for kind in dict.fromkeys(kinds)]
     low, high = map(float, statistics.students([[one] for one in means]))
     return f"{float(np.mean(means)):+.2f} [{low:+.2f}, {high:+.2f}]"
@@ -88,13 +88,13 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
         "| setting | advice | its regret | best | regret of FedAvg, after | harmed by the advice |",
         "| --- " * 6 + "|",
     ]
-    for c, column in enumerate(atlas.columns):
+    for c, setting in enumerate(atlas.settings):
         harmed = atlas.harmed[c, advice[c]].mean()
         winner = atlas.methods[int(means[c].argmax())]
         cells = [atlas.methods[advice[c]], f"{regret[c]:.1f}", winner, f"{of_rival[c]:.1f}", f"{harmed:.0f} %"]
-        lines.append(f"| {atlas.name(column)} | {' | '.join(cells)} |")
+        lines.append(f"| {atlas.name(setting)} | {' | '.join(cells)} |")
     unharmed = np.where(harmless(atlas, np.full(len(means), True)), means, -np.inf).max(axis=1)
-    kinds = len({kind for kind, _ in atlas.columns})
+    kinds = len({kind for kind, _ in atlas.settings})
     lines += [
         "",
         f"Regret less that of FedAvg judged after, mean over {kinds} kinds, in points:",
@@ -105,14 +105,14 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
         "",
     ]
     _, above = interval(atlas.against(ALONE)[rows, advice])
-    worse = [atlas.name(column) for column, end in zip(atlas.columns, above, strict=True) if end < 0]
+    worse = [atlas.name(setting) for setting, end in zip(atlas.settings, above, strict=True) if end < 0]
     harmful = ", ".join(worse) or "none"
     return [*lines, f"Settings in which the advice is significantly below training alone: {harmful}."]
 
 
 def leaves_of(tree: DecisionTreeRegressor, atlas: Atlas) -> dict[int, str]:
     """By node, what a leaf advises: the method and its mean points above training alone in the leaf's settings."""
-    inner, allowed = tree.tree_, harmless(atlas, np.full(len(atlas.columns), True))
+    inner, allowed = tree.tree_, harmless(atlas, np.full(len(atlas.settings), True))
     words = {}
     for node in range(inner.node_count):
         gains = inner.value[node, :, 0]
@@ -178,7 +178,7 @@ if __name__ == "__main__":
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     atlas = read(ATLAS)
-    x = features(atlas, ATLAS / "columns.csv")
+    x = features(atlas, ATLAS / "settings.csv")
     print(*judged(atlas, left_out(atlas, x, given.leaves)), sep="\n")
     tree = without_idle_questions(grown(x, gains_of(atlas), given.leaves), atlas)
     print("\nThe rule, of all kinds:\n", *written(tree, atlas), sep="\n")

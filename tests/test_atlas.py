@@ -61,8 +61,8 @@ def test_parts_merge_by_cell_and_refuse_other_code(atlas: ModuleType) -> None:
             atlas.merged([row()], [row(seed=41, **{key: "other"})])
 
 
-def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) -> None:
-    """Differences, intervals and regrets against numpy and scipy; a column that lacks a cell is named."""
+def test_the_page_counts_whole_settings_alone(atlas: ModuleType, tmp_path: Path) -> None:
+    """Differences, intervals and regrets against numpy and scipy; a setting that lacks a cell is named."""
     page = importlib.import_module("atlas_page")
     rng = np.random.default_rng(0)
     scores = {"local": 0.8, "fedavg after": 0.82, "ditto": 0.7}
@@ -75,7 +75,7 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     file = tmp_path / "iid-cells.csv"
     file.write_text(as_csv([r for r in rows if r["kind"] == "iid" or r["method"] != "local" or r["seed"] < 49]))
     read = page.read(tmp_path)
-    assert read.columns == [("iid", "20"), ("iid", "60")]
+    assert read.settings == [("iid", "20"), ("iid", "60")]
     assert read.left_out == [("hsu", "1.0")]
     by_method = {
         m: 100 * np.array([r["accuracy"] for r in rows if r["strength"] == "20" and r["method"] == m]) for m in scores
@@ -88,9 +88,9 @@ def test_the_page_counts_whole_columns_alone(atlas: ModuleType, tmp_path: Path) 
     assert [line.split(" | ")[0] for line in heat[2:]] == ["| fedavg after", "| local", "| ditto"]
     assert f"| {difference.mean():+.1f}* |" in heat[-1]
     assert page.winners(read)[2].startswith("| alike, samples: 20 | ") and page.winners(read)[2].endswith("| 0 of 2 |")
-    file.write_text(as_csv(rows[:-1]))  # Ditto's last run in the third column failed
+    file.write_text(as_csv(rows[:-1]))  # Ditto's last run in the third setting failed
     read = page.read(tmp_path)
-    assert len(read.columns) == 3
+    assert len(read.settings) == 3
     assert [line.rpartition(" | ")[2] for line in page.heat(read, "local")[2:]] == ["+2.3* |", "+0.0 |", "– |"]
     assert page.summary(read)[-1].endswith(" | 1 |")
     (best, *_) = page.summary(read)[2:]
@@ -162,7 +162,7 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     """Where one feature decides, the tree finds it. It never advises who harms anywhere (SCAFFOLD here)."""
     page, rule = importlib.import_module("atlas_page"), importlib.import_module("atlas_rule")
     rng = np.random.default_rng(0)
-    cells, columns = [], []
+    cells, settings = [], []
     for kind in atlas.KINDS[:6]:
         for strength in (1.0, 2.0, 3.0):
             far = strength > 2
@@ -170,19 +170,19 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
             scores |= {} if far else {"fedavg after": 0.9, "ditto": 0.82, "scaffold": 0.95}
             features = rng.uniform(size=len(atlas.FEATURES)) / 100
             features[3] += far
-            columns.append({"kind": kind, "strength": strength} | dict(zip(atlas.FEATURES, features, strict=True)))
+            settings.append({"kind": kind, "strength": strength} | dict(zip(atlas.FEATURES, features, strict=True)))
             cells += [
                 row(kind=kind, strength=strength, method=m, seed=seed, accuracy=level + rng.normal(0, 0.001))
                 for m, level in scores.items()
                 for seed in range(40, 50)
             ]
     (tmp_path / "iid-cells.csv").write_text(as_csv(cells))
-    (tmp_path / "columns.csv").write_text(as_csv(columns))
+    (tmp_path / "settings.csv").write_text(as_csv(settings))
     read = page.read(tmp_path)
-    x = rule.features(read, tmp_path / "columns.csv")
+    x = rule.features(read, tmp_path / "settings.csv")
     advice = rule.left_out(read, x, leaves=5)
     names = [read.methods[k] for k in advice]
-    assert names == ["ditto" if strength == "3.0" else "fedavg after" for _, strength in read.columns]
+    assert names == ["ditto" if strength == "3.0" else "fedavg after" for _, strength in read.settings]
     *_, of_advice, hindsight, unharmed, _, worse = rule.judged(read, advice)
     assert of_advice.startswith("- the advice: -1.6")
     assert re.search(r": -(5\.0|4\.9)", hindsight)
@@ -219,11 +219,11 @@ def test_a_tiny_map_comes_again_to_the_same_numbers(
     with (tmp_path / "atlas" / "iid-cells.csv").open(newline="") as file:
         rows = list(csv.DictReader(file))
     assert tuple(rows[0]) == atlas.COLUMNS
-    with (tmp_path / "atlas" / "columns.csv").open(newline="") as file:
-        columns = list(csv.DictReader(file))
-    assert [row["strength"] for row in columns] == ["20", "30", "40"]
-    assert [float(row["samples"]) for row in columns] == [16, 24, 32]  # a fifth is for validation
-    assert all(0 < float(row["jensen_shannon"]) < 1 for row in columns)
+    with (tmp_path / "atlas" / "settings.csv").open(newline="") as file:
+        settings = list(csv.DictReader(file))
+    assert [row["strength"] for row in settings] == ["20", "30", "40"]
+    assert [float(row["samples"]) for row in settings] == [16, 24, 32]  # a fifth is for validation
+    assert all(0 < float(row["jensen_shannon"]) < 1 for row in settings)
     assert len(rows) == 4 * 3 * 2  # local and both of FedAvg beside Ditto
     assert all(float(r["gain"]) == float(r["accuracy"]) - float(r["alone"]) for r in rows)
     assert atlas.rerun(tmp_path / "again", 2, seed=0) == 0
