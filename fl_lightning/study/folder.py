@@ -127,7 +127,8 @@ class StudyFolder:
                     f"the study in {self.path} has {old.get(key)!r}: another base is another study, with an own --out"
                 )
                 raise BadInput(f"base.{key}", new.get(key), allowed)
-        _check_labels(Study.of(before).entries(), study.entries())
+        begun = {cell["label"] for cell in self.cells() if (self.path / cell["folder"] / "config.yaml").is_file()}
+        _check_labels([entry for entry in Study.of(before).entries() if entry.label in begun], study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
         for cell in self.cells():
             if (cell["folder"], cell["label"]) not in stays and self.finished(cell["folder"]):
@@ -158,7 +159,7 @@ def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
 
 
 def _check_labels(before: list[Entry], now: list[Entry]) -> None:
-    """A label that the study has means what it meant: its runs are in folders of that name."""
+    """A label of which a run has begun means what it meant: its runs are in folders of that name."""
     known = {entry.label: entry for entry in before}
     for entry in now:
         old = known.get(entry.label, entry)

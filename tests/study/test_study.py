@@ -137,6 +137,15 @@ def test_keys_of_the_base_can_be_set_on_the_command_line(ask: Callable[..., Any]
     assert ask(**whole)[0] == 0  # what was set is a part of it
 
 
+def test_a_row_of_which_no_run_has_begun_may_change(ask: Callable[..., Any], tmp_path: Path) -> None:
+    row = {"name": "kapc", "label": "mine", "lam": 7.0}
+    assert ask("--workers 1 --methods local", methods=["local", row])[0] == 0
+    code, _, err = ask("--workers 1", methods=["local", row | {"lam": 8.0}])
+    assert code == 0, err
+    code, _, err = ask("--workers 1", methods=["local", row])
+    assert code == 2 and "in this study 'mine' is" in err
+
+
 def test_the_forced_rows_are_read_off_one_run(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert ask(methods=["local"], forced=True)[0] == 0
     cells = {cell["label"]: cell for cell in json.loads((tmp_path / "s/study.json").read_text())["cells"]}
