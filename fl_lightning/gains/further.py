@@ -55,7 +55,8 @@ def without(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
     for away in range(silos if silos > 2 else 0):
         for fold in range(FOLDS):
             place = out / "without" / f"silo-{away}"
-            tasks.append((_without(config, [away], fold), place / f"runs/seed-{fold}", place, {method: kind}))
+            run = place / "runs" / folder_of(method) / f"seed-{fold}"
+            tasks.append((_without(config, [away], fold), run, place, {method: kind}))
     return tasks
 
 
@@ -183,7 +184,7 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
     section = Section(
         "With fewer samples",
         f"Mean gain over silos where each trains on a share of its samples ({measured.method}, one cycle). "
-        f"{_until(ends, points[-1]['gain'] if points else 0)}",
+        f"{_until(ends, points)}",
         ["share", "training samples of a silo", "mean gain", "95 % interval"],
     )
     for p in points:
@@ -204,9 +205,15 @@ def _crossing(points: Sequence[Mapping[str, float]], key: str) -> float | None:
     return None
 
 
-def _until(ends: Mapping[str, float | None], last: float) -> str:
+def _until(ends: Mapping[str, float | None], points: Sequence[Mapping[str, float]]) -> str:
+    pays = [p["gain"] > 0 for p in points]
+    if pays != sorted(pays, reverse=True):
+        at, not_at = (
+            ", ".join(f"{100 * p['share']:.0f} %" for p in points if (p["gain"] > 0) is it) for it in (True, False)
+        )
+        return f"By the means it pays at {at} of the samples, and not at {not_at}."
     if ends["gain"] is None:
-        return "It pays at all of these sizes." if last > 0 else "It does not pay at any of these sizes."
+        return "It pays at all of these sizes." if any(pays) else "It does not pay at any of these sizes."
     if ends["low"] is None and ends["high"] is None:
         size = f"{ends['gain']:.0f}"
         return f"By the means it pays up to about {size} training samples of a silo; the intervals do not tell."

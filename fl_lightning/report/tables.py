@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
@@ -150,6 +150,16 @@ def reached(run: RunResult, target: float, column: str = "mean_accuracy") -> dic
             axes = {name: run.axis(name) for name in ("round", "mib", "channel", "wall")}
             return {name: None if values is None else values[at] for name, values in axes.items()}
     return None
+
+
+def scored_seldom(runs: Iterable[RunResult]) -> str:
+    """What a target reached means where rounds are not all scored; empty where they are."""
+    every = sorted({int(run.setting("evaluation.every") or 1) for run in runs})
+    if every[-1] == 1:
+        return ""
+    spacing = f"{every[0]} to {every[-1]}" if len(every) > 1 else str(every[0])
+    more = f"up to {every[-1] - 1} rounds too late" if every[-1] > 2 else "up to a round too late"
+    return f"runs are scored every {spacing} rounds: a target is seen {more}, and its bytes and seconds count them"
 
 
 def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, list[str]]]]]:

@@ -16,7 +16,7 @@ from rich.table import Table
 from fl_lightning.errors import Damaged
 from fl_lightning.log import in_time
 from fl_lightning.metric import ACCURACY, Metric, of_rows
-from fl_lightning.results.folder import RunFolder, judge_of
+from fl_lightning.results.folder import RunFolder, final_kind, judge_of
 from fl_lightning.results.runs import words as setting_words
 from fl_lightning.study.folder import StudyFolder
 
@@ -33,7 +33,8 @@ class Seen:
     state: State
     round: int = 0
     score: float = math.nan
-    """Of the models of the cell's judge in the last judged round: mean over its clients."""
+    """Of the models of the cell's judge, mean over clients: of all that have a final model, or else of the last judged
+    round's. The same as `fl-train compare` has it."""
     metric: Metric = ACCURACY
     judge: str = ""
     """The kind of model that `score` speaks of; empty before one was judged."""
@@ -70,6 +71,8 @@ class Board:
         score = next((row[column] for row in reversed(rows) if column in row), math.nan)
         judge = cell.get("judge") or judge_of(summary, rows) or ""
         if ended:
+            if cell.get("judge") in (None, final_kind(summary)):
+                score = float(summary.get(metric.of("final_mean"), score))
             seconds = float(summary.get("wall_seconds", math.nan))
             self._ended[key] = Seen("finished", done, score, metric, judge, seconds)
             return self._ended[key]

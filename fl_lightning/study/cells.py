@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -81,8 +81,7 @@ def read(
     ended = [entry for entry in entries if entry["run"] is not None]
     check("compare", what, bool(ended), f"none of its {len(entries)} runs has ended yet")
     notes = [f"left out, since they are judged otherwise: {', '.join(sorted(others))}"] if others else []
-    if missing := len(entries) - len(ended):
-        notes.append(f"unfinished: {missing} of {len(entries)} runs have not ended and are left out")
+    notes += _left_out(entries, StudyFolder(paths[0]).failures())
     made_up = {entry["run"].name for entry in ended if entry["run"].facts.get("made_up_data")}
     smoke = {entry["run"].name for entry in ended if entry["run"].setting("smoke")} - made_up
     notes += [f"{len(made_up)} runs were trained on made-up data: their accuracies mean nothing"] if made_up else []
@@ -95,6 +94,21 @@ def read(
     for cell in cells:
         rows[cell.label].append((cell.seed, cell.run.folder))
     return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
+
+
+def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> list[str]:
+    """How many runs have not ended, and which have failed: a row is a mean over the others."""
+    missing = [entry for entry in entries if entry["run"] is None]
+    failed = [entry for entry in missing if entry.get("folder") in failures]
+    notes = []
+    if failed:
+        counts = Counter(entry["label"] for entry in failed)
+        whose = ", ".join(f"{label} {count}" for label, count in counts.items())
+        runs = f"{len(failed)} of {len(entries)} runs failed ({whose}); the first: {failures[failed[0]['folder']]}"
+        notes.append(f"left out: {runs}; a row is a mean over those that ended")
+    if unfinished := len(missing) - len(failed):
+        notes.append(f"unfinished: {unfinished} of {len(entries)} runs have not ended and are left out")
+    return notes
 
 
 def tidy(cells: Iterable[Cell]) -> DataFrame:

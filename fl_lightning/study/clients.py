@@ -64,10 +64,10 @@ def _records(group: Group, setting: str, alone: dict[tuple[str, int], Cell]) -> 
     splits = [{int(row["client"]): row for row in cell.run.rows("split")} for cell in units]
     for client, scores in sorted(by_client.items()):
         known = [split[client] for split in splits if client in split]
+        own = [cell.scores[client] for (at, _), cell in alone.items() if at == setting and client in cell.scores]
         for label, by_seed in scores.items():
             against = scores.get(str(group.baseline), {}) if label != group.baseline else {}
             pairs = [by_seed[seed] - against[seed] for seed in sorted(by_seed.keys() & against.keys())]
-            own = [alone[setting, s].scores[client] for s in by_seed if client in _scores(alone.get((setting, s)))]
             low, high = _interval(pairs)
             records.append({
                 "judge": group.judge, "setting": setting, "client": client,
@@ -80,10 +80,6 @@ def _records(group: Group, setting: str, alone: dict[tuple[str, int], Cell]) -> 
                 "difference": float(np.mean(pairs)) if pairs else None, "low": low, "high": high,
             })  # fmt: skip
     return records
-
-
-def _scores(cell: Cell | None) -> dict[int, float]:
-    return {} if cell is None else cell.scores
 
 
 def _interval(pairs: list[float]) -> tuple[float | None, float | None]:
@@ -102,7 +98,7 @@ def _lines(records: list[dict[str, Any]], labels: list[str]) -> list[list[str]]:
         by_label = {record["method"]: record for record in records if record["client"] == client}
         any_of = next(iter(by_label.values()))
         sizes = [_span(any_of[f"{part}_samples"]) for part in ("train", "test")]
-        seeds = str(max(record["seeds"] for record in by_label.values()))
+        seeds = _span(sorted({record["seeds"] for record in by_label.values()}))
         of_methods = []
         for record in map(by_label.get, labels):
             of_methods += [NONE, NONE] if record is None else [_percent(record["mean"]), _difference(record)]
@@ -111,7 +107,7 @@ def _lines(records: list[dict[str, Any]], labels: list[str]) -> list[list[str]]:
 
 
 def _span(counts: list[int]) -> str:
-    """So many samples, or from so many to so many over seeds."""
+    """So many samples or seeds, or from so many to so many."""
     return NONE if not counts else str(counts[0]) if len(counts) == 1 else f"{counts[0]}-{counts[-1]}"
 
 

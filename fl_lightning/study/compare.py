@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.metric import MODELS
-from fl_lightning.report.tables import reached, worst_tenth
+from fl_lightning.report.tables import reached, scored_seldom, worst_tenth
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.groups import ALL, Group, Unit, choose_baseline, complete, grouped, no_pairs, training_alone
@@ -132,6 +132,8 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     ranks, rank_notes = _ranks(groups)
     last = {group.judge: group.blocks()[-1][0] for group in groups}
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
+    seldom = scored_seldom(cell.run for cell in cells) if target is not None else ""
+    notes += [f"target: {seldom}"] if seldom else []
     notes += _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells)
     return Compared(rows, ranks, notes, target, best)
 
@@ -187,11 +189,16 @@ def _against(group: Group, settings: list[str], label: str) -> dict[str, Any]:
 
 
 def _best(group: Group, settings: list[str]) -> str | None:
-    """The method with the best mean, where the interval of its difference to the next best lies above 0."""
+    """The method with the best mean, where the interval of its difference to the next best lies above 0.
+
+    None, too, where methods have not the same seeds: their means are then of unlike runs.
+    """
+    by_label = {label: seeds for label, scores in group.scores.items() if (seeds := complete(settings, scores))}
+    if len({tuple(seeds) for seeds in by_label.values()}) > 1:
+        return None
     means = {
-        label: np.mean([scores[setting, seed].mean() for seed in seeds for setting in settings])
-        for label, scores in group.scores.items()
-        if (seeds := complete(settings, scores))
+        label: np.mean([group.scores[label][setting, seed].mean() for seed in seeds for setting in settings])
+        for label, seeds in by_label.items()
     }
     first, second = [*sorted(means, key=lambda label: -means[label]), None, None][:2]
     if first is None or second is None:

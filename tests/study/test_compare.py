@@ -234,6 +234,34 @@ def test_ranks_over_settings(make_study: MakeStudy) -> None:
     assert any("no Friedman test: it wants 6 settings" in note and "here 5 and 3" in note for note in few.notes)
 
 
+def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
+    study = make_study([*plan(2), ("kapc", {}, 2, None, {}), ("local", {}, 2, None, {}), ("kapc", {}, 3, None, {})])
+    failed = {f"runs/all/kapc/seed-{seed}": "not finite" for seed in (1, 3)}  # seed 1 has ended since
+    (study / "failures.json").write_text(json.dumps(failed))
+    _, notes = cells.read([study])
+    assert notes == [
+        "left out: 1 of 7 runs failed (kapc 1); the first: not finite; a row is a mean over those that ended",
+        "unfinished: 2 of 7 runs have not ended and are left out",
+    ]
+
+
+def test_a_target_says_how_often_runs_were_scored(make_study: MakeStudy) -> None:
+    every = [{"config": {"evaluation": {"every": n, "judge": "after"}}} for n in (1, 3)]
+    study = make_study([("local", {}, 0, LOCAL, dict(every[0])), ("kapc", {}, 0, OURS, dict(every[1]))])
+    [note] = [note for note in compared(study, target=0.4).notes if note.startswith("target: ")]
+    assert "scored every 1 to 3 rounds" in note and "2 rounds too late" in note
+    assert not any(
+        "scored every" in note for note in compared(study).notes + compared(make_study(plan(2), "a"), target=0.4).notes
+    )
+
+
+def test_nothing_is_bold_where_methods_have_not_the_same_seeds(make_study: MakeStudy) -> None:
+    """The best mean may be that of the seeds that another method lacks."""
+    listed = plan(3, {"kapc": 0.1, "fedper": 0.05})
+    assert compared(make_study(listed)).best == {("after", ""): "kapc"}
+    assert compared(make_study([one for one in listed if one[:3] != ("fedper", {}, 2)], "less")).best == {}
+
+
 def test_what_has_not_ended_is_left_out_and_counted(make_study: MakeStudy) -> None:
     begun = ("kapc", {}, 2, OURS, {"ended": False})
     study = make_study([*plan(2), ("local", {}, 2, LOCAL, {}), begun, ("kapc", {}, 3, None, {})])
@@ -459,6 +487,19 @@ def test_latex_with_chosen_columns_caption_and_the_best_in_bold(
     assert "no such column (did you mean mean?)" in refused([study, "--columns", "maen"], capsys)
     assert "csv has all columns" in refused([study, "--format", "csv", "--columns", "mean"], capsys)
     assert "caption: 'x' is not allowed; it is for --format latex" in refused([study, "--caption", "x"], capsys)
+
+
+def test_alone_is_over_all_seeds_of_a_client(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Not over those of the method whose cells come first."""
+    scores = [[0.1 * (seed + k) for k in range(4)] for seed in range(3)]
+    listed = [("local", {}, seed, scores[seed], {}) for seed in range(3)]
+    study = make_study([("kapc", {}, 0, OURS, {}), *listed, *[("ditto", {}, seed, OURS, {}) for seed in range(3)]])
+    assert main(["compare", str(study), "--clients", "--format", "csv"]) == 0
+    rows = list(csv.DictReader(io.StringIO(capsys.readouterr().out)))
+    alone = [float(one["alone"]) for one in rows if one["client"] == "1"]
+    assert alone == pytest.approx([0.2] * 3)
+    assert main(["compare", str(study), "--clients"]) == 0
+    assert " 1-3 " in capsys.readouterr().out
 
 
 def test_a_row_for_each_client(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:

@@ -16,6 +16,7 @@ from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import yaml
 
@@ -23,6 +24,9 @@ from fl_lightning.cli import main
 from fl_lightning.cli.study import resolve, run_one
 from fl_lightning.core.phase import Batch
 from fl_lightning.files import take
+from fl_lightning.study import cells
+from fl_lightning.study.board import Board
+from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Study
 from fl_lightning.training import local
 
@@ -144,6 +148,16 @@ def test_a_row_of_which_no_run_has_begun_may_change(ask: Callable[..., Any], tmp
     assert code == 0, err
     code, _, err = ask("--workers 1", methods=["local", row])
     assert code == 2 and "in this study 'mine' is" in err
+
+
+def test_the_table_of_a_study_has_the_scores_of_compare(ask: Callable[..., Any], tmp_path: Path) -> None:
+    """Of all clients' final models, and not of those that took part in the last round."""
+    assert ask("--workers 1 --federation.participation 0.5", methods=["local"])[0] == 0
+    folder = StudyFolder(tmp_path / "s")
+    (seen,) = Board(folder, folder.cells()).look(lambda _: None)
+    (cell,) = cells.read([tmp_path / "s"])[0]
+    assert seen.score == pytest.approx(np.mean([*cell.scores.values()]))
+    assert abs(seen.score - cell.run.rows("metrics")[-1]["mean_accuracy"]) > 0.001
 
 
 def test_the_forced_rows_are_read_off_one_run(ask: Callable[..., Any], tmp_path: Path) -> None:

@@ -15,6 +15,8 @@ import pytest
 from fl_lightning.cli import main
 from fl_lightning.cli import worth as command
 from fl_lightning.cli.settings import values_of
+from fl_lightning.components import Component, ModelConfig
+from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
 from fl_lightning.gains import further, words
 from fl_lightning.gains.silos import Facts
@@ -210,9 +212,27 @@ def test_where_it_ends_to_pay(gains: tuple[float, ...], until: float | None) -> 
 
 
 def test_means_are_not_told_as_more_than_they_are() -> None:
-    assert further._until({"gain": None, "low": None, "high": None}, -0.1) == "It does not pay at any of these sizes."
-    assert "intervals do not tell" in further._until({"gain": 30.0, "low": None, "high": None}, -0.1)
-    assert further._until({"gain": 30.0, "low": 20.0, "high": None}, -0.1).endswith("(20 to more than measured).")
+    nothing: dict[str, float | None] = {"gain": None, "low": None, "high": None}
+
+    def of(ends: dict[str, float | None], *gains: float) -> str:
+        return further._until(ends, [{"share": 0.25 * k, "gain": gain} for k, gain in enumerate(gains, 1)])
+
+    assert of(nothing, -0.2, -0.1) == "It does not pay at any of these sizes."
+    assert of(nothing, 0.2, 0.1) == "It pays at all of these sizes."
+    assert (
+        of(nothing, -0.2, -0.1, 0.1, 0.2)
+        == "By the means it pays at 75 %, 100 % of the samples, and not at 25 %, 50 %."
+    )
+    assert "intervals do not tell" in of({"gain": 30.0, "low": None, "high": None}, 0.1, -0.1)
+    assert of({"gain": 30.0, "low": 20.0, "high": None}, 0.1, -0.1).endswith("(20 to more than measured).")
+
+
+def test_runs_without_a_silo_are_kept_by_method(tmp_path: Path) -> None:
+    """Another call may choose another method: its runs are not those that are there."""
+    config = Config(method=Component("unused"), models=[ModelConfig(Component("unused"))])
+    rows = dict.fromkeys(("fedper", "fedavg finetuned"), (config, None))
+    folders = [{folder for _, folder, _, _ in further.without(tmp_path, rows, label, 3)} for label in rows]
+    assert len(folders[0]) == len(folders[1]) == 3 * 5 and not folders[0] & folders[1]
 
 
 def asked(methods: list[str], minutes: float) -> command.Plan:
