@@ -172,7 +172,7 @@ def _train(plan: Plan, facts: Facts) -> int:
     """Run what is missing, with `minutes` cycle by cycle; the number of cycles that have ended."""
     from fl_lightning.gains import words
 
-    for note in words.beforehand(facts.names, facts.sizes, plan.cycles, facts.counts):
+    for note in words.beforehand(facts.names, facts.sizes, plan.cycles, facts.counts, plan.values.metric):
         print(f"worth: {note}", file=sys.stderr)
     minutes = plan.values.minutes
     if minutes is None:

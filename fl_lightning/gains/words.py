@@ -163,10 +163,12 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     return f"{begin}: of {number} silos {listed}; {mean} {ends}.{surely}"
 
 
-def beforehand(names: Sequence[str], sizes: Sequence[int], cycles: int, recordings: Sequence[int] = ()) -> list[str]:
+def beforehand(
+    names: Sequence[str], sizes: Sequence[int], cycles: int, recordings: Sequence[int] = (), metric: Name = "accuracy"
+) -> list[str]:
     """What can be seen at all with so many samples, before the work begins: gains that four of five such measurements
-    find, by the widths that were simulated (docs/decisions/0027). `recordings` of each silo, where samples are windows:
-    how alike those of one are cannot be known before, so that it is said what can be seen at best."""
+    find, by the widths that were simulated for accuracy (docs/decisions/0027). `recordings` of each silo, where samples
+    are windows: how alike those of one are cannot be known before, so that it is said what can be seen at best."""
     lines = []
     kinds = list(zip(sizes, recordings or [0] * len(sizes), strict=True))
     for size, count in sorted(set(kinds)):
@@ -174,10 +176,14 @@ def beforehand(names: Sequence[str], sizes: Sequence[int], cycles: int, recordin
         listed = f"({', '.join(those[:5])}{', ...' if len(those) > 5 else ''})"
         begin = f"{size} windows of {count} recordings {listed}" if count else f"{size} samples {listed}"
         seen = f"a gain above {1.4 * _width(size, cycles):.1f} points can be seen, about"
+        if metric != "accuracy":
+            seen = f"{seen.replace('gain', 'gain in accuracy')} (of {metric} no such width was simulated)"
         if size < LEAST:
             seen = f"too few for an answer, which takes {LEAST}"
         elif 0 < count < LEAST_RECORDINGS:
             seen = f"too few recordings for an answer, which takes {LEAST_RECORDINGS}"
+        elif metric == "mae":
+            continue  # an error has a unit of its own
         elif count:
             seen = f"at best {seen}; the more alike the windows of a recording, the greater it must be"
         lines.append(f"{begin}: {seen}")

@@ -36,7 +36,7 @@ from fl_lightning.study.folder import PLACE, StudyFolder, default
 INDEX = "archive.json"
 CONFIG = "config.yaml"
 VERSION = 1
-TABLES = ("metrics.csv", "clients.csv", "final.csv")
+TABLES = ("metrics.csv", "clients.csv", "final.csv", "newcomers.csv")
 """Of a run; a run that is run again must come to the same but for seconds and memory."""
 KEPT = (
     CONFIG,
@@ -208,6 +208,8 @@ def here() -> dict[str, dict[str, str]]:
 
 
 def _rows(table: Path) -> list[dict[str, str]]:
+    if not table.is_file():  # such as of newcomers, where no client was held out
+        return []
     with table.open(newline="", encoding="utf-8") as opened:
         rows = list(csv.DictReader(opened))
     return [{k: v for k, v in row.items() if not _measured(k)} for row in rows]

@@ -144,6 +144,19 @@ def test_what_was_changed_is_refused_in_one_line(
     assert not (tmp_path / "out.csv").exists()
 
 
+def test_newcomers_come_along_and_are_compared(study: Path, tmp_path: Path) -> None:
+    run = next(study.glob("runs/**/summary.json")).parent
+    (run / "newcomers.csv").write_text("client,samples_per_class,accuracy\n9,0,0.5\n")
+    archive.pack(StudyFolder(study), tmp_path / "a.zip")
+    with zipfile.ZipFile(tmp_path / "a.zip") as packed:
+        assert any(name.endswith("newcomers.csv") for name in packed.namelist())
+    other = tmp_path / "other"
+    shutil.copytree(run, other)
+    assert archive.differences(run, other, None) == []
+    (other / "newcomers.csv").unlink()
+    assert archive.differences(run, other, None) == ["newcomers.csv"]
+
+
 @pytest.mark.parametrize(
     ("line", "wanted"),
     [
