@@ -157,7 +157,7 @@ def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any])
         f"at most {max(row.get('memory_mib', 0.0) for row in rows):.0f} MiB of memory",
         f"{type(run.method).__name__}: best {words} {score:.4f} ({MODELS[run.judge]}) in round {round}; "
         f"run folder: {run.folder}",
-        "The best round is chosen on test data, so it is optimistic; the last round is not.",
+        f"The best round is chosen on {run.config.data.score_on} data, so it is optimistic; the last round is not.",
     ]
     if "held_out_clients" in summary:
         name = f"newcomer_{of_rows(rows).of('mean')}_"

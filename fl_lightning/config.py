@@ -95,7 +95,7 @@ class DataConfig(SplitKeys, SourceKeys):
     """Data source: `digits` (ships with the package), another name (`fl-train list sources`: torchvision's, your own
     files), or the import path of a LightningDataModule."""
     root: str | None = None
-    """Folder of the data, or a file that sets the source: `.npz` (`arrays`) or `.csv` (`table`)."""
+    """Folder of the data, or a file, which means a source: `.npz` (arrays), `.csv` (table) or `.parquet` (hf)."""
     download: bool = False
     """Let torchvision download missing data."""
     partition: str = "dirichlet"

@@ -126,7 +126,8 @@ def _logged(
     if resume and has_checkpoint(folder / "checkpoints"):
         restore(fed.run, folder / "checkpoints")
     elif resume and (rows := writer.folder.read("metrics")):
-        if not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in callbacks.values()):
+        ended = (folder / "summary.json").is_file()  # such a run had a checkpoint, whose files are gone
+        if ended or not any(isinstance(c, Checkpoint) and c.may_be_none(rows) for c in callbacks.values()):
             raise BadInput("resume", True, "the run has no checkpoint, and would begin again over its own tables")
         if fed.run.is_main and len(rows) > 1:
             print("resume: the run was broken off before its first checkpoint; it begins again", file=sys.stderr)

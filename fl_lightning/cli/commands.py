@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -169,8 +171,11 @@ def _write_loader(
 
 
 def _free(out: Path, given: str, suffix: str = ".safetensors") -> Path:
-    """The `.py` to be written beside the file `out`; `BadInput` unless both can be written."""
-    loader = runs.check_out("out", given, suffix).with_suffix(".py")
+    """The `.py` to be written beside the file `out`, which Python can import; `BadInput` unless both can be written."""
+    stem = re.sub(r"^(?=\d)|\W", "_", runs.check_out("out", given, suffix).stem)
+    taken = {*sys.stdlib_module_names, "torch", "numpy", "safetensors", "onnxruntime"}  # what the loader imports
+    check("out", given, stem not in taken, f"the {stem}.py beside it would hide the module {stem}; choose another name")
+    loader = out.with_name(f"{stem}.py")
     for path in (out, loader):
         check("out", given, not path.exists(), f"{path} exists, and is not written over")
     return loader

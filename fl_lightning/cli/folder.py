@@ -63,7 +63,8 @@ def check_name(start: Start) -> None:
     if outer_rank() > 0:
         return  # rank 0 may be making the folder right now
     if exists and not start.resume:
-        raise BadInput("name", start.name, f"{there} exists; continue it with --resume, or choose another name")
+        other = "continue it with --resume" if is_run else f"it holds no {CONFIG}, so it is no run: remove it"
+        raise BadInput("name", start.name, f"{there} exists; {other}, or choose another name")
     if start.resume and not (empty or is_run):
         raise BadInput("name", start.name, f"{there} is a folder of something else: it holds no {CONFIG}")
 

@@ -86,7 +86,7 @@ COMMANDS = {
                    "traces: torch.export's, or ONNX (extra onnx)."),
     }),
     "join": Command("Give a new client a personalised model from a finished run, which is not changed.", RUN | {
-        "data": (str, REQUIRED, "FILE.npz: x_train, y_train (omit: no labels) and, to score it, x_test, y_test."),
+        "data": (str, REQUIRED, "FILE.npz: Holds x_train, y_train (omit: no labels) and, to score it, x_test, y_test."),
         "out": (str, REQUIRED, "FILE.safetensors: the file to write."),
         "rounds": (NonNegativeInt | None, None, "Rounds of local training, given labels (default: the run's "
                    "evaluation.newcomer_rounds)."),

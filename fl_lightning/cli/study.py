@@ -274,7 +274,9 @@ def fetch(configs: list[Config]) -> None:
     sets = {
         (config.data.source, config.data.root): config
         for config in configs
-        if config.data.source in RECIPES and Path(config.data.root or "").suffix not in OVERRIDES and not config.smoke
+        if config.data.source in RECIPES
+        and Path(config.data.root or "").suffix.lower() not in OVERRIDES
+        and not config.smoke
     }
     absent = [error for config in sets.values() if (error := _absent(config)) is not None]
     if absent and len(absent) == len(sets) == len({(c.data.source, c.data.root) for c in configs}):

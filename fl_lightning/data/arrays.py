@@ -29,7 +29,7 @@ def load(data: DataConfig) -> Source:
     A file with the key `raw` (data/given.py) has its axes as clients train on them, and may lack a test part.
     """
     root, task = data.root, data.task
-    if root is None or not root.endswith(".npz"):
+    if root is None or not root.lower().endswith(".npz"):
         raise Absent("data.root", root, f"the source arrays wants the path of an .npz file: {LAYOUT}")
     parts = ["train", "test"] if data.reads_test else ["train"]
     names = [f"{letter}_{part}" for part in parts for letter in ("x", "y", "client")]

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.partition import NATURAL
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
@@ -39,18 +39,22 @@ LOADERS = {
 torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
+FILES = "name a file (.npz, .csv or .parquet), or set data.source (`fl-train list sources`)"
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
-"""The source that a file for `data.root` means, whatever `data.source` says."""
+"""The source that a file for `data.root` means, where `data.source` names none that reads files of another kind."""
+ROOTLESS = ("digits", "watch")
+"""Sources that come with packages: there is nothing to look for below `data.root`."""
 
 
 def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     """The source, and whether it was made up."""
-    name = data.source
-    if data.root is not None:
-        name = OVERRIDES.get(Path(data.root).suffix, name)
+    name = source_of(data)
     check_name("data.source", name)
+    check(
+        "data.root", data.root, data.root is None or name not in ROOTLESS, f"the source {name} reads no files: {FILES}"
+    )
     if data.task == "regression" and name not in TARGETS:
         raise BadInput("data.task", data.task, f"its targets come from the sources {', '.join(TARGETS)}, not {name}")
     try:
@@ -59,6 +63,20 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
         if not smoke:
             raise
         return made_up(name, data, clients), True
+
+
+def source_of(data: DataConfig) -> str:
+    """The name of the source: `data.source`, or that which the file `data.root` means.
+
+    Raises:
+        BadInput: both are given, and contradict each other.
+    """
+    meant = None if data.root is None else OVERRIDES.get(Path(data.root).suffix.lower())
+    if meant is None:
+        return data.source
+    fits = data.source not in ("arrays", "table") or data.source == meant
+    check("data.source", data.source, fits, f"{data.root} is a file for the source {meant}")
+    return meant
 
 
 def check_name(key: str, name: str) -> None:

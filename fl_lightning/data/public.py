@@ -83,7 +83,7 @@ def _pool(name: str, data: DataConfig, smoke: bool) -> Pool:
 
     root = data.public_root
     if root is None and data.root is not None:
-        root = str(Path(data.root).parent) if Path(data.root).suffix in OVERRIDES else data.root
+        root = str(Path(data.root).parent) if Path(data.root).suffix.lower() in OVERRIDES else data.root
     here = data.root if name == data.root else root
     if name in (data.source, data.root) and here == data.root:
         raise BadInput("data.public", name, "those are the private data themselves: held_back, another set or a file")

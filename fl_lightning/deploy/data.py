@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any, NoReturn
 
@@ -18,6 +18,7 @@ from fl_lightning.data import FederatedData
 from fl_lightning.data import arrays as npz
 from fl_lightning.data.federated import AsRead
 from fl_lightning.data.part import Samples
+from fl_lightning.data.source import Reading
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import atomic_write, write_whole
 from fl_lightning.metric import Task
@@ -87,6 +88,8 @@ class Facts:
     std: list[Any]
     public: bool
     """Whether the method's public samples travel with a site's own data file."""
+    client_names: list[str] = field(default_factory=list)
+    """Of the clients that take part, in order; empty: they have numbers alone."""
 
     @classmethod
     def of(cls, data: FederatedData) -> Facts:
@@ -105,7 +108,8 @@ class Facts:
             )
         read, shape = AsRead.of(data), list(data.input_shape)
         mean, std = read.mean.tolist(), read.std.tolist()
-        return cls(shape, list(read.strides), data.class_names, data.task, mean, std, read.public is not None)
+        names = data.client_names
+        return cls(shape, list(read.strides), data.class_names, data.task, mean, std, read.public is not None, names)
 
     def write(self, file: Path) -> None:
         """As JSON: the numbers of 32 bits come back as they were."""
@@ -198,6 +202,7 @@ def _data(
     data = OwnData(
         samples("train", "validation"), samples("test"), shares, list(facts.class_names), [0.0] * clients,  # type: ignore[arg-type]
         config.data.augment, config.data.resident, task=facts.task, public=pool,
+        reading=Reading(client_names=list(facts.client_names)),
     )  # fmt: skip
     data.own = frozenset(own)
     return data

@@ -8,6 +8,7 @@ from typing import Any
 
 from fl_lightning import __version__, log, owncode, provenance
 from fl_lightning.callbacks.base import Observer
+from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.data import heterogeneity, imbalance
 from fl_lightning.metric import MODELS
@@ -32,12 +33,14 @@ class RunFolderWriter(Observer):
         if run.is_main:
             how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
             log.note(f"{run.method_name}: {how}{f', on from round {t}' if (t := run.resumed_from) else ''}")
-            self.folder.truncate(run.resumed_from)
-            self._code = owncode.read(owncode.paths(run.config))
             data = run.data
             self.folder.names = data.client_names
             counts = data.class_counts if data.task == "classification" and data.holds_all else None
-            self.folder.write_split(data.train_sizes, data.test_sizes, counts, data.class_names)
+            sizes, names, resumed = (data.train_sizes, data.test_sizes), data.class_names, bool(run.resumed_from)
+            same = self.folder.write_split(*sizes, counts, names, resumed)
+            check("data.root", run.config.data.root, same, "the clients' samples are not those that the run began with")
+            self.folder.truncate(run.resumed_from)
+            self._code = owncode.read(owncode.paths(run.config))
             if not data.holds_all:  # a deployment's server does not know the clients' data
                 return
             lines = imbalance.line(data, run.config.evaluation.metrics or ()), imbalance.untrained(data)

@@ -213,10 +213,15 @@ def by_judge(runs: list[RunResult]) -> list[list[str]]:
         score, clients = run.mean_of_bests(by.metric.by(str(kind)))
         return f"{by.metric.shown(score)} ({clients} clients)" if clients else NONE
 
+    parts = " or ".join(sorted({str(run.setting("data.score_on") or "test") for run in runs}))
+
     def of_kind(before: str, column: str, kinds: list[str | None]) -> list[list[str]]:
         return [
             [f"{before}model", *map(model_words, kinds)],
-            [f"{before}best round, chosen on test data (optimistic)", *(_at_best(run, column, column) for run in runs)],
+            [
+                f"{before}best round, chosen on {parts} data (optimistic)",
+                *(_at_best(run, column, column) for run in runs),
+            ],
             [f"{before}mean of each client's best round (more so)", *map(of_clients, runs, kinds)],
             [f"{before}last judged round", *(_last(run, column) for run in runs)],
         ]

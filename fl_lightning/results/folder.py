@@ -226,18 +226,29 @@ class RunFolder:
             CsvTable(self.path / "newcomers.csv").write(rows)
 
     def write_split(
-        self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None, names: Sequence[str] = ()
-    ) -> None:
+        self, train: Sequence[int], test: Sequence[int], classes: np.ndarray | None, names: Sequence[str] = (),
+        resumed: bool = False,
+    ) -> bool:  # fmt: skip
         """Write `split.csv`: each client's samples, and of each class with `classes` (N, classes); `names`: of these,
-        by which their columns are called where all can be (`class_columns`)."""
+        by which their columns are called where all can be (`class_columns`).
+
+        Returns whether it was written: not if a run that is `resumed` began with other numbers of samples.
+        """
         rows: list[Row] = [
             {"client": c, "train_samples": own, "test_samples": judged}
             for c, (own, judged) in enumerate(zip(train, test, strict=True))
         ]
         for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
             row |= dict(zip(class_columns(names or list(map(str, range(len(counts))))), counts, strict=True))
+        before: list[Row] = self.read("split") if resumed else []
+        if before and (
+            len(before) != len(rows)
+            or any(old.get(k, n) != n for old, row in zip(before, rows, strict=True) for k, n in row.items())
+        ):
+            return False
         # Each start writes it anew.
         CsvTable(self.path / "split.csv").write([self._named(row) for row in rows], durable=False)
+        return True
 
     def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
         """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:

@@ -9,6 +9,7 @@ from rich.console import Console
 
 from fl_lightning.callbacks import progress
 from fl_lightning.callbacks.progress import Progress, _closing_lines
+from fl_lightning.config import DataConfig
 from fl_lightning.log import in_bytes
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.results.folder import RunFolder
@@ -21,7 +22,7 @@ class KAPC:
 def run_of(tmp_path, resumed_from: int = 0, is_main: bool = True) -> SimpleNamespace:
     return SimpleNamespace(
         is_main=is_main, folder=tmp_path, resumed_from=resumed_from, rounds=3, clients=4, world_size=1,
-        method=KAPC(), judge="after",
+        method=KAPC(), judge="after", config=SimpleNamespace(data=DataConfig()),
     )  # fmt: skip
 
 
@@ -114,6 +115,10 @@ def test_the_end_says_what_it_cost_and_where_it_is(tmp_path, capsys) -> None:
     assert "6.0 s in rounds (client 4.5, server 0.0, evaluation 0.0), at most 300 MiB of memory" in lines
     assert f"KAPC: best mean accuracy 0.5000 (after local training) in round 1; run folder: {deep}" in lines
     assert any("chosen on test data" in line and "optimistic" in line for line in lines)
+    tuned = run_of(deep)
+    tuned.config.data = DataConfig(score_on="validation", validation=0.2)
+    show(tuned, Progress(), {1: 0.5})
+    assert "chosen on validation data" in capsys.readouterr().out
     assert f"figures: {deep / 'figures'}" in lines
     assert f"TensorBoard: tensorboard --logdir {deep / 'tensorboard'}" in lines
     assert "W&B: wandb sync there" in lines

@@ -79,6 +79,16 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
     assert names["model"].classifier.out_features == 10
 
 
+def test_what_loads_an_exported_model_can_be_imported(
+    engine: Any, capsys: pytest.CaptureFixture[str], refused: Callable[..., str]
+) -> None:
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    assert main(["export", "--run", "runs/a", "--client", "3", "--out", "1-st.safetensors"]) == 0
+    assert "from _1_st import predict" in capsys.readouterr().out and Path("_1_st.py").is_file()
+    told = refused("export", "--run", "runs/a", "--client", "3", "--out", "torch.safetensors")
+    assert told.startswith("out: 'torch.safetensors'") and "hide the module torch" in told
+
+
 @pytest.mark.parametrize(
     ("flags", "told"),
     [

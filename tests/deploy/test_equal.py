@@ -88,6 +88,12 @@ def test_other_settings_come_to_the_same_bits(method: str, flags: str, tmp_path:
     assert differences(simulate(config, tmp_path), rehearse(config, tmp_path)) == []
 
 
+def test_clients_keep_their_names(tmp_path: Path) -> None:
+    config = config_of("fedper", "--data.client_names", "[Aarau,Basel,Chur]")
+    assert differences(simulate(config, tmp_path), center := rehearse(config, tmp_path)) == []
+    assert [row["name"] for row in RunFolder(center).read("final")] == ["Aarau", "Basel", "Chur"]
+
+
 def test_the_page_lists_the_refused_methods() -> None:
     rows = re.findall(r"^\| `(\w+)` \| `([\w.]+)` \| `([^`]+)` \|$", PAGE.read_text(), re.MULTILINE)
     assert {name: (hook, what) for name, hook, what in rows} == REFUSED

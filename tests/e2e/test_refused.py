@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import time
 from collections.abc import Callable
 from pathlib import Path
@@ -9,6 +10,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+
+from fl_lightning.cli import main
 
 Refused = Callable[..., str]
 
@@ -29,6 +32,8 @@ CASES = {
     "more processes than clients": ("--federation.clients 2 --fabric.devices 3", "fabric.devices: 3", "2 clients"),
     "no data": ("--data.source mnist --data.root nowhere", "data.root: 'nowhere'", "--data.download true"),
     "no arrays": ("--data.source arrays --data.root x.npz", "data.root: 'x.npz'", "no such file"),
+    "a root that no source reads": ("--data.root nowhere", "data.root: 'nowhere'", "digits reads no files"),
+    "a table as arrays": ("--data.source arrays --data.root x.csv", "data.source: 'arrays'", "for the source table"),
     "no such source": ("--data.source minst", "data.source: 'minst'", "did you mean mnist?"),
     "fedamp's alpha": ("--method fedamp --method.alpha 0.2", "method.alpha: 0.2", "0.1111"),
     "model too small": ("--model cnn", "model.init_args.padding: 0", "(1, 8, 8)"),
@@ -97,7 +102,7 @@ def test_an_existing_run_is_left_alone(fit: Callable[..., Path], refused: Refuse
     assert "--resume" in refused(FIT, "--name a")
     Path("runs/b").mkdir()
     (Path("runs/b") / "notes.txt").write_text("mine")
-    assert "--resume" in refused(FIT, "--name b")
+    assert "it is no run: remove it" in refused(FIT, "--name b")
 
 
 @pytest.mark.parametrize("verb", ["test --run {}", "export --client 0 --out m.safetensors --run {}"])
@@ -135,6 +140,29 @@ def test_resumed_as_another_run(
 ) -> None:
     fit("a")
     assert refused(*small("a", flags, "--resume")).startswith(begins)
+
+
+def test_resumed_on_other_data(small: Callable[..., list[str]], refused: Refused, workplace: Path) -> None:
+    """The folder of the data may move, but their split may not change."""
+    x, y = np.random.default_rng(0).random((300, 5), np.float32), np.arange(300) % 3
+    for name, size in (("one", 200), ("moved", 200), ("other", 190)):
+        np.savez(workplace / f"{name}.npz", x_train=x[:size], y_train=y[:size], x_test=x[200:], y_test=y[200:])
+    assert main(small("a", "--data.root one.npz", "--federation.rounds 2")) == 0
+    before = {file: file.read_bytes() for file in (workplace / "runs/a").glob("*.csv")}
+    told = refused(*small("a", "--data.root other.npz", "--federation.rounds 3 --resume"))
+    assert told.startswith("data.root: 'other.npz'") and "not those that the run began with" in told
+    assert before == {file: file.read_bytes() for file in (workplace / "runs/a").glob("*.csv")}
+    assert main(small("a", "--data.root moved.npz", "--federation.rounds 3 --resume")) == 0
+
+
+def test_a_finished_run_without_its_checkpoints_does_not_begin_again(
+    fit: Callable[..., Path], small: Callable[..., list[str]], refused: Refused
+) -> None:
+    folder = fit("a")
+    before = (folder / "metrics.csv").read_bytes()
+    shutil.rmtree(folder / "checkpoints")
+    assert "would begin again over its own tables" in refused(*small("a", "--federation.rounds 9 --resume"))
+    assert (folder / "metrics.csv").read_bytes() == before
 
 
 def test_a_folder_of_the_users_is_not_cleared_away(refused: Refused, workplace: Path) -> None:
