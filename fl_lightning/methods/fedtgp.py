@@ -53,6 +53,6 @@ class FedTGP(Prototypes):
         return memory | untrained(memory["means.features"], generator(run.config.seed, "prototypes"))
 
     def aggregate(self, server: Server) -> None:
-        """Note which classes are known; then learn their prototypes from this round's uploads."""
+        """Note which classes are known; then learn their prototypes from what clients told."""
         super().aggregate(server)
-        learn(server, self.threshold, self.server_epochs, self.server_lr)
+        learn(server, self.told(server), self.threshold, self.server_epochs, self.server_lr)

@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, Tensors
+from fl_lightning.core import Batch, Client, Module, RunContext, Server, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.methods.common.class_means import distance_to_means
+from fl_lightning.methods.common.class_means import distance_to_means, none_told, told_last
 from fl_lightning.ranges import NonNegativeFloat
 
 
 @dataclass(frozen=True)
 class Prototypes(WithoutModels, ClassMeans, ABC):
     """Base: models never travel; features are pulled to the global prototype of their class, and the nearest predicts.
+
+    The server works with what each client told last. Where all take part in each round, as in the papers, these are the
+    round's uploads; prototypes of a small cohort alone would change with each cohort, and nothing else ties clients.
 
     Arguments as of `fedproto`.
     """
@@ -40,6 +44,15 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     def adds(self) -> bool:
         """The pull."""
         return self.lam > 0
+
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+        """With it what clients told last, where not all take part in each round."""
+        whole = run.config.federation.participation == 1
+        return super().init_server(run) | ({} if whole else none_told(run))
+
+    def told(self, server: Server) -> Sequence[Tensors]:
+        """What each client told last."""
+        return told_last(server) if "told.counts" in server.memory else super().told(server)
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And lam times the distance of features to their class's prototype; unknown classes add 0."""

@@ -74,6 +74,19 @@ def test_prototypes_weighted_by_samples_are_pooled_means(federation: Make) -> No
     assert not torch.allclose(uniform.run.server.memory["means.features"], want, atol=1e-3)
 
 
+def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make) -> None:
+    """A round without training: each client's means are those of its model, whenever it told them."""
+    fed = federation(FedProto(lam=0.0), participation=0.5, rounds=3, optimizer={"lr": 1e-12})
+    counts = np.asarray(fed.run.data.class_counts)
+    for t, cohort in ((1, [0, 1]), (2, [2, 3]), (3, [1, 2])):
+        fed.round(t, cohort)
+        known = fed.run.server.memory["means.known"].numpy()
+        assert known.tolist() == (counts[: 2 if t == 1 else 4].sum(0) > 0).tolist()
+    want, _ = pooled(fed)
+    torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
+    assert "told.counts" not in federation(FedProto()).run.server.memory  # all take part: there is nothing to keep
+
+
 def test_no_model_travels_and_every_byte_is_a_class_mean(federation: Make) -> None:
     fed = federation(FedProto(), rounds=2)
     for t in (1, 2):

@@ -75,24 +75,49 @@ def class_means(
     return mean[:, :-classes], mean[:, -classes:], counts.long().cpu()
 
 
-def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool) -> Tensors:
-    """What the server knows of `names` (`no_means`) after a round, from the clients' uploads; a line
+def none_told(run: RunContext) -> Tensors:
+    """What no client has told yet, for `told_last`: `told.features` (N, C, d) and `told.counts` (N, C)."""
+    of_class = no_means(run, ["features"])["means.features"]
+    features = torch.zeros(run.clients, *of_class.shape, dtype=of_class.dtype)
+    return {"told.features": features, "told.counts": torch.zeros(features.shape[:2], dtype=torch.int32)}
+
+
+def told_last(server: Server) -> list[Tensors]:
+    """What every client told last, in this round or an earlier one, as in `server.statistics`."""
+    features, counts = (server.memory[f"told.{name}"] for name in ("features", "counts"))
+    for client, tensors in server.statistics.items():
+        classes = tensors["classes"].long()
+        counts[client] = 0
+        counts[client, classes] = tensors["counts"].to(counts)
+        features[client, classes] = tensors["features"].to(features)
+    return [
+        {"classes": (own > 0).nonzero()[:, 0], "counts": own[own > 0], "features": means[own > 0]}
+        for own, means in zip(counts, features, strict=True)
+        if own.any()
+    ]
+
+
+def merged(
+    server: Server, told: Sequence[Mapping[str, Tensor]], names: Sequence[str], *, uniform: bool, forget: bool
+) -> Tensors:
+    """What the server knows of `names` (`no_means`) after a round, from what clients `told`; a line
     says where no client has uploaded any class.
 
     Args:
-        server: its statistics are `classes`, `counts`, and the rows of each of `names`, by client.
+        server: in aggregation.
+        told: `classes`, `counts`, and the rows of each of `names`, of each client.
         names: of the tables.
         uniform: clients weigh the same; else by their samples of the class.
         forget: a class that no client uploaded is not known any more; else its mean stays.
     """
     updated: Tensors = {}
-    memory, uploads = server.memory, list(server.statistics.values())
-    if server.run.is_main and not any(len(tensors["classes"]) for tensors in uploads):
+    memory = server.memory
+    if server.run.is_main and not any(len(tensors["classes"]) for tensors in server.statistics.values()):
         log.say(f"round {server.round}: no client uploaded the mean of any class")
     for name in names:
         known = memory[f"means.{name}"]
         total, weight = torch.zeros_like(known, dtype=torch.float64), torch.zeros(len(known), dtype=torch.float64)
-        for tensors in uploads:
+        for tensors in told:
             classes, counts = tensors["classes"].long(), tensors["counts"].double()
             share = torch.ones_like(counts) if uniform else counts
             total.index_add_(0, classes, share[:, None] * tensors[name].double())
