@@ -23,7 +23,8 @@ class PFedLA(OwnStatistics):
     Args:
         embedding: numbers of a client's embedding. 100: a public reimplementation (the authors' code was not found).
         hidden: width of the network's hidden layers. 100: the same.
-        hyper_lr: its learning rate (SGD). 0.005: the same.
+        hyper_lr: its learning rate (SGD). 0.005: the same. Rows hardly move with it, since a network's outputs are
+            divided by their sum (docs/methods.md).
         local_layers: layers that stay a client's own, those in which its own weight is greatest (HeurpFedLA's K).
             0: pFedLA.
     """
@@ -36,7 +37,7 @@ class PFedLA(OwnStatistics):
 
     embedding: PositiveInt = 100
     hidden: PositiveInt = 100
-    hyper_lr: NonNegativeFloat = searched(0.005, LogRange(0.0005, 0.05), "a decade around the default")
+    hyper_lr: NonNegativeFloat = searched(0.005, LogRange(0.005, 20), "from the default to where rows move")
     local_layers: NonNegativeInt = 0
 
     def relation(self) -> LayerRows:

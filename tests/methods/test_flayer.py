@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,8 +11,9 @@ from reckoning import WHOLE, batch_of, scores_at, slope
 from torch import Tensor, nn
 from watching import Make, Watch, client_of, global_model, server_of
 
-from fl_lightning.core import Layout
+from fl_lightning.core import Layout, RunContext
 from fl_lightning.errors import BadInput
+from fl_lightning.methods.common import layerwise
 from fl_lightning.methods.common.critical import packed
 from fl_lightning.methods.common.layerwise import layer_rates, most_changed
 from fl_lightning.methods.fedavg import FedAvg
@@ -28,6 +30,20 @@ class Net(nn.Module):
     def __init__(self) -> None:
         super().__init__()
         self.conv, self.body, self.out = nn.Conv2d(1, 2, 2), nn.Linear(5, 4), nn.Linear(4, 3)
+
+
+class Lone:
+    """A client of 17 samples, whose gradient is 0."""
+
+    def __init__(self, run: RunContext) -> None:
+        self.run, self.group, self.layout, self.lr = run, run.groups[0], run.groups[0].layout, 0.1
+        self.data = SimpleNamespace(train=range(17))
+
+    def __getitem__(self, _: str) -> Tensor:
+        return self.group.initial
+
+    def gradient(self, w: Tensor, _: object) -> tuple[Tensor, Tensor]:
+        return torch.tensor(0.0), torch.zeros_like(w)
 
 
 def test_rates_by_hand() -> None:
@@ -134,6 +150,21 @@ def test_two_rounds_by_hand(federation: Make) -> None:
             total, moved = total + shares[c] * kept, moved + shares[c] * kept * (own[c] - w)
         torch.testing.assert_close(global_model(fed), w + moved / total.clamp_min(1e-9), rtol=0, atol=1e-10)
     assert max(accuracy) > 0
+
+
+def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation: Make, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With BatchNorm a lone last sample joins the batch before it: the epoch has one batch less."""
+    set_anew: list[int] = []
+    monkeypatch.setattr(layerwise, "layer_rates", lambda *_: set_anew.append(1) or 1.0)
+    for net, epochs in (("norm", 6), ("plain", 3)):
+        fed = federation(FLAYER(), net=net, batch_size=16)
+        set_anew.clear()
+        client: Any = Lone(fed.run)
+        step = layerwise.phase_by_layer(client, 1.0).step
+        assert step is not None
+        for _ in range(6):
+            step(client, client)
+        assert len(set_anew) == epochs
 
 
 def test_steps_of_another_kind_are_refused(federation: Make) -> None:

@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.core import Batch, Client, Layout, Phase, Server
+from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.methods.common.critical import unpacked
 
 
@@ -49,7 +50,8 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
 def phase_by_layer(client: Client, top: float) -> Phase:
     """Plain steps of the model at rates by layer (`layer_rates`), set anew at the first batch of each epoch."""
     w, columns, rates = client["model"], client.layout.parameters, torch.ones_like(client["model"])
-    epoch, taken = -(-len(client.data.train) // client.run.config.federation.batch_size), 0
+    sizes = batch_sizes(len(client.data.train), client.run.config.federation.batch_size, client.group.whole_last)
+    epoch, taken = len(sizes), 0
 
     def step(_: Client, batch: Batch) -> Tensor:
         nonlocal taken
