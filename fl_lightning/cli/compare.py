@@ -58,7 +58,7 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
             return dataclasses.replace(sheet, lines=[*notes, *sheet.lines])
         compared = side_by_side(scored, notes, folder, values.baseline, values.target)
         if values.picture is not None:
-            few = f"ranks want {MIN_PAIRS} settings and {MIN_METHODS} methods of one judge: no judge has enough of them"
+            few = f"ranks need at least {MIN_PAIRS} settings and {MIN_METHODS} methods with the same judge"
             allowed = f"{few}; without --picture the table says how many there are"
             check("picture", values.picture, bool(compared.ranks), allowed)
             picture.save(compared.ranks, Path(values.picture))

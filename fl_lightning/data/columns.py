@@ -90,7 +90,7 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
     label, group = data.label_column, data.group_column
     named = [("label_column", label), ("group_column", group), *(("columns", name) for name in data.columns or [])]
     for key, name in named:
-        check(f"data.{key}", name, name is None or name in head, f"the data have no such column, but {shown}")
+        check(f"data.{key}", name, name is None or name in head, f"there is no such column; columns: {shown}")
     columns = [name for name in head if name not in (label, group)] if data.columns is None else data.columns
     fine = bool(columns) and label not in columns
     check("data.columns", columns, fine, "it must name columns of features beside the label's")

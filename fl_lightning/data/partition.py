@@ -212,10 +212,10 @@ def _natural(groups: Groups | None, clients: int, data: DataConfig) -> tuple[Sha
     check("federation.clients", clients, clients == len(groups.names), what)
     train, test = ([np.flatnonzero(part == i) for i in range(clients)] for part in (groups.train, groups.test))
     for name, ours, theirs in zip(groups.names, train, test, strict=True):
-        what = f"the group {name!r} has {len(ours)} training samples and needs {least(data)}"
+        what = f"the client {name!r} has {len(ours)} training samples, of at least {least(data)}"
         check("data.min_samples", data.min_samples, len(ours) >= least(data), what)
-        if len(theirs) == 0:
-            raise BadInput("data.group_column", data.group_column, f"the group {name!r} has no test sample")
+        what = f"the client {name!r} has no test sample: data.client_test sets a share of each client's samples apart"
+        check("data.client_test", data.client_test, len(theirs) > 0, what)
     return train, test
 
 

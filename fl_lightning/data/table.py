@@ -106,6 +106,10 @@ def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Col
     sample, place = np.argwhere(~fine)[0]
     name = columns.features[place]
     cell = cells[name][sample]
-    way = "data.impute fills it" if cell.lower() in EMPTY else "choose data.columns, or name it in data.one_hot"
-    what = f"column {name!r} of sample {sample + 1} holds {cell!r}, which is no number of 32 bits; {way}"
+    way = (
+        "data.impute fills it"
+        if cell.lower() in EMPTY
+        else "leave it out with data.columns, or list it in data.one_hot"
+    )
+    what = f"column {name!r} of sample {sample + 1} holds {cell!r}, which is not a number (of 32 bits); {way}"
     raise BadInput("data.root", data.root, what)

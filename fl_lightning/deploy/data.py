@@ -104,7 +104,9 @@ class Facts:
             key = "impute" if fits.data.impute is not None else "scale"
             value = getattr(fits.data, key)
             raise BadInput(
-                f"data.{key}", value, "preprocess the data and set null: no party has all samples to fit it on"
+                f"data.{key}",
+                value,
+                "preprocess the data and set null: in a deployment nobody has all samples to fit it on",
             )
         read, shape = AsRead.of(data), list(data.input_shape)
         mean, std = read.mean.tolist(), read.std.tolist()

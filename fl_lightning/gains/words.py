@@ -175,13 +175,13 @@ def beforehand(
         those = [name for name, own in zip(names, kinds, strict=True) if own == (size, count)]
         listed = f"({', '.join(those[:5])}{', ...' if len(those) > 5 else ''})"
         begin = f"{size} windows of {count} recordings {listed}" if count else f"{size} samples {listed}"
-        seen = f"a gain above {1.4 * _width(size, cycles):.1f} points can be seen, about"
+        seen = f"a gain above about {1.4 * _width(size, cycles):.1f} points can be seen"
         if metric != "accuracy":
             seen = f"{seen.replace('gain', 'gain in accuracy')} (of {metric} no such width was simulated)"
         if size < LEAST:
-            seen = f"too few for an answer, which takes {LEAST}"
+            seen = f"too few for a verdict, which takes {LEAST}"
         elif 0 < count < LEAST_RECORDINGS:
-            seen = f"too few recordings for an answer, which takes {LEAST_RECORDINGS}"
+            seen = f"too few recordings for a verdict, which takes {LEAST_RECORDINGS}"
         elif metric == "mae":
             continue  # an error has a unit of its own
         elif count:

@@ -104,7 +104,7 @@ def test_targets_of_a_regression(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("change", "options", "message"),
     [
-        ({}, {"label_column": "crop"}, r"data\.label_column: 'crop' .*no such column, but a, b, label, writer"),
+        ({}, {"label_column": "crop"}, r"data\.label_column: 'crop' .*no such column; columns: a, b, label, writer"),
         ({}, {"group_column": "crop"}, r"data\.group_column: 'crop'"),
         ({}, {"columns": ["a", "crop"]}, r"data\.columns: 'crop'"),
         ({}, {"columns": ["label"]}, r"data\.columns: .*beside the label's"),

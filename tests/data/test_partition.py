@@ -276,7 +276,7 @@ def test_natural_gives_each_client_a_group() -> None:
     refused(3, groups, r"data\.min_samples: 3 .*'a' has 2", min_samples=3)
     refused(3, None, r"data\.partition: 'natural' .*group_column")
     without = partition.Groups(groups.train, np.array([0, 1, 1, 1]), groups.names)
-    refused(3, without, r"data\.group_column: 'site' .*'c' has no test", min_samples=2)
+    refused(3, without, r"data\.client_test: .*'c' has no test", min_samples=2)
 
 
 def test_iid_sizes_differ_by_one_at_most() -> None:

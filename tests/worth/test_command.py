@@ -153,11 +153,11 @@ def test_half_widths_are_foretold() -> None:
     assert "3 samples (c)" in lines[0] and "too few" in lines[0]
     assert "60 samples (a, b)" in lines[1] and "13.4 points" in lines[1]
     (line,) = words.beforehand(["a"], [60], 4, metric="auroc")
-    assert "a gain in accuracy above 13.4 points" in line and "of auroc no such width was simulated" in line
+    assert "a gain in accuracy above about 13.4 points" in line and "of auroc no such width was simulated" in line
     assert words.beforehand(["a"], [60], 4, metric="mae") == []  # an error has a unit of its own
     lines = words.beforehand(["a", "b"], [60, 300], 4, [9, 14])
     assert lines[0].startswith("60 windows of 9 recordings (a): too few recordings")
-    assert lines[1].startswith("300 windows of 14 recordings (b): at best a gain above 3.")
+    assert lines[1].startswith("300 windows of 14 recordings (b): at best a gain above about 3.")
 
 
 @pytest.mark.slow
