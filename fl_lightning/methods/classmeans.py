@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import ClassVar
 
@@ -77,8 +77,4 @@ class ClassMeans(Method, ABC):
     def aggregate(self, server: Server) -> None:
         """Weighted means over the clients that told a class."""
         super().aggregate(server)
-        server.memory |= merged(server, self.told(server), self.names, uniform=self.uniform, forget=self.forget)
-
-    def told(self, server: Server) -> Sequence[Tensors]:
-        """The class means that the server works with: this round's uploads."""
-        return list(server.statistics.values())
+        server.memory |= merged(server, self.names, uniform=self.uniform, forget=self.forget)

@@ -3,18 +3,17 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import Batch, Client, Module, RunContext, Server, Tensors
+from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.methods.common.class_means import distance_to_means, none_told, told_last
+from fl_lightning.methods.common.class_means import distance_to_means, none_told
 from fl_lightning.ranges import NonNegativeFloat
 
 
@@ -49,10 +48,6 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         """With it what clients told last, where not all take part in each round."""
         whole = run.config.federation.participation == 1
         return super().init_server(run) | ({} if whole else none_told(run))
-
-    def told(self, server: Server) -> Sequence[Tensors]:
-        """What each client told last."""
-        return told_last(server) if "told.counts" in server.memory else super().told(server)
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And lam times the distance of features to their class's prototype; unknown classes add 0."""

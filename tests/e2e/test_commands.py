@@ -419,8 +419,8 @@ def test_join_where_clients_run_several_architectures(
     np.savez("new.npz", x_train=np.zeros((30, 8, 8), np.uint8), y_train=np.arange(30) % 10)
     for name, architecture in (("mlp", "MLP("), ("1", "Normed(")):
         capsys.readouterr()
-        assert main(f"join --run runs/a --data new.npz --out {name}.safetensors --architecture {name}".split()) == 0
-        assert architecture in Path(f"{name}.py").read_text()
+        assert main(f"join --run runs/a --data new.npz --out of_{name}.safetensors --architecture {name}".split()) == 0
+        assert architecture in Path(f"of_{name}.py").read_text()
     for words, value in (("", "None"), (" --architecture cnn", "'cnn'"), (" --architecture 2", "'2'")):
         said = refused(f"join --run runs/a --data new.npz --out other.safetensors{words}")
         assert said.startswith(f"architecture: {value} ") and "mlp, normed" in said

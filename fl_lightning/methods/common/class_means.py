@@ -76,14 +76,17 @@ def class_means(
 
 
 def none_told(run: RunContext) -> Tensors:
-    """What no client has told yet, for `told_last`: `told.features` (N, C, d) and `told.counts` (N, C)."""
+    """What no client has told yet, for `told`: `told.features` (N, C, d) and `told.counts` (N, C)."""
     of_class = no_means(run, ["features"])["means.features"]
     features = torch.zeros(run.clients, *of_class.shape, dtype=of_class.dtype)
     return {"told.features": features, "told.counts": torch.zeros(features.shape[:2], dtype=torch.int32)}
 
 
-def told_last(server: Server) -> list[Tensors]:
-    """What every client told last, in this round or an earlier one, as in `server.statistics`."""
+def told(server: Server) -> Sequence[Mapping[str, Tensor]]:
+    """The class means that the server works with, of each client: this round's uploads or, where it has `none_told`,
+    what every client told last, in this round or an earlier one."""
+    if "told.counts" not in server.memory:
+        return [*server.statistics.values()]
     features, counts = (server.memory[f"told.{name}"] for name in ("features", "counts"))
     for client, tensors in server.statistics.items():
         classes = tensors["classes"].long()
@@ -97,15 +100,12 @@ def told_last(server: Server) -> list[Tensors]:
     ]
 
 
-def merged(
-    server: Server, told: Sequence[Mapping[str, Tensor]], names: Sequence[str], *, uniform: bool, forget: bool
-) -> Tensors:
+def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool) -> Tensors:
     """What the server knows of `names` (`no_means`) after a round, from what clients `told`; a line
     says where no client has uploaded any class.
 
     Args:
-        server: in aggregation.
-        told: `classes`, `counts`, and the rows of each of `names`, of each client.
+        server: clients `told` it `classes`, `counts`, and the rows of each of `names`.
         names: of the tables.
         uniform: clients weigh the same; else by their samples of the class.
         forget: a class that no client uploaded is not known any more; else its mean stays.
@@ -117,7 +117,7 @@ def merged(
     for name in names:
         known = memory[f"means.{name}"]
         total, weight = torch.zeros_like(known, dtype=torch.float64), torch.zeros(len(known), dtype=torch.float64)
-        for tensors in told:
+        for tensors in told(server):
             classes, counts = tensors["classes"].long(), tensors["counts"].double()
             share = torch.ones_like(counts) if uniform else counts
             total.index_add_(0, classes, share[:, None] * tensors[name].double())
