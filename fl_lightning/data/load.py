@@ -52,9 +52,8 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     """The source, and whether it was made up."""
     name = source_of(data)
     check_name("data.source", name)
-    check(
-        "data.root", data.root, data.root is None or name not in ROOTLESS, f"the source {name} reads no files: {FILES}"
-    )
+    unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")  # else public data's
+    check("data.root", data.root, not unread, f"the source {name} reads no files: {FILES}")
     if data.task == "regression" and name not in TARGETS:
         raise BadInput("data.task", data.task, f"its targets come from the sources {', '.join(TARGETS)}, not {name}")
     try:

@@ -10,7 +10,7 @@ from typing import Literal
 from torch import Tensor
 
 from fl_lightning.core import Rule, RunContext, Server
-from fl_lightning.methods.common.class_means import told
+from fl_lightning.methods.common.class_means import last_uploads
 from fl_lightning.methods.common.trained_prototypes import learn, untrained
 from fl_lightning.methods.prototypes import Prototypes
 from fl_lightning.ranges import NonNegativeFloat, PositiveFloat, PositiveInt
@@ -56,4 +56,4 @@ class FedTGP(Prototypes):
     def aggregate(self, server: Server) -> None:
         """Note which classes are known; then learn their prototypes from what clients told."""
         super().aggregate(server)
-        learn(server, told(server), self.threshold, self.server_epochs, self.server_lr)
+        learn(server, last_uploads(server), self.threshold, self.server_epochs, self.server_lr)

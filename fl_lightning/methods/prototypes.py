@@ -13,7 +13,7 @@ from fl_lightning.core import Batch, Client, Module, RunContext, Tensors
 from fl_lightning.methods.base import WithoutModels
 from fl_lightning.methods.classmeans import ClassMeans
 from fl_lightning.methods.common.basics import wide
-from fl_lightning.methods.common.class_means import distance_to_means, none_told
+from fl_lightning.methods.common.class_means import distance_to_means, no_uploads
 from fl_lightning.ranges import NonNegativeFloat
 
 
@@ -47,7 +47,7 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """With it what clients told last, where not all take part in each round."""
         whole = run.config.federation.participation == 1
-        return super().init_server(run) | ({} if whole else none_told(run))
+        return super().init_server(run) | ({} if whole else no_uploads(run))
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
         """And lam times the distance of features to their class's prototype; unknown classes add 0."""

@@ -103,7 +103,7 @@ def choose_baseline(groups: list[Group], baseline: str | None) -> list[str]:
         group.baseline = baseline if baseline in group.cells else local or next(iter(group.cells))
         if len(group.cells) == 1:
             notes.append(
-                f"{MODELS[group.judge]}: {', '.join(group.cells)}: no other method was scored by this kind of model"
+                f"{MODELS[group.judge]}: {', '.join(group.cells)}: nothing with the same judge to compare with"
             )
         elif baseline not in (None, group.baseline):
             notes.append(

@@ -60,14 +60,17 @@ def test_the_page_lists_the_refused_transforms() -> None:
     ("words", "line"),
     [
         ("--optimizer.privacy.clip 1 --optimizer.privacy.noise 1", r"optimizer.privacy: .*null: sites cannot run it"),
-        ("--data.scale robust", r"data.scale: 'robust' is not allowed; preprocess the data and set null: no party has"),
+        (
+            "--data.scale robust",
+            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a deployment nobody has",
+        ),
         (
             "--data.scale robust --data.fitted own",
-            r"data.scale: 'robust' is not allowed; preprocess the data and set null: no party has",
+            r"data.scale: 'robust' is not allowed; preprocess the data and set null: in a deployment nobody has",
         ),
         (
             "--data.impute median",
-            r"data.impute: 'median' is not allowed; preprocess the data and set null: no party has",
+            r"data.impute: 'median' is not allowed; preprocess the data and set null: in a deployment nobody has",
         ),
         ("--data.held_out_clients 0.34", r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join"),
         ("--fabric.executor vmap", r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has"),

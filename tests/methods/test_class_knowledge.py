@@ -84,7 +84,7 @@ def test_who_is_not_in_the_cohort_counts_with_what_it_told_last(federation: Make
         assert known.tolist() == (counts[: 2 if t == 1 else 4].sum(0) > 0).tolist()
     want, _ = pooled(fed)
     torch.testing.assert_close(fed.run.server.memory["means.features"], want, rtol=1e-4, atol=1e-5)
-    assert "told.counts" not in federation(FedProto()).run.server.memory  # all take part: there is nothing to keep
+    assert "last.counts" not in federation(FedProto()).run.server.memory  # all take part: there is nothing to keep
 
 
 def test_no_model_travels_and_every_byte_is_a_class_mean(federation: Make) -> None:

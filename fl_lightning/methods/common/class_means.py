@@ -75,19 +75,19 @@ def class_means(
     return mean[:, :-classes], mean[:, -classes:], counts.long().cpu()
 
 
-def none_told(run: RunContext) -> Tensors:
-    """What no client has told yet, for `told`: `told.features` (N, C, d) and `told.counts` (N, C)."""
+def no_uploads(run: RunContext) -> Tensors:
+    """What no client has told yet, for `last_uploads`: `last.features` (N, C, d) and `last.counts` (N, C)."""
     of_class = no_means(run, ["features"])["means.features"]
     features = torch.zeros(run.clients, *of_class.shape, dtype=of_class.dtype)
-    return {"told.features": features, "told.counts": torch.zeros(features.shape[:2], dtype=torch.int32)}
+    return {"last.features": features, "last.counts": torch.zeros(features.shape[:2], dtype=torch.int32)}
 
 
-def told(server: Server) -> Sequence[Mapping[str, Tensor]]:
-    """The class means that the server works with, of each client: this round's uploads or, where it has `none_told`,
+def last_uploads(server: Server) -> Sequence[Mapping[str, Tensor]]:
+    """The class means that the server works with, of each client: this round's uploads or, where it has `no_uploads`,
     what every client told last, in this round or an earlier one."""
-    if "told.counts" not in server.memory:
+    if "last.counts" not in server.memory:
         return [*server.statistics.values()]
-    features, counts = (server.memory[f"told.{name}"] for name in ("features", "counts"))
+    features, counts = (server.memory[f"last.{name}"] for name in ("features", "counts"))
     for client, tensors in server.statistics.items():
         classes = tensors["classes"].long()
         counts[client] = 0
@@ -105,7 +105,7 @@ def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool)
     says where no client has uploaded any class.
 
     Args:
-        server: clients `told` it `classes`, `counts`, and the rows of each of `names`.
+        server: clients told it `classes`, `counts`, and the rows of each of `names`.
         names: of the tables.
         uniform: clients weigh the same; else by their samples of the class.
         forget: a class that no client uploaded is not known any more; else its mean stays.
@@ -117,7 +117,7 @@ def merged(server: Server, names: Sequence[str], *, uniform: bool, forget: bool)
     for name in names:
         known = memory[f"means.{name}"]
         total, weight = torch.zeros_like(known, dtype=torch.float64), torch.zeros(len(known), dtype=torch.float64)
-        for tensors in told(server):
+        for tensors in last_uploads(server):
             classes, counts = tensors["classes"].long(), tensors["counts"].double()
             share = torch.ones_like(counts) if uniform else counts
             total.index_add_(0, classes, share[:, None] * tensors[name].double())

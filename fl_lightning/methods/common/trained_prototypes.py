@@ -49,21 +49,21 @@ def untrained(means: Tensor, draws: torch.Generator) -> dict[str, Tensor]:
     return {f"prototypes.{name}": t.to(means) for name, t in zip(LEARNED, theta, strict=True)}
 
 
-def learn(server: Server, told: Sequence[Mapping[str, Tensor]], most: float, epochs: int, lr: float | None) -> None:
+def learn(server: Server, uploads: Sequence[Mapping[str, Tensor]], most: float, epochs: int, lr: float | None) -> None:
     """Train the prototypes by SGD on clients' class means, and make them `means.features`; without any they stay.
 
     Args:
         server: in aggregation.
-        told: `classes` and `features` of each client; batches are as large as the clients'.
+        uploads: `classes` and `features` of each client; batches are as large as the clients'.
         most: the greatest margin.
         epochs: passes over the uploads.
         lr: None: the clients'.
     """
     memory, config = server.memory, server.run.config
-    if not any(len(one["classes"]) for one in told):
+    if not any(len(one["classes"]) for one in uploads):
         return
-    classes = torch.cat([one["classes"].long() for one in told])
-    means = torch.cat([one["features"] for one in told]).to(memory["means.features"])
+    classes = torch.cat([one["classes"].long() for one in uploads])
+    means = torch.cat([one["features"] for one in uploads]).to(memory["means.features"])
     margin = adaptive_margin(means, classes, most)
     theta = {name: memory[f"prototypes.{name}"].clone().requires_grad_() for name in LEARNED}
     optimizer = torch.optim.SGD(theta.values(), lr or config.optimizer.lr)
