@@ -53,4 +53,4 @@ def test_its_lines_lead_to_three_hospitals_and_a_report(tmp_path: Path) -> None:
         kill_all(tmp_path / "home")
     assert len(RunFolder(tmp_path / "runs" / "app").read("metrics")) == 2
     assert (tmp_path / "runs" / "app" / "report.html").is_file()
-    assert (tmp_path / "hospital-1.safetensors").is_file()
+    assert (tmp_path / "hospital_1.safetensors").is_file()
