@@ -39,7 +39,6 @@ LOADERS = {
 torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
-FILES = "name a file (.npz, .csv or .parquet), or set data.source (`fl-train list sources`)"
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
@@ -53,7 +52,8 @@ def load(data: DataConfig, clients: int, smoke: bool) -> tuple[Source, bool]:
     name = source_of(data)
     check_name("data.source", name)
     unread = data.root is not None and name in ROOTLESS and data.public in (None, "held_back")  # else public data's
-    check("data.root", data.root, not unread, f"the source {name} reads no files: {FILES}")
+    other = "name a file (.npz, .csv or .parquet), or set data.source (`fl-train list sources`)"
+    check("data.root", data.root, not unread, f"the source {name} reads no files: {other}")
     if data.task == "regression" and name not in TARGETS:
         raise BadInput("data.task", data.task, f"its targets come from the sources {', '.join(TARGETS)}, not {name}")
     try:

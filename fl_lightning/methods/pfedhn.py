@@ -61,7 +61,7 @@ class PFedHN(OwnStatistics):
     def aggregate(self, server: Server) -> None:
         """A step of the hypernetwork for each client that has answered."""
         network, memory, columns = Hypernetwork.of(server.memory), server.memory, server.only.layout.parameters
-        rate = self.hyper_lr / max(1, len(server.answered))
+        rate = self.hyper_lr / len(server.answered)  # the engine stops where none has answered
         optimizer = network.optimizer(memory, rate, self.hyper_momentum, self.hyper_decay)
         for client in server.answered:
             change = server.only.vector(client, since="sent")[columns]

@@ -7,6 +7,7 @@ for, as a checkpoint does before it counts. Rank 0 alone writes.
 
 from __future__ import annotations
 
+import contextlib
 import io
 import json
 import math
@@ -240,11 +241,10 @@ class RunFolder:
         ]
         for row, counts in zip(rows, () if classes is None else classes.tolist(), strict=classes is not None):
             row |= dict(zip(class_columns(names or list(map(str, range(len(counts))))), counts, strict=True))
-        before: list[Row] = self.read("split") if resumed else []
-        if before and (
-            len(before) != len(rows)
-            or any(old.get(k, n) != n for old, row in zip(before, rows, strict=True) for k, n in row.items())
-        ):
+        before: list[Row] = []
+        with contextlib.suppress(Damaged):  # a power cut may have left a part of it, which says what it says
+            before = self.read("split") if resumed else []
+        if any(old.get(key, n) != n for old, row in zip(before, rows, strict=False) for key, n in row.items()):
             return False
         # Each start writes it anew.
         CsvTable(self.path / "split.csv").write([self._named(row) for row in rows], durable=False)

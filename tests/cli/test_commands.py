@@ -85,8 +85,8 @@ def test_what_loads_an_exported_model_can_be_imported(
     assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
     assert main(["export", "--run", "runs/a", "--client", "3", "--out", "1-st.safetensors"]) == 0
     assert "from _1_st import predict" in capsys.readouterr().out and Path("_1_st.py").is_file()
-    told = refused("export", "--run", "runs/a", "--client", "3", "--out", "torch.safetensors")
-    assert told.startswith("out: 'torch.safetensors'") and "hide the module torch" in told
+    error = refused("export", "--run", "runs/a", "--client", "3", "--out", "torch.safetensors")
+    assert error.startswith("out: 'torch.safetensors'") and "hide the module torch" in error
 
 
 @pytest.mark.parametrize(

@@ -149,10 +149,13 @@ def test_resumed_on_other_data(small: Callable[..., list[str]], refused: Refused
         np.savez(workplace / f"{name}.npz", x_train=x[:size], y_train=y[:size], x_test=x[200:], y_test=y[200:])
     assert main(small("a", "--data.root one.npz", "--federation.rounds 2")) == 0
     before = {file: file.read_bytes() for file in (workplace / "runs/a").glob("*.csv")}
-    told = refused(*small("a", "--data.root other.npz", "--federation.rounds 3 --resume"))
-    assert told.startswith("data.root: 'other.npz'") and "not those that the run began with" in told
+    error = refused(*small("a", "--data.root other.npz", "--federation.rounds 3 --resume"))
+    assert error.startswith("data.root: 'other.npz'") and "not those that the run began with" in error
     assert before == {file: file.read_bytes() for file in (workplace / "runs/a").glob("*.csv")}
+    split = workplace / "runs/a/split.csv"
+    split.write_bytes(split.read_bytes()[:-20])  # a power cut: it is written without waiting for the disk
     assert main(small("a", "--data.root moved.npz", "--federation.rounds 3 --resume")) == 0
+    assert split.read_bytes() == before[split]
 
 
 def test_a_finished_run_without_its_checkpoints_does_not_begin_again(
