@@ -25,13 +25,12 @@ from fl_lightning.names import SOURCES
 _PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
-def keep(folder: Path, code: Mapping[str, bytes], round: int) -> None:
-    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on."""
-    file = folder / "provenance.json"
-    try:
-        starts = json.loads(file.read_text())
-    except (OSError, ValueError):
-        starts = []
+def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None) -> None:
+    """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on.
+
+    `data`: the digest of the samples that it trains on.
+    """
+    starts = _starts(folder)
     installed = _installed()
     start = {
         "started": now(),
@@ -41,13 +40,26 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int) -> None:
         "machine": _machine(),
         "versions": {"python": platform.python_version()} | {k: installed[k] for k in _PACKAGES if k in installed},
         "first_round": round,
+        "data": data,
     }
     if names := owncode.keep(folder, code, round):
         say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
-    starts = [*(starts if isinstance(starts, list) else []), start]
-    write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
+    write_whole(folder / "provenance.json", json.dumps([*starts, start], indent=1) + "\n", durable=False)
     listed = "".join(f"{name}=={version}\n" for name, version in installed.items())
     write_whole(folder / "environment.txt", listed, durable=False)
+
+
+def data_of(folder: Path) -> str | None:
+    """The digest of the samples that the run in `folder` last trained on; None: it is not known."""
+    return _starts(folder)[-1].get("data") if _starts(folder) else None
+
+
+def _starts(folder: Path) -> list[dict[str, Any]]:
+    try:
+        starts = json.loads((folder / "provenance.json").read_text())
+    except (OSError, ValueError):
+        return []
+    return starts if isinstance(starts, list) else []
 
 
 def ended(folder: Path) -> None:

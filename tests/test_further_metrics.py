@@ -226,7 +226,7 @@ def test_rare_classes_are_named_once_with_the_metric_to_take(
     assert summary["least_test_class"] > 0
 
 
-def test_a_run_names_validation_samples_of_untrained_classes(
+def test_a_run_names_samples_of_untrained_classes(
     fit: Callable[..., Path], tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     rows = [f"{k},{k % 10},{k // 10 % 2}" for k in range(40)]  # two farms: of each class one to train on, one to test
@@ -234,5 +234,8 @@ def test_a_run_names_validation_samples_of_untrained_classes(
     words = f"--method fedavg --federation.rounds 1 --federation.clients 2 --data.root {tmp_path / 'farms.csv'}"
     words += " --data.group_column farm --data.partition natural --data.client_test 0.5 --data.min_samples 2"
     fit("a", f"{words} --data.fraction 1.0 --data.validation 0.2")
-    (line,) = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data.validation:")]
-    assert line == "data.validation: 4 of 4 samples are of classes that no client trains on; they tell little"
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
+    assert lines == [
+        "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; they tell little",
+        "data: 10 classes in 16 training samples; for a number to predict, --data.task regression",
+    ]

@@ -212,7 +212,9 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
         old, value = before.get(key), after.get(key)
         if not free and old != value:
-            allowed = f"the run began with {old!r}; on resume only {', '.join(MAY_CHANGE)} may change"
+            gone = key not in after and key.startswith("callbacks.")  # the whole callback
+            key, began = (key.rpartition(".")[0], "it") if gone else (key, repr(old))
+            allowed = f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
             raise BadInput(_flag_of(key), value, allowed)
     done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
     if config.federation.rounds < done:

@@ -9,6 +9,7 @@ from typing import ClassVar, Literal
 
 import numpy as np
 import torch
+import xxhash
 from torch import Tensor
 
 from fl_lightning.components import Text
@@ -73,11 +74,11 @@ class FederatedData:
         self.made_up = made_up
         """Whether the samples were made up because the real ones are absent (smoke runs only)."""
         self.train_sizes, self.validation_sizes, self.test_sizes = ([len(i) for i in indices] for indices in shares)
-        strata = train.labels if task == "classification" else torch.zeros(len(train.labels), dtype=torch.int64)
-        self.class_counts = _class_counts(shares[0], strata.numpy(), self.num_classes)
-        """Training samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one.
+        labels = [_strata(pool, task) for pool in (train, train, test)]
+        counts = [_class_counts(*pair, self.num_classes) for pair in zip(shares, labels, strict=True)]
+        self.class_counts, self.validation_counts, self.test_counts = counts
+        """Samples (of texts: next tokens) by client and class, int64 [N, classes]; a regression has one class.
         By the labels that were dealt: `trained_counts` has those that a client trains on."""
-        self.validation_counts = _class_counts(shares[1], strata.numpy(), self.num_classes).sum(0)  # of all clients
         self.public_size = 0 if public is None else len(public.raw)
         """Public samples that `public` gives."""
         pools = [pool for pool in (train, test, public, common if common is not test else None) if pool is not None]
@@ -96,8 +97,7 @@ class FederatedData:
     @property
     def least_test_class(self) -> int:
         """Test samples of the rarest class that a client's test part has, the least over clients."""
-        counts = _class_counts(self._shares[2], self._test.labels.numpy(), self.num_classes)
-        return int(counts[counts > 0].min())
+        return int(self.test_counts[self.test_counts > 0].min())
 
     @property
     def statistics(self) -> tuple[Tensor, Tensor]:
@@ -311,6 +311,21 @@ class AsRead:
         plain = not any(data._angles) and data._drifting is None
         public = None if data._public is None else data._public.raw
         return cls(plain, train.mean, train.std, tuple(train.raw.stride()[1:]), parts, public)
+
+
+def _strata(pool: Samples, task: Task) -> np.ndarray:
+    """The classes of samples; a regression's are all of one."""
+    return pool.labels.numpy() if task == "classification" else np.zeros(len(pool.labels), np.int64)
+
+
+def samples_digest(data: FederatedData) -> str:
+    """XXH3 of all samples and labels, and of which client has which, in hexadecimal: other data have another one."""
+    state = xxhash.xxh3_128()
+    samples = [t.numpy() for pool in (data._train, data._test) for t in (pool.raw, pool.labels)]
+    for array in [*samples, *(np.asarray(own, np.int64) for share in data._shares for own in share)]:
+        state.update(str(array.shape).encode())
+        state.update(np.ascontiguousarray(array).data)
+    return state.hexdigest()
 
 
 def _class_counts(shares: list[np.ndarray], labels: np.ndarray, classes: int) -> np.ndarray:

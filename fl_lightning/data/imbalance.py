@@ -43,15 +43,23 @@ def line(data: FederatedData, metrics: Collection[str]) -> str | None:
 
 
 def untrained(data: FederatedData) -> str | None:
-    """A line that says how many validation samples are of classes that no client trains on; None: none are.
+    """A line that says how many validation and test samples are of classes that no client trains on; None: none are.
 
     With one sample of each class the same classes are held out at every client.
     """
     if data.task != "classification" or data.vocabulary == data.num_classes:
         return None
-    held_out = data.validation_counts
-    lost = int(held_out[data.class_counts.sum(0) == 0].sum())
-    if not lost:
+    nobodys = data.class_counts.sum(0) == 0
+    parts = (("validation", data.validation_counts.sum(0)), ("test", data.test_counts.sum(0)))
+    lost = [f"{counts[nobodys].sum()} of {counts.sum()} {part}" for part, counts in parts if counts[nobodys].sum()]
+    line = f"data: {' and '.join(lost)} samples are of classes that no client trains on"
+    return f"{line}; they tell little" if lost else None
+
+
+def scattered(data: FederatedData) -> str | None:
+    """A line where classes have less than two training samples on average, as with numbers for labels; None: else."""
+    if data.task != "classification" or data.vocabulary == data.num_classes:
         return None
-    count = f"{lost} of {held_out.sum()} samples"
-    return f"data.validation: {count} are of classes that no client trains on; they tell little"
+    samples, classes = int(data.class_counts.sum()), data.num_classes
+    few = f"data: {classes} classes in {samples} training samples; for a number to predict, --data.task regression"
+    return few if samples < 2 * classes else None

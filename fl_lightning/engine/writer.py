@@ -11,6 +11,7 @@ from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import check
 from fl_lightning.core import RoundRecord, RunContext
 from fl_lightning.data import heterogeneity, imbalance
+from fl_lightning.data.federated import samples_digest
 from fl_lightning.metric import MODELS
 from fl_lightning.results.folder import RunFolder, best, mean_of_bests
 
@@ -25,6 +26,7 @@ class RunFolderWriter(Observer):
         self._recorded = False
         self._began = time.perf_counter()
         self._code: dict[str, bytes] = {}
+        self._data: str | None = None
         self.unlike: dict[str, float] = {}
 
     def on_fit_start(self, run: RunContext) -> None:
@@ -43,7 +45,11 @@ class RunFolderWriter(Observer):
             self._code = owncode.read(owncode.paths(run.config))
             if not data.holds_all:  # a deployment's server does not know the clients' data
                 return
-            lines = imbalance.line(data, run.config.evaluation.metrics or ()), imbalance.untrained(data)
+            self._data, before = samples_digest(data), provenance.data_of(run.folder) if resumed else None
+            if before not in (None, self._data):
+                log.say(f"data: other samples than the run began with, from round {run.resumed_from + 1} on")
+            rare = imbalance.line(data, run.config.evaluation.metrics or ())
+            lines = rare, imbalance.untrained(data), imbalance.scattered(data)
             for line in filter(None, () if run.resumed_from else lines):
                 log.say(line)
             self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
@@ -54,7 +60,7 @@ class RunFolderWriter(Observer):
         if run.is_main:
             first, self._recorded = not self._recorded, True
             if first:  # record nothing if the run failed before its first round
-                provenance.keep(run.folder, self._code, record.round)
+                provenance.keep(run.folder, self._code, record.round, self._data)
             self.folder.append(record)
             self.folder.write_columns(run.judge)
             if first:

@@ -23,6 +23,8 @@ if __name__ == "__main__":  # python THIS_FILE rows.csv: a prediction for each r
     import csv
     import sys
 
+    if len(sys.argv) != 2:
+        sys.exit(f"usage: python {sys.argv[0]} rows.csv")
     with open(sys.argv[1], newline="", encoding="utf-8-sig") as file:
         for name in predict(list(csv.DictReader(file))):
             print(name)
@@ -57,7 +59,11 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
         facts: what `run.export` returned.
         kind: the format.
     """
-    scored = f"# Scored by more than model(x): {facts['scored_as']}\n" if "scored_as" in facts else ""
+    scored = (
+        f"# The run scored it by the method's own rule, not by model(x) alone: {facts['scored_as']}\n"
+        if "scored_as" in facts
+        else ""
+    )
     head = f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
     here = "from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
     if kind == "safetensors":

@@ -15,6 +15,7 @@ from PIL import Image
 
 from fl_lightning.config import DataConfig
 from fl_lightning.data import FederatedData, imbalance, partition, prepare
+from fl_lightning.data.federated import samples_digest
 from fl_lightning.data.load import load
 from fl_lightning.data.sampling import systematic
 
@@ -198,6 +199,27 @@ def test_validation_classes_that_no_client_trains_on_are_named(tmp_path: Path, s
     (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
     table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="natural", min_samples=2)
     line = imbalance.untrained(prepare(replace(table, validation=0.2, client_test=0.5), 2, 0))
-    named = "data.validation: 4 of 4 samples are of classes that no client trains on; they tell little"
+    named = "data: 4 of 4 validation and 4 of 20 test samples are of classes that no client trains on; they tell little"
     assert line == (named if lost else None)
     assert imbalance.untrained(prepare(replace(table, client_test=0.5), 2, 0)) is None
+
+
+@pytest.mark.parametrize(("task", "distinct"), [("classification", 40), ("classification", 15), ("regression", 40)])
+def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path: Path, task: str, distinct: int) -> None:
+    rows = [f"{k},{k % distinct + 0.5}" for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
+    data = prepare(DataConfig(root=str(tmp_path / "t.csv"), task=task, partition="iid", fraction=1.0), 2, 0)
+    many = f"data: {distinct} classes in {sum(data.train_sizes)} training samples"
+    named = f"{many}; for a number to predict, --data.task regression"
+    assert imbalance.scattered(data) == (named if (task, distinct) == ("classification", 40) else None)
+
+
+def test_data_with_other_contents_or_owners_have_another_digest(tmp_path: Path) -> None:
+    x, y = np.random.default_rng(0).random((60, 5), np.float32), np.arange(60) % 3
+    data = DataConfig(source="arrays", root=str(tmp_path / "a.npz"), partition="iid", fraction=1.0)
+    digests = []
+    for change, seed in ((0.0, 0), (0.0, 0), (0.0, 1), (1e-3, 0)):
+        x[7, 2] += change
+        np.savez(tmp_path / "a.npz", x_train=x, y_train=y, x_test=x[:9], y_test=y[:9])
+        digests.append(samples_digest(prepare(data, 4, seed)))
+    assert digests[0] == digests[1] and len({*digests}) == 3

@@ -153,7 +153,7 @@ def test_what_a_method_builds_loads_by_the_printed_lines(
     exec(text, namespace)
     loaded, tensors = namespace["model"].state_dict(), load_file("model.safetensors")
     assert loaded.keys() == tensors.keys() and all(torch.equal(loaded[name], x) for name, x in tensors.items())
-    assert ("# Scored by more than model(x): " in text) != WRAPPING[method]
+    assert ("# The run scored it by the method's own rule, not by model(x) alone: " in text) != WRAPPING[method]
     part = prepare(DataConfig(fraction=0.4), 5, seed=0).client(3).test
     x, y = (torch.cat(parts) for parts in zip(*part.batches(1000), strict=True))
     with torch.no_grad():

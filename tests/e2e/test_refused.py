@@ -133,6 +133,7 @@ def test_export_of_a_client_that_does_not_exist(fit: Callable[..., Path], refuse
         ("--method fedavg", "method: 'fedavg' "),
         ("--seed 9", "seed: 9 "),
         ("--federation.rounds 2", "federation.rounds: 2 "),
+        ("--callbacks.checkpoint null", "callbacks.checkpoint: None is not allowed; the run began with it; "),
     ],
 )
 def test_resumed_as_another_run(
@@ -142,8 +143,10 @@ def test_resumed_as_another_run(
     assert refused(*small("a", flags, "--resume")).startswith(begins)
 
 
-def test_resumed_on_other_data(small: Callable[..., list[str]], refused: Refused, workplace: Path) -> None:
-    """The folder of the data may move, but their split may not change."""
+def test_resumed_on_other_data(
+    small: Callable[..., list[str]], refused: Refused, workplace: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The folder of the data may move, but their split may not change; other contents of as many samples are named."""
     x, y = np.random.default_rng(0).random((300, 5), np.float32), np.arange(300) % 3
     for name, size in (("one", 200), ("moved", 200), ("other", 190)):
         np.savez(workplace / f"{name}.npz", x_train=x[:size], y_train=y[:size], x_test=x[200:], y_test=y[200:])
@@ -156,6 +159,10 @@ def test_resumed_on_other_data(small: Callable[..., list[str]], refused: Refused
     split.write_bytes(split.read_bytes()[:-20])  # a power cut: it is written without waiting for the disk
     assert main(small("a", "--data.root moved.npz", "--federation.rounds 3 --resume")) == 0
     assert split.read_bytes() == before[split]
+    assert "other samples" not in capsys.readouterr().err
+    np.savez(workplace / "mended.npz", x_train=x[:200] + 1, y_train=y[:200], x_test=x[200:], y_test=y[200:])
+    assert main(small("a", "--data.root mended.npz", "--federation.rounds 4 --resume")) == 0
+    assert "data: other samples than the run began with, from round 4 on" in capsys.readouterr().err
 
 
 def test_a_finished_run_without_its_checkpoints_does_not_begin_again(
