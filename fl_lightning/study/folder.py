@@ -124,7 +124,7 @@ class StudyFolder:
         for key in dict.fromkeys([*old, *new]):
             if old.get(key, default(key)) != new.get(key) and key not in PLACE:
                 allowed = (
-                    f"the study in {self.path} has {old.get(key)!r}: another base is another study, with an own --out"
+                    f"the study in {self.path} has {old.get(key)!r}: for another base give another --out"
                 )
                 raise BadInput(f"base.{key}", new.get(key), allowed)
         begun = {cell["label"] for cell in self.cells() if (self.path / cell["folder"] / "config.yaml").is_file()}

@@ -323,7 +323,7 @@ def test_another_study_that_came_between_is_seen(ask: Callable[..., Any], tmp_pa
 
     monkeypatch.setattr("fl_lightning.cli.study.fetch", meanwhile)
     code, _, err = ask()
-    assert code == 2 and "base.optimizer.lr: 0.05" in err and "another base is another study" in err
+    assert code == 2 and "base.optimizer.lr: 0.05" in err and "for another base give another --out" in err
     assert [file.parent.parent.name for file in stamps(tmp_path / "s")] == ["local"]
 
 
