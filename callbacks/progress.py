@@ -132,7 +132,7 @@ def _table(run: RunContext, rows: list[Row], summary: Mapping[str, Any]) -> Tabl
     if "validation_round" in summary:
         chosen = f"{summary[f'validation_{mean}']:.4f}"
         table.add_row("* in the round chosen on validation data", chosen, str(summary["validation_round"]), "")
-    table.caption = f"* the judge ({MODELS[run.judge]}): what {mean} stands for"
+    table.caption = f"* the judge, whose scores are {mean}: {MODELS[run.judge]}"
     if others := final_words(summary).partition("; ")[2]:
         table.caption += f"\nat the end: {others}"
     return table
@@ -143,7 +143,7 @@ def _closing_lines(run: RunContext, rows: list[Row], summary: Mapping[str, Any])
     total = {name: sum(row.get(name, 0.0) for row in rows) for name in {key for row in rows for key in row}}
     up, down = (
         f"{in_bytes(sent := total[f'{way}_bytes'])} {word} "
-        f"({in_bytes(total[f'{way}_parameter_bytes'], like=sent).split()[0]} parameters)"
+        f"(parameters: {in_bytes(total[f'{way}_parameter_bytes'], like=sent).split()[0]})"
         for way, word in (("upload", "up"), ("download", "down"))
     )
     phases = ", ".join(

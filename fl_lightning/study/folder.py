@@ -123,9 +123,7 @@ class StudyFolder:
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
             if old.get(key, default(key)) != new.get(key) and key not in PLACE:
-                allowed = (
-                    f"the study in {self.path} has {old.get(key)!r}: for another base give another --out"
-                )
+                allowed = f"the study in {self.path} has {old.get(key)!r}: for another base give another --out"
                 raise BadInput(f"base.{key}", new.get(key), allowed)
         begun = {cell["label"] for cell in self.cells() if (self.path / cell["folder"] / "config.yaml").is_file()}
         _check_labels([entry for entry in Study.of(before).entries() if entry.label in begun], study.entries())

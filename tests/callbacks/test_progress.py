@@ -101,7 +101,7 @@ def test_the_table_tells_best_last_and_the_judge(tmp_path, capsys) -> None:
     assert cells(out, "* mean of each client's best round") == ["0.5678"]
     assert cells(out, "all clients at the end (after local training)") == ["0.4321"]
     assert "at the end: 1 of 4 clients before it: they never took part" in out
-    assert "* the judge (after local training): what mean_accuracy stands for" in out
+    assert "* the judge, whose scores are mean_accuracy: after local training" in out
     assert "global model" not in out
 
 
@@ -111,7 +111,7 @@ def test_the_end_says_what_it_cost_and_where_it_is(tmp_path, capsys) -> None:
     (deep / "tensorboard").mkdir()
     show(run_of(deep), Progress(), {1: 0.5, 2: None, 3: 0.25})
     lines = capsys.readouterr().out.splitlines()
-    assert "3.0 MiB up (1.5 parameters), 3.0 MiB down (1.5 parameters)" in lines
+    assert "3.0 MiB up (parameters: 1.5), 3.0 MiB down (parameters: 1.5)" in lines
     assert "6.0 s in rounds (client 4.5, server 0.0, evaluation 0.0), at most 300 MiB of memory" in lines
     assert f"KAPC: best mean accuracy 0.5000 (after local training) in round 1; run folder: {deep}" in lines
     assert any("chosen on test data" in line and "optimistic" in line for line in lines)
@@ -212,4 +212,4 @@ def test_little_traffic_is_told_in_kib_and_none_is_none(tmp_path) -> None:
     rows = [{"upload_bytes": 9000.0, "upload_parameter_bytes": 4500.0, "download_bytes": 0.0, "seconds": 1.0,
              "download_parameter_bytes": 0.0, "round": 1, "mean_accuracy": 0.5}]  # fmt: skip
     lines = _closing_lines(run_of(tmp_path), rows, {})
-    assert lines[0] == "8.8 KiB up (4.4 parameters), 0 B down (0 parameters)"
+    assert lines[0] == "8.8 KiB up (parameters: 4.4), 0 B down (parameters: 0)"
