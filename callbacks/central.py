@@ -7,7 +7,7 @@ Andrew, Thakkar, McMahan, Ramaswamy: Differentially Private Learning with Adapti
 from __future__ import annotations
 
 import math
-import secrets
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
@@ -26,7 +26,7 @@ from fl_lightning.optimizerkeys import check_noise
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, epsilon
 from fl_lightning.privacy.mechanism import MODEL, clipped, moved, repaired
 from fl_lightning.ranges import Range
-from fl_lightning.rng import generator
+from fl_lightning.rng import ENTROPY, generator, unrepeatable
 
 CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
 """Tensors of the server's memory: the clip and the noise of the next round, and how many rounds each client was in."""
@@ -62,8 +62,9 @@ def _owner(method: Any, hook: str) -> str:
 class CentralPrivacy(Transform, Aggregator, Observer):
     """A trusted server bounds each client's change and adds noise to their one mean: privacy against all others.
 
-    The unit is a client. The mean is plain, 1 / n for each of the cohort's n clients, and its noise has the standard
-    deviation noise * clip / n. Against the server itself it protects nothing (`localprivacy` does).
+    The unit is a client, who contributes or neither changes the sum nor is counted for `quantile`. The mean is plain,
+    1 / n for each of the cohort's n clients, and its noise has the standard deviation noise * clip / n. Against the
+    server itself it protects nothing (`localprivacy` does).
 
     Args:
         clip: the greatest L2 norm of a client's change of the global model; with `quantile` that of the first round.
@@ -192,7 +193,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
     def _draws(self, run: RunContext, round: int) -> torch.Generator:
         if self.reproducible:
             return generator(run.config.seed, "central privacy", round)
-        return torch.Generator().manual_seed(run.processes.gather_objects(secrets.randbits(63))[0])
+        return unrepeatable(run.processes.gather_objects(os.urandom(ENTROPY))[0])
 
     # ---------------------------------------------------------------- epsilon
 

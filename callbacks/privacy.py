@@ -24,6 +24,7 @@ from fl_lightning.extras import require
 from fl_lightning.optimizerkeys import check_noise
 from fl_lightning.privacy.accounting import DELTA, Mechanism, calibrated, check_delta, epsilon
 from fl_lightning.privacy.mechanism import Noise, kinds, kinds_of, protect
+from fl_lightning.rng import unrepeatable
 
 UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
 """Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""
@@ -152,9 +153,7 @@ class LocalPrivacy(Transform, Observer):
         def draws(kind: str) -> torch.Generator:
             if self.reproducible:
                 return client.generator(f"privacy {kind}")
-            generator = torch.Generator()
-            generator.seed()
-            return generator
+            return unrepeatable()
 
         sent = protect(client, payload, self._noises, draws)
         counted = torch.tensor([kind in sent for kind in self._noises], dtype=torch.int64)
@@ -196,7 +195,7 @@ class LocalPrivacy(Transform, Observer):
             **{f"privacy_clip_{kind}": noise.clip for kind, noise in self._noises.items()},
             **{f"privacy_noise_{kind}": noise.multiplier for kind, noise in self._noises.items()},
             "privacy_covers": f"uploads of a client ({covered}) against the server, other clients and readers of the "
-            "global model; not the number of its samples, its scores, its personal model",
+            "global model; not the number of its samples, its losses and scores, other tables, its personal model",
         }
 
 

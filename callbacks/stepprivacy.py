@@ -20,7 +20,7 @@ from fl_lightning.device import no_draws
 from fl_lightning.errors import BadInput
 from fl_lightning.privacy.accounting import Mechanism, calibrated, check_delta, epsilon, sampling_rate
 from fl_lightning.privacy.steps import Private, clipped_sum
-from fl_lightning.rng import generator
+from fl_lightning.rng import generator, unrepeatable
 
 STEPS, NOISE = "privacy.steps", "privacy.step_noise"
 """Tensors: of a client's memory, the private steps that it has taken; of the server's, the noise of the run."""
@@ -147,7 +147,8 @@ class StepPrivacy(Transform, Observer):
             "privacy_clip_gradient": privacy.clip,
             "privacy_noise_gradient": self._noise,
             "privacy_covers": "a training sample, against the server, other clients and readers of global and personal "
-            "models; not how many samples a client has, losses and scores in tables, validation and test samples",
+            "models; not how many samples a client has, losses and scores in tables, validation and test samples, "
+            "statistics that inputs are imputed, scaled and normalised by",
         }
 
 
@@ -235,9 +236,7 @@ def protection(client: Client, phase: Phase) -> Private | None:
     def draws(purpose: str, step: int) -> torch.Generator:
         if privacy.reproducible:
             return generator(run.config.seed, f"private {purpose}", client.id, client.round, step)
-        fresh = torch.Generator()
-        fresh.seed()
-        return fresh
+        return unrepeatable()
 
     taken = sum(fit.steps for fit in client.fits)
     return Private(float(privacy.clip or 0), float(run.server.memory[NOISE]), taken, draws)

@@ -5,6 +5,7 @@ Two runs that differ in ranks, or of which one was resumed, therefore draw the s
 
 from __future__ import annotations
 
+import os
 import zlib
 from collections.abc import Sequence
 
@@ -13,6 +14,10 @@ import torch
 
 FEW = 12
 """Keys that are as fast one by one. Ours."""
+ENTROPY = 4 * 624
+"""Bytes of the state of a Mersenne Twister."""
+_HEAD = 24
+"""Bytes before the state's words, of 8 bytes each, in what torch gives: seed, counters."""
 
 
 def _powers(first: int, factor: int, count: int) -> np.ndarray:
@@ -61,6 +66,19 @@ def _stirred(words: np.ndarray, constants: np.ndarray) -> np.ndarray:
 def generator(seed: int, purpose: str, *ids: int) -> torch.Generator:
     """A torch generator for (seed, purpose, ids), on the CPU."""
     return torch.Generator().manual_seed(key(seed, purpose, *ids))
+
+
+def unrepeatable(entropy: bytes | None = None) -> torch.Generator:
+    """A torch generator on the CPU whose whole state is the operating system's random numbers.
+
+    `torch.Generator.seed` and `manual_seed` keep 32 bits of a seed, all of which can be tried in hours. `entropy`:
+    `ENTROPY` such bytes, where several processes are to draw the same; None: new ones.
+    """
+    words = np.frombuffer(entropy or os.urandom(ENTROPY), np.uint32)
+    made = torch.Generator().manual_seed(0)
+    state = made.get_state()
+    state[_HEAD : _HEAD + 2 * ENTROPY] = torch.from_numpy(words.astype(np.uint64).view(np.uint8))
+    return made.set_state(state)
 
 
 def numpy_rng(seed: int, purpose: str, *ids: int) -> np.random.Generator:

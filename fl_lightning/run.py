@@ -240,6 +240,8 @@ def written(
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
     known = about(run.data, run.data.numbers[client] if who is None else who)
+    if form != "safetensors":  # rows become numbers of 32 bits; a class's weights are read as such
+        model.float()
     write(model, form, out, inputs(2, run.data.input_shape, run.data.text), known)
     component = run.config.models[group.index].component
     arguments = arguments_of(component, run.data.input_shape, run.data.num_classes, run.data.text)

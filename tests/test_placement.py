@@ -36,6 +36,11 @@ def test_the_longest_goes_where_it_helps_most() -> None:
     assert moves([0, 1, 2], [0, 0, 0], {0: 5.0, 1: 3.0, 2: 2.0}, 2) == [(0, 1)]
 
 
+def test_nobody_moves_from_a_rank_without_clients() -> None:
+    """Local work that counts as 0 operations, and a cohort that has its home elsewhere."""
+    assert moves([1], [0, 1], {1: 0.0}, 2) == []
+
+
 def test_one_move_alone_may_be_in_vain() -> None:
     """Two ranks have most: that one of them is relieved helps nobody."""
     home, work = [0, 0, 1, 1], dict.fromkeys(range(4), 20.0)

@@ -24,7 +24,7 @@ from fl_lightning.core.layout import Layout
 from fl_lightning.core.mixing import Mixer
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.worker import Worker
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedavg import FedAvg
@@ -459,6 +459,31 @@ def test_local_steps_and_parts_of_epochs_are_counted(monkeypatch: Any) -> None:
             "from a round of 8 of 10 clients, run in one process of this machine, on made-up data; "
             "scaled to the cohort by samples, but for the server's part, that of 8 clients"
         )
+
+
+def test_privacy_is_planned_for_the_rounds_of_the_run(tmp_path: Path, monkeypatch: Any, capsys: Any) -> None:
+    """Not for those of the rehearsal, which goes on while there is time: noise is as much as the run's."""
+    monkeypatch.chdir(tmp_path)
+    line = "--config kapc_digits --method fedavg --loggers null --fabric.accelerator cpu --federation.rounds 5"
+    target = "--callbacks.localprivacy.clip 1 --callbacks.localprivacy.epsilon_target 8"
+    assert json.loads(run(f"{line} {target} --json", capsys))["round_seconds"] > 0
+
+
+def test_models_that_diverge_later_do_not_spoil_the_seconds(monkeypatch: Any) -> None:
+    """A rehearsal trains the same models for longer than the run does."""
+    made = config(model=Component(f"{__name__}.Exploding"))
+    planner, hardware = Planner(made, DIGITS), Hardware("cpu", 1, 1, 100 * GIB)
+    calls: list[int] = []
+
+    def rounds(self: Any, chosen: list[int], limit: int) -> list[float]:
+        calls.append(limit)
+        if len(calls) > 2:
+            raise BadClient(1, 27, "training", "its model is not finite")
+        return [0.2, 0.1, 0.05]
+
+    monkeypatch.setattr(rehearsal._Rehearsal, "_round", rounds)
+    timing = rehearsal.timed(planner.setup(hardware), planner.plan(hardware))
+    assert calls == [1, 1, 2] and timing.seconds["server"] == 0.05
 
 
 def test_a_run_that_fails_has_no_seconds() -> None:

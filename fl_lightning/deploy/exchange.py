@@ -75,6 +75,8 @@ class Exchange:
     _hellos: dict[int, wire.Header] = field(default_factory=dict)
     _greeted: dict[int, tuple[float, float]] = field(default_factory=dict)
     """By address: when it is said hello again, and how long after that again."""
+    _second: set[int] = field(default_factory=set)
+    """Addresses that have said that they are a client who is at another."""
     _open: dict[str, tuple[int, Any]] = field(default_factory=dict)
     """By a message's name: the address, and what it was (`hello`, or round, kind, attempt)."""
 
@@ -157,8 +159,9 @@ class Exchange:
         known = self._address.get(client)
         if known is not None and known != address and known in self.transport.addresses():
             line = f"the sites at {known} and {address} both say that they are client {client}"
-            self._go_on_without(f"{line}; the first is kept", line)
-            self._client_at[address] = -1
+            if address not in self._second:  # it is greeted again: the first may be a site that has gone
+                self._second.add(address)
+                self._go_on_without(f"{line}; the first is kept while it is there", line)
             return
         self._client_at[address] = client
         if "failed" in header:

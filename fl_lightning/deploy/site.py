@@ -29,6 +29,7 @@ from fl_lightning.deploy.data import NotHere, OwnData, Withheld, of_sites, with_
 from fl_lightning.device import digest
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.pool import spent_by
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadClient, redact
@@ -194,13 +195,14 @@ class Site:
         run, own, known, answered = self.fed.run, visits_of(self.fed.run, self.client), header["visits"], self.round
         if header["round"] < answered or own == known:
             return
-        folder, saved = self.folder / "checkpoints", None
+        folder, saved, spent = self.folder / "checkpoints", None, spent_by(run.states.get(self.client))
         if known and own > known:
             manifests = {t: m for t in disk.rounds(folder) if (m := disk.intact(folder, t)) is not None}
             turns = {t: m["clients"].get(str(self.client), {}).get("turns", 0) for t, m in manifests.items()}
             saved = next((t for t, count in turns.items() if count == known), None)
         if saved is not None:
             restore(run, folder, saved)
+            run.states[self.client].memory |= spent
             self.checkpoint.on_fit_start(run)
         elif known:
             raise wire.Unreadable(f"the site has its state after {own} visits, the centre has {known}")

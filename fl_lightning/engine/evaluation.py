@@ -16,7 +16,7 @@ from fl_lightning.core import Client, Phase, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.core.protocols import Reducer
 from fl_lightning.engine import scoring
-from fl_lightning.engine.failures import Guard
+from fl_lightning.engine.failures import Guard, finite
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Results, means, numbers, spread
 from fl_lightning.engine.trainer import Trainer
@@ -143,7 +143,7 @@ class Evaluator:
 
     def finetune(self, t: int, id: int) -> tuple[Tensor, list[Tensor]]:
         """A copy of the global model (else of the client's own), trained on its own data without any term: model and
-        buffers, as `final_model` gives them; they are bound."""
+        buffers, as `final_model` gives them; they are bound. `BadClient`: it is not finite."""
         run, model = self.run, self.global_model(id)
         if model is not None:
             vector, buffers = model, run.group_of(id).initial_buffers
@@ -159,7 +159,7 @@ class Evaluator:
         job = job_of(client, phase, t)
         job.keep = False
         self.trainers[client.group.index].loop.train([job])
-        return client[MODEL], state.buffers
+        return finite(run, t, id, client[MODEL], "its fine-tuned copy"), state.buffers
 
     # ---------------------------------------------------------------- final models
 

@@ -8,6 +8,8 @@ import traceback
 from collections.abc import Iterator, Sequence
 from typing import Protocol
 
+from torch import Tensor
+
 from fl_lightning.core.run import RunContext
 from fl_lightning.device import lost
 from fl_lightning.engine.record import ClientResult, numbers
@@ -89,3 +91,10 @@ class Guard:
             values.pop("model_norm")
             values.pop("kept_norm", None)
             values.pop("upload_norm", None)
+
+
+def finite(run: RunContext, t: int, client: int, model: Tensor, what: str) -> Tensor:
+    """The `model` (D,) that a client has trained; `BadClient`: it is not finite, and its scores would mean nothing."""
+    if not bool(model.isfinite().all()):
+        raise BadClient(client, t, "training", f"{what} is not finite; lower optimizer.lr", run.data.called(client))
+    return model

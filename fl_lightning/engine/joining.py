@@ -6,13 +6,16 @@ import contextlib
 import copy
 import itertools
 import math
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any, NamedTuple, cast
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from fl_lightning import log
 from fl_lightning.callbacks.base import Aggregator, client_memory
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import check
@@ -22,12 +25,13 @@ from fl_lightning.data.federated import ClientData
 from fl_lightning.data.newcomers import few
 from fl_lightning.data.part import Part, ResidentPart
 from fl_lightning.engine import scoring
+from fl_lightning.engine.failures import finite
 from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer
 from fl_lightning.engine.visit import Parts, Steps, Visit
 from fl_lightning.engine.worker import Worker
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
 from fl_lightning.training.executors.base import LocalJob
@@ -108,11 +112,20 @@ def _row(worker: Worker, group: ModelGroup, place: int, count: int) -> dict[str,
     new, labelled = few(run.data, who, count, config.data.validation, config.seed, run.device, run.dtype)
     used = (len(new.train) + len(new.validation)) * labelled
     names = run.data.reading.client_names
-    row: dict[str, Any] = {"client": who.number} | ({"name": names[who.number]} if names else {})
+    name = {"name": names[who.number]} if names else {}
+    row: dict[str, Any] = {"client": who.number} | name
     row |= {"samples_per_class": count, "samples": used, "test_samples": len(new.test)}
     scores: dict[str, float] = {}
     if comes_to_a_model(rule, labelled):
-        scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
+        try:
+            scores = join(worker, new, labelled, config.evaluation.newcomer_rounds, group).scores
+        except BadClient as failure:
+            called = f"held-out client {who.number}" + "".join(f" ({n})" for n in name.values())
+            named = BadClient(who.number, run.server.round, failure.stage, failure.reason, called)
+            if not run.tolerant:
+                raise named from None
+            if run.is_main:
+                log.say(f"{named}; with {count} samples of each class it has no score")
     own, *further = [run.data.metric, *scoring.further_metrics(run)]
     kept = {m.name: scores[m.by("received")] for m in (own, *further) if m.by("received") in scores}
     scores = kept | scores  # who trains nothing keeps what it had
@@ -172,6 +185,7 @@ class NewcomerVisit(Visit):
                 [fit] = self.trainer.loop.train([job])
                 if self.personal:  # running statistics move whatever trains
                     self.client.overwrite(self.client.payload)
+                finite(self.run, self.t, self.id, self.client[MODEL], "its model")
                 job = steps.send(fit)
 
 
@@ -215,12 +229,7 @@ class _Newcomer:
             server = Server(self.run, self.old.server.round + 1, [self.id], Aggregator())
             if k == 0 or self.again:
                 self._receive(server, k)
-            if self.run.is_main:
-                self.visit.index = k
-                if k == 0 and self.rule.gives:
-                    scores |= self._scores("before", received=True)
-                if trains:
-                    self.visit.carry_out(self.visit.learn(self.run.method.newcomer_phases))
+            self._here(partial(self._take_part, k, trains, scores))
             if trains and self.again and k + 1 < rounds:
                 self._upload(server)
         if not self.run.is_main:
@@ -229,6 +238,24 @@ class _Newcomer:
             scores |= self._scores("after", received=False)
         client = self.visit.client
         return Joined(self.run.method.personal(client), client.state.buffers, scores)
+
+    def _take_part(self, k: int, trains: bool, scores: dict[str, float]) -> None:
+        self.visit.index = k
+        if k == 0 and self.rule.gives:
+            scores |= self._scores("before", received=True)
+        if trains:
+            self.visit.carry_out(self.visit.learn(self.run.method.newcomer_phases))
+
+    def _here(self, work: Callable[[], None]) -> None:
+        """Do its `work` at home; if it fails, that is raised on every rank."""
+        failure: BadClient | None = None
+        if self.run.is_main:
+            try:
+                work()
+            except BadClient as error:
+                failure = error.bare()
+        if (known := self.run.processes.gather_objects(failure)[0]) is not None:
+            raise known
 
     # ---------------------------------------------------------------- a federation with one client more
 
@@ -280,17 +307,21 @@ class _Newcomer:
         if k == 0:
             run.method.admit(server, Client(run, self.group, self.id, server.round, run.states[self.id]))
         server.sent = self.sent or run.method.broadcast(server)
-        if run.is_main:
-            self.visit = NewcomerVisit(self.worker, server.round, self.id, server.sent[self.id], self.rule)
-            self.visit.index = k
-            self.visit.carry_out(self.visit.receive())
+        self._here(partial(self._begin, server, k))
+
+    def _begin(self, server: Server, k: int) -> None:
+        self.visit = NewcomerVisit(self.worker, server.round, self.id, server.sent[self.id], self.rule)
+        self.visit.index = k
+        self.visit.carry_out(self.visit.receive())
+
+    def _finish(self, server: Server) -> None:
+        with self.worker.guard.naming(server.round, self.id, self.visit):
+            self.visit.upload()
 
     def _upload(self, server: Server) -> None:
         """The server has its model, and what is kept of it where the method asks for that."""
         run = self.run
-        if run.is_main:
-            with self.worker.guard.naming(server.round, self.id, self.visit):
-                self.visit.upload()
+        self._here(partial(self._finish, server))
         run.server.uploaded.add(self.id)
         if self.rule.remembers:
             statistics = run.processes.gather_objects(self.visit.result.statistics if run.is_main else {})[0]

@@ -30,7 +30,7 @@ def moves(cohort: Sequence[int], home: Sequence[int], work: Mapping[int, float],
         least = min(range(ranks), key=lambda r: (load[r], r))
         candidates = [(max(load[most] - work[c], load[least] + work[c]), c) for c in cohort if place[c] == most]
         after, client = min(candidates, default=(load[most], -1))
-        if after > (1 - WORTH) * load[most]:
+        if client < 0 or after > (1 - WORTH) * load[most]:  # none there: local work counts as 0 operations
             break
         load[most] -= work[client]
         load[least] += work[client]

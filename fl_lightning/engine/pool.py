@@ -60,10 +60,17 @@ class Pool:
         return vector if self.run.policy.overwritten else vector.copy_(group.initial)
 
     def restore(self, client: int, before: ClientState | None) -> None:
-        """Leave a client as it was `before` a visit that failed, in the memory (of the store) that it has now."""
+        """Leave a client as it was `before` a visit that failed, in the memory (of the store) that it has now.
+
+        What it has spent of its privacy stays spent: an upload that was refused has left it.
+        """
         now = self.run.states.pop(client, None)
+        spent = spent_by(now)
         if before is None:
+            if any(bool(x.any()) for x in spent.values()):
+                self.state(client).memory |= spent
             return
+        before.memory |= spent
         if now is not None and all(v.shape == now.vectors[s].shape for s, v in before.vectors.items()):
             shared = {s for s, v in before.received.items() if v is before.vectors[s]}
             for slot, vector in before.vectors.items():
@@ -97,3 +104,8 @@ class Pool:
             for client, state in run.states.items():
                 run.group_of(client).spare.append(state.vectors[MODEL])
             run.states.clear()
+
+
+def spent_by(state: ClientState | None) -> dict[str, Tensor]:
+    """What the callbacks that account for privacy keep with a client."""
+    return {} if state is None else {n: x.clone() for n, x in state.memory.items() if n.startswith("privacy.")}

@@ -65,11 +65,11 @@ class Predictor(nn.Module):
         rows = x.to_dict("records") if hasattr(x, "to_dict") else x
         try:
             raw = plain.raw(self._about, rows)
+            if self._reading.preprocessing is not None:
+                made = self._reading.preprocessing.transformed(self._number, f"client {self._number}", raw.numpy())
+                raw = torch.from_numpy(made)
+            inputs = plain.scaled(self._about, raw)
         except ValueError as error:
             raise BadInput("x", type(x).__name__, str(error)) from None
-        if self._reading.preprocessing is not None:
-            made = self._reading.preprocessing.transformed(self._number, f"client {self._number}", raw.numpy())
-            raw = torch.from_numpy(made)
-        inputs = plain.scaled(self._about, raw)
         device = next((p.device for p in self.network.parameters()), torch.device("cpu"))
         return inputs.to(device, self._dtype if inputs.is_floating_point() else None)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import copy
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import replace
 from functools import partial
 from itertools import zip_longest
 
@@ -72,6 +73,8 @@ class Worker(Parts):
                     results.clients[c] = visit.result
                     if self.run.policy.one_download:
                         downloads[c] = visit.client.payload  # as transforms have left it
+                    elif (made := visit.client.payload.vector) is not visit.lent:  # a transform's
+                        downloads[c] = replace(downloads[c], vector=made.to(downloads[c].vector.device))
             if failed:
                 self.run.store.synchronize()
             for client, failure in failed.items():

@@ -27,6 +27,7 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
     if fitted and reading.preprocessing is not None:
         fills, scale, shift = reading.preprocessing.affine(who)
+        fills = fills if reading.preprocessing.data.impute is not None else None  # an empty cell is refused
     return {
         "input": "text" if data.vocabulary else kind,
         "shape": list(data.input_shape),

@@ -17,7 +17,8 @@ def predict(rows):
     """Class names of raw rows (of a regression numbers); `inputs` says what a row may be."""
     with torch.no_grad():
         return names(ABOUT, model(inputs(ABOUT, rows)))
-
+'''
+_MAIN = """
 
 if __name__ == "__main__":  # python THIS_FILE rows.csv: a prediction for each row of a table
     import csv
@@ -28,7 +29,7 @@ if __name__ == "__main__":  # python THIS_FILE rows.csv: a prediction for each r
     with open(sys.argv[1], newline="", encoding="utf-8-sig") as file:
         for name in predict(list(csv.DictReader(file))):
             print(name)
-'''
+"""
 _GRAPHS = {
     "torch_export": "model = torch.export.load(HERE / {name!r}).module()\n",
     "onnx": '''
@@ -78,7 +79,8 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
     known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
     functions = inspect.getsource(plain).partition("import torch\n")[2]
     imports = "import math\nfrom collections.abc import Mapping, Sequence\nfrom typing import Any\n"
-    return f"{text}{known}\n{imports}{functions}{_END}"
+    main = _MAIN if facts["about"]["input"] == "table" else ""
+    return f"{text}{known}\n{imports}{functions}{_END}{main}"
 
 
 def _made(facts: dict[str, Any]) -> tuple[str, str]:

@@ -22,7 +22,8 @@ def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
             files; or texts, or numbers of their tokens (n, length).
 
     Raises:
-        ValueError: a row has another shape, lacks a column, or a cell is no number.
+        ValueError: a row has another shape, lacks a column, or a cell is no number, none of its column's values, or
+            empty where the model was trained without such.
     """
     return scaled(about, raw(about, rows))
 
@@ -45,11 +46,16 @@ def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
     """What `raw` made: imputed, scaled and normalised, float32; tokens as they are."""
     if about["input"] == "text":
         return x
+    if about["empty"] is not None:
+        x = torch.where(x.isnan(), torch.tensor(about["empty"], dtype=torch.float64), x.double())
     if about["scale"] is not None:
-        empty, scale, shift = (torch.tensor(about[k], dtype=torch.float64) for k in ("empty", "scale", "shift"))
-        x = torch.where(x.isnan(), empty, x.double()) * scale + shift
+        scale, shift = (torch.tensor(about[k], dtype=torch.float64) for k in ("scale", "shift"))
+        x = x.double() * scale + shift
     mean, std = (torch.tensor(about[name], dtype=torch.float32) for name in ("mean", "std"))
-    return x.float().sub(mean).div(std)
+    x = x.float().sub(mean).div(std)
+    if not bool(x.isfinite().all()):
+        raise ValueError("a number is not finite, or a cell is empty and the model was trained without such")
+    return x
 
 
 def names(about: Mapping[str, Any], scores: torch.Tensor) -> list[Any]:
@@ -70,13 +76,26 @@ def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> 
         cell = row[name] if isinstance(row, Mapping) else row[place]
         text = "" if cell is None else str(cell).strip()
         if values is not None:
-            numbers += [float(text == value) for value in values]
+            own = _value(text, values)
+            if own is None and text.lower() not in EMPTY:
+                raise ValueError(f"{text!r} in the column {name} is not one of its values: {', '.join(values)}")
+            numbers += [float(value == own) for value in values]
         else:
             try:
                 numbers.append(math.nan if text.lower() in EMPTY else float(text))
             except ValueError:
                 raise ValueError(f"{text!r} in the column {name} is no number") from None
     return numbers
+
+
+def _value(text: str, values: Sequence[str]) -> str | None:
+    """Which of `values` a cell holds: 3.0 is 3, as a table has it where other cells of a column are empty."""
+    if text in values:
+        return text
+    try:
+        return next((value for value in values if float(value) == float(text)), None)
+    except ValueError:
+        return None
 
 
 def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:

@@ -30,7 +30,6 @@ FEW, MADE_UP = 2, 8
 """Clients of each architecture in the first rounds; clients of a federation whose data are made up."""
 REPEATS = 5
 """Rounds of a kind at most, of which the median counts: more where they are short (at least 0.3 s in all)."""
-ROUNDS = 10**9
 _WATCHING = ("checkpoint.Checkpoint", "progress.Progress", "heatmaps.Heatmaps")
 """Callbacks that are left out: what they do comes on top of a round's seconds."""
 
@@ -80,7 +79,8 @@ def rehearse(setup: Setup) -> Timing:
     config = replace(setup.config, loggers={}, callbacks=callbacks)
     config = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
     config = replace(config, evaluation=replace(config.evaluation, every=1))
-    config = replace(config, federation=replace(config.federation, rounds=ROUNDS, on_bad_client="stop"))
+    rounds = max(1, config.federation.rounds)
+    config = replace(config, federation=replace(config.federation, rounds=rounds, on_bad_client="stop"))
     if data is None:
         models = [replace(m, count=None if m.count is None else min(m.count, MADE_UP)) for m in config.models]
         clients = sum(m.count or 0 for m in models) or min(MADE_UP, config.clients)
@@ -125,6 +125,7 @@ class _Rehearsal:
         room = int(self.setup.hardware.capacity / 4 / (vectors * self.setup.widest.vector))
         self._round(chosen, limit)  # whatever is made once
         seconds = self._round(chosen, limit)
+        measured = chosen, limit, seconds
         while time.perf_counter() + 2.2 * sum(seconds) < end:
             if limit < whole:
                 limit *= 2
@@ -133,8 +134,12 @@ class _Rehearsal:
                 chosen = self._chosen(few)
             else:
                 break
-            seconds = self._round(chosen, limit)
-        return self._scaled(chosen, limit, seconds)
+            try:
+                seconds = self._round(chosen, limit)
+            except RunFailed:  # the models have trained for longer than the run's: with noise they may diverge
+                break
+            measured = chosen, limit, seconds
+        return self._scaled(*measured)
 
     def _chosen(self, count: int) -> list[int]:
         """So many clients of each architecture, from that with the fewest samples to that with the most."""
@@ -148,7 +153,8 @@ class _Rehearsal:
         run.most_batches = limit
         start = time.perf_counter()
         while len(times) < REPEATS and (not times or time.perf_counter() - start < 0.3):
-            record = fed.round(run.server.round + 1, chosen)
+            next_round = run.server.round + 1  # no more than the run has: privacy is planned for these
+            record = fed.round(next_round if next_round <= run.rounds else min(2, run.rounds), chosen)
             fed.tell("on_round_end", record)
             client, evaluation = (record.metrics[f"seconds_{name}"] for name in ("client", "evaluation"))
             times.append([client, evaluation, record.metrics["seconds"] - client - evaluation])

@@ -136,7 +136,10 @@ def _beside(client: Client, payload: Payload, noises: Mapping[str, Noise], draws
     counts = next((fresh[n] for n, b in entries.items() if b.values == "class_counts"), None)
     for name, entry in entries.items():
         old = places[name][name]
-        if entry.values == "classes" and counts is not None:
+        if entry.values == "classes":
+            if counts is None:
+                allowed = "its `beside` names classes, and no class_counts"
+                raise BadInput("callbacks.localprivacy", client.run.method_name, allowed)
             new = counts.nonzero()[:, 0]
         elif entry.values in ("rows", "class_counts") and counts is not None:
             new = fresh[name][counts > 0]

@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.compression import Quantize, TopK, largest, quantised
@@ -100,6 +101,18 @@ def test_sixteen_bits_train_as_thirty_two(fit: Callable[..., Path], method: str)
     coded = RunFolder(fit("coded", method, "--callbacks quantize --callbacks.quantize.bits 16")).read("metrics")
     assert abs(plain[-1]["train_loss"] - coded[-1]["train_loss"]) < 1e-3
     assert plain[-1]["train_loss"] != coded[-1]["train_loss"]
+
+
+def test_a_hypernetwork_does_not_learn_what_quantisation_errs(fit: Callable[..., Path]) -> None:
+    """Without training, what a client has changed since it received its model is nothing."""
+    still = "--method pfedhn --method.hyper_decay 0 --federation.local_epochs 0 --callbacks quantize"
+    still += " --callbacks.quantize.direction download --callbacks checkpoint"
+    states = []
+    for rounds in (1, 2):
+        folder = fit(f"{rounds}", still, f"--federation.rounds {rounds}") / "checkpoints"
+        states.append(load_file(folder / f"server-round-{rounds:05}.safetensors"))
+    names = [name for name in states[0] if "hypernetwork" in name]
+    assert names and all(torch.equal(states[0][name], states[1][name]) for name in names)
 
 
 def test_nothing_is_lost_for_good(make_run: MakeRun, make_client: MakeClient) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import importlib
 import io
 import sys
+import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -202,6 +203,51 @@ def test_a_replay_of_an_old_round_is_refused(tmp_path: Path, capsys: pytest.Capt
 
 
 # ---------------------------------------------------------------- before the first round
+
+
+class Moving:
+    """Sites that answer with who they are; the one at 3 is client 0's, started again after that at 1 has died."""
+
+    def __init__(self) -> None:
+        self.nodes, self.dead, self.waiting, self.hellos = [1, 2], set[int](), list[tuple[str, Any]](), 0
+
+    def addresses(self) -> list[int]:
+        return list(self.nodes)
+
+    def push(self, address: int, message: bytes, ttl: float) -> str:
+        header, _ = wire.unpack(message)
+        answer = {key: header[key] for key in ("kind", "run", "round", "client")}
+        if header["kind"] == "hello":
+            who = {1: 0, 2: 1, 3: 0}[address]
+            facts = {"version": "x", "initial": "i", "fingerprint": "f"}
+            answer |= {"site": who, "name": "", "sizes": [5, 0, 5], **facts}
+        self.hellos += 1
+        if address in self.nodes and address not in self.dead:
+            self.waiting.append((str(self.hellos), wire.pack(answer, {})))
+        return str(self.hellos)
+
+    def pull(self, most: int) -> list[tuple[str, Any]]:
+        come, self.waiting = self.waiting, []
+        return come
+
+    def pause(self) -> None:
+        time.sleep(0.005)
+
+
+def test_a_site_that_comes_back_at_another_address_is_taken_once_the_first_has_gone(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    transport = Moving()
+    exchange = Exchange(transport, "r", "f", Limits(2, 0.5, 0.05), tolerant=True)
+    exchange.gathered(2)
+    answered = []
+    for t, (nodes, dead) in enumerate([([1, 2, 3], {1}), ([2, 3], {1})], 1):
+        transport.nodes, transport.dead = nodes, dead
+        messages = {c: exchange.pack({"kind": "visit", "round": t}, {}, c) for c in (0, 1)}
+        answers = exchange.ask(t, "visit", messages, 1)
+        answered.append([c for c, answer in answers.items() if answer is not None])
+    assert answered == [[1], [0, 1]]
+    assert capsys.readouterr().err.count("both say that they are client 0; the first is kept while it is there") == 1
 
 
 class Silent(LocalTransport):

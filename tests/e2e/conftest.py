@@ -152,6 +152,14 @@ class Fault(Transform):
             payload.vector = payload.vector[:5] if self.kind == "shape" else payload.vector * torch.nan
 
 
+class Picky(Transform):
+    """Fails at clients with few training samples."""
+
+    def on_download(self, client, payload):
+        if 0 < len(client.data.train) < 30:
+            raise ValueError("too few samples to whiten")
+
+
 class Slow(nn.Module):
     """Takes its time, so that a run can be killed in the middle."""
 

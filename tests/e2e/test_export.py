@@ -7,6 +7,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -188,6 +189,7 @@ def test_onnx(tmp_path: Path) -> None:
         ("table", [{"age": "3"}], "it lacks the column sex"),
         ("table", [["3"]], "it lacks the column sex"),
         ("table", [{"age": "old", "sex": "f"}], "'old' in the column age is no number"),
+        ("table", [{"age": "3", "sex": "x"}], "'x' in the column sex is not one of its values: f, m"),
         ("vectors", [[1.0, 2.0]], r"a sample has the shape \[2\], and the model's have \[3\]"),
         ("text", [[1, 2, 3, 4]], r"a sample has the shape \[4\], and the model's have \[3\]"),
     ],
@@ -196,6 +198,30 @@ def test_rows_that_cannot_be_read_are_named(kind: str, rows: list[object], line:
     about = {"input": kind, "shape": [3], "columns": [["age", None], ["sex", ["f", "m"]]], "tokens": {}}
     with pytest.raises(ValueError, match=line):
         plain.raw(about, rows)
+
+
+@pytest.mark.parametrize("scale", [None, [2.0, 1.0]])
+@pytest.mark.parametrize("cell", ["", "inf", "1e60"])
+def test_cells_that_training_would_have_refused_get_no_answer(cell: str, scale: list[float] | None) -> None:
+    columns = [["age", None], ["stage", ["1", "2", "3"]]]
+    about: dict[str, Any] = {"input": "table", "shape": [4], "columns": columns, "mean": [0.0] * 4, "std": [1.0] * 4}
+    about |= {"scale": scale and [2.0] * 4, "shift": scale and [1.0] * 4, "empty": None}
+    with pytest.raises(
+        ValueError, match="a number is not finite, or a cell is empty and the model was trained without"
+    ):
+        plain.inputs(about, [{"age": cell, "stage": "3"}])
+    same = [plain.inputs(about, [{"age": 5, "stage": stage}]) for stage in (3, 3.0, "3", " 3")]
+    assert same[0][0, 3] == (3.0 if scale else 1.0) and all(torch.equal(x, same[0]) for x in same)
+    if cell == "":
+        filled = plain.inputs(about | {"empty": [5.0, 0.0, 0.0, 0.0]}, [{"age": cell, "stage": "3"}])
+        assert torch.equal(filled, same[0])
+
+
+@pytest.mark.slow
+def test_a_model_of_64_bits_is_exported_as_it_is_read(tmp_path: Path) -> None:
+    flags, rows = hospitals(tmp_path)
+    trained(tmp_path, f"{flags} --model mlp --fabric.precision 64-true")
+    assert set(predicted(tmp_path, exported(tmp_path, "Basel", "torch_export"), rows)) <= {"ill", "well"}
 
 
 STRANGE = """

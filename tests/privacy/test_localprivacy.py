@@ -6,6 +6,7 @@ import itertools
 import json
 import re
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,11 +16,12 @@ from every import FEW, NAMES, method_of
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.callbacks.privacy import NOISE, LocalPrivacy
+from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.cli import main
 from fl_lightning.configuration import describe, viewers
 from fl_lightning.core import Client, Payload
+from fl_lightning.core.beside import Beside
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
@@ -28,6 +30,7 @@ from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.scaffold import SCAFFOLD
 from fl_lightning.privacy.mechanism import Noise, clipped, kinds_of, noisy
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.rng import ENTROPY, unrepeatable
 
 Make = Callable[..., Federation]
 REFUSED = ("fedcac", "fedfomo", "fedora", "flayer", "ifca")
@@ -336,6 +339,50 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(
     assert main(["fit", "--name", "x", "--resume", "--callbacks.localprivacy.epsilon_target", "9"]) == 2
     assert "the run began with 8.0;" in capsys.readouterr().err
     assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
+
+
+def test_an_upload_that_is_refused_has_been_spent(federation: Make) -> None:
+    """The server has seen it, whatever it makes of it: three rounds are three noisy uploads of everybody."""
+
+    @dataclass
+    class Refuses(NormBound):
+        """Every upload of client 0, and the second one of client 1."""
+
+        def on_upload(self, client: Client, payload: Payload) -> None:
+            if client.id == 0 or (client.id, client.round) == (1, 2):
+                super().on_upload(client, payload)
+
+    callbacks = [LocalPrivacy(clip=1.0, noise=0.5), Refuses(bound=1e-6, action="refuse")]
+    fed = federation(FedAvg(), callbacks=callbacks, rounds=3, on_bad_client="skip")
+    fed.fit()
+    counts = {c: state.memory[UPLOADS].tolist() for c, state in fed.run.states.items()}
+    assert counts == {c: [3] for c in range(fed.run.clients)} and 0 not in fed.run.server.uploaded
+
+
+def test_classes_without_counts_are_refused(federation: Make) -> None:
+    class Tells(FedAvg):
+        def beside(self) -> dict[str, Beside]:
+            return {"which": Beside("which", "classes", "classes")}
+
+        def upload(self, client: Client, payload: Payload) -> Payload:
+            sent = super().upload(client, payload)
+            sent.statistics["which"] = torch.arange(2)
+            return sent
+
+    fed = federation(Tells(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)])
+    with pytest.raises(BadInput, match="its `beside` names classes, and no class_counts"):
+        fed.fit()
+
+
+def test_noise_that_nobody_can_repeat_has_more_than_32_bits() -> None:
+    """torch keeps 32 bits of a seed: here what follows the first 32 bits of the entropy matters, too."""
+    entropy = bytes(range(256)) * 10
+    streams = [torch.randn(64, generator=unrepeatable(e)) for e in (entropy[:ENTROPY], entropy[:ENTROPY], None, None)]
+    assert torch.equal(streams[0], streams[1]) and not torch.equal(streams[2], streams[3])
+    other = torch.randn(2000, generator=unrepeatable(entropy[: ENTROPY - 1] + b"!"))
+    assert not torch.equal(other, torch.randn(2000, generator=unrepeatable(entropy[:ENTROPY])))
+    normal = torch.randn(100_000, generator=unrepeatable())
+    assert abs(float(normal.mean())) < 0.02 and abs(float(normal.std()) - 1) < 0.02
 
 
 def test_undeclared_uploads_are_refused(federation: Make) -> None:
