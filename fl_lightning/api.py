@@ -247,6 +247,7 @@ def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
     folder = out / "given"
     layer: Layer = {}
     before = set(folder.rglob("*"))
+    absent = [path for path in (folder, *folder.parents) if not path.exists()]
     try:
         if given.get("data") is not None:
             layer |= own_data.keep(given["data"], folder)[1]
@@ -259,10 +260,9 @@ def _given(given: Mapping[str, Any], out: Path) -> Iterator[Layer]:
     except BadInput:
         for path in sorted({*folder.rglob("*")} - before, reverse=True):
             path.rmdir() if path.is_dir() else path.unlink()
-        for path in (folder, *folder.parents):
+        for path in absent:
             with contextlib.suppress(OSError):
-                if not before and path != Path():
-                    path.rmdir()
+                path.rmdir()
         raise
 
 

@@ -18,6 +18,9 @@ from torch.utils.data import DataLoader, Dataset, TensorDataset
 
 import fl_lightning
 from fl_lightning import BadInput, Run, fit
+from fl_lightning.config import DataConfig
+from fl_lightning.data import arrays
+from fl_lightning.data.given import keep
 from fl_lightning.methods.ditto import Ditto
 from fl_lightning.methods.fedrod import FedRoD
 
@@ -110,6 +113,14 @@ def test_a_data_set_and_plain_pairs() -> None:
     assert len(run.split) == 4
 
 
+@pytest.mark.parametrize("kind", ["int64", "uint8"])
+def test_clients_that_are_numbers_are_in_their_order(kind: str, tmp_path: Path) -> None:
+    """As text, 10 comes before 2, and the model of client 2 was that of client 10."""
+    _, settings = keep((X, Y, (np.arange(600) % 12).astype(kind)), tmp_path)
+    source = arrays.load(DataConfig(source="arrays", root=settings["data"]["root"]))
+    assert source.group_names == [str(k) for k in range(12)] and settings["federation"]["clients"] == 12
+
+
 def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
     rng = np.random.default_rng(0)
     table = pd.DataFrame({"age": rng.normal(50, 10, 400), "ward": rng.choice(["a", "b"], 400),
@@ -134,6 +145,11 @@ def test_predictions_of_a_table_are_encoded_and_scaled_as_in_training() -> None:
             {"data": (X, Y - 1)},
             r"^data: 'y: int64, shape \(600,\)' is not allowed; y must hold class numbers from 0 or class names",
         ),
+        (
+            {"data": (X[:3], np.array(["a", None, "b"], object))},
+            r"^data: 'y' is not allowed; sample 2 has none \(None or NaN\)",
+        ),
+        ({"data": (X[:2], Y[:2], [1.0, np.nan])}, r"^data: 'client' is not allowed; sample 2 has none"),
         ({"data": X}, r"^data: 'ndarray' is not allowed; give \(x, y\) or \(x, y, client\)"),
         (
             {"data": (X, Y, SITES), "method": "dito"},
@@ -147,6 +163,13 @@ def test_what_cannot_work_leaves_no_file(given: dict[str, Any], line: str, workp
     with pytest.raises(BadInput, match=line):
         fit(QUIET, **given)
     assert list(workplace.iterdir()) == []
+
+
+def test_folders_that_were_there_stay_when_a_call_is_refused(workplace: Path) -> None:
+    (workplace / "mine/results").mkdir(parents=True)
+    with pytest.raises(BadInput):
+        fit({**QUIET, "out": "mine/results"}, method="dito")
+    assert (workplace / "mine/results").is_dir()
 
 
 def test_given_twice_or_beside_flags_is_refused() -> None:

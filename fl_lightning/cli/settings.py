@@ -287,10 +287,9 @@ def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:
 def _model(key: str, given: Any, old: ModelConfig | None) -> ModelConfig:
     rest = dict(given) if isinstance(given, dict) else {"class_path": given}
     count = rest.pop("count", None)
-    try:
-        count = None if count is None else int(count)
-    except (TypeError, ValueError):
-        raise BadInput(f"{key}.count", count, "it must be a whole number") from None
+    whole = count is None or (str(count).isdecimal() and int(count) > 0)
+    check(f"{key}.count", count, whole, "it must be a whole number above 0")
+    count = None if count is None else int(count)
     beside = {k: rest.pop(k) for k in ("weights", "adapters") if k in rest}
     component = _component("models", key, rest, old.component if old else None)
     check(key, given, bool(component.class_path), "it must say which model: {name, count, init_args}")

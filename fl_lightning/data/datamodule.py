@@ -54,7 +54,7 @@ def load(data: DataConfig) -> Source:
 
 def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | None) -> Source:
     name = data.source
-    clients = sorted({str(sample[2]) for sample in train if len(sample) == 3})
+    clients = sorted({str(sample[2]) for sample in train if isinstance(sample, tuple | list) and len(sample) == 3})
     pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
     firsts = [pool.read(np.arange(1)) for pool in pools]
     fine = firsts[0].shape == firsts[-1].shape
@@ -76,15 +76,25 @@ def _samples(loader: Any) -> list[Any]:
 
 def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
     check("data.source", name, bool(samples), f"it has no samples; it must give {LAYOUT}")
-    first = np.asarray(samples[0][0])
+    first: tuple[int, ...] | None = None
     for number, sample in enumerate(samples):
-        fine = isinstance(sample, tuple | list) and len(sample) == (3 if clients else 2)
-        fine = fine and np.asarray(sample[0]).shape == first.shape and int(sample[1]) >= 0
+        fine = isinstance(sample, tuple | list) and len(sample) == (3 if clients else 2) and _is_class(sample[1])
+        first = np.asarray(sample[0]).shape if fine and first is None else first
+        fine = fine and np.asarray(sample[0]).shape == first
         check("data.source", name, fine, f"its sample {number} does not fit the others; it must give {LAYOUT}")
         known = not clients or str(sample[2]) in clients
         check("data.source", name, known, f"its sample {number} for tests is of a client without training data")
     x = np.stack([np.asarray(sample[0]) for sample in samples])
+    check("data.source", name, x.dtype.kind in "iufb", f"its samples hold {x.dtype}; it must give {LAYOUT}")
     x = x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
+    odd = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))
+    check("data.source", name, not len(odd), f"its sample {odd[:1].sum()} holds values that are not finite")
     places = {client: place for place, client in enumerate(clients)}
     groups = np.array([places[str(sample[2])] for sample in samples], np.int64) if clients else None
     return Pool(np.array([int(sample[1]) for sample in samples], np.int64), lambda index: x[index], groups)
+
+
+def _is_class(label: Any) -> bool:
+    """Whether a label is a whole number from 0, and no text or fraction that would be cut down to one."""
+    number = np.asarray(label)
+    return number.size == 1 and number.dtype.kind in "iufb" and float(number) >= 0 and float(number).is_integer()

@@ -80,7 +80,8 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
         x = x.astype(np.int64 if whole and tokens else np.float32) if x.dtype != np.uint8 else x
         arrays |= {f"x_{part}": x, f"y_{part}": y}
-        arrays |= {f"client_{part}": client[0].astype(str)} if client else {}
+        # Whole numbers stay numbers: as text, 10 would come before 2.
+        arrays |= {f"client_{part}": c if c.dtype.kind in "iu" else _text("client", c) for c in client}
     counted = {"vocabulary": np.array(int(tokens))} if tokens else {}
     return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
 
@@ -104,12 +105,21 @@ def _x(x: np.ndarray) -> np.ndarray:
     return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
 
 
+def _text(what: str, values: np.ndarray) -> np.ndarray:
+    """Names as text; a missing one (None, NaN) is refused, since it would be a name of its own."""
+    from pandas import isna
+
+    if len(absent := np.flatnonzero(isna(values))):
+        raise BadInput("data", what, f"sample {1 + absent[0]} has none (None or NaN); every sample needs one")
+    return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
+
+
 def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:
     """The arrays with class numbers in place of names, and `class_names` where they are known."""
     labels = {part: y for part, y in arrays.items() if part.startswith("y_")}
     made = dict(arrays)
     if all(y.dtype.kind in "USO" for y in labels.values()):
-        every, numbers = np.unique(np.concatenate([y.astype(str) for y in labels.values()]), return_inverse=True)
+        every, numbers = np.unique(np.concatenate([_text("y", y) for y in labels.values()]), return_inverse=True)
         ends = np.cumsum([len(y) for y in labels.values()])[:-1]
         made |= dict(zip(labels, np.split(numbers.astype(np.int64), ends), strict=True))
         return made | {"class_names": every}

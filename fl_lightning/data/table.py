@@ -6,6 +6,7 @@ import csv
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -43,7 +44,8 @@ def load(data: DataConfig) -> Source:
         group_names, groups = _numbered(cells[group], group, data.root)
     features = {name: cells[name] for name in chosen}
     columns, first = Columns.of(features, data.one_hot or []), features[chosen[0]]
-    images = len(chosen) == 1 and not columns.values and not _is_number(first[0])
+    filled = next((cell for cell in first if cell.lower() not in EMPTY), "0")
+    images = len(chosen) == 1 and not columns.values and not _is_number(filled)
     if data.tokens is not None:
         check("data.columns", chosen, len(chosen) == 1, "tokens (data.tokens) are of one column of texts: name it")
         places = Pool(labels, lambda index: index, groups)
@@ -89,6 +91,9 @@ def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str
     values = set(cells)
     numbers = all(_is_number(value) for value in values)
     names = sorted(values, key=lambda value: (float(value) if numbers else 0.0, value))
+    same = [pair for pair in pairwise(names) if numbers and float(pair[0]) == float(pair[1])]
+    if same:
+        raise BadInput("data.root", root, f"column {column!r} holds {same[0][0]!r} and {same[0][1]!r}, one number")
     places = {name: place for place, name in enumerate(names)}
     return names, np.array([places[cell] for cell in cells], np.int64)
 

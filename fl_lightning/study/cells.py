@@ -196,6 +196,15 @@ def _check_pairs(cells: list[Cell]) -> None:
             check("compare", where, other is cell, allowed)
         keys = [key for key in incomparable([cell.run for cell in those]) if not key.startswith(METHODS_OWN)]
         check("compare", where, not keys, f"its runs cannot be paired: they differ in {', '.join(keys)}")
+        odd = next((cell for cell in those if _other_samples(those[0], cell)), those[0])
+        allowed = f"its runs cannot be paired: clients of {those[0].run.folder} and {odd.run.folder} have other samples"
+        check("compare", where, odd is those[0], allowed)
+
+
+def _other_samples(one: Cell, other: Cell) -> bool:
+    """Whether some client's numbers of samples differ, where both runs have kept them."""
+    pairs = zip(one.run.rows("split"), other.run.rows("split"), strict=False)
+    return any(a.get(key, n) != n for a, b in pairs for key, n in b.items())
 
 
 def _check_methods(cells: list[Cell]) -> None:

@@ -64,6 +64,26 @@ class Uneven(Plain):
         return DataLoader([(torch.zeros(3), 0), (torch.zeros(2), 1)])
 
 
+class Dicts(Plain):
+    def train_dataloader(self):
+        return DataLoader([{"x": torch.zeros(3), "y": 0}] * 4)
+
+
+class Words(Plain):
+    def train_dataloader(self):
+        return DataLoader([(torch.zeros(3), "calm")] * 4)
+
+
+class Fractions(Plain):
+    def train_dataloader(self):
+        return DataLoader([(torch.zeros(3), 1.0), (torch.zeros(3), 0.9)])
+
+
+class Lost(Plain):
+    def train_dataloader(self):
+        return DataLoader([(torch.zeros(3), 0), (torch.tensor([1.0, float("nan"), 0.0]), 1)])
+
+
 class Strange(Natural):
     def setup(self, stage):
         self.parts = {"fit": Readings(0, 2, True), "test": Readings(60, 15, True)}
@@ -122,11 +142,15 @@ def test_whole_numbers_are_tokens() -> None:
         ("my_readings.Other", "must be that of a LightningDataModule"),
         ("my_readings.Plain", "cannot be read: .*NoneType"),
         ("my_readings.Uneven", "its sample 1 does not fit the others"),
+        ("my_readings.Dicts", "its sample 0 does not fit the others"),
+        ("my_readings.Words", "its sample 0 does not fit the others"),
+        ("my_readings.Fractions", "its sample 1 does not fit the others"),
+        ("my_readings.Lost", "its sample 1 holds values that are not finite"),
         ("my_readings.Strange", "its sample 2 for tests is of a client without training data"),
     ],
 )
 def test_what_does_not_go_is_said(name: str, message: str) -> None:
-    root = {"my_readings.Uneven": "1", "my_readings.Plain": None}.get(name)
+    root = None if name == "my_readings.Plain" else "1"
     with pytest.raises(BadInput, match=rf"data\.source: '{name}' .*{message}"):
         datamodule.load(DataConfig(source=name, root=root))
 

@@ -18,6 +18,7 @@ from fl_lightning.data import FederatedData, imbalance, partition, prepare
 from fl_lightning.data.federated import samples_digest
 from fl_lightning.data.load import load
 from fl_lightning.data.sampling import systematic
+from fl_lightning.errors import BadInput
 
 COUNT = 40
 """Samples of each source here, of two classes; the first number of a sample is its own."""
@@ -212,6 +213,23 @@ def test_labels_that_look_like_numbers_to_predict_are_named(tmp_path: Path, task
     many = f"data: {distinct} classes in {sum(data.train_sizes)} training samples"
     named = f"{many}; for a number to predict, --data.task regression"
     assert imbalance.scattered(data) == (named if (task, distinct) == ("classification", 40) else None)
+
+
+@pytest.mark.parametrize("key", ["label", "farm"])
+def test_one_number_written_in_two_ways_is_refused(tmp_path: Path, key: str) -> None:
+    odd = ["1.0" if k == 7 else str(k % 2) for k in range(40)]
+    rows = [f"{k},{odd[k]},{k % 4}" if key == "label" else f"{k},{k % 2},{odd[k]}" for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label,farm", *rows]))
+    table = DataConfig(root=str(tmp_path / "t.csv"), group_column="farm", partition="iid")
+    with pytest.raises(BadInput, match=f"column '{key}' holds '1' and '1.0', one number"):
+        load(table, 2, False)
+
+
+def test_an_empty_first_cell_is_no_image(tmp_path: Path) -> None:
+    rows = [f"{'' if k == 0 else k},{k % 2}" for k in range(40)]
+    (tmp_path / "t.csv").write_text("\n".join(["x,label", *rows]))
+    table = DataConfig(root=str(tmp_path / "t.csv"), partition="iid", impute="median", fraction=1.0)
+    assert prepare(table, 2, 0).input_shape == (1,)
 
 
 def test_data_with_other_contents_or_owners_have_another_digest(tmp_path: Path) -> None:

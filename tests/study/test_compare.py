@@ -520,7 +520,10 @@ def test_a_row_for_each_client(make_study: MakeStudy, capsys: pytest.CaptureFixt
     out = capsys.readouterr().out
     assert re.search(r"site 2 +12 +5 +3 +70\.0 +82\.0 +\+12\.0 \[\+9\.5, \+14\.5\]", out)
     assert "not corrected for the number of clients" in out and "other samples with each seed" not in out
-    (file.parent / "split.csv").write_text("client,train_samples,test_samples,name\n2,99,5,site 2\n")
+    (file.parent / "split.csv").write_text("client,train_samples,test_samples,name\n0,99,5,site 0\n")
+    assert "clients of" in (line := refused([study], capsys)) and "have other samples" in line
+    for other in study.glob(f"runs/**/{file.parent.name}"):
+        (other / "split.csv").write_text("client,train_samples,test_samples,name\n2,99,5,site 2\n")
     assert main(["compare", str(study), "--clients"]) == 0
     assert "a client has other samples with each seed" in capsys.readouterr().out
     assert "leave out --clients" in refused([study, "--clients", "--target", "0.5"], capsys)
