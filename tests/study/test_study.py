@@ -439,7 +439,7 @@ def children(pid: int) -> list[int]:
 def test_killed_again_and_again_it_ends_as_if_undisturbed(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """kill -9 of a study with two workers, 20 times; what stood is not run again."""
     monkeypatch.chdir(tmp_path)
-    write(tmp_path, **{**LONG, "base": [*LONG["base"], {"federation.rounds": 9}]})
+    write(tmp_path, **{**LONG, "base": [*LONG["base"], {"federation.rounds": 25}]})
     assert main(["study", "study.yaml", "--out", "whole", "--workers", "1"]) == 0
     whole = results(tmp_path / "whole")
     argv = ["study", "study.yaml", "--out", "s", "--workers", "2"]
