@@ -51,7 +51,8 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None =
 
 def data_of(folder: Path) -> str | None:
     """The digest of the samples that the run in `folder` last trained on; None: it is not known."""
-    return _starts(folder)[-1].get("data") if _starts(folder) else None
+    last = next(reversed(_starts(folder)), None)
+    return last.get("data") if isinstance(last, dict) else None
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:

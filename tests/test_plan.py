@@ -484,6 +484,8 @@ def test_models_that_diverge_later_do_not_spoil_the_seconds(monkeypatch: Any) ->
     monkeypatch.setattr(rehearsal._Rehearsal, "_round", rounds)
     timing = rehearsal.timed(planner.setup(hardware), planner.plan(hardware))
     assert calls == [1, 1, 2] and timing.seconds["server"] == 0.05
+    since = "client 1 failed in round 27, stage training: its model is not finite"
+    assert timing.basis.endswith(f"; a longer rehearsal ended since {since}")
 
 
 def test_a_run_that_fails_has_no_seconds() -> None:

@@ -185,6 +185,11 @@ class RunContext:
         """Those of `clients` whose home is this rank."""
         return [c for c in clients if self.home[c] == self.rank]
 
+    def took_part(self, client: int) -> bool:
+        """Whether a visit of a client of this rank has counted: one whose visits have all failed may have a state, too,
+        which says what it has spent of its privacy."""
+        return client in self.states and self.states[client].rounds > 0
+
     def group_of(self, client: int) -> ModelGroup:
         """The group of `client`."""
         if len(self.groups) == 1:

@@ -87,8 +87,8 @@ def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
     x = np.stack([np.asarray(sample[0]) for sample in samples])
     check("data.source", name, x.dtype.kind in "iufb", f"its samples hold {x.dtype}; it must give {LAYOUT}")
     x = x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
-    odd = np.flatnonzero(~np.isfinite(x.reshape(len(x), -1)).all(1))
-    check("data.source", name, not len(odd), f"its sample {odd[:1].sum()} holds values that are not finite")
+    finite = np.isfinite(x.reshape(len(x), -1)).all(1)
+    check("data.source", name, finite.all(), f"its sample {finite.argmin()} holds values that are not finite")
     places = {client: place for place, client in enumerate(clients)}
     groups = np.array([places[str(sample[2])] for sample in samples], np.int64) if clients else None
     return Pool(np.array([int(sample[1]) for sample in samples], np.int64), lambda index: x[index], groups)

@@ -117,7 +117,7 @@ class Evaluator:
         round only: then it is the model that the client began its last round with.
         """
         run, client = self.run, self.at_rest(id)
-        if self.keeps_start and id in run.states:
+        if self.keeps_start and run.took_part(id):
             count = sum(name.startswith(_START) for name in client.memory)  # a file gives them back in any order
             kept = [client.memory[f"{_START}{k}"].to(run.device) for k in range(count)]
             return kept[0], kept[1:]
@@ -126,7 +126,7 @@ class Evaluator:
             model = client.group.vectors[MODEL]
         if run.policy.starts_from_server:
             client.state.buffers = client.group.initial_buffers
-        first = run.method.starts == "both" and id not in run.states  # there is no last model to begin with
+        first = run.method.starts == "both" and not run.took_part(id)  # there is no last model to begin with
         if model is not None and (run.method.starts == "server" or first):
             if client.group.down_mask.all():
                 client.state.vectors[MODEL] = model
@@ -147,7 +147,7 @@ class Evaluator:
         run, model = self.run, self.global_model(id)
         if model is not None:
             vector, buffers = model, run.group_of(id).initial_buffers
-        elif id in run.states:
+        elif run.took_part(id):
             rest = self.at_rest(id)
             vector, buffers = run.method.personal(rest), rest.state.buffers
         else:
@@ -174,7 +174,7 @@ class Evaluator:
             BadInput: the checkpoint is of a run that was judged otherwise, and has no such model.
         """
         run = self.run
-        judge, state = run.judge, run.states.get(id)
+        judge, state = run.judge, run.states[id] if run.took_part(id) else None
         if judge == "finetuned":
             return judge, *self.finetune(run.server.round, id)
         needs_last = judge == "after" or self.keeps_start

@@ -78,8 +78,8 @@ class Visit:
         """What it is at, for the message where it fails."""
         self.failure: BadClient | None = None
         self.client: Client
-        self.lent: Tensor
-        """What the server has sent, as it lies with the client before transforms."""
+        self.changed: Tensor | None = None
+        """What transforms have made of the server's vector (D,); None: they have left it."""
         self.result = ClientResult(client, {})
         self.flops: dict[str, int] = {}
         self.steps = self._steps()
@@ -113,9 +113,10 @@ class Visit:
         self.stage = "download"
         if run.policy.overwritten and not client.payload.sent.all():  # what is left out would be another client's
             raise BadInput(f"{type(method).__name__}.changes_download", False, _undeclared("broadcast"))
-        self.lent = client.payload.vector
+        lent = client.payload.vector
         for travels in (client.payload, *client.payload.further.values()):
             self.transform("on_download", travels)
+        self.changed = client.payload.vector if client.payload.vector is not lent else None
         if run.policy.starts_from_server:
             state.buffers = [b.clone() for b in self.group.initial_buffers]
         with self.metered():

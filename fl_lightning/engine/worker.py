@@ -73,8 +73,8 @@ class Worker(Parts):
                     results.clients[c] = visit.result
                     if self.run.policy.one_download:
                         downloads[c] = visit.client.payload  # as transforms have left it
-                    elif (made := visit.client.payload.vector) is not visit.lent:  # a transform's
-                        downloads[c] = replace(downloads[c], vector=made.to(downloads[c].vector.device))
+                    elif visit.changed is not None:  # what the client has learned is its change from that
+                        downloads[c] = replace(downloads[c], vector=visit.changed.to(downloads[c].vector.device))
             if failed:
                 self.run.store.synchronize()
             for client, failure in failed.items():

@@ -14,7 +14,7 @@ import torch
 
 from fl_lightning import device
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.errors import BadClient, BadInput, RunFailed
 from fl_lightning.heap import keep_freed
 from fl_lightning.log import in_bytes
 from fl_lightning.planning.memory import Setup
@@ -125,7 +125,7 @@ class _Rehearsal:
         room = int(self.setup.hardware.capacity / 4 / (vectors * self.setup.widest.vector))
         self._round(chosen, limit)  # whatever is made once
         seconds = self._round(chosen, limit)
-        measured = chosen, limit, seconds
+        measured, broken = (chosen, limit, seconds), ""
         while time.perf_counter() + 2.2 * sum(seconds) < end:
             if limit < whole:
                 limit *= 2
@@ -136,10 +136,12 @@ class _Rehearsal:
                 break
             try:
                 seconds = self._round(chosen, limit)
-            except RunFailed:  # the models have trained for longer than the run's: with noise they may diverge
+            except BadClient as failure:  # models that train for longer than the run's may diverge
+                broken = f"; a longer rehearsal ended since {failure}"
                 break
             measured = chosen, limit, seconds
-        return self._scaled(*measured)
+        timing = self._scaled(*measured)
+        return replace(timing, basis=timing.basis + broken)
 
     def _chosen(self, count: int) -> list[int]:
         """So many clients of each architecture, from that with the fewest samples to that with the most."""

@@ -203,8 +203,11 @@ def _check_pairs(cells: list[Cell]) -> None:
 
 def _other_samples(one: Cell, other: Cell) -> bool:
     """Whether some client's numbers of samples differ, where both runs have kept them."""
-    pairs = zip(one.run.rows("split"), other.run.rows("split"), strict=False)
-    return any(a.get(key, n) != n for a, b in pairs for key, n in b.items())
+    ours, theirs = one.run.rows("split"), other.run.rows("split")
+    if not ours or not theirs:
+        return False
+    pairs = zip(ours, theirs, strict=False)
+    return len(ours) != len(theirs) or any(a.get(key, n) != n for a, b in pairs for key, n in b.items())
 
 
 def _check_methods(cells: list[Cell]) -> None:

@@ -202,6 +202,22 @@ def test_a_replay_of_an_old_round_is_refused(tmp_path: Path, capsys: pytest.Capt
     assert "answered another message than round 2's" in capsys.readouterr().err
 
 
+def test_uploads_that_the_centre_refuses_count_in_epsilon(tmp_path: Path) -> None:
+    """They have left the site with noise of their own."""
+
+    def spoilt(answers: Answers, name: str) -> list[Any]:
+        header, tensors = wire.unpack(answers[-1])
+        if header["round"] in (2, 3):
+            tensors |= {"model": tensors["model"][:-1]}
+        return [(name, wire.pack(header, tensors))]
+
+    flags = "--federation.on_bad_client skip --federation.rounds 4 --callbacks.localprivacy.clip 1"
+    config = config_of("fedavg", *f"{flags} --callbacks.localprivacy.noise 0.5".split())
+    rows = RunFolder(rehearse(config, tmp_path, odd(spoilt))).read("clients")
+    epsilons = {(row["round"], row["client"]): row["privacy_epsilon"] for row in rows}
+    assert [t for t, c in epsilons if c == BAD] == [1, 4] and epsilons[4, BAD] == epsilons[4, 0]
+
+
 # ---------------------------------------------------------------- before the first round
 
 

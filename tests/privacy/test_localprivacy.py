@@ -341,7 +341,8 @@ def test_a_resumed_run_has_the_noise_that_it_began_with(
     assert {f.name: f.read_bytes() for f in (tmp_path / "runs" / "x").glob("*.csv")} == before
 
 
-def test_an_upload_that_is_refused_has_been_spent(federation: Make) -> None:
+@pytest.mark.parametrize(("method", "judge"), [("fedavg", "after"), ("fedavg", "before"), ("pfedgraph", "before")])
+def test_an_upload_that_is_refused_has_been_spent(federation: Make, method: str, judge: str) -> None:
     """The server has seen it, whatever it makes of it: three rounds are three noisy uploads of everybody."""
 
     @dataclass
@@ -353,25 +354,12 @@ def test_an_upload_that_is_refused_has_been_spent(federation: Make) -> None:
                 super().on_upload(client, payload)
 
     callbacks = [LocalPrivacy(clip=1.0, noise=0.5), Refuses(bound=1e-6, action="refuse")]
-    fed = federation(FedAvg(), callbacks=callbacks, rounds=3, on_bad_client="skip")
+    changes = {"rounds": 3, "on_bad_client": "skip", "evaluation": {"judge": judge}}
+    fed = federation(method_of(method), callbacks=callbacks, **changes)
     fed.fit()
     counts = {c: state.memory[UPLOADS].tolist() for c, state in fed.run.states.items()}
     assert counts == {c: [3] for c in range(fed.run.clients)} and 0 not in fed.run.server.uploaded
-
-
-def test_classes_without_counts_are_refused(federation: Make) -> None:
-    class Tells(FedAvg):
-        def beside(self) -> dict[str, Beside]:
-            return {"which": Beside("which", "classes", "classes")}
-
-        def upload(self, client: Client, payload: Payload) -> Payload:
-            sent = super().upload(client, payload)
-            sent.statistics["which"] = torch.arange(2)
-            return sent
-
-    fed = federation(Tells(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)])
-    with pytest.raises(BadInput, match="its `beside` names classes, and no class_counts"):
-        fed.fit()
+    assert [fed.evaluator.final_model(c)[0] for c in (0, 1)] == ["before", judge]  # client 0 never took part
 
 
 def test_noise_that_nobody_can_repeat_has_more_than_32_bits() -> None:
@@ -385,15 +373,27 @@ def test_noise_that_nobody_can_repeat_has_more_than_32_bits() -> None:
     assert abs(float(normal.mean())) < 0.02 and abs(float(normal.std()) - 1) < 0.02
 
 
-def test_undeclared_uploads_are_refused(federation: Make) -> None:
+@pytest.mark.parametrize(
+    ("declared", "line"),
+    [
+        ({}, "its upload holds age, which its `beside` does not declare"),
+        ({"age": Beside("age", "classes", "classes")}, "its `beside` names classes, and no class_counts"),
+    ],
+)
+def test_uploads_that_beside_does_not_cover_are_refused(
+    federation: Make, declared: dict[str, Beside], line: str
+) -> None:
     class Tells(FedAvg):
+        def beside(self) -> dict[str, Beside]:
+            return declared
+
         def upload(self, client: Client, payload: Payload) -> Payload:
             sent = super().upload(client, payload)
             sent.statistics["age"] = torch.ones(1)
             return sent
 
     fed = federation(Tells(), callbacks=[LocalPrivacy(clip=1.0, noise=1.0)])
-    with pytest.raises(BadInput, match="its upload holds age, which its `beside` does not declare"):
+    with pytest.raises(BadInput, match=line):
         fed.fit()
     assert NOISE in fed.run.states[0].memory
 
