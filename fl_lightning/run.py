@@ -22,7 +22,7 @@ from lightning.fabric import Fabric
 from torch.multiprocessing import _prctl_pr_set_pdeathsig  # type: ignore[attr-defined]
 from torch.multiprocessing.spawn import ProcessExitedException, ProcessRaisedException
 
-from fl_lightning import catalogue, device, log
+from fl_lightning import device, log, provenance
 from fl_lightning.callbacks.base import Callback, in_order
 from fl_lightning.callbacks.blurrelation import BlurRelation
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
@@ -30,6 +30,7 @@ from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Component, Config, check
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.columns import NEWCOMER
+from fl_lightning.data.federated import number_of, samples_digest
 from fl_lightning.data.newcomers import from_file
 from fl_lightning.engine.build import federation
 from fl_lightning.engine.federation import Federation
@@ -146,11 +147,21 @@ def _logged(
 
 
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
-    fed = assemble(fabric, config, folder, [])
+    fed = _ended(fabric, config, folder)
     _restore(fed, which)
     scores = fed.evaluator.everyone()
     del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
+
+
+def _ended(fabric: Fabric, config: Config, folder: Path) -> Federation:
+    """The federation of a run that has ended; a line says so where its data are not those that it trained on."""
+    fed = assemble(fabric, config, folder, [])
+    data, before = fed.run.data, provenance.data_of(folder)
+    if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
+        what = "what is computed from data (scores, input statistics) is of other samples than the run's"
+        print(f"data: the data have changed since the run trained on them: {what}", file=sys.stderr)
+    return fed
 
 
 def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
@@ -168,29 +179,18 @@ def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
 def _export(
     fabric: Fabric, config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], form: Format
 ) -> dict[str, Any]:
-    fed = assemble(fabric, config, folder, [])
-    number = _number(fed.run.data, client)
+    fed = _ended(fabric, config, folder)
+    number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
     facts = written(fed, number, vector, buffers, out, form=form)
     return {"kind": kind, "whose": fed.run.data.called(number), **facts}
 
 
-def _number(data: FederatedData, client: str) -> int:
-    """The number of the client that goes by this name, or has it."""
-    names = data.client_names
-    if client in names:
-        return names.index(client)
-    known = client.isdigit() and int(client) < data.clients
-    near = catalogue.did_you_mean(client, names) if names else ""
-    check("client", client, known, f"it must lie in [0, {data.clients - 1}]{', or be a name' if names else ''}{near}")
-    return int(client)
-
-
 def _predictor(
     fabric: Fabric, config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> dict[str, Any]:
-    fed = assemble(fabric, config, folder, [])
+    fed = _ended(fabric, config, folder)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"predictor": Predictor(fed.evaluator.at_rest(client, buffers), kind, vector)}
@@ -204,7 +204,7 @@ def _join(
     check("run", str(folder), private is None, allowed)
     blurred = any(c.load() is BlurRelation for c in config.callbacks.values())
     check("run", str(folder), not blurred, "a client that joins would receive a mix that blurrelation has not changed")
-    fed = assemble(fabric, config, folder, [])
+    fed = _ended(fabric, config, folder)
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds

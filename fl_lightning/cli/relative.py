@@ -13,6 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from fl_lightning import provenance
 from fl_lightning.cli.folder import locked, write_config
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, check
@@ -66,6 +67,9 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
             if not (where / "summary.json").exists():  # another process may have trained it meanwhile
                 write_config(where, alone)
                 fit(alone, where, resume=True)
+    known, there = provenance.data_of(folder), provenance.data_of(where)
+    allowed = f"its clients had other samples than those of its reference: restore the data and remove {where}"
+    check("run", str(folder), None in (known, there) or known == there, allowed)
     metric = BY_TASK[config.data.task]
     # Each client's score, (N,); nan for one that could not be scored.
     ours, alones = ([row.get(metric.name, math.nan) for row in one.read("final")] for one in (run, RunFolder(where)))

@@ -12,6 +12,7 @@ import torch
 import xxhash
 from torch import Tensor
 
+from fl_lightning import catalogue
 from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
@@ -19,7 +20,7 @@ from fl_lightning.data.part import LoadedPart, Part, Relabelling, ResidentPart, 
 from fl_lightning.data.planted import Tasks
 from fl_lightning.data.source import HeldOut, Reading
 from fl_lightning.device import free_bytes
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, check
 from fl_lightning.metric import BY_TASK, NO_TARGET, Task
 
 RESIDENT_SHARE = 0.5
@@ -316,6 +317,17 @@ class AsRead:
 def _strata(pool: Samples, task: Task) -> np.ndarray:
     """The classes of samples; a regression's are all of one."""
     return pool.labels.numpy() if task == "classification" else np.zeros(len(pool.labels), np.int64)
+
+
+def number_of(data: FederatedData, client: str) -> int:
+    """The number of the client that goes by this name, or has it; `BadInput` if there is none."""
+    names = data.client_names
+    if client in names:
+        return names.index(client)
+    known = client.isdigit() and int(client) < data.clients
+    near = catalogue.did_you_mean(client, names) if names else ""
+    check("client", client, known, f"it must lie in [0, {data.clients - 1}]{', or be a name' if names else ''}{near}")
+    return int(client)
 
 
 def samples_digest(data: FederatedData) -> str:

@@ -113,3 +113,26 @@ def test_clients_without_a_score_are_left_out_and_counted(tmp_path: Path, monkey
         assert main(["relative", "--run", "runs/a"]) == 2
         err = capsys.readouterr().err
         assert err.count("\n") == 1 and f"its {name} is damaged" in err
+
+
+def test_a_reference_on_other_samples_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    x, y = np.random.default_rng(0).random((300, 5), np.float32), np.arange(300) % 3
+
+    def keep(shift: float) -> None:
+        np.savez("own.npz", x_train=x[:200] + shift, y_train=y[:200], x_test=x[200:], y_test=y[200:])
+
+    own = (
+        "--data.source arrays --data.root own.npz --federation.clients 4 --federation.rounds 1 --fabric.accelerator cpu"
+    )
+    keep(0.0)
+    assert main(["fit", *own.split(), "--name", "a"]) == 0
+    keep(1.0)
+    assert main(["relative", "--run", "runs/a"]) == 2
+    assert "its clients had other samples than those of its reference" in capsys.readouterr().err
+    assert not (tmp_path / "runs" / "a" / "relative.json").exists()
+    assert main(["test", "--run", "runs/a"]) == 0
+    assert "data: the data have changed since the run trained on them" in capsys.readouterr().err
+    keep(0.0)
+    assert main(["test", "--run", "runs/a"]) == 0
+    assert "data: the data have changed" not in capsys.readouterr().err
