@@ -269,6 +269,9 @@ def _component(
         raise BadInput(f"{key}.init_args", init_args, "it must be a mapping of arguments")
     if not all(isinstance(name, str) for name in names):
         raise BadInput(key, names[0], "a name must be text")
+    check(key, given, len(names) < 2, "give its name or its class_path, not both")
+    for name in init_args.keys() & rest.keys():
+        raise BadInput(f"{key}.{name}", rest[name], f"it is also in init_args, as {init_args[name]!r}: give it once")
     class_path = catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
     kept = old.init_args if old and old.class_path == class_path else {}
     arguments = {**kept, **init_args, **rest}

@@ -79,7 +79,7 @@ def number(cell: str) -> float:
     if cell.lower() in EMPTY:
         return math.nan
     try:
-        return float(cell)
+        return math.inf if "_" in cell else float(cell)  # Python reads 3_4 as 34: here it is a name
     except ValueError:
         return math.inf
 

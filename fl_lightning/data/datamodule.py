@@ -54,7 +54,8 @@ def load(data: DataConfig) -> Source:
 
 def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | None) -> Source:
     name = data.source
-    clients = sorted({str(sample[2]) for sample in train if isinstance(sample, tuple | list) and len(sample) == 3})
+    known = {_client(sample) for sample in train if isinstance(sample, tuple | list) and len(sample) == 3}
+    clients = sorted(known, key=lambda client: (isinstance(client, str), client))  # numbers by size: 2 before 10
     pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
     firsts = [pool.read(np.arange(1)) for pool in pools]
     fine = firsts[0].shape == firsts[-1].shape
@@ -65,7 +66,7 @@ def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | N
     vocabulary = int(getattr(module, "vocabulary", 0))
     counted = firsts[0].dtype != np.int64 or vocabulary > 0
     check("data.source", name, counted, "whole numbers are tokens: its attribute vocabulary must count them")
-    made = source_of(data, pools[0], None if test is None else pools[1], names, clients)
+    made = source_of(data, pools[0], None if test is None else pools[1], names, [str(client) for client in clients])
     return replace(made, vocabulary=vocabulary)
 
 
@@ -74,7 +75,7 @@ def _samples(loader: Any) -> list[Any]:
     return [dataset[k] for k in range(len(dataset))]
 
 
-def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
+def _pool(name: str, samples: list[Any], clients: list[Any]) -> Pool:
     check("data.source", name, bool(samples), f"it has no samples; it must give {LAYOUT}")
     first: tuple[int, ...] | None = None
     for number, sample in enumerate(samples):
@@ -82,7 +83,7 @@ def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
         first = np.asarray(sample[0]).shape if fine and first is None else first
         fine = fine and np.asarray(sample[0]).shape == first
         check("data.source", name, fine, f"its sample {number} does not fit the others; it must give {LAYOUT}")
-        known = not clients or str(sample[2]) in clients
+        known = not clients or _client(sample) in clients
         check("data.source", name, known, f"its sample {number} for tests is of a client without training data")
     x = np.stack([np.asarray(sample[0]) for sample in samples])
     check("data.source", name, x.dtype.kind in "iufb", f"its samples hold {x.dtype}; it must give {LAYOUT}")
@@ -90,8 +91,14 @@ def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
     finite = np.isfinite(x.reshape(len(x), -1)).all(1)
     check("data.source", name, finite.all(), f"its sample {finite.argmin()} holds values that are not finite")
     places = {client: place for place, client in enumerate(clients)}
-    groups = np.array([places[str(sample[2])] for sample in samples], np.int64) if clients else None
+    groups = np.array([places[_client(sample)] for sample in samples], np.int64) if clients else None
     return Pool(np.array([int(sample[1]) for sample in samples], np.int64), lambda index: x[index], groups)
+
+
+def _client(sample: Any) -> Any:
+    """The client of a sample (x, y, client): a number, or text."""
+    plain = np.asarray(sample[2])
+    return plain.item() if plain.size == 1 and plain.dtype.kind in "iu" else str(sample[2])
 
 
 def _is_class(label: Any) -> bool:

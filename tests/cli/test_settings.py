@@ -108,6 +108,18 @@ def test_what_is_no_component_is_refused(method: Any) -> None:
         merged({"method": method})
 
 
+@pytest.mark.parametrize(
+    ("method", "message"),
+    [
+        ({"name": "kapc", "class_path": "fl_lightning.methods.fedavg.FedAvg"}, r"^method: .*not both"),
+        ({"name": "kapc", "lam": 1, "init_args": {"lam": 2}}, r"^method\.lam: 1 .*also in init_args, as 2"),
+    ],
+)
+def test_what_is_given_twice_in_one_component_is_refused(method: dict[str, Any], message: str) -> None:
+    with pytest.raises(BadInput, match=message):
+        merged({"method": method})
+
+
 def test_several_models_with_counts() -> None:
     listed = {"model": [{"name": "cnn", "count": 3}, {"name": "mlp", "count": "7", "init_args": {"hidden": [4]}}]}
     models = merged(listed).models

@@ -48,7 +48,7 @@ class Natural(LightningDataModule):
 class Plain(LightningDataModule):
     def __init__(self, root):
         super().__init__()
-        self.size = int(root)
+        self.size = 0 if root == "." else int(root)
 
     def train_dataloader(self):
         return DataLoader(Readings(0, self.size, False))
@@ -84,6 +84,12 @@ class Lost(Plain):
         return DataLoader([(torch.zeros(3), 0), (torch.tensor([1.0, float("nan"), 0.0]), 1)])
 
 
+class Numbered(Plain):
+    def train_dataloader(self):
+        clients = [k % 11 if k % 2 else torch.tensor(k % 11) for k in range(44)]
+        return DataLoader([(torch.full((3,), float(c)), k % 2, c) for k, c in enumerate(clients)])
+
+
 class Strange(Natural):
     def setup(self, stage):
         self.parts = {"fit": Readings(0, 2, True), "test": Readings(60, 15, True)}
@@ -111,6 +117,12 @@ def test_the_third_of_a_sample_is_its_client() -> None:
         assert raw[:, 0, 0, 0].tolist() == list(range(first, first + size))
         np.testing.assert_array_equal(raw[:, 0, 0, 0] % 2, pool.labels)
         np.testing.assert_array_equal(raw[:, 0, 0, 0] % 3, pool.groups)
+
+
+def test_clients_that_are_numbers_go_by_size_tensors_too() -> None:
+    source = datamodule.load(DataConfig(source="my_readings.Numbered", root="."))
+    assert source.group_names == [str(k) for k in range(11)]
+    np.testing.assert_array_equal(source.train.read_all()[:, 0], source.train.groups)
 
 
 def test_tests_are_left_alone_where_validation_scores(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -137,3 +137,12 @@ def test_smoke(columns: list[str] | None, tmp_path: Path) -> None:
     some = prepare(real, 2, 0, smoke=True)
     assert not some.made_up
     assert some.train_sizes == [24, 24]
+
+
+def test_names_with_digits_and_underscores_are_no_numbers(tmp_path: Path) -> None:
+    """Python's `float` reads 3_4 as 34."""
+    rows = "".join(f"{k}.5,{('3_4', '34', '5')[k % 3]}\n" for k in range(9))
+    source = table.load(DataConfig(root=write(tmp_path, "a,label\n" + rows)))
+    assert source.class_names == ["34", "3_4", "5"]
+    with pytest.raises(BadInput, match=r"column 'a' of sample 2 holds '3_4', which is not a number"):
+        table.load(DataConfig(root=write(tmp_path, "a,label\n5,1\n3_4,0\n")))
