@@ -167,6 +167,23 @@ def test_a_run_drifts_and_its_truth_with_it(fit: Callable[..., Path], capsys: py
     assert str(final) in capsys.readouterr().out  # judged on the last round's tasks
 
 
+@pytest.mark.parametrize("planted", ["labels", "rotation"])
+def test_a_run_that_has_drifted_is_resumed(
+    fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], planted: str
+) -> None:
+    """Its samples, their classes and their shifts are those that it began with, whatever round it stands in."""
+    drifting = f"--data.planted {planted} --data.groups 2 --data.drift_every 1 --callbacks checkpoint"
+    whole, broken = fit("a", f"{drifting} --federation.rounds 3"), fit("b", f"{drifting} --federation.rounds 2")
+    capsys.readouterr()
+    assert fit("b", f"{drifting} --federation.rounds 3 --resume") == broken
+    assert "other samples" not in capsys.readouterr().err
+    for name in ("split.csv", "heterogeneity.csv", "final.csv"):
+        assert (whole / name).read_bytes() == (broken / name).read_bytes()
+    ours, theirs = RunFolder(whole).read_summary(), RunFolder(broken).read_summary()
+    kept = {key for key in ours if key.startswith(("heterogeneity", "final"))}
+    assert kept and all(ours[key] == theirs[key] for key in kept)
+
+
 def test_drift_needs_planted_groups() -> None:
     from fl_lightning.errors import BadInput
 

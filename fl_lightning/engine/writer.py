@@ -35,24 +35,30 @@ class RunFolderWriter(Observer):
         if run.is_main:
             how = f"{run.clients} clients, {run.rounds} rounds, {run.world_size} processes"
             log.note(f"{run.method_name}: {how}{f', on from round {t}' if (t := run.resumed_from) else ''}")
-            data = run.data
-            self.folder.names = data.client_names
-            counts = data.class_counts if data.task == "classification" and data.holds_all else None
-            sizes, names, resumed = (data.train_sizes, data.test_sizes), data.class_names, bool(run.resumed_from)
-            same = self.folder.write_split(*sizes, counts, names, resumed)
-            check("data.root", run.config.data.root, same, "the clients' samples are not those that the run began with")
-            self.folder.truncate(run.resumed_from)
-            self._code = owncode.read(owncode.paths(run.config))
-            if not data.holds_all:  # a deployment's server does not know the clients' data
-                return
-            self._data, before = samples_digest(data), provenance.data_of(run.folder) if resumed else None
-            if before not in (None, self._data):
-                log.say(f"data: other samples than the run began with, from round {run.resumed_from + 1} on")
-            rare = imbalance.line(data, run.config.evaluation.metrics or ())
-            lines = rare, imbalance.untrained(data), imbalance.scattered(data)
-            for line in filter(None, () if run.resumed_from else lines):
-                log.say(line)
-            self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
+            run.data.at_round(1)  # whose tasks the tables are of; a resumed run may have drifted since
+            self._describe(run)
+            run.data.at_round(run.resumed_from or 1)
+
+    def _describe(self, run: RunContext) -> None:
+        """Write who holds what, and say what is odd about it; `BadInput` where the run began with other samples."""
+        data = run.data
+        self.folder.names = data.client_names
+        counts = data.class_counts if data.task == "classification" and data.holds_all else None
+        sizes, names, resumed = (data.train_sizes, data.test_sizes), data.class_names, bool(run.resumed_from)
+        same = self.folder.write_split(*sizes, counts, names, resumed)
+        check("data.root", run.config.data.root, same, "the clients' samples are not those that the run began with")
+        self.folder.truncate(run.resumed_from)
+        self._code = owncode.read(owncode.paths(run.config))
+        if not data.holds_all:  # a deployment's server does not know the clients' data
+            return
+        self._data, before = samples_digest(data), provenance.data_of(run.folder) if resumed else None
+        if before not in (None, self._data):
+            log.say(f"data: other samples than the run began with, from round {run.resumed_from + 1} on")
+        rare = imbalance.line(data, run.config.evaluation.metrics or ())
+        lines = rare, imbalance.untrained(data), imbalance.scattered(data)
+        for line in filter(None, () if run.resumed_from else lines):
+            log.say(line)
+        self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run is forgotten."""
