@@ -244,8 +244,8 @@ class LearnedCube(Relation):
         cube = inputs.memory["relation"]
         receivers, sources = torch.tensor(inputs.receivers), torch.tensor(inputs.sources)
         part = cube[receivers][:, :, sources].transpose(0, 1)  # (L, m, n)
-        mass = part.sum(-1, keepdim=True)
         n = len(sources)
+        mass = torch.ones_like(part[..., :1]) if self._unbound(n, cube) else part.sum(-1, keepdim=True)
         prior = torch.full((n,), 1.0 / n, dtype=torch.float64)
         if self.settings.prior == "samples":
             prior = inputs.samples / inputs.samples.sum()
@@ -280,10 +280,13 @@ class LearnedCube(Relation):
         return inputs.gram()
 
     def _beta(self, gram: Gram) -> float | Tensor:
-        """The prior's weight; with the exact solver's units of `spread` that of each layer, (L, 1, 1)."""
-        if self.settings.solver == "step" or self.settings.rho_units == "absolute":
+        """The prior's weight: beta, or what `rho` comes to; in units of `spread` that of each layer, (L, 1, 1)."""
+        if self.settings.solver == "step":
             return self.settings.beta
-        return self.settings.beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
+        beta = self.settings.beta if self.settings.rho is None else 2 * self.settings.lam * self.settings.rho
+        if self.settings.rho_units == "absolute":
+            return beta
+        return beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
         """KAPC's objective (AAAI, Eq. 10) over the round's clients, and how steep it is.
@@ -312,11 +315,15 @@ class LearnedCube(Relation):
             return layers * (8 * n**3 // 3 + 3 * n * n)
         return self.settings.relation_steps * layers * (2 * m * n * n + 10 * m * n)
 
+    def _unbound(self, sources: int, cube: Tensor) -> bool:
+        """Whether rows keep the sum that the steps gave them: without a projection, where everybody takes part."""
+        return self.settings.projection == "none" and sources == cube.shape[0]
+
     def _write_back(self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor) -> None:
         rows = cube[receivers]
         if self.settings.partial == "literal":
             rows[:, :, sources] = R.transpose(0, 1)
-            rows /= rows.sum(-1, keepdim=True)
+            rows /= 1 if self._unbound(len(sources), cube) else rows.sum(-1, keepdim=True)
         else:
             fair = len(sources) / cube.shape[0]  # for a slice whose weight had gone to 0
             rows = torch.where(mass.transpose(0, 1) > 1e-12, rows, rows * (1 - fair))

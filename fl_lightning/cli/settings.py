@@ -29,7 +29,7 @@ from fl_lightning.cli.parser import (
     unknown,
 )
 from fl_lightning.cli.schema import COMMANDS
-from fl_lightning.cli.yamltext import read
+from fl_lightning.cli.yamltext import NAMED, read
 from fl_lightning.components import Network
 from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
 from fl_lightning.configuration import index
@@ -206,7 +206,8 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     layer: Layer = {}
     keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
     for key, head, dot, value in sorted(keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])):
-        if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section sets nothing
+        empty = value is None and (key in COMPONENTS or key in GROUPS)
+        if not empty or key in NAMED:  # an empty section sets nothing
             if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
                 layer[head] = _by_name(head, layer[head])
             _update(layer, _nested(str(key), value))
@@ -220,7 +221,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
 
 def _by_name(head: str, given: Any) -> Layer:
     """A method, model, callbacks or loggers that a file only names, as a mapping with room for arguments."""
-    if head in ("callbacks", "loggers"):
+    if head in NAMED:
         return _mapping(head, given)
     if not isinstance(given, str):
         raise BadInput(head, given, f"{head}.ARG belongs to one {head}: give a list's items their own arguments")
@@ -230,7 +231,7 @@ def _by_name(head: str, given: Any) -> Layer:
 def _value(key: str, text: str) -> Any:
     """Text of a flag; where it may be a name, a list, a mapping or null of components, it is read as YAML."""
     head, *rest = key.split(".")
-    depth = 1 if head in ("callbacks", "loggers") else 0
+    depth = 1 if head in NAMED else 0
     beside = key in ("model.weights", "model.adapters")
     if head not in COMPONENTS or not (len(rest) <= depth or rest[-1] == "init_args" or beside):
         return text

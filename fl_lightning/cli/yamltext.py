@@ -10,12 +10,20 @@ import yaml
 from fl_lightning import catalogue
 from fl_lightning.errors import BadInput
 
+NAMED = ("callbacks", "loggers")
+"""The sections whose entries go by names."""
+
 
 class _Loader(yaml.SafeLoader):
-    """YAML forbids a key twice in a mapping; PyYAML takes the last."""
+    """YAML forbids a key twice in a mapping; PyYAML takes the last.
+
+    A section `callbacks:` or `loggers:` without content is left out: it sets nothing. A null that is written out, as on
+    the command line, removes all.
+    """
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
+        node.value = [(key, value) for key, value in node.value if not (key.value in NAMED and value.value == "")]
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:

@@ -30,21 +30,9 @@ PAD = 48
 products of 100 models took twice as long (measured)."""
 
 
-def mixed(W: Tensor, A: Tensor, receivers: Sequence[int]) -> Tensor:
-    """Rows `A` applied to the models `W` as differences: W_i + (A - I)(W - 1 w_0).
-
-    Equal models stay equal bit for bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails the first).
-
-    Args:
-        W: models, (n, columns).
-        A: weights, (m, n), each row summing to 1.
-        receivers: for each row of `A`, which row of `W` it belongs to (m,).
-
-    Returns:
-        What each receiver receives, (m, columns).
-    """
-    index = torch.as_tensor(receivers, device=W.device)
-    return torch.addmm(W[index], _less_own(A, index).to(W.dtype), W - W[0])
+def _shift(A: Tensor) -> int:
+    """1 where the rows of `A` sum to 1, so that a common shift of all models passes through; else 0."""
+    return int(bool(((A.sum(-1) - 1).abs() < 1e-5).all()))
 
 
 def _less_own(A: Tensor, index: Tensor) -> Tensor:
@@ -169,19 +157,23 @@ class Mixer:
     def mix(self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor]) -> None:
         """What each of `receivers` receives, written into the columns of `segments` of this rank's vectors `into`.
 
+        Rows `A` are applied to the models W as differences: W_i + (A - I)(W - 1 w_0). Equal models stay equal bit for
+        bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails the first). Rows that do not all sum
+        to 1 (a relation without projection) are applied as W_i + (A - I) W.
+
         Args:
             segments: columns to mix; their `layer` picks the weights.
-            A: weights (L, m, n), receivers by sources, each row summing to 1.
+            A: weights (L, m, n), receivers by sources.
             receivers: clients (m of them), all among the sources.
             into: a vector for each receiver whose home is this rank.
         """
         tiles = _tiles(segments)
         self.flops += (2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)) * _columns(segments)
         own = torch.tensor([self.places[c] for c in receivers])
-        B = _less_own(A.cpu(), own).to(self.group.device, self.work)
+        B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), _shift(A)
         differences, products = self._room(len(self.sources)), self._room(len(receivers))
         if self.group.size == 1:
-            self._mix_alone(tiles, B, [into[c] for c in receivers], own.tolist(), differences, products)
+            self._mix_alone(tiles, B, [into[c] for c in receivers], own.tolist(), differences, products, shift)
             return
         places, mine = own.to(self.group.device), [k for k, c in enumerate(receivers) if c in into]
         by_rank = [[k for k, c in enumerate(receivers) if self.home[c] == r] for r in range(self.group.size)]
@@ -189,7 +181,7 @@ class Mixer:
         for stripe, collected in self._collected(tiles):
             outs = []
             for t, W in collected:
-                D = torch.sub(W, W[0], out=differences[:, : W.shape[1]])
+                D = torch.sub(W, W[0], alpha=shift, out=differences[:, : W.shape[1]])
                 out = torch.mm(B[t.layer], D, out=products[:, : W.shape[1]])
                 outs.append((W[places] + out).to(self.dtype))
             width, rank, shares = sum(out.shape[1] for out in outs), self.group.rank, self._shared_out(stripe)
@@ -211,8 +203,9 @@ class Mixer:
                         at += t.stop - t.start
 
     def _mix_alone(
-        self, tiles: list[Segment], B: Tensor, into: list[Tensor], own: list[int], differences: Tensor, products: Tensor
-    ) -> None:
+        self, tiles: list[Segment], B: Tensor, into: list[Tensor], own: list[int], differences: Tensor,
+        products: Tensor, shift: int,
+    ) -> None:  # fmt: skip
         """The same with one rank: from vectors to differences and from products to vectors, without a copy between."""
         self._holds(len(self.sources) + len(into), tiles)
         device = self.group.device
@@ -221,7 +214,7 @@ class Mixer:
             W = [row[t.start : t.stop].to(device, self.work, non_blocking=True) for row in local]
             D = differences[:, : t.stop - t.start]
             for w, difference in zip(W, D.unbind(0), strict=True):
-                torch.sub(w, W[0], out=difference)
+                torch.sub(w, W[0], alpha=shift, out=difference)
             out = torch.mm(B[t.layer], D, out=products[:, : t.stop - t.start])
             for row, k, change in zip(into, own, out.unbind(0), strict=True):
                 place = row[t.start : t.stop]

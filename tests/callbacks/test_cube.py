@@ -189,6 +189,18 @@ def test_a_slice_without_weight_starts_from_the_prior_again() -> None:
     torch.testing.assert_close(R[0].sum(-1), torch.ones(3, dtype=torch.float64))
 
 
+@pytest.mark.parametrize("partial", ["preserve", "literal"])
+def test_without_a_projection_rows_keep_the_sum_that_the_steps_gave_them(partial: str) -> None:
+    W, R, everyone = models(drift=0.1), torch.full((6, 3, 6), 1 / 6, dtype=torch.float64), list(range(6))
+    unbound, want = cube(projection="none", eta_r=1e-3, partial=partial), R.transpose(0, 1).clone()
+    prior = torch.full((6,), 1 / 6, dtype=torch.float64)
+    for _ in range(3):
+        rows = unbound.weights(inputs(W, R, everyone, everyone))
+        want -= 1e-3 * gradient(want, gram_of(W), prior, 1.0, 0.01, torch.arange(6))
+        torch.testing.assert_close(rows, want)
+    assert (rows.sum(-1) - 1).abs().max() > 1e-3
+
+
 def test_without_a_projection_the_paper_step_explodes_and_says_so() -> None:
     W = 100 * models()
     R = torch.full((6, 3, 6), 1 / 6, dtype=torch.float64)

@@ -186,6 +186,9 @@ def test_an_empty_section_says_nothing(tmp_path: Path) -> None:
     assert read_config(str(file)) == [{}]
     file.write_text("")
     assert read_config(str(file)) == [{}]
+    file.write_text("callbacks:\nloggers: null\n")
+    assert read_config(str(file)) == [{"loggers": None}]  # written out, null removes all, as on the command line
+    assert set(merged({"loggers": {"wandb": {}}}, *read_config(str(file))).loggers.values()) == {None}
 
 
 @pytest.mark.parametrize(

@@ -82,8 +82,10 @@ def test_the_logged_objective_is_the_theorys(federation: Make, solver: Any) -> N
     assert metrics["gradient_norm_models_proxy"] == pytest.approx(float(slope.norm()), rel=1e-6)
 
 
-def test_units_of_spread_weigh_each_layers_prior(federation: Make) -> None:
-    method = KAPC(lam=0.5, beta=0.6, solver="exact", rho_units="spread")
+@pytest.mark.parametrize("strength", [{"beta": 0.6}, {"rho": 0.6}], ids=["beta", "rho"])
+def test_units_of_spread_weigh_each_layers_prior(federation: Make, strength: dict[str, float]) -> None:
+    """Beta is 2 lam rho: the prior weighs alike, whichever of the two is given."""
+    method = KAPC(lam=0.5, solver="exact", rho_units="spread", **strength)  # type: ignore[arg-type]
     fed = federation(method, **DOUBLE)
     fed.round(1)
     W = torch.stack(models(fed))
