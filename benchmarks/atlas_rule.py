@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 from atlas_page import ALONE, RIVAL, Atlas, interval, read
+from measure import markdown
 from pandas import read_csv
 from sklearn.tree import DecisionTreeRegressor, plot_tree
 
@@ -81,21 +82,20 @@ def over_kinds(atlas: Atlas, points: np.ndarray) -> str:
 def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
     """The advice for kinds unseen, in Markdown, and its regret beside that of always taking `RIVAL`."""
     means = gains_of(atlas)
-    rows = np.arange(len(means))
+    every = np.arange(len(means))
     best, rival = means.max(axis=1), means[:, atlas.methods.index(RIVAL)]
-    regret, of_rival = best - means[rows, advice], best - rival
-    lines = [
-        "| setting | advice | its regret | best | regret of FedAvg, after | harmed by the advice |",
-        "| --- " * 6 + "|",
-    ]
+    regret, of_rival = best - means[every, advice], best - rival
+    rows = []
     for c, setting in enumerate(atlas.settings):
         harmed = atlas.harmed[c, advice[c]].mean()
         winner = atlas.methods[int(means[c].argmax())]
         cells = [atlas.methods[advice[c]], f"{regret[c]:.1f}", winner, f"{of_rival[c]:.1f}", f"{harmed:.0f} %"]
-        lines.append(f"| {atlas.name(setting)} | {' | '.join(cells)} |")
+        rows.append([atlas.name(setting), *cells])
     unharmed = np.where(harmless(atlas, np.full(len(means), True)), means, -np.inf).max(axis=1)
     kinds = len({kind for kind, _ in atlas.settings})
-    lines += [
+    head = ["setting", "advice", "its regret", "best", "regret of FedAvg, after", "harmed by the advice"]
+    lines = [
+        *markdown(head, rows),
         "",
         f"Regret less that of FedAvg judged after, mean over {kinds} kinds, in points:",
         "",
@@ -104,7 +104,7 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
         f"- of those that are below training alone in no setting: {over_kinds(atlas, rival - unharmed)}.",
         "",
     ]
-    _, above = interval(atlas.against(ALONE)[rows, advice])
+    _, above = interval(atlas.against(ALONE)[every, advice])
     worse = [atlas.name(setting) for setting, end in zip(atlas.settings, above, strict=True) if end < 0]
     harmful = ", ".join(worse) or "none"
     return [*lines, f"Settings in which the advice is significantly below training alone: {harmful}."]

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,8 +35,8 @@ from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
+from fl_lightning.planning.trace import one_process
 from fl_lightning.rng import key
 from fl_lightning.training.executors.together import Together
 
@@ -164,9 +163,7 @@ def callback_round(fed: Federation) -> Callable[[int], None]:
 
 def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:
     """One process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*srun.* command is available.*")
-        fabric = fabric_of(accelerator, precision)
+    fabric = one_process(precision, accelerator)
     fabric.launch()
     return fabric
 
