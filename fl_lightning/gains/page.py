@@ -145,8 +145,7 @@ def picture(measured: Measured) -> bytes:
     axes.set_yticks(range(count), [f"{a.silo.name} ({a.silo.size})" for a in measured.answers])
     for side in (axes, right):
         side.tick_params(length=0)
-    for name in ("top", "right", "left"):
-        axes.spines[name].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     right.spines["right"].set_visible(False)
     axes.set_xlim(-unit * end, unit * end)
     axes.set_ylim(count - 0.4, -0.6)
