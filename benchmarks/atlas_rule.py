@@ -15,11 +15,10 @@ from pathlib import Path
 import numpy as np
 from atlas_page import ALONE, RIVAL, Atlas, interval, read
 from measure import markdown
-from pandas import read_csv
+from pandas import Series, read_csv
 from sklearn.tree import DecisionTreeRegressor, plot_tree
 
 from atlas import ATLAS, FEATURES
-from fl_lightning.study import statistics
 
 LEAST = 2
 """Settings in a leaf: of one alone its noise would be learned."""
@@ -73,10 +72,9 @@ def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
 
 def over_kinds(atlas: Atlas, points: np.ndarray) -> str:
     """The mean over kinds of (settings,) points, with Student's interval."""
-    kinds = np.array([kind for kind, _ in atlas.settings])
-    means = [np.array([points[kinds == kind].mean()]) for kind in dict.fromkeys(kinds)]
-    low, high = map(float, statistics.students([[one] for one in means]))
-    return f"{float(np.mean(means)):+.2f} [{low:+.2f}, {high:+.2f}]"
+    means = Series(points).groupby([kind for kind, _ in atlas.settings], sort=False).mean().to_numpy()
+    low, high = map(float, interval(means))
+    return f"{means.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:

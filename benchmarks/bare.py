@@ -34,12 +34,7 @@ class BareFedAvg:
     """
 
     def __init__(
-        self,
-        config: Config,
-        data: FederatedData,
-        model: nn.Module,
-        stepper: Stepper,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
+        self, config: Config, data: FederatedData, model: nn.Module, stepper: Stepper, device: torch.device
     ) -> None:
         self.config, self.model = config, model.to(device)
         mixed = config.fabric.precision == "bf16-mixed"

@@ -40,7 +40,7 @@ from fl_lightning.planning.trace import one_process
 from fl_lightning.rng import key
 from fl_lightning.training.executors.together import Together
 
-SEED = 0
+SEED, CPU = 0, torch.device("cpu")
 
 
 class Rounds:
@@ -114,12 +114,7 @@ class Workload:
         torch.manual_seed(key(SEED, "initial model"))
         return build(self.model, data.input_shape, data.num_classes)
 
-    def bare(
-        self,
-        data: FederatedData,
-        stepper: Stepper,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
-    ) -> BareFedAvg:
+    def bare(self, data: FederatedData, stepper: Stepper, device: torch.device = CPU) -> BareFedAvg:
         """A hand-written loop that does the same work as FedAvg."""
         return BareFedAvg(self.config(), data, self.initial(data), stepper, device)
 
