@@ -176,11 +176,8 @@ def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 
 def stored(name: str = "*-cells") -> list[Row]:
     """The rows of atlas/NAME.csv, as text."""
-    rows: list[Row] = []
-    for file in sorted(ATLAS.glob(f"{name}.csv")):
-        with file.open(newline="", encoding="utf-8") as opened:
-            rows += csv.DictReader(opened)
-    return rows
+    texts = (file.read_text(encoding="utf-8") for file in sorted(ATLAS.glob(f"{name}.csv")))
+    return [row for text in texts for row in csv.DictReader(text.splitlines())]
 
 
 def keep(out: Path) -> None:
@@ -194,12 +191,9 @@ def keep(out: Path) -> None:
     rows = merged(stored(), new)
     ATLAS.mkdir(exist_ok=True)
     for kind in KINDS:
-        for file, name in (
-            (out / kind / "map.yaml", f"{kind}.yaml"),
-            (out / kind / "tuned/tuned.csv", f"{kind}-tuned.csv"),
-        ):
-            if file.is_file():
-                write_whole(ATLAS / name, file.read_bytes())
+        for file, name in {"map.yaml": f"{kind}.yaml", "tuned/tuned.csv": f"{kind}-tuned.csv"}.items():
+            if (out / kind / file).is_file():
+                write_whole(ATLAS / name, (out / kind / file).read_bytes())
     others = [row for row in stored("settings") if row["kind"] not in {one["kind"] for one in features}]
     write_whole(ATLAS / "settings.csv", as_csv([*others, *features]))
     for kind in dict.fromkeys(row["kind"] for row in rows):  # one table of all would be above a megabyte

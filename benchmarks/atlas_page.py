@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
+from measure import markdown
 from pandas import DataFrame, concat, read_csv
 
 from fl_lightning.report.tables import reached
@@ -111,17 +112,13 @@ def heat(atlas: Atlas, baseline: str) -> list[str]:
     """Differences to `baseline` in Markdown: a line for each method, the best mean rank first."""
     differences = atlas.against(baseline)
     (low, high), means = interval(differences), differences.mean(axis=-1)
-    lines = [f"| method | {' | '.join(map(atlas.name, atlas.settings))} |", "| --- " * (len(atlas.settings) + 1) + "|"]
-    for m in ranked(atlas):
-        cells = [starred(means[c, m], low[c, m], high[c, m]) for c in range(len(atlas.settings))]
-        lines.append(f"| {atlas.methods[m]} | {' | '.join(cells)} |")
-    return lines
+    rows = [[atlas.methods[m], *map(starred, means[:, m], low[:, m], high[:, m])] for m in ranked(atlas)]
+    return markdown(["method", *map(atlas.name, atlas.settings)], rows)
 
 
 def winners(atlas: Atlas) -> list[str]:
     """For each setting the best mean, and how many methods it cannot be told from (Student's t over seeds, Holm)."""
-    lines = ["| setting | local, % | best | points above local | not significantly below |", "| --- " * 5 + "|"]
-    gains = atlas.against(ALONE)
+    rows, gains = [], atlas.against(ALONE)
     for c, setting in enumerate(atlas.settings):
         means = atlas.accuracy[c].mean(axis=-1)
         best = int(np.nanargmax(means))
@@ -131,18 +128,16 @@ def winners(atlas: Atlas) -> list[str]:
         alike = sum(value > statistics.LEVEL for value in p)
         low, high = interval(gains[c, best])
         gain = f"{gains[c, best].mean():+.1f} [{float(low):+.1f}, {float(high):+.1f}]"
-        alone = means[atlas.methods.index(ALONE)]
-        lines.append(
-            f"| {atlas.name(setting)} | {alone:.1f} | {atlas.methods[best]} | {gain} | {alike} of {len(others)} |"
-        )
-    return lines
+        alone = f"{means[atlas.methods.index(ALONE)]:.1f}"
+        rows.append([atlas.name(setting), alone, atlas.methods[best], gain, f"{alike} of {len(others)}"])
+    return markdown(["setting", "local, %", "best", "points above local", "not significantly below"], rows)
 
 
 def summary(atlas: Atlas) -> list[str]:
     """For each method: mean gain, worst regret, settings below and above training alone, clients harmed, MiB."""
-    head = ("judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *", "harmed, mean / worst",
-            "worst tenth above local", "MiB a run", "no number")  # fmt: skip
-    lines = [f"| method | {' | '.join(head)} |", "| --- " * (len(head) + 1) + "|"]
+    head = ("method", "judge", "mean rank", "mean gain", "worst regret", "below local *", "above local *",
+            "harmed, mean / worst", "worst tenth above local", "MiB a run", "no number")  # fmt: skip
+    rows = []
     gains, means = atlas.against(ALONE), atlas.accuracy.mean(axis=-1)
     low, high = interval(gains)
     ranks, failed = mean_ranks(atlas), np.isnan(means).sum(axis=0)
@@ -151,14 +146,13 @@ def summary(atlas: Atlas) -> list[str]:
     tenth = np.nanmean(atlas.worst_tenth - atlas.worst_tenth[:, [atlas.methods.index(ALONE)]], axis=(0, 2))
     for m in ranked(atlas):
         name = atlas.methods[m]
-        cells = [
-            atlas.judges[name], f"{ranks[m]:.1f}", f"{np.nanmean(gains[:, m]):+.1f}", f"{regret[m]:.1f}",
+        rows.append([
+            name, atlas.judges[name], f"{ranks[m]:.1f}", f"{np.nanmean(gains[:, m]):+.1f}", f"{regret[m]:.1f}",
             f"{int((high[:, m] < 0).sum())}", f"{int((low[:, m] > 0).sum())}",
             f"{np.nanmean(harmed[:, m]):.0f} / {np.nanmax(harmed[:, m]):.0f} %", f"{tenth[m]:+.1f}", f"{mib[m]:.1f}",
             f"{failed[m] or ''}",
-        ]  # fmt: skip
-        lines.append(f"| {name} | {' | '.join(cells)} |")
-    return lines
+        ])  # fmt: skip
+    return markdown(head, rows)
 
 
 def tuning(folder: Path) -> list[str]:
@@ -167,12 +161,12 @@ def tuning(folder: Path) -> list[str]:
     gains = DataFrame({kind: 100 * table.set_index("method")["gain"] for kind, table in tables.items()})
     warnings = concat([table.set_index("method")["warnings"] for table in tables.values()], axis=1)
     edge = warnings.apply(lambda column: column.str.contains("edge", na=False)).sum(axis=1)
-    lines = [f"| method | {' | '.join(gains)} | mean | choices at an edge |", "| --- " * (len(gains.columns) + 3) + "|"]
+    rows = []
     for method in gains.mean(axis=1).sort_values(ascending=False, kind="stable").index:
         row = gains.loc[method]
-        cells = [*("–" if np.isnan(one) else f"{one:.1f}" for one in row), f"{row.mean():.1f}", str(edge[method])]
-        lines.append(f"| {method} | {' | '.join(cells)} |")
-    return lines
+        cells = ("–" if np.isnan(one) else f"{one:.1f}" for one in row)
+        rows.append([method, *cells, f"{row.mean():.1f}", str(edge[method])])
+    return markdown(["method", *gains, "mean", "choices at an edge"], rows)
 
 
 def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list[str]:
@@ -185,18 +179,15 @@ def newcomers(studies: list[Path], samples: tuple[int, ...] = (0, 1, 5)) -> list
             for number in samples:
                 scores.setdefault((cell.label, study.name, number), []).append(100 * table.get(number, np.nan))
     heads = [(study.name, number) for study in studies for number in samples]
-    lines = [
-        f"| method | {' | '.join(f'{name}, {number}' for name, number in heads)} |",
-        "| --- " * (len(heads) + 1) + "|",
-    ]
+    rows = []
     for label in dict.fromkeys(label for label, _, _ in scores):
         cells = []
         for head in heads:
             row = np.array(scores.get((label, *head), [np.nan]))
             error = row.std(ddof=1) / len(row) ** 0.5 if len(row) > 1 else np.nan
             cells.append("–" if np.isnan(row.mean()) else f"{row.mean():.1f} +- {error:.1f}")
-        lines.append(f"| {label} | {' | '.join(cells)} |")
-    return lines
+        rows.append([label, *cells])
+    return markdown(["method", *(f"{name}, {number}" for name, number in heads)], rows)
 
 
 def traffic(studies: list[Path]) -> list[str]:
@@ -225,16 +216,12 @@ def traffic(studies: list[Path]) -> list[str]:
             ended = [cost["mib"] for cost in costs if cost is not None and cost["mib"] is not None]
             few = f" ({len(ended)} of {len(some)})" if len(ended) < len(some) else ""
             table.setdefault(label, []).append(f"{np.mean(ended):.2f}{few}" if ended else "–")
-    lines = [f"| method | {' | '.join(heads)} |", "| --- " * (len(heads) + 1) + "|"]
-    return lines + [f"| {label} | {' | '.join(row)} |" for label, row in table.items()]
+    return markdown(["method", *heads], [[label, *row] for label, row in table.items()])
 
 
 def draw(atlas: Atlas, folder: Path) -> None:
     """`atlas-gain.png` and `atlas-fedavg.png` (points above training alone, and above FedAvg judged after local
     training), and `atlas-ranks.png` (mean ranks, by judge)."""
-    import matplotlib
-
-    matplotlib.use("Agg")
     for baseline, words, name in ((ALONE, "training alone", "gain"), (RIVAL, "FedAvg after local training", "fedavg")):
         _draw_heat(atlas, baseline, words, folder / f"atlas-{name}.png")
     draw_ranks([ranks_of(atlas)]).savefig(folder / "atlas-ranks.png", dpi=90)
@@ -242,15 +229,17 @@ def draw(atlas: Atlas, folder: Path) -> None:
 
 def _draw_heat(atlas: Atlas, baseline: str, words: str, file: Path) -> None:
     """What `heat` says, in colours."""
-    from matplotlib import pyplot as plt
+    from matplotlib import colormaps
+    from matplotlib.figure import Figure
     from PIL import Image
 
     order, gains = ranked(atlas), atlas.against(baseline)
     (low, high), means = interval(gains), gains.mean(axis=-1)
     size = (2.4 + 0.5 * len(atlas.settings), 1.9 + 0.27 * len(order))
-    figure, axes = plt.subplots(figsize=size, layout="constrained")
+    figure = Figure(figsize=size, layout="constrained")
+    axes = figure.add_subplot()
     most = 20.0  # points at which colours end: FedAvg's losses in groups would leave nothing of the rest
-    image = axes.imshow(means[:, order].T, cmap=plt.get_cmap("RdBu", 17), vmin=-most, vmax=most, aspect="auto")
+    image = axes.imshow(means[:, order].T, cmap=colormaps["RdBu"].resampled(17), vmin=-most, vmax=most, aspect="auto")
     for c in range(len(atlas.settings)):
         for line, m in enumerate(order):
             text = starred(means[c, m], low[c, m], high[c, m])
@@ -285,11 +274,8 @@ if __name__ == "__main__":
     parser.add_argument("--newcomers", type=Path, nargs="+")
     parser.add_argument("--traffic", type=Path, nargs="+")
     given = parser.parse_args()
-    if given.newcomers:
-        print(*newcomers(given.newcomers), sep="\n")
-        raise SystemExit
-    if given.traffic:
-        print(*traffic(given.traffic), sep="\n")
+    if given.newcomers or given.traffic:
+        print(*(newcomers(given.newcomers) if given.newcomers else traffic(given.traffic)), sep="\n")
         raise SystemExit
     atlas = read(given.atlas)
     print(f"{len(atlas.settings)} settings, {len(atlas.methods)} methods, seeds {atlas.seeds[0]} to {atlas.seeds[-1]}")

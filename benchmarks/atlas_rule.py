@@ -14,11 +14,11 @@ from pathlib import Path
 
 import numpy as np
 from atlas_page import ALONE, RIVAL, Atlas, interval, read
-from pandas import read_csv
+from measure import markdown
+from pandas import Series, read_csv
 from sklearn.tree import DecisionTreeRegressor, plot_tree
 
 from atlas import ATLAS, FEATURES
-from fl_lightning.study import statistics
 
 LEAST = 2
 """Settings in a leaf: of one alone its noise would be learned."""
@@ -72,30 +72,28 @@ def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
 
 def over_kinds(atlas: Atlas, points: np.ndarray) -> str:
     """The mean over kinds of (settings,) points, with Student's interval."""
-    kinds = np.array([kind for kind, _ in atlas.settings])
-    means = [np.array([points[kinds == kind].mean()]) for kind in dict.fromkeys(kinds)]
-    low, high = map(float, statistics.students([[one] for one in means]))
-    return f"{float(np.mean(means)):+.2f} [{low:+.2f}, {high:+.2f}]"
+    means = Series(points).groupby([kind for kind, _ in atlas.settings], sort=False).mean().to_numpy()
+    low, high = map(float, interval(means))
+    return f"{means.mean():+.2f} [{low:+.2f}, {high:+.2f}]"
 
 
 def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
     """The advice for kinds unseen, in Markdown, and its regret beside that of always taking `RIVAL`."""
     means = gains_of(atlas)
-    rows = np.arange(len(means))
+    every = np.arange(len(means))
     best, rival = means.max(axis=1), means[:, atlas.methods.index(RIVAL)]
-    regret, of_rival = best - means[rows, advice], best - rival
-    lines = [
-        "| setting | advice | its regret | best | regret of FedAvg, after | harmed by the advice |",
-        "| --- " * 6 + "|",
-    ]
+    regret, of_rival = best - means[every, advice], best - rival
+    rows = []
     for c, setting in enumerate(atlas.settings):
         harmed = atlas.harmed[c, advice[c]].mean()
         winner = atlas.methods[int(means[c].argmax())]
         cells = [atlas.methods[advice[c]], f"{regret[c]:.1f}", winner, f"{of_rival[c]:.1f}", f"{harmed:.0f} %"]
-        lines.append(f"| {atlas.name(setting)} | {' | '.join(cells)} |")
+        rows.append([atlas.name(setting), *cells])
     unharmed = np.where(harmless(atlas, np.full(len(means), True)), means, -np.inf).max(axis=1)
     kinds = len({kind for kind, _ in atlas.settings})
-    lines += [
+    head = ["setting", "advice", "its regret", "best", "regret of FedAvg, after", "harmed by the advice"]
+    lines = [
+        *markdown(head, rows),
         "",
         f"Regret less that of FedAvg judged after, mean over {kinds} kinds, in points:",
         "",
@@ -104,7 +102,7 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
         f"- of those that are below training alone in no setting: {over_kinds(atlas, rival - unharmed)}.",
         "",
     ]
-    _, above = interval(atlas.against(ALONE)[rows, advice])
+    _, above = interval(atlas.against(ALONE)[every, advice])
     worse = [atlas.name(setting) for setting, end in zip(atlas.settings, above, strict=True) if end < 0]
     harmful = ", ".join(worse) or "none"
     return [*lines, f"Settings in which the advice is significantly below training alone: {harmful}."]

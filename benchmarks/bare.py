@@ -10,9 +10,11 @@ from torch import Tensor, nn
 from torch.nn.functional import cross_entropy
 
 from fl_lightning.config import Config
+from fl_lightning.core.run import cohort_of
 from fl_lightning.data import FederatedData, ResidentPart
+from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.device import sent
-from fl_lightning.rng import generator, numpy_rng
+from fl_lightning.rng import generator
 
 Stepper = Literal["torch.optim.SGD", "autograd.grad + foreach"]
 STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
@@ -21,7 +23,7 @@ STEPPERS: tuple[Stepper, ...] = ("torch.optim.SGD", "autograd.grad + foreach")
 class BareFedAvg:
     """Data in tensors, one resident model whose tensors are views of a flat row, one flat copy to start a client.
 
-    The draws are those of the engine, so that both end with the same weights.
+    Cohorts, batches and draws are those of the engine, so that both end with the same weights.
 
     Args:
         config: federation, optimiser (plain SGD) and seed are read.
@@ -32,12 +34,7 @@ class BareFedAvg:
     """
 
     def __init__(
-        self,
-        config: Config,
-        data: FederatedData,
-        model: nn.Module,
-        stepper: Stepper,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
+        self, config: Config, data: FederatedData, model: nn.Module, stepper: Stepper, device: torch.device
     ) -> None:
         self.config, self.model = config, model.to(device)
         mixed = config.fabric.precision == "bf16-mixed"
@@ -59,7 +56,7 @@ class BareFedAvg:
 
     def round(self, t: int) -> tuple[list[float], float]:
         """Round `t`; the accuracies of the global model on its clients before they train, and their mean loss."""
-        cohort = self.cohort(t)
+        cohort = cohort_of(self.config, t)
         samples = sum(len(self.train[c][1]) for c in cohort)
         mean = torch.zeros_like(self.shared)
         scores, losses = [], []
@@ -71,17 +68,10 @@ class BareFedAvg:
         self.shared = mean
         return torch.stack(scores).tolist(), float(torch.stack(losses).mean())
 
-    def cohort(self, t: int) -> list[int]:
-        clients = self.config.federation.clients
-        size = max(1, round(self.config.federation.participation * clients))
-        if size == clients:
-            return list(range(clients))
-        return sorted(numpy_rng(self.config.seed, "cohort", t).choice(clients, size, replace=False).tolist())
-
     def epochs(self, t: int, client: int) -> Tensor:
         self.model.train()
         (x, y), federation = self.train[client], self.config.federation
-        sizes = _sizes(len(y), federation.batch_size, self.whole_last)
+        sizes = batch_sizes(len(y), federation.batch_size, self.whole_last)
         losses = []
         for epoch in range((t - 1) * federation.local_epochs, t * federation.local_epochs):
             draws = generator(self.config.seed, "train order", client, epoch)
@@ -121,11 +111,3 @@ class BareFedAvg:
 def _tensors(part: object) -> tuple[Tensor, Tensor]:
     assert isinstance(part, ResidentPart)
     return part.x, part.y
-
-
-def _sizes(samples: int, batch: int, whole_last: bool) -> list[int]:
-    full, rest = divmod(samples, batch)
-    sizes = [batch] * full + ([rest] if rest else [])
-    if whole_last and rest == 1 and full:
-        sizes[-2:] = [batch + 1]
-    return sizes

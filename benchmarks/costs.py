@@ -12,10 +12,11 @@ import sys
 import tempfile
 from pathlib import Path
 
+from workloads import launched
+
 from fl_lightning import catalogue
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import read_line
-from fl_lightning.planning.trace import one_process
 from fl_lightning.run import assemble
 
 SETTING = (
@@ -36,8 +37,7 @@ def row(name: str) -> str:
     """Of a method's second round: bytes and operations of a client on average, and operations of the server."""
     flags = f"{SETTING} --method {name} {ARGUMENTS.get(name, '')}".split()
     config = complete(plan(read_line(flags).layers))
-    fabric = one_process(config.fabric.precision, "cpu")
-    fabric.launch()
+    fabric = launched(precision=config.fabric.precision)
     with tempfile.TemporaryDirectory() as folder:
         fed = assemble(fabric, config, Path(folder), [])
         fed.prepare()

@@ -10,7 +10,7 @@ import os
 import platform
 import subprocess
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -122,19 +122,21 @@ def compared(
     return Row(name, what, median(ours) / scale, against, median(theirs) / scale, middle, low, high, goal, note)
 
 
+def markdown(head: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
+    """The lines of a table."""
+    return [f"| {' | '.join(cells)} |" for cells in (head, ["---"] * len(head), *rows)]
+
+
 def table(rows: Sequence[Row]) -> str:
     """Markdown."""
-    lines = [
-        "| benchmark | what | CPU s | against | CPU s | ratio [95 % interval] | goal | notes | runs | date |",
-        "| --- | --- | --- | --- | --- | --- | --- | --- | --- | --- |",
-    ]
+    head = ["benchmark", "what", "CPU s", "against", "CPU s", "ratio [95 % interval]", "goal", "notes", "runs", "date"]
+    lines = []
     for r in rows:
         digits = ".2f" if r.ratio is None or r.ratio > 0.2 else ".4f"
         number = "" if r.ratio is None else f"**{r.ratio:{digits}}** [{r.low:{digits}}, {r.high:{digits}}]"
         ours, theirs = ("" if s is None else f"{s:.3g}" for s in (r.seconds, r.against_seconds))
-        cells = (r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date)
-        lines.append(f"| {' | '.join(cells)} |")
-    return "\n".join(lines)
+        lines.append([r.name, r.what, ours, r.against, theirs, number, r.goal, r.note, str(r.pairs), r.date])
+    return "\n".join(markdown(head, lines))
 
 
 class PeakMemory:

@@ -109,13 +109,11 @@ def written(alone: DataFrame, ours: DataFrame) -> str:
 
 def draw(alone: DataFrame, file: Path) -> None:
     """Difference to training alone by setting, a line for each method; the band is our interval."""
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     gains = by_setting(alone, "gain").sort_values(OURS, kind="stable")
-    figure, axes = plt.subplots(figsize=(8, 4.2), layout="constrained")
+    figure = Figure(figsize=(8, 4.2), layout="constrained")
+    axes = figure.add_subplot()
     x = range(len(gains))
     low, high = (by_setting(alone, end)[OURS][gains.index] for end in ("low", "high"))
     axes.fill_between(x, low, high, color="C0", alpha=0.15, linewidth=0)

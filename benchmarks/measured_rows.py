@@ -35,15 +35,13 @@ def shares(v: float, draws: torch.Generator) -> list[float]:
 
 
 if __name__ == "__main__":
-    import matplotlib
-
-    matplotlib.use("Agg")
-    from matplotlib import pyplot as plt
+    from matplotlib.figure import Figure
 
     draws = torch.Generator().manual_seed(0)
     noise = torch.logspace(-4, 1.5, 34).tolist()
     parts = list(zip(*(shares(v, draws) for v in noise), strict=True))
-    figure, axes = plt.subplots(figsize=(6, 3), layout="constrained")
+    figure = Figure(figsize=(6, 3), layout="constrained")
+    axes = figure.add_subplot()
     axes.stackplot(noise, *parts, labels=["itself", "the others of its group", "the other group"], alpha=0.8)
     axes.set(xscale="log", xlim=(noise[0], noise[-1]), ylim=(0, 1), ylabel="weight")
     axes.set_xlabel("variance of an upload's noise / squared distance of the groups")

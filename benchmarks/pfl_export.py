@@ -12,8 +12,6 @@ weights (`initial/NAME`); who takes part in each round (`cohorts`); the standard
 
 from __future__ import annotations
 
-import csv
-import json
 import sys
 from collections import defaultdict
 from pathlib import Path
@@ -26,6 +24,7 @@ from fl_lightning.cli.commands import load
 from fl_lightning.core.run import cohort_of
 from fl_lightning.data.federated import AsRead
 from fl_lightning.privacy.accounting import DELTA
+from fl_lightning.results.folder import RunFolder
 from fl_lightning.rng import generator
 from fl_lightning.run import assemble, launch
 
@@ -65,7 +64,8 @@ def row(fabric, config, folder, arrays):
     fed = assemble(fabric, config, folder, [])
     restore(fed.run, folder / "checkpoints")
     name, central = folder.parent.name.replace(",", " "), config.callbacks.get("centralprivacy")
-    summary = json.loads((folder / "summary.json").read_text())
+    kept = RunFolder(folder)
+    summary = kept.read_summary()
     if not arrays:
         arrays |= task(fed)
     o, f = config.optimizer, config.federation
@@ -83,8 +83,7 @@ def row(fabric, config, folder, arrays):
     }
     group = fed.run.groups[0]
     final = named(group, fed.evaluator.global_model(0).cpu())
-    with (folder / "final.csv").open() as file:
-        scores = np.array([float(r["accuracy"]) for r in csv.DictReader(file)])
+    scores = np.array([float(client["accuracy"]) for client in kept.read("final")])
     values = facts | {"scores": scores, "last": summary["last_mean_accuracy"]}
     arrays |= {f"{name}/{k}": np.asarray(v) for k, v in values.items()}
     arrays |= {f"{name}/final/{k}": v for k, v in final.items()}

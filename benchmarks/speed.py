@@ -38,7 +38,7 @@ from fl_lightning.callbacks.checkpoint import Checkpoint
 from fl_lightning.callbacks.heatmaps import Heatmaps
 from fl_lightning.callbacks.progress import Progress
 from fl_lightning.config import Component
-from fl_lightning.core import GroupServer, Payload, RoundRecord
+from fl_lightning.core import GroupServer, Payload
 from fl_lightning.core.payload import KINDS
 from fl_lightning.engine import record
 from fl_lightning.engine.federation import Federation
@@ -193,13 +193,6 @@ def coaching(workload: Workload, pairs: int) -> list[Row]:
     ]
 
 
-class Unledgered(RunFolder):
-    """The tables of a run without its ledger."""
-
-    def write_traffic(self, record: RoundRecord) -> None:
-        pass
-
-
 def accounting(workload: Workload, pairs: int) -> list[Row]:
     """A round of KAPC with ledger, operations and channel, against the same round with none of them."""
     data, source = workload.load()
@@ -207,7 +200,7 @@ def accounting(workload: Workload, pairs: int) -> list[Row]:
         folder = Path(name)
         writers = [Wireless(), RunFolderWriter(RunFolder(folder / "counted"))]
         counted = workload.federation(KAPC(), data, folder, writers, "after")
-        keeper = RunFolderWriter(Unledgered(folder / "bare"))
+        keeper = RunFolderWriter(RunFolder(folder / "bare"))
         bare = workload.federation(KAPC(), data, folder, [keeper], "after", counts=False)
         layers, round = len(bare.run.layer_names), callback_round(bare)
         nothing = {"by_layer": np.zeros((layers + 1, len(KINDS)), np.int64), "layers_sent": np.zeros(layers, bool)}
@@ -216,6 +209,7 @@ def accounting(workload: Workload, pairs: int) -> list[Row]:
             with (
                 mock.patch.multiple(Payload, **nothing),
                 mock.patch.object(GroupServer, "_count"),
+                mock.patch.object(RunFolder, "write_traffic"),
                 mock.patch.object(record, "server_bytes", return_value=0),
             ):
                 round(t)

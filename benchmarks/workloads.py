@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -36,12 +35,12 @@ from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.parallel import fabric_of
 from fl_lightning.planning.setting import DataSizes, made_up
+from fl_lightning.planning.trace import one_process
 from fl_lightning.rng import key
 from fl_lightning.training.executors.together import Together
 
-SEED = 0
+SEED, CPU = 0, torch.device("cpu")
 
 
 class Rounds:
@@ -115,12 +114,7 @@ class Workload:
         torch.manual_seed(key(SEED, "initial model"))
         return build(self.model, data.input_shape, data.num_classes)
 
-    def bare(
-        self,
-        data: FederatedData,
-        stepper: Stepper,
-        device: torch.device = torch.device("cpu"),  # noqa: B008
-    ) -> BareFedAvg:
+    def bare(self, data: FederatedData, stepper: Stepper, device: torch.device = CPU) -> BareFedAvg:
         """A hand-written loop that does the same work as FedAvg."""
         return BareFedAvg(self.config(), data, self.initial(data), stepper, device)
 
@@ -164,9 +158,7 @@ def callback_round(fed: Federation) -> Callable[[int], None]:
 
 def launched(accelerator: str = "cpu", precision: Any = "32-true") -> Fabric:
     """One process."""
-    with warnings.catch_warnings():
-        warnings.filterwarnings("ignore", ".*srun.* command is available.*")
-        fabric = fabric_of(accelerator, precision)
+    fabric = one_process(precision, accelerator)
     fabric.launch()
     return fabric
 

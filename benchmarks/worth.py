@@ -195,13 +195,13 @@ def with_more(world: World, seed: int, cycles: int, answers: Sequence[Answer]) -
     assert one.estimate is not None
     target = narrower(one.estimate.half)
     needed = one.estimate.samples_for(one.silo.size, target)
+    line = {"size": one.silo.size, "half": one.estimate.half, "wanted": target, "needed": needed, "reached": None}
     if needed is None or needed > MOST:
-        return {"size": one.silo.size, "half": one.estimate.half, "wanted": target, "needed": needed, "reached": None}
+        return line
     sizes = [needed if c == one.silo.number else size for c, size in enumerate(SIZES)]
     after = measure(measured(world, seed, cycles, sizes), "accuracy", MARGIN).answers[one.silo.number].estimate
     assert after is not None
-    before = {"size": one.silo.size, "half": one.estimate.half}
-    return before | {"wanted": target, "needed": needed, "reached": after.half}
+    return line | {"reached": after.half}
 
 
 def nadeau_bengio(silo: Silo, method: str) -> tuple[float, float]:

@@ -35,11 +35,15 @@ def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
 def draw_relation(
     view: RelationView, clients: Sequence[int], t: int, names: Sequence[str] = ()
 ) -> dict[str, np.ndarray]:
-    """`client-000` and so on of the receivers `clients`, and `overview` of all; uint8 (height, width, 3)."""
+    """`client-000` and so on of the receivers `clients`, and `overview`: receivers × sources, mean over the layers;
+    uint8 (height, width, 3)."""
     images = {f"client-{client:03d}": draw_client(view, client, t, names) for client in clients}
     receivers, sources = called(view.receivers, names), called(view.sources, names)
-    own = np.array(view.receivers)[:, None] == np.array(view.sources)
-    return images | {"overview": draw_overview(view.rows.mean(axis=1), own, receivers, sources, view.layers, t)}
+    values, own = view.rows.mean(axis=1), np.array(view.receivers)[:, None] == np.array(view.sources)
+    scope = f"mean over {len(view.layers)} layers" if len(view.layers) > 1 else view.layers[0]
+    title = f"Round {t}: who receives from whom ({scope})"
+    labels = ("source client", "receiving client")
+    return images | {"overview": heatmap(values, receivers, sources, title, *labels, high=top(values, own))}
 
 
 def draw_client(view: RelationView, client: int, round: int, names: Sequence[str] = ()) -> np.ndarray:
@@ -50,15 +54,3 @@ def draw_client(view: RelationView, client: int, round: int, names: Sequence[str
     return heatmap(
         values, view.layers, called(view.sources, names), title, "source client", "layer", high=top(values, own)
     )
-
-
-def draw_overview(
-    values: np.ndarray, own: np.ndarray, receivers: Sequence[str | int], sources: Sequence[str | int],
-    layers: Sequence[str], round: int,
-) -> np.ndarray:  # fmt: skip
-    """Receivers × sources by their labels, mean over the layers, clients' `own` weights marked; uint8 (height, width,
-    3)."""
-    scope = f"mean over {len(layers)} layers" if len(layers) > 1 else layers[0]
-    title = f"Round {round}: who receives from whom ({scope})"
-    labels = ("source client", "receiving client")
-    return heatmap(values, receivers, sources, title, *labels, high=top(values, own))

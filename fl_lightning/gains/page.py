@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import io
 import textwrap
 from dataclasses import dataclass, field
-from importlib.resources import files
 from typing import Any
 
 import numpy as np
@@ -13,6 +11,8 @@ import numpy as np
 from fl_lightning import __version__
 from fl_lightning.gains import words
 from fl_lightning.gains.silos import Answer, Measured
+from fl_lightning.report.page import template
+from fl_lightning.report.vector import image
 
 KINDS = {
     "gains": "gains",
@@ -38,36 +38,29 @@ class Section:
 
 def render(measured: Measured, sections: list[Section]) -> str:
     """The HTML of the page."""
-    from jinja2 import Environment, StrictUndefined
-
     end, metric = _end(measured), measured.metric
     head, _, rest = measured.consortium["sentence"].partition(": ")
     if not rest:
         head, rest = "There is no answer for all silos together", measured.consortium["sentence"]
     margin = min(measured.margin, end)
     steps = _steps(end)
-    source = files("fl_lightning.gains").joinpath("page.html.j2").read_text(encoding="utf-8")
-    return (
-        Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-        .from_string(source)
-        .render(
-            version=__version__,
-            head=f"{head}.",
-            rest=rest[0].upper() + rest[1:],
-            silos=[_silo(answer, end) for answer in measured.answers],
-            ticks=[{"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps],
-            unit="points of 100" if metric != "mae" else "fall of the mean error",
-            cut=_cut(measured, end),
-            zero=_place(0, end),
-            margin={"left": _place(-margin, end), "width": _place(margin, end) - _place(-margin, end)},
-            band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
-            times="once" if measured.cycles == 1 else f"{measured.cycles} times",
-            score=words.METRICS[metric],
-            method=measured.method,
-            number=len(measured.picks),
-            picks=", ".join(f"{label} {count}" for label, count in measured.picks.items() if count),
-            sections=[_methods(measured), *sections],
-        )
+    return template("fl_lightning.gains").render(
+        version=__version__,
+        head=f"{head}.",
+        rest=rest[0].upper() + rest[1:],
+        silos=[_silo(answer, end) for answer in measured.answers],
+        ticks=[{"left": _place(x, end), "text": words.signed(x, metric) if x else "0"} for x in steps],
+        unit="points of 100" if metric != "mae" else "fall of the mean error",
+        cut=_cut(measured, end),
+        zero=_place(0, end),
+        margin={"left": _place(-margin, end), "width": _place(margin, end) - _place(-margin, end)},
+        band=f"less than {words.amount(measured.margin, metric)}{words.unit_of(metric)}",
+        times="once" if measured.cycles == 1 else f"{measured.cycles} times",
+        score=words.METRICS[metric],
+        method=measured.method,
+        number=len(measured.picks),
+        picks=", ".join(f"{label} {count}" for label, count in measured.picks.items() if count),
+        sections=[_methods(measured), *sections],
     )
 
 
@@ -133,7 +126,6 @@ def _methods(measured: Measured) -> Section:
 
 def picture(measured: Measured) -> bytes:
     """The bars as PNG."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
     end, count = _end(measured), len(measured.answers)
@@ -153,8 +145,7 @@ def picture(measured: Measured) -> bytes:
     axes.set_yticks(range(count), [f"{a.silo.name} ({a.silo.size})" for a in measured.answers])
     for side in (axes, right):
         side.tick_params(length=0)
-    for name in ("top", "right", "left"):
-        axes.spines[name].set_visible(False)
+    axes.spines[["top", "right", "left"]].set_visible(False)
     right.spines["right"].set_visible(False)
     axes.set_xlim(-unit * end, unit * end)
     axes.set_ylim(count - 0.4, -0.6)
@@ -162,7 +153,4 @@ def picture(measured: Measured) -> bytes:
     axes.set_xlabel(f"gain from learning together, {label}, with its 95 % interval\n{_cut(measured, end)}".strip())
     lines = textwrap.wrap(measured.consortium["sentence"], 110)
     figure.suptitle("\n".join(lines), fontsize=10, x=0.01, ha="left")
-    FigureCanvasAgg(figure)
-    buffer = io.BytesIO()
-    figure.savefig(buffer, format="png", dpi=150, metadata={"Software": None})
-    return buffer.getvalue()
+    return image("worth", figure, "png")

@@ -17,8 +17,9 @@ from fl_lightning.data import prepare
 from fl_lightning.data.load import load
 from fl_lightning.engine import scoring
 from fl_lightning.gains import FOLDS
-from fl_lightning.gains.scores import fingerprints, place, write
+from fl_lightning.gains.scores import fingerprints, place
 from fl_lightning.gains.silos import Facts
+from fl_lightning.results.folder import save_arrays
 from fl_lightning.run import assemble, launch
 
 
@@ -78,7 +79,7 @@ def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mappin
             parts.append(_table(seen, client.module.metric) | {"sample": fingerprints(data.tested(c)[0].numpy())})
             parts[-1]["client"] = np.full(len(parts[-1]["sample"]), data.numbers[c])
         table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        write(place(out, label, config.seed), table)
+        save_arrays(place(out, label, config.seed), **table)
     return {}
 
 

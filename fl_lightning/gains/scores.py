@@ -2,17 +2,14 @@
 
 from __future__ import annotations
 
-import io
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import xxhash
 
 from fl_lightning.errors import BadInput
-from fl_lightning.files import write_whole
 from fl_lightning.gains import FOLDS
 from fl_lightning.gains.silos import Facts, Silo
 from fl_lightning.gains.statistics import Samples, Scores
@@ -29,15 +26,8 @@ def fingerprints(raw: np.ndarray) -> np.ndarray:
     return np.array([xxhash.xxh3_64_intdigest(np.ascontiguousarray(one).data) for one in raw], np.uint64)
 
 
-def write(path: Path, table: dict[str, Any]) -> None:
-    """Keep one run's scores of one row: arrays of one length, a row for each tested sample."""
-    buffer = io.BytesIO()
-    np.savez_compressed(buffer, **table)
-    write_whole(path, buffer.getvalue(), durable=False)
-
-
 def place(out: Path, label: str, seed: int) -> Path:
-    """Where the scores of a row with a seed are kept."""
+    """Where the scores of a row with a seed are kept: arrays of one length, a row for each tested sample."""
     return out / "scores" / folder_of(label) / f"seed-{seed}.npz"
 
 

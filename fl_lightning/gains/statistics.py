@@ -332,15 +332,9 @@ def _best(tables: np.ndarray, sizes: np.ndarray) -> int:
     """The method with the best mean over silos of means over folds; the first of equal ones."""
     there = ~np.isnan(tables)
     weights = np.where(there, sizes, 0.0)
-    totals = weights.sum(-1)
-    means = np.divide(
-        (np.where(there, tables, 0.0) * weights).sum(-1),
-        totals,
-        out=np.zeros_like(totals, dtype=float),
-        where=totals > 0,
-    )
+    sums, totals = (np.where(there, tables, 0.0) * weights).sum(-1), weights.sum(-1)
     votes = (totals > 0).all(0)
-    return int(np.argmax(means[:, votes].mean(1))) if votes.any() else 0
+    return int(np.argmax((sums[:, votes] / totals[:, votes]).mean(1))) if votes.any() else 0
 
 
 def mean_gain(estimates: Sequence[Estimate]) -> tuple[float, float, float]:

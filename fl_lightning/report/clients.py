@@ -74,10 +74,9 @@ def _over_pairs(run: RunResult) -> dict[str, float]:
     try:
         with np.load(run.folder / "heterogeneity.npz") as file:
             tables = {name: file[name].astype(np.float64) for name in MEASURES if name in file}
-        pairs = {name: table[np.triu_indices_from(table, k=1)] for name, table in tables.items()}
+        pairs = {name: table[np.triu(np.isfinite(table), k=1)] for name, table in tables.items()}
     except UNREADABLE:
         return {}
-    pairs = {name: values[np.isfinite(values)] for name, values in pairs.items()}
     return {name: float(values.mean()) for name, values in pairs.items() if len(values)}
 
 

@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import json
 from importlib.resources import files
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fl_lightning import __version__
 from fl_lightning.report import clients, figures, newcomers, pictures, tables
 from fl_lightning.results.result import TABLES, RunResult
+
+if TYPE_CHECKING:
+    from jinja2 import Template
 
 MARKER = '<meta name="generator" content="fl-train report'
 """Near the top of every page: a file that has it may be overwritten."""
@@ -16,7 +19,6 @@ MARKER = '<meta name="generator" content="fl-train report'
 
 def render(runs: list[RunResult]) -> str:
     """The HTML of the page on `runs`."""
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
@@ -38,8 +40,7 @@ def render(runs: list[RunResult]) -> str:
         "splits": splits,
     }
     source = files("fl_lightning.report")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(source.joinpath("page.html.j2").read_text(encoding="utf-8")).render(
+    return template("fl_lightning.report").render(
         version=__version__,
         marker=Markup(MARKER),
         style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
@@ -61,6 +62,14 @@ def render(runs: list[RunResult]) -> str:
         own_worth=clients.own_worth(runs),
         notes=lambda section: [f"{run.name}: {note}" for run in runs for note in run.notes.get(section, [])],
     )
+
+
+def template(package: str) -> Template:
+    """The page of a package, in which every name must be given."""
+    from jinja2 import Environment, StrictUndefined
+
+    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
+    return page.from_string(files(package).joinpath("page.html.j2").read_text(encoding="utf-8"))
 
 
 def _json(data: dict[str, Any]) -> str:

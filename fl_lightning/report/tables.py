@@ -171,9 +171,8 @@ def time_to_accuracy(runs: list[RunResult]) -> list[tuple[str, list[tuple[int, l
             costs = reached(run, target, by.column)
             cells = ["not reached", "", "", ""]
             if costs is not None:
-                of = {name: NONE if value is None else seconds(value) for name, value in costs.items()}
-                sent = costs["mib"]
-                cells = [f"{costs['round']:.0f}", NONE if sent is None else mib(sent), of["channel"], of["wall"]]
+                spent = [known(costs["mib"], mib), *(known(costs[name], seconds) for name in ("channel", "wall"))]
+                cells = [f"{costs['round']:.0f}", *spent]
             lines.append((number, cells))
         table.append((f"{100 * target:g} %" if by.metric is ACCURACY else f"{target:.4g}", lines))
     return table

@@ -16,7 +16,8 @@ from fl_lightning.metric import BY_TASK, FURTHER, MODELS, Metric
 
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""
-ALIASES = {metric.by("heard"): metric.by("received") for metric in (*BY_TASK.values(), *FURTHER.values())}
+_METRICS = (*BY_TASK.values(), *FURTHER.values())
+ALIASES = {metric.by("heard"): metric.by("received") for metric in _METRICS}
 """Renamed columns: the earlier name, and the present one, by which tables of earlier versions are read."""
 
 
@@ -108,14 +109,35 @@ def _of_score(metric: Metric) -> Iterable[Column]:
     yield of(metric.of("weighted"), "mean weighted by test samples, by the run's judge", JUDGE, "own_judge_weighted")
     yield of(metric.of("validation"), "mean on validation data, by the run's judge", JUDGE, "own_judge_validation")
     yield of(metric.by("validation"), "of the client on validation data, by the run's judge", JUDGE)
-    for what, doc, sense in (("worst", "mean of the worst tenth of the clients", better), ("std", "spread", "min")):
-        name = metric.of(what)
-        column = of(name, f"{doc}, by the run's judge", JUDGE, f"own_judge_{name}")
-        yield replace(column, section="fairness", better="max" if sense == "max" else "min")
+    worst, std = metric.of("worst"), metric.of("std")
+    column = of(worst, "mean of the worst tenth of the clients, by the run's judge", JUDGE, f"own_judge_{worst}")
+    yield replace(column, section="fairness")
+    yield replace(of(std, "spread, by the run's judge", JUDGE, f"own_judge_{std}"), section="fairness", better="min")
 
 
-for _metric in (*BY_TASK.values(), *FURTHER.values()):
-    COLUMNS.declare(*_of_score(_metric))
+def _of_the_end(metric: Metric) -> Iterable[Column]:
+    """The keys of `summary.json` of one metric."""
+    mean, clients = metric.of("mean"), metric.of("clients")
+    ways: dict[str, str] = {
+        f"final_{mean}": "mean over all clients of their final models",
+        f"final_{metric.of('worst')}": "the same of the worst tenth of the clients",
+        f"final_{metric.of('std')}": "their spread",
+        f"best_{mean}": "best mean of a round, chosen on test data",
+        f"last_{mean}": "mean of the last judged round",
+        f"validation_{mean}": "on test data, in the round that is best on validation data",
+        metric.of("mean_best"): "mean over clients of each one's best round",
+    }
+    if metric in FURTHER.values():
+        ways = {f"final_{mean}": ways[f"final_{mean}"], f"final_{clients}": "clients that the final mean is over"}
+    better: Literal["max", "min"] = "max" if metric.rises else "min"
+    for name, doc in ways.items():
+        meaning = f"{metric.words}: {doc}, by the run's judge"
+        sense = None if name.endswith(clients) else better if metric.of("std") not in name else "min"
+        yield Column(name, "final", meaning, sense, metric.name, JUDGE, f"own_judge_{name}")
+
+
+for _metric in _METRICS:
+    COLUMNS.declare(*_of_score(_metric), *_of_the_end(_metric))
 
 COLUMNS.declare(
     Column("upload_bytes", "communication", "bytes uploaded in the round"),
@@ -173,8 +195,6 @@ COLUMNS.declare(
     Column("hellinger", "data", "the same by Hellinger's distance"),
     Column("feature_shift", "data", "mean distance of the client's inputs from the others', standard deviations"),
     Column("feature_shift_within", "data", "the same of inputs of one class"),
-)
-COLUMNS.declare(
     Column("privacy_epsilon", "privacy", "epsilon so far, of the client with the largest", "min", viewed="epsilon"),
     Column("noise_share_*", "other", "share of a client's step in this layer that is noise of few samples, mean"),
     Column("class_*", "data", "training samples of this class"),
@@ -191,34 +211,6 @@ COLUMNS.declare(
         )
         for begin in begins
     ),
-)
-
-
-def _of_the_end(metric: Metric) -> Iterable[Column]:
-    """The keys of `summary.json` of one metric."""
-    mean, clients = metric.of("mean"), metric.of("clients")
-    ways: dict[str, str] = {
-        f"final_{mean}": "mean over all clients of their final models",
-        f"final_{metric.of('worst')}": "the same of the worst tenth of the clients",
-        f"final_{metric.of('std')}": "their spread",
-        f"best_{mean}": "best mean of a round, chosen on test data",
-        f"last_{mean}": "mean of the last judged round",
-        f"validation_{mean}": "on test data, in the round that is best on validation data",
-        metric.of("mean_best"): "mean over clients of each one's best round",
-    }
-    if metric in FURTHER.values():
-        ways = {f"final_{mean}": ways[f"final_{mean}"], f"final_{clients}": "clients that the final mean is over"}
-    better: Literal["max", "min"] = "max" if metric.rises else "min"
-    for name, doc in ways.items():
-        meaning = f"{metric.words}: {doc}, by the run's judge"
-        sense = None if name.endswith(clients) else better if metric.of("std") not in name else "min"
-        yield Column(name, "final", meaning, sense, metric.name, JUDGE, f"own_judge_{name}")
-
-
-for _metric in (*BY_TASK.values(), *FURTHER.values()):
-    COLUMNS.declare(*_of_the_end(_metric))
-
-COLUMNS.declare(
     Column("method", "run", "the method"),
     Column("rounds", "run", "rounds that were run"),
     Column("clients", "run", "clients that took part, without those that were held out"),
@@ -238,7 +230,7 @@ COLUMNS.declare(
     Column("wandb", "run", "where the W&B run is"),
     *(Column(f"{begin}*", "final", "by kind of model") for begin in ("best_", "last_", "final_")),
     *(
-        Column(f"total_{begin}*", COLUMNS[begin].section, "sum over the rounds of this column of metrics.csv")
+        Column(f"total_{begin}*", "communication", "sum over the rounds of this column of metrics.csv")
         for begin in ("upload_", "download_", "channel_")
     ),
 )

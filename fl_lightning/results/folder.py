@@ -155,7 +155,7 @@ class RunFolder:
 
     def write_relation(self, round: int, view: RelationView) -> None:
         """Keep the cohort's part of the relation cube: rows (float32), receivers, layers, sources."""
-        _save_arrays(
+        save_arrays(
             self.relation_file(round),
             rows=np.asarray(view.rows, dtype=np.float32),
             receivers=np.asarray(view.receivers, dtype=np.int64),
@@ -180,7 +180,7 @@ class RunFolder:
 
     def write_traffic(self, record: RoundRecord) -> None:
         """Keep the ledger of a round: `bytes` and `sent` as in `RoundRecord`, `clients`, `layers`, `kinds`."""
-        _save_arrays(
+        save_arrays(
             self.traffic_file(record.round),
             bytes=np.asarray(record.traffic, dtype=np.int64),
             sent=np.asarray(record.sent, dtype=bool),
@@ -253,7 +253,7 @@ class RunFolder:
     def write_heterogeneity(self, clients: Sequence[int], pairs: Mapping[str, np.ndarray]) -> None:
         """Write `heterogeneity.npz`: distances between `clients`, (n, n) for each measure; and `heterogeneity.csv`:
         each one's mean distance from the others."""
-        _save_arrays(self.path / "heterogeneity.npz", clients=np.asarray(clients, np.int64), **pairs)
+        save_arrays(self.path / "heterogeneity.npz", clients=np.asarray(clients, np.int64), **pairs)
         rows: list[Row] = [{"client": c} for c in clients]
         for name, table in pairs.items():
             for k, row in enumerate(rows):
@@ -353,7 +353,8 @@ def _rounds(folder: Path) -> list[int]:
     return sorted(int(number) for number in numbers if number.isdecimal())
 
 
-def _save_arrays(path: Path, **arrays: Any) -> None:
+def save_arrays(path: Path, **arrays: Any) -> None:
+    """Keep named arrays in an npz file."""
     buffer = io.BytesIO()
     np.savez_compressed(buffer, **arrays)
     write_whole(path, buffer.getvalue(), durable=False)

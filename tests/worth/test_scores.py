@@ -10,6 +10,7 @@ import pytest
 from fl_lightning.errors import BadInput
 from fl_lightning.gains import FOLDS, scores
 from fl_lightning.gains.silos import Facts
+from fl_lightning.results.folder import save_arrays
 
 
 def written(out: Path, silos: list[list[int]], label: str = "local", cycles: int = 2, seed: int = 0) -> None:
@@ -23,7 +24,7 @@ def written(out: Path, silos: list[list[int]], label: str = "local", cycles: int
             table = {"sample": sample, "right": (sample % 2 == 0).astype(float), "label": (sample % 3 == 0).astype(int)}
             table["client"] = np.repeat(np.arange(len(silos)), [len(part) for part in parts])
             table["outputs"] = np.zeros((len(sample), 0), np.float32)
-            scores.write(scores.place(out, label, cycle * FOLDS + fold), table)
+            save_arrays(scores.place(out, label, cycle * FOLDS + fold), **table)
 
 
 def read(out: Path, silos: list[list[int]], recordings: dict[int, int] | None = None) -> list[scores.Silo]:
