@@ -14,6 +14,7 @@ from fl_lightning import log
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput, redact
 from fl_lightning.files import write_whole
+from fl_lightning.study.grid import by_key
 
 if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
@@ -155,9 +156,7 @@ def with_executors(
 
 def by_method(pairs: Sequence[tuple[Run, Config]]) -> list[tuple[Run, Config]]:
     """The seeds of a method and setting one after the other: at the same time they share the passes of an own loss."""
-    places = [run.folder.rpartition("/")[0] for run, _ in pairs]
-    first = {place: k for k, place in reversed(list(enumerate(places)))}
-    return [pair for _, pair in sorted(zip(places, pairs, strict=True), key=lambda one: first[one[0]])]
+    return [pair for seeds in by_key(pairs, lambda pair: pair[0].row).values() for pair in seeds]
 
 
 def keep(folder: StudyFolder, known: dict[str, str]) -> None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,6 +16,7 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import ABSENT, QUIET, TIDY, labels, load, method_of, settings, words
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
+from fl_lightning.study.grid import by_key
 
 if TYPE_CHECKING:
     from pandas import DataFrame
@@ -90,9 +91,10 @@ def read(
     notes += [f"scores are {FURTHER[metric].words}, not accuracies"] if metric in FURTHER else []
     _check_pairs(cells)
     _check_methods(cells)
-    rows: dict[str, list[tuple[int, Path]]] = defaultdict(list)
-    for cell in cells:
-        rows[cell.label].append((cell.seed, cell.run.folder))
+    rows = {
+        label: [(cell.seed, cell.run.folder) for cell in those]
+        for label, those in by_key(cells, lambda cell: cell.label).items()
+    }
     return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
 
 
@@ -179,15 +181,13 @@ def _cell(entry: dict[str, Any], judge: str | None, metric: str) -> Cell:
 
 def _check_pairs(cells: list[Cell]) -> None:
     """Raise `BadInput` unless the runs of each setting and seed can be paired."""
-    units: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     judges: dict[str, str] = {}
     for cell in cells:
-        units[cell.unit].append(cell)
         before = judges.setdefault(cell.label, cell.judge)
         kinds = f"{MODELS[before]}; {MODELS[cell.judge]}"
         allowed = f"runs of {cell.label!r} are judged differently ({kinds}): --judge KIND"
         check("judge", cell.judge, before == cell.judge, allowed)
-    for (setting, seed), those in units.items():
+    for (setting, seed), those in by_key(cells, lambda cell: cell.unit).items():
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
         seen: dict[str, Cell] = {}
         for cell in those:
@@ -216,10 +216,7 @@ def _check_methods(cells: list[Cell]) -> None:
     A folder that has grown under another version, or after an own class has changed, may hold such: their mean would be
     of no method.
     """
-    rows: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        rows[cell.label, cell.setting].append(cell)
-    for (label, _), those in rows.items():
+    for (label, _), those in by_key(cells, lambda cell: (cell.label, cell.setting)).items():
         own = [_own(cell.run) for cell in those]
         for key in dict.fromkeys(key for keys in own for key in keys):
             values = [(keys.get(key, _unsaid(key)), cell.run.folder) for keys, cell in zip(own, those, strict=True)]

@@ -10,13 +10,16 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fl_lightning import catalogue
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 KEYS = ("base", "methods", "seeds", "grid", "forced", "together", "paper")
 AXES = ("data", "federation", "model", "optimizer")
@@ -68,8 +71,12 @@ class Run:
     @property
     def folder(self) -> str:
         """Relative to the study's."""
-        setting = safe(",".join(words(self.setting)))
-        return "/".join(filter(None, ["runs", setting, place(self.entry.label), f"seed-{self.seed}"]))
+        return f"{self.row}/seed-{self.seed}"
+
+    @property
+    def row(self) -> str:
+        """The folder of its method and setting, which has one for each seed."""
+        return "/".join(filter(None, ["runs", safe(",".join(words(self.setting))), place(self.entry.label)]))
 
     def cells(self) -> list[dict[str, Any]]:
         """Its entries of `study.json`."""
@@ -169,6 +176,14 @@ class Study:
             share = setting.get("federation.participation", participation)
             runs += [Run(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
         return runs
+
+
+def by_key(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The things of each key, in the order in which keys come first."""
+    groups: dict[K, list[T]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
 
 
 def words(setting: Setting) -> list[str]:
