@@ -24,6 +24,8 @@ from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.extras import require
 from fl_lightning.files import aside_of, write_whole
 from fl_lightning.metric import BY_TASK, Metric
+from fl_lightning.results.folder import RunFolder
+from fl_lightning.study.chosen import UNTUNED, words
 from fl_lightning.study.folder import PLACE, Busy
 from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
 from fl_lightning.study.sheet import WIDTH
@@ -123,16 +125,12 @@ def tune(argv: list[str]) -> None:
 
 def _check_labels(study: Study) -> None:
     """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned settings."""
-    from fl_lightning.study.chosen import UNTUNED
-
     entries = study.entries(everyone=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
-        other = f"{entry.label} {UNTUNED}"
-        check(
-            f"{entry.key}.label", entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most"
-        )
-        check(f"{entry.key}.label", entry.label, other not in labels, f"another method is called {other!r}")
+        key, other = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
+        check(key, entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most")
+        check(key, entry.label, other not in labels, f"another method is called {other!r}")
 
 
 def _searches(study: Study, base: Config, values: Any, folder: Path) -> list[Search]:
@@ -230,8 +228,7 @@ class _Teller:
 def _line(search: Search, trial: Ended) -> str:
     metric = search.metric
     score = f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
-    values = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in trial.values.items())
-    return f"{search.entry.label}, trial {trial.number} ({values}): {score}"
+    return f"{search.entry.label}, trial {trial.number} ({words(trial.values)}): {score}"
 
 
 def run_trials(search: Search) -> str | None:
@@ -251,8 +248,6 @@ def run_trials(search: Search) -> str | None:
 def _run_trial(search: Search, claim: Claim) -> None:
     """The runs of a trial, and their mean score. Values with which they fail are refused; where the first trial's fail,
     which are the base's own, or the machine is at fault, the method is not tuned."""
-    from fl_lightning.results.folder import RunFolder
-
     scores = []
     try:
         for setting in search.settings:
