@@ -8,10 +8,12 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from rich.console import Console
 
 from fl_lightning import owncode
 from fl_lightning.cli import study as studies
@@ -47,7 +49,6 @@ class Search:
     """The search for one method, as a worker is given it."""
 
     entry: Entry
-    dimensions: list[Dimension]
     folder: Path
     """Of all searches."""
     number: int
@@ -62,6 +63,15 @@ class Search:
     def metric(self) -> Metric:
         """What runs are judged by."""
         return BY_TASK[self.base.data.task]
+
+    @cached_property
+    def dimensions(self) -> list[Dimension]:
+        """What is searched: what neither the list nor the grid sets."""
+        from fl_lightning.study.space import space
+
+        own = self.entry.arguments.keys() | {name for some in self.entry.when.values() for name in some}
+        fixed = {f"method.{name}" for name in own} | self.entry.settings.keys() | {k for s in self.settings for k in s}
+        return space(self.config({}, self.settings[0]), fixed)
 
     def record(self) -> str:
         """What decides its trials, but for what all searches have in common."""
@@ -102,7 +112,9 @@ def tune(argv: list[str]) -> None:
     share = configs[0].data.validation
     check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
-    searches = _searches(study, base, values, out / "trials")
+    folder, settings = out / "trials", study.settings()
+    entries = study.entries(everyone=False)  # forced rows among them: each has its own judge, and so its own search
+    searches = [Search(entry, folder, values.trials, values.seed, base, settings) for entry in entries]
     _check_same(out, to_settings(base), study, values, searches)
     line = ["fl-train", "tune", *argv]
     studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
@@ -131,20 +143,6 @@ def _check_labels(study: Study) -> None:
         key, other = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
         check(key, entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most")
         check(key, entry.label, other not in labels, f"another method is called {other!r}")
-
-
-def _searches(study: Study, base: Config, values: Any, folder: Path) -> list[Search]:
-    """One for each method, forced rows among them: each has its own judge, and so its own search."""
-    from fl_lightning.study.space import space
-
-    settings = study.settings()
-    searches = []
-    for entry in study.entries(everyone=False):
-        search = Search(entry, [], folder, values.trials, values.seed, base, settings)
-        own = entry.arguments.keys() | {name for some in entry.when.values() for name in some}
-        fixed = {f"method.{name}" for name in own} | entry.settings.keys() | study.varied()
-        searches.append(dataclasses.replace(search, dimensions=space(search.config({}, settings[0]), fixed)))
-    return searches
 
 
 def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, searches: list[Search]) -> None:
@@ -272,8 +270,6 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
     """Write and print what was found."""
-    from rich.console import Console
-
     from fl_lightning.study import tuned
 
     texts = {
