@@ -62,8 +62,7 @@ def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
     """Where these runs of an archive were trained; where they do not say it, where the archive was made."""
     starts = [start for cell in cells for start in index.get("runs", {}).get(cell, [])]
     places = list(dict.fromkeys(_where(start) for start in starts))
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return f"trained {', '.join(places[:3])}{more}" if places else f"archived {_where(index)}"
+    return f"trained {archives.some(places)}" if places else f"archived {_where(index)}"
 
 
 def _where(start: dict[str, Any]) -> str:

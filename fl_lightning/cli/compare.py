@@ -9,6 +9,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line, values_of
 from fl_lightning.config import check
@@ -113,8 +115,6 @@ def side_by_side(
 
 def write(sheet: Sheet, form: str, given: str | None = None) -> None:
     """Write a table to the file `given` or to the screen; of a CSV, the lines below the table go to stderr."""
-    from rich.console import Console
-
     screen = Console()
     fits = form == "table" and given is None and screen.is_terminal
     text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)

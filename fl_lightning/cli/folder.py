@@ -23,6 +23,7 @@ from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, flush, make_folder, take, write_whole
 from fl_lightning.log import now, say
+from fl_lightning.results.folder import RunFolder
 
 CONFIG = "config.yaml"
 LOCK = "lock"
@@ -201,8 +202,6 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
 
     `accept`: own code may have changed.
     """
-    from fl_lightning.results.folder import RunFolder
-
     before, after = (dict(flat(to_settings(c))) for c in (complete(plan([saved])), config))
     for key in dict.fromkeys([*before, *after]):
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)

@@ -92,7 +92,6 @@ def heaviest(configs: Sequence[Config], runs: int, samples: int = 500) -> tuple[
 
 def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
     """How many runs fit, and a line where that is fewer than was asked for, or not known."""
-    from fl_lightning.log import in_bytes
     from fl_lightning.planning.beside import WORKER_MIB, most_that_fit
     from fl_lightning.planning.memory import MIB, peak
 
@@ -110,7 +109,7 @@ def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
     if fits == most and peak(parts) <= room:
         return most, ""
     method = setup.config.method.class_path.rpartition(".")[2]
-    takes = f"{most} runs of {method} take {in_bytes(peak(parts))}, and a process has {in_bytes(room)}"
+    takes = f"{most} runs of {method} take {log.in_bytes(peak(parts))}, and a process has {log.in_bytes(room)}"
     return fits, f"{fits} at a time: {takes}"
 
 

@@ -157,10 +157,10 @@ def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
     differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
     names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
     other = [n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)]
-    differing += [f"relation ({_some(other)})"] if other else []
+    differing += [f"relation ({some(other)})"] if other else []
     now, was = (_comparable(run / "summary.json") for run in (ours, archived))
     keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
-    return differing + ([f"summary.json ({_some(keys)})"] if keys else [])
+    return differing + ([f"summary.json ({some(keys)})"] if keys else [])
 
 
 def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
@@ -233,7 +233,8 @@ def _comparable(summary: Path) -> dict[str, str]:
     return {key: json.dumps(v) for key, v in content.items() if key not in VARYING and not _measured(key)}
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first few, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

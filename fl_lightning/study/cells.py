@@ -6,7 +6,9 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from fl_lightning.config import check, flat
 from fl_lightning.errors import BadInput
@@ -17,9 +19,6 @@ from fl_lightning.results.runs import ABSENT, QUIET, TIDY, labels, load, method_
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
 from fl_lightning.study.grid import by_key
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
 
 METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be paired."""
@@ -115,8 +114,6 @@ def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str])
 
 def tidy(cells: Iterable[Cell]) -> DataFrame:
     """Their scores as `results.runs.tidy` has those of runs: a row for each cell and client; `model` is the judge's."""
-    from pandas import DataFrame
-
     rows = [
         (cell.label, cell.setting, cell.seed, client, cell.judge, cell.metric, value)
         for cell in cells

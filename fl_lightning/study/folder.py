@@ -14,7 +14,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
@@ -22,10 +22,9 @@ from fl_lightning.config import Config, check, flat
 from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, make_folder, take, write_whole
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import load
 from fl_lightning.study.grid import Entry, Run, Study
-
-if TYPE_CHECKING:
-    from fl_lightning.results.result import RunResult
 
 VERSION = 1
 PLACE = ("data.root", "data.public_root", "data.download", "data.resident", "fabric.timeout")
@@ -58,8 +57,6 @@ class StudyFolder:
 
     def results(self, regression: bool = True) -> dict[str, RunResult]:
         """Its runs that have ended, by folder; `BadInput` as `results.runs.load`."""
-        from fl_lightning.results.runs import load
-
         names = [name for name in dict.fromkeys(cell["folder"] for cell in self.cells()) if self.finished(name)]
         runs = load([self.path / name for name in names], regression)
         return {name: run for name, run in zip(names, runs, strict=True) if run.finished}

@@ -12,6 +12,7 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fl_lightning.metric import ACCURACY
 from fl_lightning.report.words import NONE
 from fl_lightning.results.result import RunResult
 from fl_lightning.study.folder import StudyFolder
@@ -141,10 +142,9 @@ def _clients(run: RunResult, column: str) -> dict[int, float]:
 def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, float]) -> float:
     """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
     pairs = [(ours[client], alone[client]) for client in sorted(ours.keys() & alone.keys())]
-    if name == "transfer":
-        return sum(mine >= other for mine, other in pairs) / len(pairs) if pairs else math.nan
-    gains = [(mine - other) / other for mine, other in pairs if other > 0]
-    return sum(gains) / len(gains) if gains else math.nan
+    gains = [ACCURACY.gain(mine, other) for mine, other in pairs if other > 0]
+    values = [mine >= other for mine, other in pairs] if name == "transfer" else gains
+    return sum(values) / len(values) if values else math.nan
 
 
 # ---------------------------------------------------------------- the sheet
