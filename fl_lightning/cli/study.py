@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from fl_lightning import owncode
+from fl_lightning import owncode, provenance
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
 from fl_lightning.cli.queue import ALIVE, queued
@@ -230,7 +230,6 @@ def _run(
 ) -> None:  # fmt: skip
     """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning import provenance
     from fl_lightning.study.runner import Runner
     from fl_lightning.study.workers import one_by_one
 

@@ -31,9 +31,9 @@ from fl_lightning.study.chosen import UNTUNED, words
 from fl_lightning.study.folder import PLACE, Busy
 from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
 from fl_lightning.study.sheet import WIDTH
+from fl_lightning.study.space import Dimension, space
 
 if TYPE_CHECKING:
-    from fl_lightning.study.space import Dimension
     from fl_lightning.study.trials import Claim, Ended, Trials
     from fl_lightning.study.tuned import Tuned
 
@@ -67,8 +67,6 @@ class Search:
     @cached_property
     def dimensions(self) -> list[Dimension]:
         """What is searched: what neither the list nor the grid sets."""
-        from fl_lightning.study.space import space
-
         own = self.entry.arguments.keys() | {name for some in self.entry.when.values() for name in some}
         fixed = {f"method.{name}" for name in own} | self.entry.settings.keys() | {k for s in self.settings for k in s}
         return space(self.config({}, self.settings[0]), fixed)

@@ -16,7 +16,6 @@ from typing import Any, TypeVar
 
 from fl_lightning import catalogue
 from fl_lightning.config import check
-from fl_lightning.errors import BadInput
 
 K = TypeVar("K")
 T = TypeVar("T")
@@ -111,9 +110,8 @@ class Study:
         """
         check("study", content, isinstance(content, dict), f"it must hold the keys {', '.join(KEYS)}")
         for key in content:
-            if key not in KEYS:
-                near = catalogue.did_you_mean(str(key), KEYS)
-                raise BadInput(str(key), content[key], f"no such key{near}; keys of a study: {', '.join(KEYS)}")
+            near = catalogue.did_you_mean(str(key), KEYS)
+            check(str(key), content[key], key in KEYS, f"no such key{near}; keys of a study: {', '.join(KEYS)}")
         for key in ("base", "methods", "seeds"):
             check(key, None, content.get(key) is not None, "a study must have it")
         forced = content.get("forced", True)
