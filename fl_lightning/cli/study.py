@@ -112,8 +112,8 @@ def resolve(
     planned = [_named_as_listed(run, plan, layers_of(run), base) for run in first]
     whole = [_named_as_listed(run, complete, config) for run, config in zip(first, planned, strict=True)]
     _check_different(first, whole)
-    by_row = {run.row: config for run, config in zip(first, whole, strict=True)}
-    configs = [dataclasses.replace(by_row[run.row], seed=run.seed) for run in all_runs]
+    by_place = {run.folder.rpartition("/")[0]: config for run, config in zip(first, whole, strict=True)}
+    configs = [dataclasses.replace(by_place[run.folder.rpartition("/")[0]], seed=run.seed) for run in all_runs]
     return base, all_runs, configs
 
 

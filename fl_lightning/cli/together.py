@@ -155,7 +155,8 @@ def with_executors(
 
 def by_method(pairs: Sequence[tuple[Run, Config]]) -> list[tuple[Run, Config]]:
     """The seeds of a method and setting one after the other: at the same time they share the passes of an own loss."""
-    return [pair for seeds in by_key(pairs, lambda pair: pair[0].row).values() for pair in seeds]
+    seeds = by_key(pairs, lambda pair: pair[0].folder.rpartition("/")[0])
+    return [pair for those in seeds.values() for pair in those]
 
 
 def keep(folder: StudyFolder, known: dict[str, str]) -> None:

@@ -70,12 +70,8 @@ class Run:
     @property
     def folder(self) -> str:
         """Relative to the study's."""
-        return f"{self.row}/seed-{self.seed}"
-
-    @property
-    def row(self) -> str:
-        """The folder of its method and setting, which has one for each seed."""
-        return "/".join(filter(None, ["runs", safe(",".join(words(self.setting))), place(self.entry.label)]))
+        setting = safe(",".join(words(self.setting)))
+        return "/".join(filter(None, ["runs", setting, place(self.entry.label), f"seed-{self.seed}"]))
 
     def cells(self) -> list[dict[str, Any]]:
         """Its entries of `study.json`."""
