@@ -14,9 +14,9 @@ from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import Layer, read_line
 from fl_lightning.cli.study import train
 from fl_lightning.config import check
-from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.errors import RunFailed
 from fl_lightning.study import archive as archives
-from fl_lightning.study.folder import StudyFolder
+from fl_lightning.study.folder import StudyFolder, is_search
 
 SUFFIX = ".zip"
 
@@ -25,8 +25,8 @@ def archive(argv: list[str]) -> None:
     """Pack a study's folder; or say what an archive holds, or run a cell of it again."""
     line = read_line(argv, "archive")
     words, values = line.words, line.values
-    if len(words) != 1:
-        raise BadInput("archive", " ".join(words) or None, "one study's folder, or one archive: fl-train archive STUDY")
+    allowed = "one study's folder, or one archive: fl-train archive STUDY"
+    check("archive", " ".join(words) or None, len(words) == 1, allowed)
     place = Path(words[0])
     if place.is_dir():
         check("rerun", values.rerun, values.rerun is None, "a cell of an archive is run again: pack the study first")
@@ -40,7 +40,7 @@ def archive(argv: list[str]) -> None:
 
 def _pack(folder: StudyFolder, out: Path) -> None:
     inner = folder.path / "study"
-    searched = archives.is_search(folder.path) and bool(StudyFolder(inner))
+    searched = is_search(folder.path) and bool(StudyFolder(inner))
     near = f"; the study of this search is {inner}" if searched else ""
     check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
     runs.check_out("out", str(out), SUFFIX)
@@ -62,8 +62,7 @@ def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:
     """Where these runs of an archive were trained; where they do not say it, where the archive was made."""
     starts = [start for cell in cells for start in index.get("runs", {}).get(cell, [])]
     places = list(dict.fromkeys(_where(start) for start in starts))
-    more = f" and {len(places) - 3} more" if len(places) > 3 else ""
-    return f"trained {', '.join(places[:3])}{more}" if places else f"archived {_where(index)}"
+    return f"trained {archives.some(places)}" if places else f"archived {_where(index)}"
 
 
 def _where(start: dict[str, Any]) -> str:

@@ -11,6 +11,7 @@ from fl_lightning.cli.commands import load
 from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
+from fl_lightning.files import write_whole
 from fl_lightning.study.folder import StudyFolder
 
 if TYPE_CHECKING:
@@ -32,7 +33,6 @@ def audit(argv: list[str]) -> None:
     from fl_lightning.audit import attacks, page
     from fl_lightning.audit.claims import claimed
     from fl_lightning.audit.observe import observed
-    from fl_lightning.files import atomic_write
 
     rows: list[Row] = []
     notes: list[str] = []
@@ -61,10 +61,8 @@ def audit(argv: list[str]) -> None:
                 unseen.setdefault(view, []).append(label)
     notes += [f"No whole model is kept or sent for {view}: {', '.join(labels)}." for view, labels in unseen.items()]
     texts = (page.as_json(rows, claims), page.as_csv(rows), page.as_html(rows, folder.name, claims, notes))
-    out.mkdir(parents=True, exist_ok=True)
     for name, text in zip(FILES, texts, strict=True):
-        with atomic_write(out / name) as aside:
-            aside.write_text(text, encoding="utf-8")
+        write_whole(out / name, text)
     for row in rows:
         if row.measure.startswith(("AUC", "rank correlation")) and "layer " not in row.measure and row.low == row.low:
             interval = f"({row.low:.3f} to {row.high:.3f})"

@@ -9,12 +9,14 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from rich.console import Console
+
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line, values_of
 from fl_lightning.config import check
-from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.files import write_whole
+from fl_lightning.report.vector import image
 from fl_lightning.study import cells, clients, picture, tables
 from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.compare import MIN_METHODS, Compared
@@ -29,8 +31,7 @@ def compare(argv: list[str]) -> None:
     """Print, or write to `--out`, the comparison of a study's methods or of run folders."""
     line = read_line(argv, "compare")
     words, values = line.words, line.values
-    if not words:
-        raise BadInput("compare", None, "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
+    check("compare", None, bool(words), "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
     for key, suffix in (("out", ""), ("picture", ".png")):
         if values[key] is not None:
             check_out(key, values[key], suffix, MARK, "comparison")
@@ -61,7 +62,8 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
             few = f"ranks need at least {MIN_PAIRS} settings and {MIN_METHODS} methods with the same judge"
             allowed = f"{few}; without --picture the table says how many there are"
             check("picture", values.picture, bool(compared.ranks), allowed)
-            picture.save(compared.ranks, Path(values.picture))
+            drawn = image("ranks", picture.draw_ranks(compared.ranks), "png", MARK)
+            write_whole(Path(values.picture), drawn, durable=False)
         sheet = tables.sheet_of(compared)
         if values.format != "html":
             return sheet
@@ -113,8 +115,6 @@ def side_by_side(
 
 def write(sheet: Sheet, form: str, given: str | None = None) -> None:
     """Write a table to the file `given` or to the screen; of a CSV, the lines below the table go to stderr."""
-    from rich.console import Console
-
     screen = Console()
     fits = form == "table" and given is None and screen.is_terminal
     text = as_table(sheet, screen.width) if fits else FORMATS[form](sheet)

@@ -12,6 +12,7 @@ from fl_lightning.cli import studyfile
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.cli.settings import read_line
+from fl_lightning.cli.study import resolve
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import write_whole
@@ -55,9 +56,8 @@ def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str
     """
     entries = [entry for entry in study.entries() if not entry.forced]
     for entry in entries:
-        check(
-            entry.key, ", ".join(entry.settings), not entry.settings, "a sweep is a product of lists: arguments alone"
-        )
+        allowed = "a sweep is a product of lists: arguments alone"
+        check(entry.key, ", ".join(entry.settings), not entry.settings, allowed)
     methods = [_flow({"name": e.name, "init_args": e.arguments}) if e.arguments else e.name for e in entries]
     grid = {  # W&B takes numbers and texts
         key: {"values": [value if isinstance(value, int | float | str) else _flow(value) for value in values]}
@@ -74,8 +74,6 @@ def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str
 
 def _write_sweep(file: Path, project: str, entity: str | None) -> None:
     """Write the sweep of a study file beside it, and the config that its runs begin with."""
-    from fl_lightning.cli.study import resolve
-
     study = Study.of(studyfile.read(str(file)))
     settled, _, _ = resolve(study)  # refuses what `fl-train study` would refuse
     base, out = file.with_suffix(".base.yaml"), file.with_suffix(".sweep.yaml")

@@ -5,16 +5,12 @@ from __future__ import annotations
 import tempfile
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from fl_lightning import owncode
 from fl_lightning.cli.resolve import complete, plan, to_yaml
 from fl_lightning.cli.settings import read_line
-from fl_lightning.config import Component, check
+from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import RunFailed
-
-if TYPE_CHECKING:
-    from fl_lightning.config import Config
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
 """Of the centre: after every round, so that a centre that goes on asks for no round that a site has left behind."""

@@ -19,7 +19,7 @@ from fl_lightning.cli.resolve import Start, complete, plan
 from fl_lightning.cli.settings import read_config
 from fl_lightning.config import Config, check
 from fl_lightning.deploy.app import fingerprint
-from fl_lightning.deploy.relay import REFUSED
+from fl_lightning.deploy.relay import REFUSED, read_frame, write_frame
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, take, write_whole
 
@@ -170,8 +170,6 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
 
 def listen(path: Path, answer: Callable[[bytes], bytes], app: str, idle: float) -> None:
     """Answer one message after the other, until none has come for `idle` seconds or one is of another app."""
-    from fl_lightning.deploy.relay import read_frame, write_frame
-
     path.unlink(missing_ok=True)
     with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as server:
         server.bind(str(path))

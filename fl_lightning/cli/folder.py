@@ -13,7 +13,6 @@ import socket
 import sys
 import time
 from collections.abc import Iterator
-from itertools import count
 from pathlib import Path
 from typing import IO
 
@@ -24,6 +23,7 @@ from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, flush, make_folder, take, write_whole
 from fl_lightning.log import now, say
+from fl_lightning.results.folder import RunFolder
 
 CONFIG = "config.yaml"
 LOCK = "lock"
@@ -52,8 +52,8 @@ def check_name(start: Start) -> None:
     if start.name is None:
         check("resume", True, not start.resume, "it needs --name: which run to continue")
         return
-    if start.name in ("", ".", "..") or Path(start.name).name != start.name:
-        raise BadInput("name", start.name, "it must be the name of a folder, without slashes; its parent is --out")
+    fine = start.name not in ("", ".", "..") and Path(start.name).name == start.name
+    check("name", start.name, fine, "it must be the name of a folder, without slashes; its parent is --out")
     there = Path(start.out) / start.name
     try:
         exists, is_run = there.exists(), (there / CONFIG).exists()
@@ -62,11 +62,9 @@ def check_name(start: Start) -> None:
         raise BadInput("name", start.name, f"it can be no folder: {error}") from None
     if outer_rank() > 0:
         return  # rank 0 may be making the folder right now
-    if exists and not start.resume:
-        other = "continue it with --resume" if is_run else f"it holds no {CONFIG}, so it is no run: remove it"
-        raise BadInput("name", start.name, f"{there} exists; {other}, or choose another name")
-    if start.resume and not (empty or is_run):
-        raise BadInput("name", start.name, f"{there} is a folder of something else: it holds no {CONFIG}")
+    other = "continue it with --resume" if is_run else f"it holds no {CONFIG}, so it is no run: remove it"
+    check("name", start.name, start.resume or not exists, f"{there} exists; {other}, or choose another name")
+    check("name", start.name, empty or is_run, f"{there} is a folder of something else: it holds no {CONFIG}")
 
 
 def check_path(key: str, path: Path) -> None:
@@ -180,9 +178,8 @@ def make(start: Start, stem: str) -> Path:
 
 def write_config(folder: Path, config: Config) -> None:
     """Write config.yaml, whole or not at all."""
-    if outer_rank() > 0:
-        return
-    write_whole(folder / CONFIG, to_yaml(config))
+    if outer_rank() == 0:
+        write_whole(folder / CONFIG, to_yaml(config))
 
 
 def saved_layer(folder: Path) -> Layer | None:
@@ -205,8 +202,6 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
 
     `accept`: own code may have changed.
     """
-    from fl_lightning.results.folder import RunFolder
-
     before, after = (dict(flat(to_settings(c))) for c in (complete(plan([saved])), config))
     for key in dict.fromkeys([*before, *after]):
         free = any(key == name or key.startswith(f"{name}.") for name in MAY_CHANGE)
@@ -217,8 +212,8 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
             allowed = f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
             raise BadInput(_flag_of(key), value, allowed)
     done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
-    if config.federation.rounds < done:
-        raise BadInput("federation.rounds", config.federation.rounds, f"the run has done {done} already")
+    rounds = config.federation.rounds
+    check("federation.rounds", rounds, rounds >= done, f"the run has done {done} already")
     owncode.check_same(config, folder, accept)
 
 
@@ -235,9 +230,8 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         before = "" if is_new else file.read_text()
         lock = _next(file) if wait else take(file)
     except Taken as error:
-        raise BadInput(
-            "name", folder.name, f"a run is going on in {folder} ({error}); wait for it, or end it"
-        ) from None
+        allowed = f"a run is going on in {folder} ({error}); wait for it, or end it"
+        raise BadInput("name", folder.name, allowed) from None
     except OSError as error:
         if error.errno in (errno.ENOLCK, errno.ENOTSUP, errno.ENOSYS):
             say(f"{folder}: no locks here ({error.strerror}); start no second run in it")
@@ -279,14 +273,13 @@ def _content(path: Path) -> bytes | None:
 
 
 def _first_free(out: Path, stem: str) -> Path:
-    for number in count(1):
+    number = 1
+    while True:
         folder = out / f"{stem}-{number:03d}"
-        try:
+        with contextlib.suppress(FileExistsError):
             folder.mkdir()
-        except FileExistsError:
-            continue
-        return folder
-    raise AssertionError("unreachable: there is always a free number")
+            return folder
+        number += 1
 
 
 def _flag_of(key: str) -> str:

@@ -18,8 +18,6 @@ State = Literal["queued", "starting", "submitted", "gone"]
 """In the queue; the job runs, its run does not yet; nobody here can ask SLURM; the job has left the queue."""
 ALIVE = ("queued", "starting")
 """SLURM has the job."""
-_SUBMITTED: tuple[State, str] = ("submitted", "")
-_GONE: tuple[State, str] = ("gone", "")
 WAITS = ("PENDING", "REQUEUED", "REQUEUE_HOLD", "REQUEUE_FED", "RESV_DEL_HOLD", "SPECIAL_EXIT", "SUSPENDED")
 """SLURM's states of a job that is to run, or to run again."""
 
@@ -61,9 +59,9 @@ def queued(out: Path) -> list[Queued]:
             continue
         for k, (folder, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
-            state, why = _SUBMITTED if states is None else states.get(number, _GONE)
-            one = Queued(Path(folder), method, rounds, state, why)
-            rank = state in ALIVE, when
+            known: tuple[State, str] = ("submitted", "") if states is None else states.get(number, ("gone", ""))
+            one = Queued(Path(folder), method, rounds, *known)
+            rank = one.state in ALIVE, when
             if one.folder not in latest or latest[one.folder][0] <= rank:
                 latest[one.folder] = rank, one
     return [one for _, one in latest.values()]

@@ -17,7 +17,6 @@ from fl_lightning import provenance
 from fl_lightning.cli.folder import locked, write_config
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, check
-from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 from fl_lightning.metric import BY_TASK
 from fl_lightning.results.folder import RunFolder, final_words
@@ -55,8 +54,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     """
     run = RunFolder(folder)
     check("run", str(folder), (folder / "summary.json").exists(), "it is not finished")
-    if run.read_summary().get("rounds") != config.federation.rounds:
-        raise BadInput("run", str(folder), "it has been asked for more rounds than it has run: finish it first")
+    whole = run.read_summary().get("rounds") == config.federation.rounds
+    check("run", str(folder), whole, "it has been asked for more rounds than it has run: finish it first")
     alone = reference(config)
     where = folder.resolve().parent / REFERENCES / _identity(alone)
     if not (where / "summary.json").exists():

@@ -9,7 +9,11 @@ import time
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any, Literal
+
+from rich.console import Console
+from rich.markup import escape
+from rich.table import Table
 
 from fl_lightning.cli.folder import CONFIG, LOCK, check_path
 from fl_lightning.cli.queue import ALIVE, Queued, queued
@@ -18,9 +22,8 @@ from fl_lightning.errors import BadInput
 from fl_lightning.log import in_time
 from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.results.result import RunResult
-
-if TYPE_CHECKING:
-    from rich.table import Table
+from fl_lightning.study.board import Board
+from fl_lightning.study.folder import StudyFolder
 
 State = Literal["finished", "running", "starting", "queued", "submitted", "gone", "stopped", "failed", "waiting",
                 "unreadable"]  # fmt: skip
@@ -119,12 +122,10 @@ def status(argv: list[str]) -> None:
     if argv and argv[0] in ("-h", "--help"):
         print("usage: fl-train status [OUT]")
         return
-    if len(argv) > 1 or (argv and argv[0].startswith("--")):
-        raise BadInput("status", " ".join(argv), "one folder: fl-train status OUT")
+    one = len(argv) < 2 and not (argv and argv[0].startswith("--"))
+    check("status", " ".join(argv), one, "one folder: fl-train status OUT")
     out = Path(argv[0] if argv else "runs")
     check_path("status", out)
-    from rich.console import Console
-
     table = _of_study(out) or _of_runs(out)
     console = Console()
     if not console.is_terminal:
@@ -134,11 +135,6 @@ def status(argv: list[str]) -> None:
 
 def _of_study(out: Path) -> Table | None:
     """The state of a study's runs, by method and setting; None if the folder holds none."""
-    from rich.markup import escape
-
-    from fl_lightning.study.board import Board
-    from fl_lightning.study.folder import StudyFolder
-
     folder = StudyFolder(out)
     if not folder:
         return None
@@ -156,13 +152,9 @@ def _of_study(out: Path) -> Table | None:
 
 
 def _of_runs(out: Path) -> Table:
-    from rich.markup import escape
-    from rich.table import Table
-
     table = Table()
-    table.add_column("run", no_wrap=True)
-    table.add_column("method", no_wrap=True)
-    table.add_column("judged", no_wrap=True)
+    for column in ("run", "method", "judged"):
+        table.add_column(column, no_wrap=True)
     for column in ("round", "last", "best", "state", "left", "wrote"):
         table.add_column(column, justify="right", no_wrap=True)
     for s in standings(out):

@@ -13,20 +13,21 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
+from fl_lightning import owncode, provenance
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
+from fl_lightning.cli.queue import ALIVE, queued
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, layer_of, read_config, read_line
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
 from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput, RunFailed, redact
+from fl_lightning.study import code
+from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run, Study, check_together
 from fl_lightning.study.part import Part, part_of, with_seeds
-
-if TYPE_CHECKING:
-    from fl_lightning.study.folder import StudyFolder
 
 QUIET: Layer = {
     "method": "kapc", "callbacks": {"heatmaps": None, "progress": None}, "fabric": {"threads": 1},
@@ -61,9 +62,6 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    from fl_lightning.study import code
-    from fl_lightning.study.folder import StudyFolder
-
     folder = StudyFolder(Path(values.out))
     if folder:  # seeds that were asked for earlier stay
         definition = with_seeds(definition, Study.of(folder.definition()).seeds)
@@ -157,11 +155,10 @@ def run_safely(work: Callable[[], None]) -> str | None:
 def study_line(argv: list[str], command: str) -> tuple[str, Any, list[Layer]]:
     """The study that a command line names, the values of the command's own keys, and what it sets of the base."""
     line = read_line(argv, command)
-    if len(line.words) != 1:
-        allowed = f"one file or name: fl-train {command} STUDY --out DIR"
-        raise BadInput(command, " ".join(line.words) or None, allowed)
-    if any("method" in layer for layer in line.layers):
-        raise BadInput("method", line.words[0], "a study lists its methods; a key of data, federation, ... may be set")
+    words, allowed = " ".join(line.words) or None, f"one file or name: fl-train {command} STUDY --out DIR"
+    check(command, words, len(line.words) == 1, allowed)
+    free = not any("method" in layer for layer in line.layers)
+    check("method", words, free, "a study lists its methods; a key of data, federation, ... may be set")
     return line.words[0], line.values, line.layers
 
 
@@ -233,7 +230,6 @@ def _run(
 ) -> None:  # fmt: skip
     """Run what is missing of the chosen runs. `whole`: how many the study has."""
     import fl_lightning.run  # noqa: F401  before the workers are forked: they need not import it again
-    from fl_lightning import provenance
     from fl_lightning.study.runner import Runner
     from fl_lightning.study.workers import one_by_one
 
@@ -320,16 +316,12 @@ def _hand_over(
 ) -> None:
     """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
     those that are in no queue either."""
-    from fl_lightning.study import code
-
-    check_job(values)
     check_ranks(values, min(config.clients for _, config in chosen))
     if not values.dry_run:
         check_cluster(values)
     with contextlib.nullcontext() if values.dry_run else folder.locked():
-        missing = {
-            (folder.path / run.folder).resolve(): (run, c) for run, c in chosen if not folder.finished(run.folder)
-        }
+        unfinished = [pair for pair in chosen if not folder.finished(pair[0].folder)]
+        missing = {(folder.path / run.folder).resolve(): (run, config) for run, config in unfinished}
         busy = _in_hand(folder.path, list(missing))
         free = {place: config for place, (_, config) in missing.items() if not busy.get(place)}
         new = {place: config for place, config in free.items() if _changed(place, config)}
@@ -348,7 +340,8 @@ def _hand_over(
             code.accept(folder, missing.values())
             for place, config in new.items():
                 runs.write_config(place, config)
-            code.plan(free)
+            for place, config in free.items():  # what its job is to execute
+                owncode.keep_planned(config, place)
         facts = [(place, missing[place][0].entry.name, missing[place][1].federation.rounds) for place in places]
         for k, (text, name) in enumerate(zip(texts, names, strict=True)):
             send(values, text, folder.path, name, facts[k * MOST_RUNS : (k + 1) * MOST_RUNS])
@@ -360,7 +353,6 @@ def _hand_over(
 
 def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
     """Which of these runs a job in the queue is to do, or a process is at work in, and whether it may be at work."""
-    from fl_lightning.cli.queue import ALIVE, queued
     from fl_lightning.cli.status import locked
 
     jobs = {job.folder.resolve(): job.state for job in queued(out)}

@@ -37,8 +37,8 @@ def submit(argv: list[str]) -> None:
     values = line.values
     check_job(values)
     for key in FIXED:
-        if any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags):
-            raise BadInput(key, "given", "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
+        free = not any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags)
+        check(key, "given", free, "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
     # Bad input is answered now, not when the job's turn has come.
     lines, runs = zip(*(_tried_out(line, point, values) for point in grid(values.array)), strict=True)
     places = [folder for folder, *_ in runs]
@@ -116,8 +116,8 @@ def grid(text: str | None) -> list[dict[str, str]]:
         for part in values.split(","):
             span = re.fullmatch(r"(\d+)-(\d+)", part)
             axis += [str(k) for k in range(int(span[1]), int(span[2]) + 1)] if span else [part]
-        if not equals or not key or key in axes or not all(axis):
-            raise BadInput("array", text, "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'")
+        fine = equals and key and key not in axes and all(axis)
+        check("array", text, bool(fine), "it must be KEY=VALUES words, such as 'seed=0-4 data.alpha=0.1,0.3'")
         axes[key] = axis
     points = [dict(zip(axes, point, strict=True)) for point in itertools.product(*axes.values())]
     check("array", text, 1 <= len(points) <= MOST_RUNS, f"it must give 1 to {MOST_RUNS} runs")
@@ -175,8 +175,8 @@ def check_ranks(values: Namespace, clients: int) -> None:
 
 def check_cluster(values: Namespace) -> None:
     """Raise `BadInput` without SLURM, and for nodes or GPUs that it has not: it may let such a job wait for ever."""
-    if shutil.which("sbatch") is None:
-        raise BadInput("submit", "sbatch", "it is not on this machine: --dry_run shows the script")
+    here = shutil.which("sbatch") is not None
+    check("submit", "sbatch", here, "it is not on this machine: --dry_run shows the script")
     if shutil.which("sinfo") is None:
         return
     partition = [f"--partition={values.partition}"] if values.partition else []

@@ -14,6 +14,7 @@ from fl_lightning import log
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput, redact
 from fl_lightning.files import write_whole
+from fl_lightning.study.grid import by_key
 
 if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
@@ -91,7 +92,6 @@ def heaviest(configs: Sequence[Config], runs: int, samples: int = 500) -> tuple[
 
 def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
     """How many runs fit, and a line where that is fewer than was asked for, or not known."""
-    from fl_lightning.log import in_bytes
     from fl_lightning.planning.beside import WORKER_MIB, most_that_fit
     from fl_lightning.planning.memory import MIB, peak
 
@@ -109,7 +109,7 @@ def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
     if fits == most and peak(parts) <= room:
         return most, ""
     method = setup.config.method.class_path.rpartition(".")[2]
-    takes = f"{most} runs of {method} take {in_bytes(peak(parts))}, and a process has {in_bytes(room)}"
+    takes = f"{most} runs of {method} take {log.in_bytes(peak(parts))}, and a process has {log.in_bytes(room)}"
     return fits, f"{fits} at a time: {takes}"
 
 
@@ -155,9 +155,8 @@ def with_executors(
 
 def by_method(pairs: Sequence[tuple[Run, Config]]) -> list[tuple[Run, Config]]:
     """The seeds of a method and setting one after the other: at the same time they share the passes of an own loss."""
-    places = [run.folder.rpartition("/")[0] for run, _ in pairs]
-    first = {place: k for k, place in reversed(list(enumerate(places)))}
-    return [pair for _, pair in sorted(zip(places, pairs, strict=True), key=lambda one: first[one[0]])]
+    seeds = by_key(pairs, lambda pair: pair[0].folder.rpartition("/")[0])
+    return [pair for those in seeds.values() for pair in those]
 
 
 def keep(folder: StudyFolder, known: dict[str, str]) -> None:

@@ -8,10 +8,12 @@ import shutil
 import sys
 import time
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import yaml
+from rich.console import Console
 
 from fl_lightning import owncode
 from fl_lightning.cli import study as studies
@@ -24,12 +26,14 @@ from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.extras import require
 from fl_lightning.files import aside_of, write_whole
 from fl_lightning.metric import BY_TASK, Metric
+from fl_lightning.results.folder import RunFolder
+from fl_lightning.study.chosen import UNTUNED, words
 from fl_lightning.study.folder import PLACE, Busy
 from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
 from fl_lightning.study.sheet import WIDTH
+from fl_lightning.study.space import Dimension, space
 
 if TYPE_CHECKING:
-    from fl_lightning.study.space import Dimension
     from fl_lightning.study.trials import Claim, Ended, Trials
     from fl_lightning.study.tuned import Tuned
 
@@ -45,7 +49,6 @@ class Search:
     """The search for one method, as a worker is given it."""
 
     entry: Entry
-    dimensions: list[Dimension]
     folder: Path
     """Of all searches."""
     number: int
@@ -60,6 +63,13 @@ class Search:
     def metric(self) -> Metric:
         """What runs are judged by."""
         return BY_TASK[self.base.data.task]
+
+    @cached_property
+    def dimensions(self) -> list[Dimension]:
+        """What is searched: what neither the list nor the grid sets."""
+        own = self.entry.arguments.keys() | {name for some in self.entry.when.values() for name in some}
+        fixed = {f"method.{name}" for name in own} | self.entry.settings.keys() | {k for s in self.settings for k in s}
+        return space(self.config({}, self.settings[0]), fixed)
 
     def record(self) -> str:
         """What decides its trials, but for what all searches have in common."""
@@ -100,7 +110,9 @@ def tune(argv: list[str]) -> None:
     share = configs[0].data.validation
     check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
-    searches = _searches(study, base, values, out / "trials")
+    folder, settings = out / "trials", study.settings()
+    entries = study.entries(everyone=False)  # forced rows among them: each has its own judge, and so its own search
+    searches = [Search(entry, folder, values.trials, values.seed, base, settings) for entry in entries]
     _check_same(out, to_settings(base), study, values, searches)
     line = ["fl-train", "tune", *argv]
     studies.fetch([dataclasses.replace(c, data=dataclasses.replace(c.data, score_on="validation")) for c in configs])
@@ -123,30 +135,12 @@ def tune(argv: list[str]) -> None:
 
 def _check_labels(study: Study) -> None:
     """Raise `BadInput` where the study of the choices would refuse the label of a row with untuned settings."""
-    from fl_lightning.study.chosen import UNTUNED
-
     entries = study.entries(everyone=False)
     labels = {entry.label for entry in entries}
     for entry in entries:
-        other = f"{entry.label} {UNTUNED}"
-        check(
-            f"{entry.key}.label", entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most"
-        )
-        check(f"{entry.key}.label", entry.label, other not in labels, f"another method is called {other!r}")
-
-
-def _searches(study: Study, base: Config, values: Any, folder: Path) -> list[Search]:
-    """One for each method, forced rows among them: each has its own judge, and so its own search."""
-    from fl_lightning.study.space import space
-
-    settings = study.settings()
-    searches = []
-    for entry in study.entries(everyone=False):
-        search = Search(entry, [], folder, values.trials, values.seed, base, settings)
-        own = entry.arguments.keys() | {name for some in entry.when.values() for name in some}
-        fixed = {f"method.{name}" for name in own} | entry.settings.keys() | study.varied()
-        searches.append(dataclasses.replace(search, dimensions=space(search.config({}, settings[0]), fixed)))
-    return searches
+        key, other = f"{entry.key}.label", f"{entry.label} {UNTUNED}"
+        check(key, entry.label, safe(other) == other, f"{other!r} is too long: {LONGEST} bytes at most")
+        check(key, entry.label, other not in labels, f"another method is called {other!r}")
 
 
 def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, searches: list[Search]) -> None:
@@ -230,8 +224,7 @@ class _Teller:
 def _line(search: Search, trial: Ended) -> str:
     metric = search.metric
     score = f"refused: {trial.why}" if trial.score is None else metric.shown(metric.merit(trial.score))
-    values = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in trial.values.items())
-    return f"{search.entry.label}, trial {trial.number} ({values}): {score}"
+    return f"{search.entry.label}, trial {trial.number} ({words(trial.values)}): {score}"
 
 
 def run_trials(search: Search) -> str | None:
@@ -251,8 +244,6 @@ def run_trials(search: Search) -> str | None:
 def _run_trial(search: Search, claim: Claim) -> None:
     """The runs of a trial, and their mean score. Values with which they fail are refused; where the first trial's fail,
     which are the base's own, or the machine is at fault, the method is not tuned."""
-    from fl_lightning.results.folder import RunFolder
-
     scores = []
     try:
         for setting in search.settings:
@@ -277,8 +268,6 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
     """Write and print what was found."""
-    from rich.console import Console
-
     from fl_lightning.study import tuned
 
     texts = {

@@ -23,7 +23,7 @@ from typing import Any
 import numpy as np
 import yaml
 
-from fl_lightning.config import flat
+from fl_lightning.config import check, flat
 from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
@@ -31,7 +31,7 @@ from fl_lightning.owncode import ROUNDS
 from fl_lightning.provenance import processor
 from fl_lightning.storage import manifest
 from fl_lightning.study.code import ACCEPTED
-from fl_lightning.study.folder import PLACE, StudyFolder, default
+from fl_lightning.study.folder import PLACE, StudyFolder, default, is_search
 
 INDEX = "archive.json"
 CONFIG = "config.yaml"
@@ -89,11 +89,6 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     return index
 
 
-def is_search(folder: Path) -> bool:
-    """Whether it is one of `fl-train tune`, whose study is in `study/`."""
-    return (folder / "tune.yaml").is_file()
-
-
 def read_index(file: Path) -> dict[str, Any]:
     """What `archive.json` of an archive holds, after all of the archive has been looked at.
 
@@ -103,12 +98,11 @@ def read_index(file: Path) -> dict[str, Any]:
     try:
         with zipfile.ZipFile(file) as archive:
             names = archive.namelist()
-            if INDEX not in names:
-                raise BadInput("archive", str(file), f"it is no archive of a study: it has no {INDEX}")
+            check("archive", str(file), INDEX in names, f"it is no archive of a study: it has no {INDEX}")
             text = archive.read(INDEX)
             index: dict[str, Any] = json.loads(text)
-            if index["version"] != VERSION:
-                raise BadInput("archive", str(file), f"it is of version {index['version']}, not {VERSION}")
+            version = index["version"]
+            check("archive", str(file), version == VERSION, f"it is of version {version}, not {VERSION}")
             changed = [INDEX] if archive.comment.decode() != _digest(text) else []
             changed += sorted({INDEX, *index["files"]} ^ set(names))
             changed = changed or [n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest]
@@ -147,7 +141,7 @@ def unpacked(file: Path) -> Iterator[Path]:
 def weights(run: Path) -> str | None:
     """The checksum of a run's final models and of all else in its last checkpoint; None without an intact one."""
     folder = run / "checkpoints"
-    newest = next((m for m in (manifest.intact(folder, t) for t in manifest.rounds(folder)) if m is not None), None)
+    newest = next(filter(None, (manifest.intact(folder, t) for t in manifest.rounds(folder))), None)
     if newest is None:
         return None
     digest = hashlib.sha256()
@@ -163,10 +157,10 @@ def differences(ours: Path, archived: Path, digest: str | None) -> list[str]:
     differing += [name for name in TABLES if _rows(ours / name) != _rows(archived / name)]
     names = sorted({file.name for run in (ours, archived) for file in (run / "relation").glob("*.npz")})
     other = [n for n in names if _arrays(ours / "relation" / n) != _arrays(archived / "relation" / n)]
-    differing += [f"relation ({_some(other)})"] if other else []
+    differing += [f"relation ({some(other)})"] if other else []
     now, was = (_comparable(run / "summary.json") for run in (ours, archived))
     keys = [key for key in dict.fromkeys([*was, *now]) if now.get(key) != was.get(key)]
-    return differing + ([f"summary.json ({_some(keys)})"] if keys else [])
+    return differing + ([f"summary.json ({some(keys)})"] if keys else [])
 
 
 def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
@@ -239,7 +233,8 @@ def _comparable(summary: Path) -> dict[str, str]:
     return {key: json.dumps(v) for key, v in content.items() if key not in VARYING and not _measured(key)}
 
 
-def _some(names: list[str]) -> str:
+def some(names: list[str]) -> str:
+    """The first few, and how many more there are."""
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 

@@ -19,6 +19,7 @@ from fl_lightning.metric import ACCURACY, Metric, of_rows
 from fl_lightning.results.folder import RunFolder, final_kind, judge_of
 from fl_lightning.results.runs import words as setting_words
 from fl_lightning.study.folder import StudyFolder
+from fl_lightning.study.grid import by_key
 
 State = Literal["finished", "running", "starting", "queued", "stopped", "failed", "unreadable", "waiting"]
 
@@ -81,10 +82,8 @@ class Board:
 
     def table(self, seen: list[Seen], most: int | None = None) -> Table:
         """A line for each method in a setting; of more than `most`, those that something is going on in."""
-        lines: dict[tuple[str, str], list[int]] = {}
-        for k, cell in enumerate(self.cells):
-            lines.setdefault((json.dumps(cell["setting"]), cell["label"]), []).append(k)
-        shown = list(lines.values())
+        rows = [(json.dumps(cell["setting"]), cell["label"]) for cell in self.cells]
+        shown = list(by_key(range(len(rows)), lambda k: rows[k]).values())
         if most is not None and len(shown) > most:
             shown = [line for line in shown if {seen[k].state for k in line} & {"running", "failed"}][:most]
         table = Table(title=words(self.cells, seen), title_justify="left", caption_justify="left")
@@ -104,13 +103,11 @@ class Board:
     def _now(self, line: list[int], seen: list[Seen]) -> str:
         parts = []
         for k in line:
-            if seen[k].state == "starting":
-                parts.append(f"seed {self.cells[k]['seed']} starting")
-            elif seen[k].state in ("running", "stopped"):
-                shown = "" if math.isnan(seen[k].score) else f", {seen[k].metric.shown(seen[k].score)}"
-                parts.append(f"seed {self.cells[k]['seed']} {seen[k].state}: round {seen[k].round}{shown}")
-            elif seen[k].state in ("failed", "unreadable"):
-                parts.append(f"seed {self.cells[k]['seed']} {seen[k].state}")
+            one, at = seen[k], ""
+            if one.state in ("running", "stopped"):
+                at = f": round {one.round}" + ("" if math.isnan(one.score) else f", {one.metric.shown(one.score)}")
+            if one.state not in ("finished", "queued", "waiting"):
+                parts.append(f"seed {self.cells[k]['seed']} {one.state}{at}")
         return "; ".join(parts)
 
 

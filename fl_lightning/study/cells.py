@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections import Counter, defaultdict
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
+
+from pandas import DataFrame
 
 from fl_lightning.config import check, flat
 from fl_lightning.errors import BadInput
@@ -16,9 +18,7 @@ from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import ABSENT, QUIET, TIDY, labels, load, method_of, settings, words
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
-
-if TYPE_CHECKING:
-    from pandas import DataFrame
+from fl_lightning.study.grid import by_key
 
 METHODS_OWN = ("evaluation.", "optimizer.")
 """Groups of keys that a study may give a method of its own: runs that differ in them can still be paired."""
@@ -90,9 +90,10 @@ def read(
     notes += [f"scores are {FURTHER[metric].words}, not accuracies"] if metric in FURTHER else []
     _check_pairs(cells)
     _check_methods(cells)
-    rows: dict[str, list[tuple[int, Path]]] = defaultdict(list)
-    for cell in cells:
-        rows[cell.label].append((cell.seed, cell.run.folder))
+    rows = {
+        label: [(cell.seed, cell.run.folder) for cell in those]
+        for label, those in by_key(cells, lambda cell: cell.label).items()
+    }
     return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
 
 
@@ -113,8 +114,6 @@ def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str])
 
 def tidy(cells: Iterable[Cell]) -> DataFrame:
     """Their scores as `results.runs.tidy` has those of runs: a row for each cell and client; `model` is the judge's."""
-    from pandas import DataFrame
-
     rows = [
         (cell.label, cell.setting, cell.seed, client, cell.judge, cell.metric, value)
         for cell in cells
@@ -179,15 +178,13 @@ def _cell(entry: dict[str, Any], judge: str | None, metric: str) -> Cell:
 
 def _check_pairs(cells: list[Cell]) -> None:
     """Raise `BadInput` unless the runs of each setting and seed can be paired."""
-    units: dict[tuple[str, int], list[Cell]] = defaultdict(list)
     judges: dict[str, str] = {}
     for cell in cells:
-        units[cell.unit].append(cell)
         before = judges.setdefault(cell.label, cell.judge)
         kinds = f"{MODELS[before]}; {MODELS[cell.judge]}"
         allowed = f"runs of {cell.label!r} are judged differently ({kinds}): --judge KIND"
         check("judge", cell.judge, before == cell.judge, allowed)
-    for (setting, seed), those in units.items():
+    for (setting, seed), those in by_key(cells, lambda cell: cell.unit).items():
         where = ", ".join(filter(None, [setting, f"seed {seed}"]))
         seen: dict[str, Cell] = {}
         for cell in those:
@@ -216,10 +213,7 @@ def _check_methods(cells: list[Cell]) -> None:
     A folder that has grown under another version, or after an own class has changed, may hold such: their mean would be
     of no method.
     """
-    rows: dict[tuple[str, str], list[Cell]] = defaultdict(list)
-    for cell in cells:
-        rows[cell.label, cell.setting].append(cell)
-    for (label, _), those in rows.items():
+    for (label, _), those in by_key(cells, lambda cell: (cell.label, cell.setting)).items():
         own = [_own(cell.run) for cell in those]
         for key in dict.fromkeys(key for keys in own for key in keys):
             values = [(keys.get(key, _unsaid(key)), cell.run.folder) for keys, cell in zip(own, those, strict=True)]

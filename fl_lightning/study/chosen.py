@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.errors import BadInput
-from fl_lightning.study.archive import is_search
-from fl_lightning.study.folder import StudyFolder
+from fl_lightning.study.folder import StudyFolder, is_search
 
 TUNED = "tuned.csv"
 UNTUNED = "untuned"
@@ -27,12 +28,14 @@ def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
     try:
         with (search / TUNED).open(newline="", encoding="utf-8") as opened:
             rows = list(csv.DictReader(opened))
-        values = {f"{row['method']} {UNTUNED}": _words(row["start_values"]) for row in rows if row.get("start_values")}
-        values |= {row["method"]: _words(row["values"]) for row in rows}
+        begun = [row for row in rows if row.get("start_values")]
+        values = {f"{row['method']} {UNTUNED}": words(json.loads(row["start_values"])) for row in begun}
+        values |= {row["method"]: words(json.loads(row["values"])) for row in rows}
     except (OSError, ValueError, LookupError, TypeError, AttributeError, csv.Error) as error:
         raise BadInput("compare", str(folder), f"{search / TUNED} is damaged ({type(error).__name__})") from None
     return values, [f"{row['method']}: {row['warnings']}" for row in rows if row.get("warnings")]
 
 
-def _words(values: str) -> str:
-    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in json.loads(values).items())
+def words(values: Mapping[str, Any]) -> str:
+    """Values of a trial, for readers."""
+    return ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in values.items())

@@ -11,6 +11,7 @@ from fl_lightning.metric import MODELS
 from fl_lightning.report.words import NONE
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
+from fl_lightning.study.grid import by_key
 from fl_lightning.study.groups import Group, choose_baseline, grouped, training_alone
 from fl_lightning.study.sheet import Block, Sheet
 from fl_lightning.study.tables import MARK
@@ -94,9 +95,8 @@ def _interval(pairs: list[float]) -> tuple[float | None, float | None]:
 def _lines(records: list[dict[str, Any]], labels: list[str]) -> list[list[str]]:
     """A line for each client, in the order of the sheet's columns."""
     lines = []
-    for client in dict.fromkeys(record["client"] for record in records):
-        by_label = {record["method"]: record for record in records if record["client"] == client}
-        any_of = next(iter(by_label.values()))
+    for of_client in by_key(records, lambda record: record["client"]).values():
+        by_label, any_of = {record["method"]: record for record in of_client}, of_client[0]
         sizes = [_span(any_of[f"{part}_samples"]) for part in ("train", "test")]
         seeds = _span(sorted({record["seeds"] for record in by_label.values()}))
         of_methods = []

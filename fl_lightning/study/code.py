@@ -76,12 +76,6 @@ def flag(place: Path, config: Config) -> list[str]:
     return ["--accept_changed_code"] if begun and owncode.changed(owncode.recorded(place), owncode.now(config)) else []
 
 
-def plan(runs: Mapping[Path, Config]) -> None:
-    """Keep in the folder of each run that has not begun which code its job is to execute."""
-    for place, config in runs.items():
-        owncode.keep_planned(config, place)
-
-
 def _row(name: str) -> str:
     """The label's part of a run folder's name within the study."""
     return name.split("/")[-2]
@@ -114,12 +108,8 @@ def check_rows(rows: Mapping[str, Sequence[tuple[int, Path]]], known: Versions, 
         for name, by in seeds.items():
             strange = [digest for digest in by if (name, digest) not in fine]
             versions = f"its runs were trained with {len(by)} versions of {name} (their folders' source/ has them)"
-            check(
-                "compare",
-                label,
-                accept or len(strange) < 2,
-                f"{versions}; --accept_changed_code compares them all the same",
-            )
+            allowed = f"{versions}; --accept_changed_code compares them all the same"
+            check("compare", label, accept or len(strange) < 2, allowed)
             notes += [f"{label}: {versions}: {_listed(by)}"] if len(by) > 1 else []
     apart = sorted(name for name, digests in everywhere.items() if len(digests) > 1)
     return notes + ([f"rows were trained with different versions of {', '.join(apart)}"] if apart and not notes else [])

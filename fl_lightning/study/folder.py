@@ -14,18 +14,17 @@ from collections.abc import Iterator, Mapping
 from dataclasses import MISSING
 from pathlib import Path
 from textwrap import indent
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import yaml
 
-from fl_lightning.config import Config, flat
+from fl_lightning.config import Config, check, flat
 from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, make_folder, take, write_whole
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import load
 from fl_lightning.study.grid import Entry, Run, Study
-
-if TYPE_CHECKING:
-    from fl_lightning.results.result import RunResult
 
 VERSION = 1
 PLACE = ("data.root", "data.public_root", "data.download", "data.resident", "fabric.timeout")
@@ -58,8 +57,6 @@ class StudyFolder:
 
     def results(self, regression: bool = True) -> dict[str, RunResult]:
         """Its runs that have ended, by folder; `BadInput` as `results.runs.load`."""
-        from fl_lightning.results.runs import load
-
         names = [name for name in dict.fromkeys(cell["folder"] for cell in self.cells()) if self.finished(name)]
         runs = load([self.path / name for name in names], regression)
         return {name: run for name, run in zip(names, runs, strict=True) if run.finished}
@@ -68,10 +65,8 @@ class StudyFolder:
         """The table of `study.json`; `BadInput` if it cannot be read."""
         try:
             content = json.loads(self._cells.read_text(encoding="utf-8"))
-            if content["version"] != VERSION:
-                raise BadInput(
-                    "study", str(self.path), f"its study.json is of version {content['version']}, not {VERSION}"
-                )
+            version = content["version"]
+            check("study", str(self.path), version == VERSION, f"its study.json is of version {version}, not {VERSION}")
             listed = list(content["cells"])
             kinds = {"folder": str, "label": str, "method": str, "seed": int, "setting": dict}
             if not all(isinstance(cell[key], kind) for cell in listed for key, kind in kinds.items()):
@@ -86,8 +81,7 @@ class StudyFolder:
             content = yaml.safe_load(self._study.read_text(encoding="utf-8"))
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise BadInput("study", str(self.path), f"its study.yaml cannot be read ({error})") from None
-        if not isinstance(content, dict):
-            raise BadInput("study", str(self.path), "its study.yaml cannot be read")
+        check("study", str(self.path), isinstance(content, dict), "its study.yaml cannot be read")
         base = content.get("base")
         return content | {"base": index.current(base)} if isinstance(base, dict) else content
 
@@ -112,26 +106,26 @@ class StudyFolder:
 
     def check(self, study: Study, base: Mapping[str, Any], runs: list[Run]) -> None:
         """Raise `BadInput` unless the study may be run here: in a new folder, or as one that has grown."""
-        if self.path.exists() and not self.path.is_dir():
-            raise BadInput("out", str(self.path), "it is no folder")
+        out, is_folder = str(self.path), self.path.is_dir()
+        check("out", out, is_folder or not self.path.exists(), "it is no folder")
         if not self:
-            names = {path.name for path in self.path.iterdir()} if self.path.is_dir() else set()
-            if names - {"lock", *(p.name for file in (self._study, self._cells) for p in (file, aside_of(file)))}:
-                raise BadInput("out", str(self.path), "it is a folder of something else: it holds no study.json")
+            ours = {"lock", *(p.name for file in (self._study, self._cells) for p in (file, aside_of(file)))}
+            strange = {path.name for path in self.path.iterdir()} - ours if is_folder else set()
+            check("out", out, not strange, "it is a folder of something else: it holds no study.json")
             return
         before = self.definition()
         old, new = dict(flat(before.get("base"))), dict(flat(base))
         for key in dict.fromkeys([*old, *new]):
-            if old.get(key, default(key)) != new.get(key) and key not in PLACE:
-                allowed = f"the study in {self.path} has {old.get(key)!r}: for another base give another --out"
-                raise BadInput(f"base.{key}", new.get(key), allowed)
+            same = old.get(key, default(key)) == new.get(key) or key in PLACE
+            allowed = f"the study in {self.path} has {old.get(key)!r}: for another base give another --out"
+            check(f"base.{key}", new.get(key), same, allowed)
         begun = {cell["label"] for cell in self.cells() if (self.path / cell["folder"] / "config.yaml").is_file()}
         _check_labels([entry for entry in Study.of(before).entries() if entry.label in begun], study.entries())
         stays = {(cell["folder"], cell["label"]) for run in runs for cell in run.cells()}
         for cell in self.cells():
-            if (cell["folder"], cell["label"]) not in stays and self.finished(cell["folder"]):
-                allowed = "the study has trained this run; to leave it out, delete its folder first"
-                raise BadInput("study", f"without {self.path / cell['folder']}", allowed)
+            fine = (cell["folder"], cell["label"]) in stays or not self.finished(cell["folder"])
+            allowed = "the study has trained this run; to leave it out, delete its folder first"
+            check("study", f"without {self.path / cell['folder']}", fine, allowed)
 
     @contextlib.contextmanager
     def locked(self) -> Iterator[None]:
@@ -151,6 +145,11 @@ class StudyFolder:
             yield
 
 
+def is_search(folder: Path) -> bool:
+    """Whether it is one of `fl-train tune`, whose study is in `study/`."""
+    return (folder / "tune.yaml").is_file()
+
+
 def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
     """A study file: its resolved `base`, as YAML, and the `rest` of its keys."""
     return f"base:\n{indent(base, '  ')}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"
@@ -158,12 +157,11 @@ def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
 
 def _check_labels(before: list[Entry], now: list[Entry]) -> None:
     """A label of which a run has begun means what it meant: its runs are in folders of that name."""
-    known = {entry.label: entry for entry in before}
+    known = {entry.label: _meaning(entry) for entry in before}
     for entry in now:
-        old = known.get(entry.label, entry)
-        now_means, meant = _meaning(entry), _meaning(old)
-        if now_means != meant:
-            raise BadInput(entry.key, now_means, f"in this study {entry.label!r} is {meant}: give it another `label`")
+        means = _meaning(entry)
+        meant = known.get(entry.label, means)
+        check(entry.key, means, means == meant, f"in this study {entry.label!r} is {meant}: give it another `label`")
 
 
 def _meaning(entry: Entry) -> dict[str, Any]:

@@ -10,13 +10,15 @@ import hashlib
 import itertools
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from fl_lightning import catalogue
 from fl_lightning.config import check
-from fl_lightning.errors import BadInput
+
+K = TypeVar("K")
+T = TypeVar("T")
 
 KEYS = ("base", "methods", "seeds", "grid", "forced", "together", "paper")
 AXES = ("data", "federation", "model", "optimizer")
@@ -104,9 +106,8 @@ class Study:
         """
         check("study", content, isinstance(content, dict), f"it must hold the keys {', '.join(KEYS)}")
         for key in content:
-            if key not in KEYS:
-                near = catalogue.did_you_mean(str(key), KEYS)
-                raise BadInput(str(key), content[key], f"no such key{near}; keys of a study: {', '.join(KEYS)}")
+            near = catalogue.did_you_mean(str(key), KEYS)
+            check(str(key), content[key], key in KEYS, f"no such key{near}; keys of a study: {', '.join(KEYS)}")
         for key in ("base", "methods", "seeds"):
             check(key, None, content.get(key) is not None, "a study must have it")
         forced = content.get("forced", True)
@@ -169,6 +170,14 @@ class Study:
             share = setting.get("federation.participation", participation)
             runs += [Run(setting, entry, seed) for entry in self.entries(everyone=share == 1)]
         return runs
+
+
+def by_key(things: Iterable[T], key: Callable[[T], K]) -> dict[K, list[T]]:
+    """The things of each key, in the order in which keys come first."""
+    groups: dict[K, list[T]] = {}
+    for thing in things:
+        groups.setdefault(key(thing), []).append(thing)
+    return groups
 
 
 def words(setting: Setting) -> list[str]:

@@ -9,6 +9,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from fl_lightning.catalogue import did_you_mean
+from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
 from fl_lightning.study.cells import Cell, tidy
@@ -94,9 +95,8 @@ def _of_last_round(group: Group) -> list[str]:
 def choose_baseline(groups: list[Group], baseline: str | None) -> list[str]:
     """Fill in the groups' baselines; where there is none, it is said."""
     labels = list(dict.fromkeys(label for group in groups for label in group.cells))
-    if baseline is not None and baseline not in labels:
-        allowed = f"no such method{did_you_mean(baseline, labels)}; methods: {', '.join(labels)}"
-        raise BadInput("baseline", baseline, allowed)
+    allowed = f"no such method{did_you_mean(str(baseline), labels)}; methods: {', '.join(labels)}"
+    check("baseline", baseline, baseline is None or baseline in labels, allowed)
     notes = []
     for group in groups:
         local = _local(cell for cells in group.cells.values() for cell in cells.values())

@@ -5,7 +5,7 @@ from __future__ import annotations
 import re
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -15,13 +15,13 @@ from fl_lightning.report.figures import COLOURS
 from fl_lightning.report.vector import Kind, image
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.compare import Compared, Ranks, Row
+from fl_lightning.study.grid import by_key
 from fl_lightning.study.tables import MARK
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
     from matplotlib.figure import Figure
 
-T = TypeVar("T", Cell, Row)
 WIDTH = 5.5
 """Inches of a panel's width: a column of most papers, or the text of a page with one."""
 ACROSS = 2
@@ -37,27 +37,20 @@ def draw(cells: Sequence[Cell], compared: Compared) -> dict[str, tuple[Figure, s
         end, words = f"-{judge}" * (len(judges) > 1), f" ({MODELS[judge]})"
         own = [cell for cell in cells if cell.judge == judge and _curve([cell]) is not None]
         if own:
-            figure = _panels(_by_setting(own), 3.4, lambda axes, those: _curves(axes, those, metric.words))
+            settings = by_key(own, lambda cell: cell.setting)
+            figure = _panels(settings, 3.4, lambda axes, those: _curves(axes, those, metric.words))
             band = "mean over seeds; bands are one standard deviation over seeds on either side"
             made[f"{metric.name}-by-round{end}"] = figure, f"{metric.words} by round{words}: {band}"
         rows = [row for row in compared.rows if row.judge == judge and row.difference is not None]
         if rows:
             height = 1.0 + 0.28 * len({row.method for row in rows})
-            figure = _panels(_by_setting(rows), height, _forest, one_scale=True)
+            figure = _panels(by_key(rows, lambda row: row.setting), height, _forest, one_scale=True)
             kind = "intervals of 95 % for the mean difference of new seeds; hollow: no interval"
             made[f"differences-to-{_plain(str(rows[0].baseline))}{end}"] = figure, f"paired differences{words}: {kind}"
     if compared.ranks:
         words = "mean ranks over settings; bars join methods that do not differ"
         made["mean-ranks"] = draw_ranks(compared.ranks), words
     return made
-
-
-def _by_setting(things: Sequence[T]) -> dict[str, list[T]]:
-    """Cells or rows by their setting, in order."""
-    groups: dict[str, list[T]] = {}
-    for thing in things:
-        groups.setdefault(thing.setting, []).append(thing)
-    return groups
 
 
 def write(pictures: dict[str, tuple[Figure, str]], folder: Path, kind: Kind) -> None:
@@ -159,11 +152,6 @@ def draw_ranks(ranks: Sequence[Ranks]) -> Figure:
     for axes, rank in zip(panels, ranks, strict=True):
         _panel(axes, rank)
     return figure
-
-
-def save(ranks: Sequence[Ranks], path: Path) -> None:
-    """Write the picture of the ranks as PNG."""
-    write_whole(path, image("ranks", draw_ranks(ranks), "png", MARK), durable=False)
 
 
 def _panel(axes: Axes, rank: Ranks) -> None:

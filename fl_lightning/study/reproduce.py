@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import math
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -11,9 +12,11 @@ from typing import Any
 import numpy as np
 from scipy import stats
 
+from fl_lightning.metric import ACCURACY
 from fl_lightning.report.words import NONE
 from fl_lightning.results.result import RunResult
 from fl_lightning.study.folder import StudyFolder
+from fl_lightning.study.grid import by_key
 from fl_lightning.study.papers import Cell, Ours, reason
 from fl_lightning.study.sheet import Block, Sheet
 from fl_lightning.study.statistics import LEVEL
@@ -139,10 +142,9 @@ def _clients(run: RunResult, column: str) -> dict[int, float]:
 def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, float]) -> float:
     """FEDORA's R-Acc (mean of (accuracy - alone) / alone), or its ratio of positive transfer."""
     pairs = [(ours[client], alone[client]) for client in sorted(ours.keys() & alone.keys())]
-    if name == "transfer":
-        return sum(mine >= other for mine, other in pairs) / len(pairs) if pairs else math.nan
-    gains = [(mine - other) / other for mine, other in pairs if other > 0]
-    return sum(gains) / len(gains) if gains else math.nan
+    gains = [ACCURACY.gain(mine, other) for mine, other in pairs if other > 0]
+    values = [mine >= other for mine, other in pairs] if name == "transfer" else gains
+    return sum(values) / len(values) if values else math.nan
 
 
 # ---------------------------------------------------------------- the sheet
@@ -150,28 +152,21 @@ def _beside_alone(name: str, ours: Mapping[int, float], alone: Mapping[int, floa
 
 def sheet_of(lines: Sequence[Line], title: str, notes: Sequence[str]) -> Sheet:
     """A block for each of the paper's data sets, settings and metrics."""
-    groups: dict[str, list[Line]] = {}
-    for line in lines:
-        cell = line.cell
-        groups.setdefault(f"{cell.dataset}; {cell.setting}; {cell.metric}", []).append(line)
+    groups = by_key(lines, lambda line: f"{line.cell.dataset}; {line.cell.setting}; {line.cell.metric}")
     blocks = [Block(name, list(map(_cells, those)), list(map(_span, those))) for name, those in groups.items()]
-    counts = {
-        words: sum(line.verdict.words == words for line in lines) for words in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN)
-    }
-    summary = ", ".join(f"{number} {words}" for words, number in counts.items() if number)
+    counts = Counter(line.verdict.words for line in lines)
+    summary = ", ".join(f"{counts[words]} {words}" for words in (AGREES, DIFFERS, OPEN, ONE, NOT_RUN) if counts[words])
     below = [*notes, f"{len(lines)} cells: {summary}", *_whys(lines)]
     return Sheet(MARK, HEAD, blocks, below, [_record(line) for line in lines], {"title": title, "notes": below}, title)
 
 
 def _whys(lines: Sequence[Line]) -> list[str]:
     """Why cells differ, or have not been run, each reason once with the methods that it is of."""
-    methods_by_reason: dict[tuple[str, str, str], list[str]] = {}
-    for line in lines:
-        if line.why:
-            methods_by_reason.setdefault((line.verdict.words, line.why, line.written), []).append(line.cell.method)
+    reasons = by_key((one for one in lines if one.why), lambda one: (one.verdict.words, one.why, one.written))
+    methods = [", ".join(dict.fromkeys(line.cell.method for line in those)) for those in reasons.values()]
     return [
-        f"{', '.join(dict.fromkeys(methods))} ({verdict}): {why}{f' ({written})' * bool(written)}"
-        for (verdict, why, written), methods in methods_by_reason.items()
+        f"{of} ({verdict}): {why}{f' ({written})' * bool(written)}"
+        for of, (verdict, why, written) in zip(methods, reasons, strict=True)
     ]
 
 

@@ -135,10 +135,9 @@ class Trials:
 
     def _locked(self, number: int) -> IO[str] | None:
         folder = self.folder_of(number)
-        try:
+        with contextlib.suppress(Taken):
             return take(folder.with_name(f"{folder.name}.lock"))
-        except Taken:
-            return None
+        return None
 
     def suggested(self, trial: Trial, dimension: Dimension) -> Any:
         """What the trial has for a dimension, asked for now where it has not been.

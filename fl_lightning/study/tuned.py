@@ -14,7 +14,7 @@ from rich.table import Table
 from fl_lightning.errors import RunFailed
 from fl_lightning.metric import Metric
 from fl_lightning.search import edge
-from fl_lightning.study.chosen import UNTUNED
+from fl_lightning.study.chosen import UNTUNED, words
 from fl_lightning.study.folder import as_yaml
 from fl_lightning.study.grid import Entry
 from fl_lightning.study.space import Dimension
@@ -72,13 +72,12 @@ class Tuned:
             lines += [f"{one.key}={values[one.key]} lies at the edge of its range ({end})"] if end is not None else []
         return lines
 
-    def method(self) -> dict[str, Any]:
-        """The choice as a study file lists it."""
-        return _listed(self.entry, self.best.values, self.entry.label)
-
-    def untuned(self) -> dict[str, Any]:
-        """The first trial's settings, as a study file lists them."""
-        return _listed(self.entry, self.ended[0].values, f"{self.entry.label} {UNTUNED}")
+    def listed(self, trial: Ended, label: str) -> dict[str, Any]:
+        """The method with a trial's values, as a study file lists it."""
+        arguments, settings = split_values(trial.values)
+        listed: dict[str, Any] = {"name": self.entry.name, "label": label, **self.entry.settings, **settings}
+        listed |= {"when": dict(self.entry.when)} if self.entry.when else {}
+        return listed | {"init_args": {**self.entry.arguments, **arguments}}
 
 
 def few(number: int) -> str:
@@ -92,13 +91,6 @@ def split_values(values: dict[str, Any]) -> tuple[dict[str, Any], dict[str, Any]
     return arguments, {key: v for key, v in values.items() if not key.startswith("method.")}
 
 
-def _listed(entry: Entry, values: dict[str, Any], label: str) -> dict[str, Any]:
-    arguments, settings = split_values(values)
-    listed: dict[str, Any] = {"name": entry.name, "label": label, **entry.settings, **settings}
-    listed |= {"when": dict(entry.when)} if entry.when else {}
-    return listed | {"init_args": {**entry.arguments, **arguments}}
-
-
 def study_file(base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid: dict[str, Any], untuned: bool) -> str:
     """The study of the choices, as YAML: fresh seeds, no forced rows beside those that were tuned.
 
@@ -106,8 +98,9 @@ def study_file(base: str, tuned_methods: Sequence[Tuned], seeds: list[int], grid
         base: the resolved base, as YAML.
         untuned: list each method with the settings of its first trial, too, where the choice is another.
     """
-    methods = [one.method() for one in tuned_methods]
-    methods += [one.untuned() for one in tuned_methods if untuned and one.best.values != one.ended[0].values]
+    methods = [one.listed(one.best, one.entry.label) for one in tuned_methods]
+    moved = [one for one in tuned_methods if untuned and one.best.values != one.ended[0].values]
+    methods += [one.listed(one.ended[0], f"{one.entry.label} {UNTUNED}") for one in moved]
     rest = {"methods": methods, "seeds": seeds, "forced": False, **({"grid": grid} if grid else {})}
     return as_yaml(base, rest)
 
@@ -136,7 +129,6 @@ def table(tuned_methods: Sequence[Tuned]) -> Table:
     for one in tuned_methods:
         row, say = one.row(), one.metric.shown
         trials = f"{row['trials']}" + (f" ({row['refused']} refused)" if row["refused"] else "")
-        choice = ", ".join(f"{key.removeprefix('method.')}={value}" for key, value in one.best.values.items())
         scores = [say(row[name]) for name in ("start", "min", "median", "max")]
-        shown.add_row(escape(one.entry.label), trials, *scores, say(row["gain"]), escape(choice))
+        shown.add_row(escape(one.entry.label), trials, *scores, say(row["gain"]), escape(words(one.best.values)))
     return shown
