@@ -140,7 +140,7 @@ def _resolved(plan: Plan, cycles: int) -> tuple[Study, Config, list[tuple[Run, C
     folds = {"folds": FOLDS, "test_seed": 0, "partition_seed": 0, "client_test": None, "validation": 0.0}
     fixed: Layer = {
         "data": folds | {"score_on": "test"}, "evaluation": {"every": ONLY_LAST},
-        "callbacks": {"heatmaps": None, "progress": None},
+        "callbacks": {"heatmaps": None, "progress": None, "checkpoint": {}},
     }  # fmt: skip
     base, runs, configs = resolve(definition, over=[*plan.over, fixed], beneath=[{"data": {"min_samples": 1}}])
     return definition, base, list(zip(runs, configs, strict=True))

@@ -36,15 +36,18 @@ Rows = Mapping[str, tuple[Config, str | None]]
 
 
 def newcomers(out: Path, rows: Rows, method: str, silos: int) -> list[Task]:
-    """Every silo held out once, by the chosen method and by training alone."""
+    """Every silo held out once, by the chosen method and by training alone, for as many rounds as the others' run."""
     tasks: list[Task] = []
     for label in (method, ALONE):
         config, kind = rows[label]
+        if label == ALONE:
+            longer = replace(config.evaluation, newcomer_rounds=config.federation.rounds)
+            config = replace(config, evaluation=longer)
         for fold in range(FOLDS):
             away = [c for c in range(silos) if c % FOLDS == fold]
             if away and len(away) < silos:
-                run = _without(config, away, fold)
-                tasks.append((run, out / "newcomers" / folder_of(label) / f"seed-{fold}", None, {label: kind}))
+                place = out / "newcomers" / ("alone" if label == ALONE else folder_of(label)) / f"seed-{fold}"
+                tasks.append((_without(config, away, fold), place, None, {label: kind}))
     return tasks
 
 
@@ -68,7 +71,8 @@ def curve(out: Path, rows: Rows, method: str) -> list[Task]:
         for label in (ALONE, method):
             config, kind = rows[label]
             for fold in range(FOLDS):
-                run = replace(config, seed=fold, data=replace(config.data, train_share=share))
+                data = replace(config.data, train_share=share * config.data.train_share)
+                run = replace(config, seed=fold, data=data)
                 tasks.append((run, place / "runs" / folder_of(label) / f"seed-{fold}", place, {label: kind}))
     return tasks
 
@@ -85,14 +89,16 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
     """What a new silo gets by labelled samples, mean over silos: with the others' model, and alone."""
     metric: numbers.Name = "mae" if measured.metric == "mae" else "accuracy"
     scores: dict[tuple[str, int], list[float]] = {}
+    part = min((config.evaluation.newcomer_rounds / config.federation.rounds for config, *_ in tasks), default=0.0)
     for _, folder, _, rows in tasks:
         for row in RunResult(folder).rows("newcomers"):
             key = next(iter(rows)), int(row["samples_per_class"])
             scores.setdefault(key, []).append(float(row[metric]))
     text = (
         "Every silo was left out once, and came when all was over, with so many labelled samples of each class: score "
-        f"of the model that {measured.method} gives it, trained on these, and of one that it trains on these alone, "
-        f"mean over silos ({words.METRICS[metric]})."
+        f"of the model that {measured.method} gives it, trained on these for {100 * part:.0f} % of the time that a "
+        "whole training takes, and of one that it trains on these alone, for all of that time; mean over silos "
+        f"({words.METRICS[metric]})."
     )
     section = Section("A silo that joins later", text, ["labelled samples of each class", "with the others", "alone"])
     means_by_count: list[dict[str, Any]] = []
@@ -175,7 +181,9 @@ def of_curve(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any
             estimates.append(numbers.estimate(metric, alone, federated, silo.samples))
         known = [one for one in estimates if one is not None]
         if known:
-            size = float(np.mean([share * silo.size * (FOLDS - 1) / FOLDS for silo in judged]))
+            clients = RunResult(place / "runs" / folder_of(ALONE) / "seed-0").clients
+            sizes = clients.groupby("client")["train_samples"].first()
+            size = float(sizes[[silo.number for silo in judged]].mean())
             gain, low, high = numbers.mean_gain(known)
             points.append({"share": share, "samples": size, "gain": gain, "low": low, "high": high})
     ends = {key: _crossing(points, key) for key in ("gain", "low", "high")}

@@ -102,7 +102,8 @@ def _consortium(measured: Measured) -> dict[str, Any]:
         gain, low, high = numbers.mean_gain(estimates)
         worst = min(judged, key=lambda answer: answer.estimate.gain if answer.estimate else math.inf)
         facts |= {"gain": gain, "low": low, "high": high}
-        facts |= {"surely_gain": [a.silo.name for a, is_sure in zip(judged, sure, strict=True) if is_sure]}
+        certain = [a for a, is_sure in zip(judged, sure, strict=True) if is_sure and a.verdict == "gains"]
+        facts |= {"surely_gain": [answer.silo.name for answer in certain]}
         facts |= {"worst": worst.silo.name, "worst_gain": worst.estimate.gain if worst.estimate else None}
         facts |= {"between_silos": float(np.std([one.gain for one in estimates], ddof=1))}
         new = numbers.of_new_silos([one.gain for one in estimates])

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -52,7 +53,7 @@ def read(out: Path, labels: Sequence[str], cycles: int, facts: Facts) -> list[Si
     silos = [_silo(tables, c, name, facts.recordings) for c, name in enumerate(facts.names)]
     for silo, size in zip(silos, facts.sizes, strict=True):
         silo.size = size
-    _trace(silos)
+    _trace(silos, bool(facts.recordings))
     for silo in silos:
         silo.recordings = len(np.unique(silo.samples.units)) if facts.recordings else 0
     return silos
@@ -62,16 +63,18 @@ def one(out: Path, like: Silo, label: str, facts: Facts) -> Silo:
     """The silo `like` by one row of the first cycle in `out`: the samples that count in `like`, and as `read`."""
     silo = _silo({label: [_cycle(out, label, 0)]}, like.number, like.name, facts.recordings)
     _keep(silo, np.isin(silo.keys, like.keys))
+    silo.samples = replace(silo.samples, units=like.samples.units)
     return silo
 
 
 def _cycle(out: Path, label: str, cycle: int) -> Table:
-    """What a row's runs of a cycle tested, with the fold of each sample. In the order of samples' content, those of
-    equal content as they come."""
+    """What a row's runs of a cycle tested, with the fold of each sample. In the order of samples' content and label,
+    those that are alike in both as they come."""
     parts = [_table(place(out, label, cycle * FOLDS + fold)) for fold in range(FOLDS)]
     whole = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
     whole["fold"] = np.repeat(np.arange(FOLDS), [len(part["sample"]) for part in parts])
-    order = np.argsort(whole["sample"], kind="stable")
+    labels = whole["label"].reshape(len(whole["sample"]), -1)  # of a text one for each token
+    order = np.lexsort((*labels.T, whole["sample"]))
     return {name: column[order] for name, column in whole.items()}
 
 
@@ -91,18 +94,18 @@ def _silo(tables: Mapping[str, Sequence[Table]], client: int, name: str, recordi
         return np.stack([table[column][table["client"] == client] for table in tables[label]])
 
     first, rows = next(iter(tables)), {}
-    keys = stacked(first, "sample")
+    keys, labels = stacked(first, "sample"), stacked(first, "label")
     for label in tables:
-        sample, right, outputs = (stacked(label, column) for column in ("sample", "right", "outputs"))
-        if sample.shape != keys.shape or (sample != keys[0]).any():
+        sample, classes, right, outputs = (stacked(label, name) for name in ("sample", "label", "right", "outputs"))
+        if sample.shape != keys.shape or (sample != keys[0]).any() or (classes != labels[0]).any():
             allowed = f"row {label!r} tested other samples of {name} than the rest: begin in a new folder"
             raise BadInput("out", str(client), allowed)
         rows[label] = Scores(right.astype(np.float64), outputs if outputs.shape[-1] else None)
     units = np.unique([recordings.get(key, key) for key in keys[0].tolist()], return_inverse=True)[1]
-    return Silo(client, name, Samples(stacked(first, "label")[0], stacked(first, "fold"), units), rows, keys[0])
+    return Silo(client, name, Samples(labels[0], stacked(first, "fold"), units), rows, keys[0])
 
 
-def _trace(silos: list[Silo]) -> None:
+def _trace(silos: list[Silo], recordings: bool) -> None:
     """Take samples that lie in two silos out of all figures: a federated model has seen them in the other one."""
     holders: dict[int, list[int]] = {}
     coarse: set[int] = set()
@@ -113,7 +116,10 @@ def _trace(silos: list[Silo]) -> None:
         for key in counts:
             holders.setdefault(key, []).append(silo.number)
     for silo in silos:
-        if silo.number in coarse:
+        if silo.number in coarse:  # samples that are equal by chance are samples of their own
+            silo.repeated = 0
+            if not recordings:
+                silo.samples = replace(silo.samples, units=np.arange(len(silo.keys)))
             continue
         others = [[c for c in holders[key] if c != silo.number and c not in coarse] for key in silo.keys.tolist()]
         silo.shared = dict(Counter(c for those in others for c in those))

@@ -348,5 +348,5 @@ def of_new_silos(gains: Sequence[float]) -> tuple[float, float] | None:
     """Interval of the mean gain of silos that are drawn as these were, by Student's t; None of fewer than three."""
     if len(gains) < 3:
         return None
-    low, high = stats.t.interval(1 - LEVEL, len(gains) - 1, np.mean(gains), stats.sem(gains))
-    return float(low), float(high)
+    half = float(stats.t.ppf(1 - LEVEL / 2, len(gains) - 1) * stats.sem(gains))
+    return float(np.mean(gains)) - half, float(np.mean(gains)) + half

@@ -146,10 +146,12 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     parts = [text.format(counts[word], s="s" * (counts[word] == 1)) for word, text in texts.items() if counts[word]]
     listed = " and ".join(filter(None, [", ".join(parts[:-1]), parts[-1]]))
     metric, unit = measured.metric, unit_of(measured.metric)
-    if facts["low"] > 0 and not counts["harmed"]:
-        begin = "Yes, on the whole joining pays"
-    elif counts["gains"] and counts["harmed"]:
+    if counts["gains"] and counts["harmed"]:
         begin = "It depends on the silo"
+    elif -measured.margin < facts["low"] and facts["high"] < measured.margin:
+        begin = "On average joining makes no difference that matters"
+    elif facts["low"] > 0 and not counts["harmed"]:
+        begin = "Yes, on the whole joining pays"
     elif facts["high"] < measured.margin and not counts["gains"]:
         begin = "No, on average joining does not pay"
     elif facts["low"] > 0:

@@ -84,6 +84,23 @@ def test_more_samples_are_not_promised_where_trainings_decide() -> None:
     assert {wanted: foretold[wanted] for wanted in ("0.01", "0.02", "0.03")} == dict.fromkeys(["0.01", "0.02", "0.03"])
 
 
+@pytest.mark.parametrize("gain", [0.004, -0.004])
+def test_gains_within_the_margin_are_no_yes_and_no_no(gain: float) -> None:
+    """An interval may lie above 0 and within the margin: as of a silo, the margin comes first."""
+    rng, silos = np.random.default_rng(0), []
+    for c in range(5):
+        right = np.repeat((rng.random(4000) < 0.9)[None], 4, 0).astype(float)
+        rows, moved = {label: Scores(right.copy()) for label in ("local", "ditto")}, rng.choice(4000, 16, replace=False)
+        rows["local"].right[:, moved], rows["ditto"].right[:, moved] = gain < 0, gain > 0
+        folds = np.stack([rng.permutation(np.arange(4000) % 5) for _ in range(4)])
+        silos.append(Silo(c, f"s{c}", Samples(np.arange(4000) % 2, folds, np.arange(4000)), rows, size=4000))
+    facts = measure(silos, "accuracy", None).consortium
+    assert facts["sentence"].startswith(
+        "On average joining makes no difference that matters: of 5 silos for 5 it makes"
+    )
+    assert facts["counts"]["no difference that matters"] == 5 and facts["surely_gain"] == []
+
+
 def test_two_silos_are_no_consortium() -> None:
     facts = made({"up": (900, 0.08), "down": (900, -0.08), "few": (30, 0.0)}).consortium
     assert "gain" not in facts and "only 2 have enough samples" in facts["sentence"]

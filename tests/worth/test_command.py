@@ -6,6 +6,7 @@ import csv
 import json
 import shlex
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -236,6 +237,17 @@ def test_runs_without_a_silo_are_kept_by_method(tmp_path: Path) -> None:
     rows = dict.fromkeys(("fedper", "fedavg finetuned"), (config, None))
     folders = [{folder for _, folder, _, _ in further.without(tmp_path, rows, label, 3)} for label in rows]
     assert len(folders[0]) == len(folders[1]) == 3 * 5 and not folders[0] & folders[1]
+
+
+def test_a_new_silo_trains_alone_as_long_as_the_others_and_shares_are_of_the_runs_samples(tmp_path: Path) -> None:
+    base = Config(method=Component("unused"), models=[ModelConfig(Component("unused"))])
+    config = replace(base, data=replace(base.data, train_share=0.4))
+    rows = dict.fromkeys(("fedper", "local"), (config, None))
+    tasks = further.newcomers(tmp_path, rows, "fedper", 3)
+    rounds = {next(iter(of)): run.evaluation.newcomer_rounds for run, _, _, of in tasks}
+    assert rounds == {"fedper": base.evaluation.newcomer_rounds, "local": base.federation.rounds}
+    shares = {run.data.train_share for run, *_ in further.curve(tmp_path, rows, "fedper")}
+    assert shares == {0.4 * share for share in further.SHARES}
 
 
 def asked(methods: list[str], minutes: float) -> command.Plan:

@@ -87,6 +87,28 @@ def test_coarse_columns_are_no_copies(tmp_path: Path) -> None:
     assert [(silo.shared, len(silo.samples)) for silo in read(tmp_path, silos)] == [({}, 40), ({}, 30)]
 
 
+def test_equal_samples_keep_their_own_labels_over_cycles(tmp_path: Path) -> None:
+    """Coarse columns: contents repeat with both labels, and each cycle's folds bring them in another order."""
+    rng = np.random.default_rng(0)
+    contents, labels = np.arange(60) % 4, rng.integers(0, 2, 60)
+    for cycle in range(3):
+        of = rng.permutation(np.arange(60) % FOLDS)
+        for fold in range(FOLDS):
+            mine = of == fold
+            table = {"sample": contents[mine].astype(np.uint64), "label": labels[mine], "right": 1.0 * labels[mine]}
+            table |= {"client": np.zeros(mine.sum(), int), "outputs": labels[mine, None].astype(np.float32)}
+            save_arrays(scores.place(tmp_path, "local", cycle * FOLDS + fold), **table)
+    silo = scores.read(tmp_path, ["local"], 3, Facts(["a"], [60]))[0]
+    for of_cycle, outputs in zip(silo.rows["local"].right, silo.rows["local"].outputs, strict=True):  # type: ignore[arg-type]
+        assert (of_cycle == silo.samples.labels).all() and (outputs[:, 0] == silo.samples.labels).all()
+    assert len(set(silo.samples.units.tolist())) == 60 and silo.repeated == 0  # equal by chance: none is a copy
+    with np.load(place := scores.place(tmp_path, "local", FOLDS)) as arrays:
+        other = dict(arrays)
+    save_arrays(place, **other | {"label": 1 - other["label"]})
+    with pytest.raises(BadInput, match="tested other samples"):
+        scores.read(tmp_path, ["local"], 3, Facts(["a"], [60]))
+
+
 def test_rows_that_tested_other_samples_are_refused(tmp_path: Path) -> None:
     written(tmp_path, [list(range(30))])
     written(tmp_path, [list(range(1, 31))], "fedper")
