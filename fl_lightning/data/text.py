@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Reading, Source, Tokens
+from fl_lightning.data.source import TEST_SHARE, Pool, Reading, Source, Tokens, at_root
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 
@@ -28,20 +28,17 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is too short.
     """
-    root, length = data.root, data.length
-    if root is None or not Path(root).expanduser().is_dir():
-        raise Absent("data.root", root, f"the source text wants {LAYOUT}")
-    files = sorted(Path(root).expanduser().glob("*.txt"))
+    root, folder = at_root(data, LAYOUT)
+    files, length = sorted(folder.glob("*.txt")), data.length
     check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
     texts = [_read(root, file) for file in files]
     names, encode = learn((text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data)
     encoded = [np.array(encode(text), np.int64) for text in texts]
     for file, tokens in zip(files, encoded, strict=True):
         need = round((length + 1) / TEST_SHARE) + 1
-        what = (
-            f"{file.name} has {len(tokens)} tokens and needs {need}: a test sample of data.length + 1 in its last fifth"
-        )
-        check("data.length", length, len(tokens) >= need, what)
+        what = f"{file.name} has {len(tokens)} tokens and needs {need}"
+        allowed = f"{what}: a test sample of data.length + 1 in its last fifth"
+        check("data.length", length, len(tokens) >= need, allowed)
     spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
     reading = Reading(tokens=Tokens(names, length, "first", getattr(encode, "json", None)))
