@@ -87,15 +87,8 @@ class Trainer:
         network = repr(run.config.models[self.group.index].component), repr(module.model), built, frozen
         blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
         steps = repr(replace(spec.config, lr=0.0)), spec.largest_batch, str(spec.dtype), run.config.fabric.precision
-        return (
-            network,
-            blocks,
-            module.trainable.tobytes(),
-            steps,
-            tuple(spec.input_shape),
-            module.metric.name,
-            module.looks,
-        )
+        seen = tuple(spec.input_shape), module.metric.name, module.looks
+        return network, blocks, module.trainable.tobytes(), steps, *seen
 
     def contest(self) -> Contest:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by
@@ -205,7 +198,5 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
 
 def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Weights stay as they are in the vector: convolutions turn them, which costs little beside what they compute."""
-    images = [isinstance(x, Tensor) and x.ndim == 4 for x in inputs]
-    return tuple(
-        x.contiguous(memory_format=torch.channels_last) if image else x for x, image in zip(inputs, images, strict=True)
-    )
+    last = torch.channels_last
+    return tuple(x.contiguous(memory_format=last) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs)
