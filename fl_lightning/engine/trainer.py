@@ -20,7 +20,7 @@ from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
-from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make, seconds_by_client, shared
+from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make, seconds_by_client
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.local import autocast
@@ -74,10 +74,8 @@ class Trainer:
             config.optimizer, data.input_shape, data.num_classes, run.dtype, config.federation.batch_size, sizes,
             min(run.cohort_size, len(sizes)), self.group.whole_last, config.fabric.channels_last, data.text,
         )  # fmt: skip
-        parts = self.fabric, self.module, self.optimizer
-        if name == "vmap" and self.together is not None:
-            return shared(self.together, self._kind(spec), *parts, spec)
-        return make(name, *parts, spec)
+        kind = None if self.together is None else self._kind(spec)
+        return make(name, self.fabric, self.module, self.optimizer, spec, self.together, kind)
 
     def _kind(self, spec: ExecutorSpec) -> Hashable:
         """What must be the same for the clients of two runs to train in one pass."""
