@@ -163,9 +163,7 @@ class OwnLosses:
         """Why passes come to other gradients, or to some that depend on who is beside; None: they do not."""
         stack, (x, y) = self.stack, _batch(job)
         stack.choose(known.reached)
-        stack.rows.copy_(job.vector)
-        for bank, buffer in zip(stack.buffers, job.buffers, strict=True):
-            bank.copy_(buffer)
+        stack.place([(job.vector, job.buffers)] * stack.width)
 
         def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
             given = [t.expand(size, *t.shape).contiguous() for t in loss.tensors.values()]

@@ -95,9 +95,7 @@ class Vmap(Stacked):
         `gradients` of what trains (None: the loss does not depend on it)."""
         stack, bound = self.stack, module.binding
         assert bound.vector is not None
-        stack.rows.copy_(bound.vector)
-        for bank, buffer in zip(stack.buffers, bound.buffers, strict=True):
-            bank.copy_(buffer)
+        stack.place([(bound.vector, bound.buffers)] * stack.width)
         self._reached = module.trainable.copy()
         self._reached[module.trainable] = [g is not None for g in gradients]
         stack.choose(self._reached)
