@@ -42,9 +42,8 @@ def load(data: DataConfig) -> Source:
     parts = ["train"] if whole else parts
     pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, raw) for p in parts}
     pools, group_names = _grouped(root, pools, arrays)
-    shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
-    if shapes["train"] != shapes[parts[-1]]:
-        raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
+    ours, theirs = (arrays[f"x_{part}"].shape[1:] for part in ("train", parts[-1]))
+    check("data.root", root, ours == theirs, f"x_train and x_test differ in shape: {ours}, {theirs}")
     class_names: list[Any] = []
     if task == "classification":
         classes = 1 + max(int(pool.labels.max()) for pool in pools.values())

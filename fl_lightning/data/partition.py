@@ -294,20 +294,16 @@ def hold_out(
     rows = counts.reshape(len(train), classes)
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
-    takes = np.concatenate(
-        [
-            systematic(row, take, start) if by_chance else apportion(row, take)
-            for row, take, start in zip(rows, takes.tolist(), starts.tolist(), strict=True)
-        ]
-    )
+    each = zip(rows, takes.tolist(), starts.tolist(), strict=True)
+    kinds = [systematic(row, take, start) if by_chance else apportion(row, take) for row, take, start in each]
+    takes = np.concatenate(kinds)
     order = order[np.argsort(group[order], kind="stable")]
     place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_out = np.zeros(len(pooled), bool)
     is_out[order[place < np.repeat(takes, counts)]] = True
     cuts = np.cumsum(sizes)[:-1]
-    parts = zip(np.split(pooled, cuts), np.split(is_out, cuts), strict=True)
-    pairs = [(indices[~out], indices[out]) for indices, out in parts]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    parts = list(zip(np.split(pooled, cuts), np.split(is_out, cuts), strict=True))
+    return [indices[~out] for indices, out in parts], [indices[out] for indices, out in parts]
 
 
 def _find(name: str) -> Partition:

@@ -136,9 +136,11 @@ class AnyOptimizer:
             if added is not None and parameter.requires_grad:
                 parameter.grad = added.clone() if parameter.grad is None else parameter.grad.add_(added)
         if self.config.clip_norm is not None:
-            stepped = [p for group in self.optimizer.param_groups for p in group["params"]]
-            nn.utils.clip_grad_norm_(stepped, self.config.clip_norm)
+            nn.utils.clip_grad_norm_(self._parameters(), self.config.clip_norm)
         self._stepper.step()
+
+    def _parameters(self) -> list[Tensor]:
+        return [p for g in self.optimizer.param_groups for p in g["params"]]
 
     def state(self) -> dict[str, Tensor]:
         """`NAME.K` by parameter, and `scaler` (16-mixed)."""
