@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, ClassVar, Literal
 
+import torch
 from torch import Tensor
 
 from fl_lightning import renames
@@ -181,3 +182,11 @@ class Aggregator(Callback):
     def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
         """The model (D,) that `mean` becomes, which was made of the uploads of `who`; on every rank."""
         return mean
+
+
+class Unweighted(Aggregator):
+    """Every client counts once, however many samples it has."""
+
+    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
+        """1 / n each."""
+        return torch.full_like(p, 1 / p.shape[-1])

@@ -115,11 +115,8 @@ class Canaries(Transform, Observer):
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """The guesses, how many were right, and the epsilon that they refute."""
-        here = {
-            c: (float(s.memory[SCORE]), int(s.memory[ROUNDS])) for c, s in run.states.items() if c in self._canaries
-        }
-        everywhere = {c: one for part in run.processes.gather_objects(here) for c, one in part.items()}
-        scored = sorted((score, c) for c, (score, rounds) in everywhere.items() if rounds)
+        here = {c: float(s.memory[SCORE]) for c, s in run.states.items() if c in self._canaries and s.memory[ROUNDS]}
+        scored = sorted((score, c) for c, score in run.processes.gather_by_client(here).items())
         half = min(max(1, round(self.guesses * len(scored) / 2)), len(scored) // 2)
         right = sum(not coin(run, c) for _, c in scored[:half]) + sum(coin(run, c) for _, c in scored[-half:][:half])
         if not half or self._privacy is None:

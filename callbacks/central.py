@@ -15,11 +15,11 @@ from typing import Annotated, Any, ClassVar
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Aggregator, Observer, Transform
+from fl_lightning.callbacks.base import Observer, Transform, Unweighted
 from fl_lightning.callbacks.privacy import check_account, check_noise_stays, uploads
 from fl_lightning.callbacks.relations import SampleCounts
 from fl_lightning.config import Config, check
-from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
+from fl_lightning.core import Client, Payload, RoundRecord, RunContext
 from fl_lightning.core.server import GroupServer
 from fl_lightning.errors import BadInput
 from fl_lightning.optimizerkeys import check_noise
@@ -59,7 +59,7 @@ def _owner(method: Any, hook: str) -> str:
 
 
 @dataclass
-class CentralPrivacy(Transform, Aggregator, Observer):
+class CentralPrivacy(Transform, Unweighted, Observer):
     """A trusted server bounds each client's change and adds noise to their one mean: privacy against all others.
 
     The unit is a client, who contributes or neither changes the sum nor is counted for `quantile`. The mean is plain,
@@ -101,7 +101,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
         """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run had other noise."""
         check_account(run, self.config_key)
         self._noise = self._multiplier(run.config, run.method)
-        Aggregator.on_fit_start(self, run)
+        Unweighted.on_fit_start(self, run)
         key, several = self.config_key, len(run.groups) > 1
         check("model", [g.name for g in run.groups], not several, f"{key} takes clients of one architecture")
         last = [c for c in run.callbacks if isinstance(c, Transform)][-1]
@@ -165,10 +165,6 @@ class CentralPrivacy(Transform, Aggregator, Observer):
 
         payload.vector = moved(client, payload, client.group.vectors[MODEL], bounded)
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
-        """1 / n each."""
-        return torch.full_like(p, 1 / p.shape[-1])
-
     def finished(self, mean: Tensor, group: GroupServer, who: Sequence[int]) -> Tensor:
         """With noise on all that is handed on; the rounds of `who` are counted, and the clip follows their norms."""
         run, n = group.server.run, len(who)
@@ -183,7 +179,7 @@ class CentralPrivacy(Transform, Aggregator, Observer):
         taken[torch.tensor(who)] += 1
         run.server.memory |= {TAKEN: taken, NOISE: torch.tensor(self._noise, dtype=torch.float64)}
         if self.quantile is not None:
-            within = {c: fine for part in run.processes.gather_objects(self._within) for c, fine in part.items()}
+            within = run.processes.gather_by_client(self._within)
             count = sum(within[c] - 0.5 for c in who) + counting * float(torch.randn((), generator=draws))
             step = math.exp(-RATE * (count / n + 0.5 - self.quantile))
             run.server.memory[CLIP] = memory[CLIP] * step

@@ -82,15 +82,14 @@ class Checkpoint(Observer):
         if not self._due(run, record.round, score):
             return
         begun = time.monotonic()
-        with undisturbed():
-            self._last = self._save(run, run.folder / "checkpoints", score)
+        self.save(run, score)
         self.saved, self._saved_at = record.round, time.monotonic()
         self._took = self._saved_at - begun
 
-    def save(self, run: RunContext) -> None:
-        """Save the run as it is now, without a score."""
+    def save(self, run: RunContext, score: float | None = None) -> None:
+        """Save the run as it is now, with the score of its round, where it has one."""
         with undisturbed():
-            self._last = self._save(run, run.folder / "checkpoints", None)
+            self._last = self._save(run, run.folder / "checkpoints", score)
 
     def summarize(self, run: RunContext) -> dict[str, int]:
         """The round that `--checkpoint best` stands for."""

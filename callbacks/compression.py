@@ -6,6 +6,7 @@ what it has sent). A small change then costs a small error, and what one round d
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Literal
 
@@ -14,7 +15,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
-from fl_lightning.core import Block, Client, Payload, RunContext
+from fl_lightning.core import Client, Payload, RunContext
 from fl_lightning.device import sent
 from fl_lightning.errors import BadInput
 from fl_lightning.ranges import PositiveShare
@@ -65,12 +66,8 @@ class Quantize(Transform):
     def _quantise(self, client: Client, payload: Payload, purpose: str) -> None:
         known = client.state.received["model"]
         draws = client.generator(purpose)
-        vector = payload.vector.clone()
         client.flops += 9 * int(payload.layout.numbers[payload.sent].sum())
-        for block in _sent(payload):
-            columns = slice(block.start, block.stop)
-            vector[columns] = known[columns] + quantised(vector[columns] - known[columns], self.bits, draws)
-        payload.vector = vector
+        payload.vector = _coded(payload, known, lambda difference: quantised(difference, self.bits, draws))
         payload.block_bytes = payload.layout.numbers * self.bits // 8 + payload.vector.element_size()
 
 
@@ -97,12 +94,8 @@ class TopK(Transform):
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Keep the largest changes."""
         known = client.state.received["model"]
-        vector = payload.vector.clone()
         client.flops += 3 * int(payload.layout.numbers[payload.sent].sum())  # differences, magnitudes and sums
-        for block in _sent(payload):
-            columns = slice(block.start, block.stop)
-            vector[columns] = known[columns] + largest(vector[columns] - known[columns], self._count(block.size))
-        payload.vector = vector
+        payload.vector = _coded(payload, known, lambda difference: largest(difference, self._count(len(difference))))
         counts = np.array([self._count(b.size) for b in payload.layout.blocks], dtype=np.int64)
         payload.block_bytes = counts * (payload.vector.element_size() + 4)
 
@@ -110,5 +103,11 @@ class TopK(Transform):
         return min(size, max(1, round(self.share * size)))
 
 
-def _sent(payload: Payload) -> list[Block]:
-    return [b for b, sent in zip(payload.layout.blocks, payload.sent, strict=True) if sent and b.size]
+def _coded(payload: Payload, known: Tensor, code: Callable[[Tensor], Tensor]) -> Tensor:
+    """The payload's vector (D,), of each block that is sent what `known` and the coded difference from it give."""
+    vector = payload.vector.clone()
+    for block, travels in zip(payload.layout.blocks, payload.sent, strict=True):
+        if travels and block.size:
+            columns = slice(block.start, block.stop)
+            vector[columns] = known[columns] + code(vector[columns] - known[columns])
+    return vector

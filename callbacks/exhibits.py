@@ -102,16 +102,9 @@ def clients(run: RunContext, scores: list[float], kinds: list[str], last: Mappin
     table = Cells(["client", *named, "train_samples", "test_samples", "classes", f"final_{name}", "model", *seen])
     classes = (data.class_counts > 0).sum(axis=1).tolist() if data.holds_all else [None] * run.clients
     for client in range(min(run.clients, MOST_ROWS)):
-        row = last.get(client, {})
-        facts = [
-            client,
-            *(data.client_names[client : client + 1]),
-            data.train_sizes[client],
-            data.test_sizes[client],
-            classes[client],
-            scores[client],
-        ]
-        table.rows.append([*facts, kinds[client], *(row.get(column) for column in seen)])
+        row, sizes = last.get(client, {}), (data.train_sizes[client], data.test_sizes[client], classes[client])
+        who = [client, *data.client_names[client : client + 1]]
+        table.rows.append([*who, *sizes, scores[client], kinds[client], *(row.get(column) for column in seen)])
     return table
 
 

@@ -49,9 +49,8 @@ class TensorBoard(Observer):
             from torch.utils.tensorboard import SummaryWriter
             from torch.utils.tensorboard.summary import hparams
 
-            self._so_far = CumulativeCosts(
-                r for r in RunFolder(run.folder).read("metrics") if r["round"] <= run.resumed_from
-            )
+            rows = RunFolder(run.folder).read("metrics")
+            self._so_far = CumulativeCosts(r for r in rows if r["round"] <= run.resumed_from)
             folder = run.folder / "tensorboard"
             again = run.resumed_from + 1 if folder.exists() else None  # also before a first checkpoint
             self._writer = SummaryWriter(str(folder), purge_step=again)

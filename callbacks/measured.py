@@ -131,9 +131,8 @@ class MeasuredCube(Relation):
         shares = torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples
         shares = shares.clamp_max(1.0)
         if bool((count == 0).all() and steps.any()) and server.run.is_main and "noise" not in server.run.warned:
-            log.say(
-                "selfkapc: no client has enough samples to measure its noise: all of a client's step counts as noise"
-            )
+            few = "no client has enough samples to measure its noise"
+            log.say(f"selfkapc: {few}: all of a client's step counts as noise")
         server.run.warned.add("noise")
         index, sources = torch.tensor(answered), torch.tensor(weighed.sources)
         where = [weighed.receivers.index(c) for c in answered]

@@ -113,11 +113,9 @@ class LocalPrivacy(Transform, Observer):
         elif not named:
             noise = {}
         else:
-            times = uploads(config, method, named)
+            times, target = uploads(config, method, named), float(self.epsilon_target or 0)
             key = f"{self.config_key}.epsilon_target"
-            one = calibrated(
-                lambda z: [Mechanism(z, n) for n in times], float(self.epsilon_target or 0), self.delta, key
-            )
+            one = calibrated(lambda z: [Mechanism(z, n) for n in times], target, self.delta, key)
             noise = dict.fromkeys(named, one)
         return {kind: Noise(clips[kind], noise[kind]) for kind in named}
 
@@ -163,11 +161,14 @@ class LocalPrivacy(Transform, Observer):
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Epsilon so far: the largest client's, each client's, and that of this round's upload alone."""
-        here = {c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()}
-        counts = {c: times for part in run.processes.gather_objects(here) for c, times in part.items()}
+        counts = self._counts(run)
         for row in record.clients:
             row["privacy_epsilon"] = self._epsilon(counts[int(row["client"])])
         record.metrics["privacy_epsilon"] = max(map(self._epsilon, set(counts.values())), default=0.0)
+
+    def _counts(self, run: RunContext) -> dict[int, tuple[int, ...]]:
+        """How many uploads of each kind have left each client."""
+        return run.processes.gather_by_client({c: tuple(s.memory[UPLOADS].tolist()) for c, s in run.states.items()})
 
     def _epsilon(self, times: Sequence[int], *, replace_one: bool = False) -> float:
         noises = [noise.multiplier for noise in self._noises.values()]
@@ -178,9 +179,7 @@ class LocalPrivacy(Transform, Observer):
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """Epsilon of the client with the largest, its delta and unit, and what it covers."""
-        here = [tuple(s.memory[UPLOADS].tolist()) for s in run.states.values()]
-        counts = {times for part in run.processes.gather_objects(here) for times in part}
-        return self._report(list(counts))
+        return self._report(list(set(self._counts(run).values())))
 
     def _report(self, counts: Sequence[Sequence[int]]) -> dict[str, Any]:
         largest = max(counts, key=self._epsilon, default=())

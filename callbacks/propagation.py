@@ -135,7 +135,7 @@ class Propagation(Relation):
         for client in run.at_home(range(run.clients)):
             part = run.data.client(client, run.device, run.dtype).train
             mine[client] = [basis(part, self.directions, c) for c in (run.data.num_classes, 0)]
-        by_client = {c: pair for part in run.processes.gather_objects(mine) for c, pair in part.items()}
+        by_client = run.processes.gather_by_client(mine)
         bases, features = (torch.stack([by_client[c][k] for c in range(run.clients)]) for k in (0, 1))
         rows = self._matrix(similarity(bases, bases))
         return {"fedora.rows": rows, "fedora.bases": bases, "fedora.feature_bases": features}

@@ -14,7 +14,7 @@ from typing import Annotated, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.base import Aggregator, Transform
+from fl_lightning.callbacks.base import Aggregator, Transform, Unweighted
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RunContext
 from fl_lightning.core.mixing import mean_of
@@ -32,7 +32,7 @@ def trimmed_mean(W: Tensor, cut: int) -> Tensor:
 
 
 @dataclass
-class TrimmedMean(Aggregator):
+class TrimmedMean(Unweighted):
     """The mean of each number over the clients, without the smallest and the largest (Yin et al., ICML 2018).
 
     Args:
@@ -42,10 +42,6 @@ class TrimmedMean(Aggregator):
 
     share: Annotated[float, Range(0, 0.5, below=True)]
 
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
-        """1 / n each."""
-        return torch.full_like(p, 1 / p.shape[-1])
-
     def combine(self, W: Tensor, p: Tensor) -> Tensor:
         """The trimmed mean of each column; of few models at least the middle ones are kept."""
         n = len(W)
@@ -53,12 +49,8 @@ class TrimmedMean(Aggregator):
 
 
 @dataclass
-class Median(Aggregator):
+class Median(Unweighted):
     """The median of each number over the clients (Yin et al., ICML 2018); for an even n, the mean of the middle two."""
-
-    def weights(self, p: Tensor, inputs: RelationInputs) -> Tensor:
-        """1 / n each."""
-        return torch.full_like(p, 1 / p.shape[-1])
 
     def combine(self, W: Tensor, p: Tensor) -> Tensor:
         """The median of each column."""
@@ -136,7 +128,6 @@ class NormBound(Transform):
         if change <= self.bound:
             return
         if self.action == "refuse":
-            raise ValueError(
-                f"its upload changes by {change:.4g}, more than callbacks.normbound.bound = {self.bound:g}"
-            )
+            bound = f"callbacks.normbound.bound = {self.bound:g}"
+            raise ValueError(f"its upload changes by {change:.4g}, more than {bound}")
         payload.vector = known + (payload.vector - known) * (self.bound / change)

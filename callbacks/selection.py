@@ -8,8 +8,8 @@ server.
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any, Literal
 
 import numpy as np
@@ -200,13 +200,10 @@ def _numbers(client: Client, outputs: np.ndarray) -> np.ndarray:
     """How many numbers each layer puts out for a sample, (L,); `outputs` where a layer is not called as a module."""
     network, widths = client.bind().model, dict(zip(client.layout.layers, outputs, strict=True))
 
-    def keep(name: str) -> Callable[[nn.Module, Any, Any], None]:
-        def hook(_: nn.Module, __: Any, out: Any) -> None:
-            widths[name] = float(out[0].numel()) if isinstance(out, Tensor) else widths[name]
+    def keep(name: str, _: nn.Module, __: Any, out: Any) -> None:
+        widths[name] = float(out[0].numel()) if isinstance(out, Tensor) else widths[name]
 
-        return hook
-
-    hooks = [m.register_forward_hook(keep(name)) for name, m in network.named_modules() if name in widths]
+    hooks = [m.register_forward_hook(partial(keep, name)) for name, m in network.named_modules() if name in widths]
     x, _ = next(iter(client.data.train.batches(1)))
     with torch.no_grad():
         network.eval()(x)

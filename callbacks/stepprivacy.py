@@ -89,8 +89,7 @@ class StepPrivacy(Transform, Observer):
             return privacy.noise
         most = largest(_planned(config, method, sizes))
         target, key = float(privacy.epsilon_target or 0), f"{KEY}.epsilon_target"
-        if not any(steps for _, steps in most):
-            raise BadInput(key, target, "no client takes a step in this run")
+        check(key, target, any(steps for _, steps in most), "no client takes a step in this run")
         noise = 0.0
         for q, n in sorted(most, key=lambda one: -one[0] * one[1] ** 0.5):  # about how epsilon grows
             if not noise or epsilon([Mechanism(noise, n, q)], privacy.delta) > target:
@@ -193,8 +192,7 @@ def _planned(config: Config, method: Any, sizes: Sequence[int]) -> list[tuple[fl
 
 def _taken(run: RunContext) -> list[tuple[float, int]]:
     """Sampling rate and steps so far of each client that has taken part."""
-    here = {c: int(s.memory[STEPS]) for c, s in run.states.items()}
-    steps = {c: n for part in run.processes.gather_objects(here) for c, n in part.items()}
+    steps = run.processes.gather_by_client({c: int(s.memory[STEPS]) for c, s in run.states.items()})
     size = run.config.federation.batch_size
     return [(sampling_rate(run.data.train_sizes[c], size), n) for c, n in steps.items()]
 

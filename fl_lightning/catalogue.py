@@ -65,8 +65,9 @@ def did_you_mean(word: str, names: Iterable[str]) -> str:
     names = list(names)
     near = difflib.get_close_matches(word, names, n=1) if "." in word else []
     if not near:
-        last = difflib.get_close_matches(word.rpartition(".")[2], [_last(name) for name in names], n=1)
-        near = [name for name in names if _last(name) in last]
+        last = {name: name.rpartition(".")[2] for name in names}
+        nearest = difflib.get_close_matches(word.rpartition(".")[2], last.values(), n=1)
+        near = [name for name in names if last[name] in nearest]
     return f" (did you mean {' or '.join(near)}?)" if near else ""
 
 
@@ -78,10 +79,6 @@ def shipped(kind: str, name: str) -> Path | None:
 
 def _shipped_in(kind: str) -> Path:
     return Path(str(resources.files("fl_lightning.configs"))) / ("" if kind == "configs" else kind)
-
-
-def _last(name: str) -> str:
-    return name.rpartition(".")[2]
 
 
 def _plain(name: str) -> str:

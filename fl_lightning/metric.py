@@ -100,9 +100,7 @@ class Accuracy(Metric):
             return (right.sum(1) / has_target.sum(1).clamp(min=1)).sum()
         from torchmetrics.functional.classification import multiclass_stat_scores
 
-        counts: Tensor = multiclass_stat_scores(
-            output, y, num_classes=num_classes, average="micro", validate_args=False
-        )
+        counts: Tensor = multiclass_stat_scores(output, y, num_classes, average="micro", validate_args=False)
         return counts[0]  # true positives; a share would be rounded
 
     def totals(self, outputs: Sequence[Tensor], ys: Sequence[Tensor], num_classes: int) -> list[Tensor]:

@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import count
-from typing import Any, Literal
+from typing import Any, Literal, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -28,6 +28,8 @@ from torch.nn import Module
 from fl_lightning import device
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed, redact
 from fl_lightning.shared_memory import SharedMemory, joined
+
+T = TypeVar("T")
 
 
 class _Launcher(_MultiProcessingLauncher):
@@ -215,6 +217,10 @@ class Group:
         if self.size == 1:
             return [item]
         return self._shared.gather_objects(item) if self._shared is not None else self._gathered(item)
+
+    def gather_by_client(self, items: dict[int, T]) -> dict[int, T]:
+        """`items` of the clients of every rank, each of which is on one, on every rank."""
+        return {client: item for part in self.gather_objects(items) for client, item in part.items()}
 
     def _gathered(self, item: Any) -> list[Any]:
         items: list[Any] = [None] * self.size

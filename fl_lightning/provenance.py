@@ -103,9 +103,8 @@ def _words(text: str) -> set[str]:
 @cache
 def _installed() -> dict[str, str]:
     """Every installed distribution and its version, by name."""
-    return dict(
-        sorted({d.name: d.version for d in distributions() if d.name}.items(), key=lambda pair: pair[0].lower())
-    )
+    versions = {d.name: d.version for d in distributions() if d.name}
+    return {name: versions[name] for name in sorted(versions, key=str.lower)}
 
 
 @cache

@@ -74,13 +74,13 @@ def export(
     config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], kind: Format = "safetensors"
 ) -> dict[str, Any]:
     """Write the model of a client, by name or number, to `out`; returns its kind, round and the model's arguments."""
-    return launch(_alone(config), _export, folder, client, out, which, kind)
+    return launch(alone(config), _export, folder, client, out, which, kind)
 
 
 def predictor(config: Config, folder: Path, client: int, which: Literal["last", "best"]) -> Predictor:
     """One client's model of the run in `folder`, ready for raw samples; on the CPU."""
     check("client", client, 0 <= client < config.clients, f"it must lie in [0, {config.clients - 1}]")
-    made: Predictor = launch(_alone(config), _predictor, folder, client, which)["predictor"]
+    made: Predictor = launch(alone(config), _predictor, folder, client, which)["predictor"]
     return made
 
 
@@ -90,10 +90,10 @@ def join(config: Config, folder: Path, *newcomer: Any) -> dict[str, Any]:
     `asked`: `data` (an npz file), `out`, `rounds`, `model` (as `architecture` has it). Returns what `export` returns,
     whether the data are `labelled`, and the accuracy on test data where there are any: as received, and after training.
     """
-    return launch(_alone(config), _join, folder, *newcomer)
+    return launch(alone(config), _join, folder, *newcomer)
 
 
-def _alone(config: Config) -> Config:
+def alone(config: Config) -> Config:
     """The same in one process, on the CPU."""
     return replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
 

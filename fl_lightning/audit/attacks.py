@@ -283,8 +283,7 @@ def label_mixes(run: Observed) -> list[Row]:
     shares = run.counts / run.counts.sum(1, keepdims=True).clip(1)
 
     def value(order: np.ndarray) -> float:
-        values = [_ranked(shares[i], change[j]) for i, j in enumerate(order)]
-        return _mean(values)
+        return _mean([_ranked(shares[i], change[j]) for i, j in enumerate(order)])
 
     rng, n = np.random.default_rng(0), len(change)
     permuted = [value(rng.permutation(n)) for _ in range(DRAWS)]

@@ -6,7 +6,7 @@ that the same sample is recognised in runs of other seeds, where it may be a tra
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,11 +20,10 @@ from fl_lightning import log
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client
-from fl_lightning.core.layout import Layout
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.run import assemble, launch
+from fl_lightning.run import alone, assemble, launch
 from fl_lightning.storage import manifest as disk
 
 Confidence = dict[str, np.ndarray]
@@ -83,8 +82,7 @@ def observed(config: Config, folder: Path) -> Observed:
     """
     check("audit", str(folder), has_checkpoint(folder / "checkpoints"), "it has no checkpoint: its models are not kept")
     check("audit", config.data.task, config.data.task == "classification", "an audit is of runs with classes")
-    single = replace(config, fabric=replace(config.fabric, accelerator="cpu", devices=1, num_nodes=1))
-    return launch(single, _observed, folder)["observed"]
+    return launch(alone(config), _observed, folder)["observed"]
 
 
 def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
@@ -134,7 +132,8 @@ def _samples(fed: Federation) -> Samples:
     for id in range(run.clients):
         data = run.data.client(id, run.device, run.dtype)
         parts = [list(part.batches(run.config.evaluation.batch_size)) for part in (data.train, data.test)]
-        digests = [_digest(x) for part in run.data.raw(id) for x in part]
+        raw = [x.contiguous().cpu().numpy() for part in run.data.raw(id) for x in part]
+        digests = [xxhash.xxh3_64_intdigest(x.tobytes()) for x in raw]
         member = np.repeat([True, False], [sum(len(y) for _, y in part) for part in parts])
         batches = [batch for part in parts for batch in part]
         views = {view: _confidence(fed, view, id, batches) for view in VIEWS}
@@ -142,10 +141,6 @@ def _samples(fed: Federation) -> Samples:
     client, digest, member = (np.concatenate([row[k] for row in rows]) for k in range(3))
     views = {view: np.concatenate([row[3][view] for row in rows]) for view in VIEWS}
     return Samples(client, digest, member, views)
-
-
-def _digest(x: Tensor) -> int:
-    return xxhash.xxh3_64_intdigest(x.contiguous().cpu().numpy().tobytes())
 
 
 def _confidence(fed: Federation, view: str, id: int, batches: list[tuple[Tensor, Tensor]]) -> np.ndarray:
@@ -194,16 +189,12 @@ def _heads(fed: Federation) -> np.ndarray | None:
     run, rows = fed.run, []
     for id in range(run.clients):
         group, state = run.group_of(id), run.states.get(id)
-        block = _bias(group.layout, group.up_mask, run.data.num_classes)
-        if block is None or state is None or id not in run.server.uploaded or run.policy.for_judge:
+        sent = [block for block, up in zip(group.layout.blocks, group.up_mask, strict=True) if up and block.head]
+        biases = [block for block in sent if block.shape == (run.data.num_classes,)]
+        if not biases or state is None or id not in run.server.uploaded or run.policy.for_judge:
             return None
-        rows.append(state.received["model"][block].double().cpu().numpy())
+        rows.append(state.received["model"][biases[-1].start : biases[-1].stop].double().cpu().numpy())
     return np.stack(rows)
-
-
-def _bias(layout: Layout, sent: np.ndarray, classes: int) -> slice | None:
-    blocks = [b for b, up in zip(layout.blocks, sent, strict=True) if up and b.head and b.shape == (classes,)]
-    return slice(blocks[-1].start, blocks[-1].stop) if blocks else None
 
 
 def _relation(folder: RunFolder, clients: int) -> dict[str, np.ndarray]:

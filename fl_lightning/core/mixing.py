@@ -196,11 +196,9 @@ class Mixer:
                 for k in mine:
                     into[receivers[k]][t.start : t.stop].copy_(out[k], non_blocking=True)
             for r, part in ((r, part) for r, part in enumerate(back) if r != rank):
-                at = 0
-                for t in shares[r]:
-                    for k in mine:
-                        into[receivers[k]][t.start : t.stop].copy_(part[at : at + t.stop - t.start], non_blocking=True)
-                        at += t.stop - t.start
+                rows = [(t, k) for t in shares[r] for k in mine]
+                for (t, k), row in zip(rows, part.split([t.stop - t.start for t, _ in rows]), strict=True):
+                    into[receivers[k]][t.start : t.stop].copy_(row, non_blocking=True)
 
     def _mix_alone(
         self, tiles: list[Segment], B: Tensor, into: list[Tensor], own: list[int], differences: Tensor,
@@ -257,10 +255,8 @@ class Mixer:
         shares = [[t for stripe in stripes for t in stripe[rank::size]] for rank in range(size)]
         parts = self.group.gather_parts([self._nothing(), *outs], [_columns(theirs) for theirs in shares])
         for theirs, came in zip(shares, parts, strict=True):
-            at = 0
-            for t in theirs:
-                into[t.start : t.stop] = came[at : at + t.stop - t.start]
-                at += t.stop - t.start
+            for t, part in zip(theirs, came.split([t.stop - t.start for t in theirs]), strict=True):
+                into[t.start : t.stop] = part
 
     def _shared_out(self, stripe: list[Segment]) -> list[list[Segment]]:
         """The tiles of a stripe that each rank works on."""

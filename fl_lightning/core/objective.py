@@ -38,10 +38,8 @@ class PureLoss:
     flops: float = 0.0
 
     def __post_init__(self) -> None:
-        made = not inspect.ismethod(self.function) and (
-            not inspect.isfunction(self.function) or self.function.__closure__ is not None
-        )
-        if made:
+        made = self.function
+        if not (inspect.ismethod(made) or (inspect.isfunction(made) and made.__closure__ is None)):
             raise ValueError("PureLoss.function must be a function of a file or a method, and no closure or partial")
 
     def __call__(self, module: Module, batch: Batch) -> Tensor:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import numpy as np
 from torch import Tensor
@@ -41,11 +42,9 @@ class Payload:
 
     def again(self) -> Payload:
         """A pristine copy, for retrying a visit."""
-        vectors, statistics, extra = dict(self.vectors), dict(self.statistics), dict(self.extra)
+        beside: dict[str, Any] = {name: dict(getattr(self, name)) for name in ("vectors", "statistics", "extra")}
         further = {k: payload.again() for k, payload in self.further.items()}
-        return replace(
-            self, sent=self.sent.copy(), vectors=vectors, statistics=statistics, extra=extra, further=further
-        )
+        return replace(self, sent=self.sent.copy(), further=further, **beside)
 
     @property
     def by_layer(self) -> np.ndarray:

@@ -42,9 +42,8 @@ def load(data: DataConfig) -> Source:
     parts = ["train"] if whole else parts
     pools = {p: _pool("data.root", root, p, arrays[f"x_{p}"], arrays[f"y_{p}"], task, raw) for p in parts}
     pools, group_names = _grouped(root, pools, arrays)
-    shapes = {part: arrays[f"x_{part}"].shape[1:] for part in pools}
-    if shapes["train"] != shapes[parts[-1]]:
-        raise BadInput("data.root", root, f"x_train and x_test differ in shape: {shapes['train']}, {shapes['test']}")
+    ours, theirs = (arrays[f"x_{part}"].shape[1:] for part in ("train", parts[-1]))
+    check("data.root", root, ours == theirs, f"x_train and x_test differ in shape: {ours}, {theirs}")
     class_names: list[Any] = []
     if task == "classification":
         classes = 1 + max(int(pool.labels.max()) for pool in pools.values())
@@ -85,8 +84,7 @@ def public(key: str, path: str) -> Pool:
         samples = next((archive[name] for name in ("x_public", "x_train") if name in archive), None)
     if samples is None:
         raise BadInput(key, path, "it must hold x_public or x_train")
-    if len(samples.shape) == 0 or len(samples) == 0:
-        raise BadInput(key, path, "it holds no samples")
+    check(key, path, len(samples.shape) > 0 and len(samples) > 0, "it holds no samples")
     return _pool(key, path, "public", samples, np.zeros(len(samples), np.int64))
 
 
@@ -158,11 +156,9 @@ def _arrays(archive: Mapping[str, np.ndarray], names: Iterable[str]) -> dict[str
 def _pool(
     key: str, root: str, part: str, x: np.ndarray, y: np.ndarray, task: Task = "classification", raw: bool = False
 ) -> Pool:
-    if len(x.shape) == 0 or len(y.shape) == 0 or len(x) == 0:
-        raise BadInput(key, root, f"x_{part} or y_{part} is empty")
+    check(key, root, len(x.shape) > 0 and len(y.shape) > 0 and len(x) > 0, f"x_{part} or y_{part} is empty")
     y = y.reshape(len(y)) if y.shape == (len(y), 1) else y
-    if y.shape != (len(x),):
-        raise BadInput(key, root, f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
+    check(key, root, y.shape == (len(x),), f"x_{part} holds {len(x)} samples but y_{part} has the shape {y.shape}")
     if task == "regression":
         if not np.issubdtype(y.dtype, np.number) or np.iscomplexobj(y) or not np.isfinite(y).all():
             raise BadInput(key, root, f"y_{part} must hold finite numbers")

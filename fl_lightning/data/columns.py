@@ -6,7 +6,6 @@ A transformer is fitted on training parts alone: on each client's own (`data.fit
 from __future__ import annotations
 
 import contextlib
-import importlib
 import math
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
@@ -15,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning.components import Component
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.errors import BadInput
 
@@ -227,11 +227,11 @@ def _blamed(key: str, value: object, name: str) -> Iterator[None]:
 
 def _made(name: str) -> Any:
     """The transformer that a name or an import path (of a class or a function without arguments) gives."""
-    module, _, attribute = SCALERS.get(name, name).rpartition(".")
+    path = SCALERS.get(name, name)
     known = f"choose among {', '.join(SCALERS)}, or give the import path of a transformer of scikit-learn"
-    check("data.scale", name, bool(module), known)
+    check("data.scale", name, path.find(".") > 0, known)
     try:
-        made = getattr(importlib.import_module(module), attribute)()
+        made = Component(path).build()
     except Exception as error:  # a user's function can raise anything
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise BadInput("data.scale", name, f"it cannot be made: {line}; {known}") from error

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
+from fl_lightning.components import Component
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data.source import Pool, Source, check_class_names, source_of
 from fl_lightning.errors import BadInput
@@ -29,9 +29,8 @@ def load(data: DataConfig) -> Source:
     from lightning import LightningDataModule
 
     name, root = data.source, data.root
-    module_name, _, attribute = name.rpartition(".")
     try:
-        cls = getattr(importlib.import_module(module_name), attribute)
+        cls = Component(name).load()
     except (ImportError, AttributeError) as error:
         raise BadInput("data.source", name, f"it cannot be imported ({error})") from error
     fine = inspect.isclass(cls) and issubclass(cls, LightningDataModule)

@@ -5,14 +5,13 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import reduce
-from pathlib import Path
 
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import digits, images, vision
 from fl_lightning.data.sampling import in_turn, split, stratified
-from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Source
+from fl_lightning.data.source import TEST_SHARE, Pool, Source, at_root
 from fl_lightning.rng import numpy_rng
 
 LAYOUT = "a folder with DOMAIN/CLASS/*.jpg, as PACS, Office-Home and DomainNet have them"
@@ -23,10 +22,7 @@ def load(data: DataConfig) -> Source:
 
     A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Groups: `of_domains`.
     """
-    root = data.root
-    if root is None or not Path(root).expanduser().is_dir():
-        raise Absent("data.root", root, f"the source domains wants {LAYOUT}")
-    folder = Path(root).expanduser()
+    root, folder = at_root(data, LAYOUT)
     folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
     check("data.root", root, bool(folders), f"it holds no folder; it must be {LAYOUT}")
     read = [images.class_folders(root, domain, LAYOUT) for domain in folders]

@@ -169,9 +169,8 @@ class FederatedData:
             BadInput: there are none.
         """
         if self._public is None:
-            raise BadInput(
-                "data.public", None, "the method needs public data: held_back, a data source or an .npz file"
-            )
+            allowed = "the method needs public data: held_back, a data source or an .npz file"
+            raise BadInput("data.public", None, allowed)
         index = torch.arange(self.public_size) if index is None else index.cpu()
         return self._public.inputs(index, 0.0, torch.device(device), dtype)
 

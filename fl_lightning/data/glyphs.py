@@ -41,9 +41,8 @@ def load(data: DataConfig) -> Source:
         fonts: dict[tuple[Path, int], object] = {}
         for place, number in enumerate(index.tolist()):
             file = files[number // each]
-            images[place, 0] = _drawn(
-                file, CLASSES[labels[number]], numpy_rng(0, f"{file.name} {number % each}"), fonts
-            )
+            rng = numpy_rng(0, f"{file.name} {number % each}")
+            images[place, 0] = _drawn(file, CLASSES[labels[number]], rng, fonts)
         return images
 
     return source_of(data, Pool(labels, read, groups), None, list(CLASSES), [file.stem for file in files])
@@ -52,13 +51,12 @@ def load(data: DataConfig) -> Source:
 def _files(root: str | None) -> list[Path]:
     """The typefaces, by name, each of which has all the classes."""
     require("report", "data.source", "glyphs")
-    from matplotlib.ft2font import FT2Font
-
     if root is None:
         import matplotlib
 
         folder = Path(matplotlib.get_data_path()) / "fonts" / "ttf"
-        return sorted(path for path in folder.glob("*.ttf") if path.stem.split("-")[0].startswith(OWN) and _whole(path))
+        own = (path for path in folder.glob("*.ttf") if path.stem.split("-")[0].startswith(OWN))
+        return sorted(path for path in own if not _missing(path))
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise Absent("data.root", root, "the source glyphs wants a folder with .ttf or .otf files, or null")
@@ -66,18 +64,19 @@ def _files(root: str | None) -> list[Path]:
     check("data.root", root, bool(files), "it holds no .ttf or .otf file")
     for path in files:
         try:
-            charmap = FT2Font(str(path)).get_charmap()
+            missing = _missing(path)
         except (RuntimeError, OSError) as error:
             raise BadInput("data.root", root, f"{path.name} is no typeface ({str(error).splitlines()[0]})") from error
-        missing = [character for character in CLASSES if ord(character) not in charmap]
         check("data.root", root, not missing, f"{path.name} lacks {', '.join(missing[:3])}")
     return files
 
 
-def _whole(path: Path) -> bool:
+def _missing(path: Path) -> list[str]:
+    """The characters that a typeface lacks."""
     from matplotlib.ft2font import FT2Font
 
-    return set(map(ord, CLASSES)) <= FT2Font(str(path)).get_charmap().keys()
+    charmap = FT2Font(str(path)).get_charmap()
+    return [character for character in CLASSES if ord(character) not in charmap]
 
 
 def _drawn(file: Path, character: str, rng: np.random.Generator, fonts: dict[tuple[Path, int], object]) -> np.ndarray:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -38,11 +37,6 @@ class Heterogeneity:
         known = {name: table[apart & np.isfinite(table)] for name, table in self.pairs.items()}
         means = {name: float(values.mean(dtype=np.float64)) for name, values in known.items() if len(values)}
         return {f"heterogeneity_{name}": value for name, value in {**means, "quantity_gini": self.gini}.items()}
-
-    def kept(self, write: Callable[[Sequence[int], Mapping[str, np.ndarray]], None]) -> dict[str, float]:
-        """Hand clients and pairs to `write`; returns the summary."""
-        write(self.clients, self.pairs)
-        return self.summary()
 
 
 def measure(data: FederatedData) -> Heterogeneity:

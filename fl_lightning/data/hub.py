@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.config import FLOAT32, DataConfig
+from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import columns_of
 from fl_lightning.data.images import decoder
@@ -108,8 +108,7 @@ def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], 
     for name, part in parts.items():
         cells = list(part[column])
         without = next((row for row, cell in enumerate(cells, 1) if cell is None or cell < 0), None)
-        if without is not None:
-            raise BadInput("data.label_column", column, f"row {without} of {name} has no class")
+        check("data.label_column", column, without is None, f"row {without} of {name} has no class")
         labels[name] = np.array(cells, np.int64)
     return labels, list(known)
 

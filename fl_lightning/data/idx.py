@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.data.source import Absent, Pool, Source
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, check
 
 PARTS = ("train", "t10k")
 WHOLE = 60_000
@@ -35,15 +35,12 @@ def load(root: str, class_names: list[str], begins: tuple[int, ...]) -> Source:
         images = _read(root, f"{part}-images-idx3-ubyte", 3)
         labels = _read(root, f"{part}-labels-idx1-ubyte", 1)
         fine = len(images) == len(labels) and labels.max(initial=0) < len(class_names)
-        if not fine:
-            mismatch = f"its {part} images and labels do not fit together: {len(images)} images, {len(labels)} labels"
-            raise BadInput("data.root", root, f"{mismatch}, {len(class_names)} classes")
+        mismatch = f"its {part} images and labels do not fit together: {len(images)} images, {len(labels)} labels"
+        check("data.root", root, fine, f"{mismatch}, {len(class_names)} classes")
         pools.append(Pool.of(images[:, None], labels))
     first = pools[0].labels[: len(begins)].tolist()
-    if len(pools[0].labels) == WHOLE and first != list(begins):
-        raise BadInput(
-            "data.root", root, f"its files are of another data set: labels begin {first}, not {list(begins)}"
-        )
+    fine = len(pools[0].labels) != WHOLE or first == list(begins)
+    check("data.root", root, fine, f"its files are of another data set: labels begin {first}, not {list(begins)}")
     return Source(pools[0], pools[1], class_names)
 
 

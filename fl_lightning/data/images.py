@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
-from fl_lightning.data.source import Absent, Pool, Source, source_of
+from fl_lightning.data.source import Pool, Source, at_root, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 
@@ -51,10 +51,7 @@ def decoder(
 
 def load(data: DataConfig) -> Source:
     """Read class folders below `data.root`; classes are numbered in the order of their names."""
-    root = data.root
-    if root is None or not Path(root).expanduser().is_dir():
-        raise Absent("data.root", root, f"the source images wants {LAYOUT}")
-    folder = Path(root).expanduser()
+    root, folder = at_root(data, LAYOUT)
     if not (folder / "train").is_dir():
         pool, names = class_folders(root, folder)
         return source_of(data, pool, None, names)

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
-from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, source_of
+from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, at_root, source_of
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a folder with train/*.json and test/*.json, or with *.json alone (split 80/20 within each user)"
@@ -31,10 +30,7 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: the folder is not there (then `Absent`); a file, user and sample that are malformed, by name.
     """
-    root = data.root
-    if root is None or not Path(root).expanduser().is_dir():
-        raise Absent("data.root", root, f"the source leaf wants {LAYOUT}")
-    folder = Path(root).expanduser()
+    root, folder = at_root(data, LAYOUT)
     whole = not (folder / "train").is_dir()
     train = _files(root, folder if whole else folder / "train")
     first = next(iter(train.values()))[0][0]
@@ -57,7 +53,7 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
     names, encode = text.characters(line for x, y in train.values() for line in (*x, *y))
 
     def pool(part: Samples) -> Pool:
-        samples = [(*pair, number) for number, user in enumerate(users) for pair in _pairs(part, user)]
+        samples = _numbered(part, users)
         tokens = np.zeros((len(samples), data.length), np.int64)
         for row, (line, _, _) in zip(tokens, samples, strict=True):
             tail = encode(line)[-data.length :]
@@ -71,13 +67,14 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
     return replace(source_of(data, ours, theirs, names, users), vocabulary=len(names), reading=reading)
 
 
-def _pairs(part: Samples, user: str) -> Iterator[tuple[Any, Any]]:
-    """x and y of each of a user's samples."""
-    return zip(*part.get(user, ([], [])), strict=True)
+def _numbered(part: Samples, users: list[str]) -> list[tuple[Any, Any, int]]:
+    """x, y and the number of its user of each sample."""
+    nothing: tuple[list[Any], list[Any]] = ([], [])
+    return [(x, y, k) for k, user in enumerate(users) for x, y in zip(*part.get(user, nothing), strict=True)]
 
 
 def _pool(part: Samples, users: list[str]) -> Pool:
-    numbered = [(*pair, number) for number, user in enumerate(users) for pair in _pairs(part, user)]
+    numbered = _numbered(part, users)
     raw = np.array([x for x, _, _ in numbered], np.float32)
     side = math.isqrt(raw.shape[1])
     if side * side == raw.shape[1] and side > 1:
@@ -105,9 +102,8 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
         for user, own in users.items():
             x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
             if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not x:
-                raise BadInput(
-                    "data.root", root, f"{file.name}: the user {user!r} must have lists x and y of one length"
-                )
+                what = f"{file.name}: the user {user!r} must have lists x and y of one length"
+                raise BadInput("data.root", root, what)
             like = x[0] if like is None else like
             wrong = _wrong(str(user), x, y, like)
             check("data.root", root, wrong is None, f"{file.name}: {wrong}")

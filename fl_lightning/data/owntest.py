@@ -37,10 +37,8 @@ def cut(
     if data.folds is None:
         trains, tests = hold_out(pool, dealt, data.own_test, rng, by_chance=True)
         if data.least_test_positives is not None and pool.spans is None:
-            pairs = [
-                _topped_up(*pair, pool.strata, data.least_test_positives, rng)
-                for pair in zip(trains, tests, strict=True)
-            ]
+            least, both = data.least_test_positives, zip(trains, tests, strict=True)
+            pairs = [_topped_up(*pair, pool.strata, least, rng) for pair in both]
             return [train for train, _ in pairs], [test for _, test in pairs]
         return trains, tests
     for name, own in zip(names, dealt, strict=True):
@@ -104,7 +102,6 @@ def check_positives(
     for name, own in zip(names, tests, strict=True):
         sizes = np.bincount(labels[own], minlength=len(class_names))
         rarest = int(sizes.argmin())
-        what = (
-            f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}: lower it, take fewer data.folds"
-        )
-        check("data.least_test_positives", least, sizes[rarest] >= least, f"{what} or a larger data.client_test")
+        what = f"{name} has {sizes[rarest]} test samples of class {class_names[rarest]}"
+        allowed = f"{what}: lower it, take fewer data.folds or a larger data.client_test"
+        check("data.least_test_positives", least, sizes[rarest] >= least, allowed)

@@ -10,13 +10,13 @@ to it from the clients that hold most, which always ends, instead of drawing aga
 
 from __future__ import annotations
 
-import importlib
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 import numpy as np
 
+from fl_lightning.components import Component
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data.counts import class_sizes, fill_in_turn, holders, share_out, top_up
 from fl_lightning.data.sampling import apportion, draw, stratified, systematic
@@ -100,14 +100,14 @@ def dirichlet(
         train = fill_in_turn(mass, train_sizes)
         test = fill_in_turn(train, test_sizes)
         return draw(train, train_labels, rng), draw(test, test_labels, rng)
-    return _free_sizes(mass, train_labels, test_labels, train_sizes, test_sizes, data, rng)
+    return _free_sizes(mass, train_labels, test_labels, data, rng)
 
 
 def _free_sizes(
-    mass: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, train_sizes: np.ndarray,
-    test_sizes: np.ndarray, data: DataConfig, rng: np.random.Generator,
-) -> tuple[Shares, Shares]:  # fmt: skip
+    mass: np.ndarray, train_labels: np.ndarray, test_labels: np.ndarray, data: DataConfig, rng: np.random.Generator
+) -> tuple[Shares, Shares]:
     """Every sample dealt out, each class in proportion to its column of `mass` [N, C]."""
+    train_sizes, test_sizes = class_sizes(train_labels, test_labels)
     train = share_out(mass, train_sizes)
     top_up(train, least(data), weights=train.copy())
     test = share_out(train, test_sizes)
@@ -132,13 +132,13 @@ def mixture(
     clustered methods look for (Ghosh et al., NeurIPS 2020).
     """
     check("data.groups", data.groups, data.groups <= clients, f"it can be at most {clients}: a group has a client")
-    train_sizes, test_sizes = class_sizes(train_labels, test_labels)
+    train_sizes, _ = class_sizes(train_labels, test_labels)
     present = np.flatnonzero(train_sizes)
     centres = rng.dirichlet(np.full(len(present), data.alpha), size=data.groups)
     mixes = [rng.dirichlet(np.maximum(data.concentration * centres[i % data.groups], 1e-6)) for i in range(clients)]
     mass = np.zeros((clients, len(train_sizes)))
     mass[:, present] = np.nan_to_num(np.array(mixes))
-    return _free_sizes(mass, train_labels, test_labels, train_sizes, test_sizes, data, rng)
+    return _free_sizes(mass, train_labels, test_labels, data, rng)
 
 
 def pathological(
@@ -151,8 +151,8 @@ def pathological(
     """
     k, key = data.classes_per_client, "data.classes_per_client"
     train_sizes = class_sizes(train_labels, test_labels)[0]
-    if k > np.count_nonzero(train_sizes):
-        raise BadInput(key, k, f"the data have {np.count_nonzero(train_sizes)} classes")
+    classes = int(np.count_nonzero(train_sizes))
+    check(key, k, k <= classes, f"the data have {classes} classes")
     room = np.minimum(train_sizes, clients)
     if room.sum() < clients * k:
         raise BadInput(key, k, f"some classes have too few samples for {clients} clients to hold that many each")
@@ -294,30 +294,25 @@ def hold_out(
     rows = counts.reshape(len(train), classes)
     order = rng.permutation(len(pooled))
     starts = rng.integers(0, sizes) if by_chance else sizes
-    takes = np.concatenate(
-        [
-            systematic(row, take, start) if by_chance else apportion(row, take)
-            for row, take, start in zip(rows, takes.tolist(), starts.tolist(), strict=True)
-        ]
-    )
+    each = zip(rows, takes.tolist(), starts.tolist(), strict=True)
+    kinds = [systematic(row, take, start) if by_chance else apportion(row, take) for row, take, start in each]
+    takes = np.concatenate(kinds)
     order = order[np.argsort(group[order], kind="stable")]
     place = np.arange(len(pooled)) - np.repeat(np.cumsum(counts) - counts, counts)
     is_out = np.zeros(len(pooled), bool)
     is_out[order[place < np.repeat(takes, counts)]] = True
     cuts = np.cumsum(sizes)[:-1]
-    parts = zip(np.split(pooled, cuts), np.split(is_out, cuts), strict=True)
-    pairs = [(indices[~out], indices[out]) for indices, out in parts]
-    return [pair[0] for pair in pairs], [pair[1] for pair in pairs]
+    parts = list(zip(np.split(pooled, cuts), np.split(is_out, cuts), strict=True))
+    return [indices[~out] for indices, out in parts], [indices[out] for indices, out in parts]
 
 
 def _find(name: str) -> Partition:
     if name in BUILT_IN:
         return BUILT_IN[name]
-    module, _, attribute = name.rpartition(".")
     known = f"choose among {', '.join([*BUILT_IN, NATURAL])}, or give the import path of a function"
-    check("data.partition", name, bool(module), known)
+    check("data.partition", name, name.find(".") > 0, known)
     try:
-        function = getattr(importlib.import_module(module), attribute)
+        function: Partition = Component(name).load()
     except (ImportError, AttributeError) as error:
         raise BadInput("data.partition", name, f"{error}; {known}") from error
     check("data.partition", name, callable(function), f"it is not a function; {known}")

@@ -35,10 +35,8 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
         count = min(data.public_samples, count) if smoke else data.public_samples
     what = f"it must be below the {len(used)} training samples in use, from which they are held back"
     check("data.public_samples", count, count < len(used), what)
-    if count == 0:
-        raise BadInput(
-            "data.public", HELD_BACK, f"a tenth of the {len(used)} training samples in use is no sample at all"
-        )
+    what = f"a tenth of the {len(used)} training samples in use is no sample at all"
+    check("data.public", HELD_BACK, count > 0, what)
     order = numpy_rng(seed, "data.public").permutation(len(used))
     return np.sort(used[order[count:]]), np.sort(used[order[:count]])
 

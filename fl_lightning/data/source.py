@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
-from fl_lightning.config import DataConfig
+from fl_lightning.config import DataConfig, check
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.sampling import split
 from fl_lightning.errors import BadInput
@@ -140,15 +141,20 @@ class HeldOut:
     angle: float
 
 
+def at_root(data: DataConfig, layout: str, there: Callable[[Path], bool] = Path.is_dir) -> tuple[str, Path]:
+    """`data.root` as it was given and as a path; `Absent` where that is not `there` (a folder), with the `layout`."""
+    root, path = data.root, Path(data.root or "").expanduser()
+    if root is None or not there(path):
+        raise Absent("data.root", root, f"the source {data.source} wants {layout}")
+    return root, path
+
+
 def check_class_names(key: str, value: object, names: list[object], classes: int) -> None:
     """Raise `BadInput` for `key` unless `names` are different texts, one for each class."""
     odd = next((name for name in names if not isinstance(name, str)), None)
-    if odd is not None:
-        raise BadInput(key, value, f"the class name {odd!r} is no text: class_names must hold texts")
-    if len(names) < classes:
-        raise BadInput(key, value, f"class_names has {len(names)} names for {classes} classes")
-    if len({*names}) < len(names):
-        raise BadInput(key, value, "class_names has a name twice")
+    check(key, value, odd is None, f"the class name {odd!r} is no text: class_names must hold texts")
+    check(key, value, len(names) >= classes, f"class_names has {len(names)} names for {classes} classes")
+    check(key, value, len({*names}) == len(names), "class_names has a name twice")
 
 
 def source_of(

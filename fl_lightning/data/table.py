@@ -15,7 +15,7 @@ from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number
 from fl_lightning.data.images import decoder
-from fl_lightning.data.source import Absent, Pool, Reading, Source, source_of
+from fl_lightning.data.source import Pool, Reading, Source, at_root, source_of
 from fl_lightning.errors import BadInput
 
 LAYOUT = "a CSV file with a line of column names, then a sample a line"
@@ -32,7 +32,7 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: no such file (then `Absent`) or column, a cell that is no number, or is empty.
     """
-    cells = _read(data.root)
+    cells = _read(data)
     label, group, chosen = columns_of(data, list(cells))
     if data.task == "regression":
         class_names: list[str] = []
@@ -66,12 +66,11 @@ def load(data: DataConfig) -> Source:
     return replace(source, reading=Reading(columns=None if images else columns))
 
 
-def _read(root: str | None) -> dict[str, list[str]]:
+def _read(data: DataConfig) -> dict[str, list[str]]:
     """The cells by column."""
-    if root is None or not Path(root).expanduser().is_file():
-        raise Absent("data.root", root, f"the source table wants the path of {LAYOUT}")
+    root, path = at_root(data, f"the path of {LAYOUT}", Path.is_file)
     try:
-        with Path(root).expanduser().open(newline="", encoding="utf-8-sig") as file:
+        with path.open(newline="", encoding="utf-8-sig") as file:
             head, *rows = [[cell.strip() for cell in row] for row in csv.reader(file, strict=True) if row]
     except (csv.Error, OSError, ValueError) as error:  # undecodable bytes, no line at all
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
@@ -111,10 +110,7 @@ def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Col
     sample, place = np.argwhere(~fine)[0]
     name = columns.features[place]
     cell = cells[name][sample]
-    way = (
-        "data.impute fills it"
-        if cell.lower() in EMPTY
-        else "leave it out with data.columns, or list it in data.one_hot"
-    )
+    way = "leave it out with data.columns, or list it in data.one_hot"
+    way = "data.impute fills it" if cell.lower() in EMPTY else way
     what = f"column {name!r} of sample {sample + 1} holds {cell!r}, which is not a number (of 32 bits); {way}"
     raise BadInput("data.root", data.root, what)

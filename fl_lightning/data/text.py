@@ -5,13 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import windows
-from fl_lightning.data.source import TEST_SHARE, Absent, Pool, Reading, Source, Tokens
+from fl_lightning.data.source import TEST_SHARE, Pool, Reading, Source, Tokens, at_root
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 
@@ -28,31 +27,29 @@ def load(data: DataConfig) -> Source:
     Raises:
         BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is too short.
     """
-    root, length = data.root, data.length
-    if root is None or not Path(root).expanduser().is_dir():
-        raise Absent("data.root", root, f"the source text wants {LAYOUT}")
-    files = sorted(Path(root).expanduser().glob("*.txt"))
+    root, folder = at_root(data, LAYOUT)
+    files, length = sorted(folder.glob("*.txt")), data.length
     check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
     texts = [_read(root, file) for file in files]
-    names, encode = learn((text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data)
+    names, encode, pieces = learn((text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data)
     encoded = [np.array(encode(text), np.int64) for text in texts]
     for file, tokens in zip(files, encoded, strict=True):
         need = round((length + 1) / TEST_SHARE) + 1
-        what = (
-            f"{file.name} has {len(tokens)} tokens and needs {need}: a test sample of data.length + 1 in its last fifth"
-        )
-        check("data.length", length, len(tokens) >= need, what)
+        what = f"{file.name} has {len(tokens)} tokens and needs {need}"
+        allowed = f"{what}: a test sample of data.length + 1 in its last fifth"
+        check("data.length", length, len(tokens) >= need, allowed)
     spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
-    reading = Reading(tokens=Tokens(names, length, "first", getattr(encode, "json", None)))
+    reading = Reading(tokens=Tokens(names, length, "first", pieces))
     return Source(train, test, names, [file.stem for file in files], vocabulary=len(names), reading=reading)
 
 
-def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode]:
-    """Names of the tokens by number, and what turns a text into numbers, from training texts."""
+def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode, str | None]:
+    """Names of the tokens by number, and what turns a text into numbers, from training texts; of word pieces also the
+    tokenizer as JSON."""
     if data.tokens == "word_pieces":
         return _word_pieces(texts, data.vocabulary)
-    return characters(texts)
+    return *characters(texts), None
 
 
 def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
@@ -64,7 +61,7 @@ def characters(texts: Iterable[str]) -> tuple[list[str], Encode]:
 
 def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
     """`source`, whose samples are places in `texts`, [m], with the tokens of those in their place."""
-    names, encode = learn((texts[place] for place in source.train.read_all().tolist()), data)
+    names, encode, pieces = learn((texts[place] for place in source.train.read_all().tolist()), data)
     encoded = np.zeros((len(texts), data.length), np.int64)
     for row, text in zip(encoded, texts, strict=True):
         tokens = encode(text)[: data.length]
@@ -73,7 +70,7 @@ def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
     def tokens_of(pool: Pool) -> Pool:
         return replace(pool, read=lambda index: encoded[pool.read(index)])
 
-    reading = replace(source.reading, tokens=Tokens(names, data.length, "first", getattr(encode, "json", None)))
+    reading = replace(source.reading, tokens=Tokens(names, data.length, "first", pieces))
     train, test = tokens_of(source.train), tokens_of(source.test)
     return replace(source, train=train, test=test, vocabulary=len(names), reading=reading)
 
@@ -85,7 +82,7 @@ def _next_tokens(encoded: list[np.ndarray], spans: np.ndarray) -> Pool:
     return Pool(read(np.arange(len(spans)), shift=1), read, spans[:, 0], spans)
 
 
-def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode]:
+def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode, str]:
     require("text", "data.tokens", "word_pieces", "characters needs nothing")
     from tokenizers import Tokenizer
     from tokenizers.models import WordPiece
@@ -97,18 +94,7 @@ def _word_pieces(texts: Iterable[str], size: int) -> tuple[list[str], Encode]:
     trainer = WordPieceTrainer(vocab_size=size, special_tokens=["<unknown>"], show_progress=False)
     tokenizer.train_from_iterator(texts, trainer)
     names = [str(tokenizer.id_to_token(number)) for number in range(tokenizer.get_vocab_size())]
-    return names, WordPieces(tokenizer)
-
-
-class WordPieces:
-    """Texts to numbers by a tokenizer that has learned."""
-
-    def __init__(self, tokenizer: Any) -> None:
-        self.tokenizer, self.json = tokenizer, str(tokenizer.to_str())
-
-    def __call__(self, text: str) -> list[int]:
-        """The numbers of a text's pieces."""
-        return list(self.tokenizer.encode(text).ids)
+    return names, lambda text: list(tokenizer.encode(text).ids), str(tokenizer.to_str())
 
 
 def _read(root: str, file: Path) -> str:

@@ -67,9 +67,8 @@ def federation(
     dealt = members_of([m.count for m in config.models], config.federation.clients)
     groups = []
     for k, (net, model, who) in enumerate(zip(nets, models, dealt, strict=True)):
-        group = make_group(
-            k, fabric.device, config, net, data.taking_part(who), method, frozen[k] + frozen_when_built(net)
-        )
+        never = frozen[k] + frozen_when_built(net)
+        group = make_group(k, fabric.device, config, net, data.taking_part(who), method, never)
         group.name = type(model).__name__.lower()  # not that of what the method has built of it
         group.held_out = [place for place, client in enumerate(data.held_out) if client.number in who]
         allowed = f"all clients of {group.name} are held out"

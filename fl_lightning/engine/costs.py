@@ -64,9 +64,8 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
     """
     from torch.utils.flop_counter import FlopCounterMode
 
-    def counted(step: Tensor) -> Tensor:
-        torch.autograd.grad(step, [p for p in client.binding.parameters if p.requires_grad], allow_unused=True)
-        return step
+    def back(loss: Tensor) -> None:
+        torch.autograd.grad(loss, [p for p in client.binding.parameters if p.requires_grad], allow_unused=True)
 
     client.model.train()
     client.set_objective(PLAIN)
@@ -74,9 +73,9 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
     with FlopCounterMode(display=False) as passed:
         out = client.model(batch[0])
     with FlopCounterMode(display=False) as returned:
-        counted(_total(out))
+        back(_total(out))
     with FlopCounterMode(display=False) as whole:
-        counted(client.training_step(batch, 0))
+        back(client.training_step(batch, 0))
     forward, backward, step = (mode.get_total_flops() / n for mode in (passed, returned, whole))
     return SampleCost(forward, backward, max(step - forward - backward, 0.0))
 

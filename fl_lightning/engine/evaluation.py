@@ -209,7 +209,7 @@ class Evaluator:
                 log.say(f"{failure}; its final model is not judged")
                 mine[id] = {"kind": "", "score": math.nan, "further": {}}
         numbers([row for final in mine.values() for row in (final, final["further"])])
-        gathered = {c: final for part in run.processes.gather_objects(mine) for c, final in part.items()}
+        gathered = run.processes.gather_by_client(mine)
         everyone = [gathered[c] for c in range(run.clients)]
         scores, models = [c["score"] for c in everyone], [c["kind"] for c in everyone]
         scored = [score for score in scores if not math.isnan(score)]

@@ -69,10 +69,8 @@ class Guard:
         except Exception as error:
             called = self.run.data.called(client)
             if why := lost(self.run.device):
-                where = f"{self.run.device} failed in round {t}, {called}, stage {at.stage}"
-                raise MachineFailed(
-                    f"the device {where}: {redact(why)}; the run can be continued with --resume"
-                ) from error
+                what = f"the device {self.run.device} failed in round {t}, {called}, stage {at.stage}: {redact(why)}"
+                raise MachineFailed(f"{what}; the run can be continued with --resume") from error
             note = self.run.folder / "failure.txt"
             with writing(note), note.open("a", encoding="utf-8") as file:
                 file.write(f"{called}, round {t}, stage {at.stage}\n{redact(traceback.format_exc())}\n")
@@ -88,9 +86,8 @@ class Guard:
                     raise BadClient(result.client, t, stage, f"{what} is not finite; lower optimizer.lr", called)
             if not all(bool(x.isfinite().all()) for x in result.statistics.values() if x.is_floating_point()):
                 raise BadClient(result.client, t, "upload", "what it tells is not finite; lower optimizer.lr", called)
-            values.pop("model_norm")
-            values.pop("kept_norm", None)
-            values.pop("upload_norm", None)
+            for name in ("model_norm", "kept_norm", "upload_norm"):
+                values.pop(name, None)
 
 
 def finite(run: RunContext, t: int, client: int, model: Tensor, what: str) -> Tensor:

@@ -76,9 +76,7 @@ def gather(run: RunContext, server: Server, results: Results, timer: Timer) -> R
     for client, (_, apart) in zip(clients, parted, strict=True):
         client |= apart  # the last columns
     metrics = _metrics(run, server, clients, [part[1:3] for part in parts])
-    rows: list[dict[str, int | str]] = [
-        {"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": outcome} for f, outcome in failures
-    ]
+    rows = [{"client": f.client, "stage": f.stage, "reason": f.reason, "outcome": what} for f, what in failures]
     view, layers = server.relation_view(), run.layer_names
     if (agreed := agreement(view, run.data.groups)) is not None:
         metrics["rand_index"] = agreed

@@ -212,9 +212,8 @@ def tell_left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str], cli
         without = [client for client, row in enumerate(rows) if name not in row]
         if not without:
             continue
-        those = ", ".join(clients[c] if clients else str(c) for c in without[:MOST_NAMED]) + (
-            ", ..." if len(without) > MOST_NAMED else ""
-        )
+        those = ", ".join(clients[c] if clients else str(c) for c in without[:MOST_NAMED])
+        those += ", ..." if len(without) > MOST_NAMED else ""
         over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
         why = "lack a class of the client" if name == CLASS_SHARE.name else "have a single class, or none"
         log.say(f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it (client {those})")

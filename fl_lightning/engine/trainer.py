@@ -20,7 +20,7 @@ from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
 from fl_lightning.methods.base import Method
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
-from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make, seconds_by_client, shared
+from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make, seconds_by_client
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.local import autocast
@@ -74,10 +74,8 @@ class Trainer:
             config.optimizer, data.input_shape, data.num_classes, run.dtype, config.federation.batch_size, sizes,
             min(run.cohort_size, len(sizes)), self.group.whole_last, config.fabric.channels_last, data.text,
         )  # fmt: skip
-        parts = self.fabric, self.module, self.optimizer
-        if name == "vmap" and self.together is not None:
-            return shared(self.together, self._kind(spec), *parts, spec)
-        return make(name, *parts, spec)
+        kind = None if self.together is None else self._kind(spec)
+        return make(name, self.fabric, self.module, self.optimizer, spec, self.together, kind)
 
     def _kind(self, spec: ExecutorSpec) -> Hashable:
         """What must be the same for the clients of two runs to train in one pass."""
@@ -87,15 +85,8 @@ class Trainer:
         network = repr(run.config.models[self.group.index].component), repr(module.model), built, frozen
         blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
         steps = repr(replace(spec.config, lr=0.0)), spec.largest_batch, str(spec.dtype), run.config.fabric.precision
-        return (
-            network,
-            blocks,
-            module.trainable.tobytes(),
-            steps,
-            tuple(spec.input_shape),
-            module.metric.name,
-            module.looks,
-        )
+        seen = tuple(spec.input_shape), module.metric.name, module.looks
+        return network, blocks, module.trainable.tobytes(), steps, *seen
 
     def contest(self) -> Contest:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by
@@ -205,7 +196,5 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
 
 def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:
     """Weights stay as they are in the vector: convolutions turn them, which costs little beside what they compute."""
-    images = [isinstance(x, Tensor) and x.ndim == 4 for x in inputs]
-    return tuple(
-        x.contiguous(memory_format=torch.channels_last) if image else x for x, image in zip(inputs, images, strict=True)
-    )
+    last = torch.channels_last
+    return tuple(x.contiguous(memory_format=last) if isinstance(x, Tensor) and x.ndim == 4 else x for x in inputs)

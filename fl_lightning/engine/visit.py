@@ -242,9 +242,8 @@ class Visit:
     def check_memory(self, part: object) -> None:
         """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of clients."""
         if self.client.memory and not self.run.policy.keeps_clients:
-            allowed = (
-                f"it writes client.memory[{next(iter(self.client.memory))!r}], which would be lost: set it to True"
-            )
+            name = next(iter(self.client.memory))
+            allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"
             raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
 
     def transform(self, hook: str, payload: Payload) -> None:

@@ -58,7 +58,9 @@ class RunFolderWriter(Observer):
         lines = rare, imbalance.untrained(data), imbalance.scattered(data)
         for line in filter(None, () if run.resumed_from else lines):
             log.say(line)
-        self.unlike = heterogeneity.measure(data).kept(self.folder.write_heterogeneity)
+        unlike = heterogeneity.measure(data)
+        self.folder.write_heterogeneity(unlike.clients, unlike.pairs)
+        self.unlike = unlike.summary()
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """One row of metrics, a row per client, and the cohort's relation; the end of a shorter run is forgotten."""

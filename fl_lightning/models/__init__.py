@@ -113,8 +113,7 @@ def head_of(model: nn.Module) -> str:
         check("model", name, named in modules, f"its `head` names {named!r}, which is not one of its modules")
         return named
     linear = [p for p, module in modules.items() if isinstance(module, nn.Linear) and not is_inside(p, modules)]
-    if not linear:
-        raise BadInput("model", name, "it has no nn.Linear for a head; name its classifier in an attribute `head`")
+    check("model", name, bool(linear), "it has no nn.Linear for a head; name its classifier in an attribute `head`")
     return linear[-1]
 
 

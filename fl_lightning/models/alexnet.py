@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_lightning.config import check
-from fl_lightning.errors import BadInput
 
 
 class AlexNet(nn.Module):
@@ -28,8 +27,8 @@ class AlexNet(nn.Module):
         super().__init__()
         # The strided convolution rounds up, each of the three poolings down.
         sides = [(side + 1) // 2 // 8 for side in input_shape[1:]]
-        if len(input_shape) != 3 or min(sides, default=0) < 1:
-            raise BadInput("model", "AlexNet", f"it needs images of at least 15x15 pixels, not {(*input_shape,)}")
+        fine = len(input_shape) == 3 and min(sides, default=0) >= 1
+        check("model", "AlexNet", fine, f"it needs images of at least 15x15 pixels, not {(*input_shape,)}")
         check("model.init_args.width", width, width >= 1, "it must be at least 1")
         check("model.init_args.dropout", dropout, 0 <= dropout < 1, "it must lie in [0, 1)")
         self.conv1 = nn.Conv2d(input_shape[0], 64, 3, stride=2, padding=1)

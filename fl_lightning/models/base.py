@@ -57,9 +57,8 @@ class SelfAttention(nn.Module):
         """[b, T, width] to the same."""
         parts = (self.query(x), self.key(x), self.value(x))
         q, k, v = (p.unflatten(-1, (self.heads, -1)).transpose(-2, -3) for p in parts)
-        scores = (
-            q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
-        )  # torch's fused kernel cannot be stacked by `vmap` on a CPU
+        # By hand: torch's fused kernel cannot be stacked by `vmap` on a CPU.
+        scores = q @ k.transpose(-1, -2) / q.shape[-1] ** 0.5
         if self.causal:
             place = torch.arange(x.shape[-2], device=x.device)
             scores = scores.masked_fill(place > place[:, None], -torch.inf)

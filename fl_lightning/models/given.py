@@ -27,23 +27,18 @@ def keep(model: Any, folder: Path) -> tuple[Path, dict[str, Any]]:
     Raises:
         BadInput: it is no `nn.Module`, or cannot be written (a class that is defined within a function).
     """
-    check(
-        "model", type(model).__name__, isinstance(model, nn.Module), "it must be a torch.nn.Module, or a class or name"
-    )
-    buffer = io.BytesIO()
+    name, buffer = type(model).__name__, io.BytesIO()
+    check("model", name, isinstance(model, nn.Module), "it must be a torch.nn.Module, or a class or name")
     try:
         torch.save(model, buffer)
     except Exception as error:  # whatever pickle raises
-        raise BadInput("model", type(model).__name__, f"it cannot be kept in a file: {error}") from None
+        raise BadInput("model", name, f"it cannot be kept in a file: {error}") from None
     digest = hashlib.sha256(repr(model).encode())
-    for name, tensor in sorted(model.state_dict().items()):
-        digest.update(name.encode())
-        digest.update(
-            tensor.detach().cpu().contiguous().view(torch.uint8).numpy().tobytes()
-            if tensor.ndim
-            else repr(tensor).encode()
-        )
-    file = folder / f"{type(model).__name__.lower()}-{digest.hexdigest()[:16]}.pt"
+    for key, tensor in sorted(model.state_dict().items()):
+        numbers = tensor.detach().cpu().contiguous().view(torch.uint8).numpy() if tensor.ndim else None
+        digest.update(key.encode())
+        digest.update(repr(tensor).encode() if numbers is None else numbers.tobytes())
+    file = folder / f"{name.lower()}-{digest.hexdigest()[:16]}.pt"
     if not file.is_file():
         folder.mkdir(parents=True, exist_ok=True)
         write_whole(file, buffer.getvalue())

@@ -29,8 +29,7 @@ class ResNet18(ResNet):
         stem: Literal["7x7", "3x3"] = "7x7",
         representation: int | None = None,
     ) -> None:
-        if len(input_shape) != 3:
-            raise BadInput("model", "ResNet18", f"it needs images, but the data are {(*input_shape,)}")
+        check("model", "ResNet18", len(input_shape) == 3, f"it needs images, but the data are {(*input_shape,)}")
         check("model.init_args.stem", stem, stem in ("7x7", "3x3"), "choose 7x7 or 3x3")
         if representation is not None and representation < 1:
             raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")

@@ -29,8 +29,7 @@ class ShuffleNetV2(Torchvision):
         representation: int | None = None,
         stem: Literal["stride2", "stride1"] = "stride2",
     ) -> None:
-        if len(input_shape) != 3:
-            raise BadInput("model", "ShuffleNetV2", f"it needs images, but the data are {(*input_shape,)}")
+        check("model", "ShuffleNetV2", len(input_shape) == 3, f"it needs images, but the data are {(*input_shape,)}")
         if representation is not None and representation < 1:
             raise BadInput("model.init_args.representation", representation, "it must be at least 1, or null")
         check("model.init_args.stem", stem, stem in ("stride2", "stride1"), "choose stride2 or stride1")

@@ -31,7 +31,7 @@ class Lane:
     def copy(self, into: Tensor, source: Tensor) -> Callable[[], None]:
         """Begin to copy, once all that was begun before has come to its end; returns how to have the device wait."""
         into.copy_(source)
-        return _nothing
+        return lambda: None
 
     def synchronize(self) -> None:
         """Wait until all copies are made."""
@@ -193,7 +193,3 @@ def _replace(state: ClientState, by: dict[int, Tensor]) -> None:
 def is_apart(place: Place, device: str) -> bool:
     """Whether clients that train on a `device` of this type cannot do so in vectors at `place`."""
     return place == "host" or (place == "disk" and device != "cpu")
-
-
-def _nothing() -> None:
-    pass

@@ -11,6 +11,7 @@ from typing import Any
 
 import torch
 from torch import Tensor, nn
+from torch.nn.modules.utils import _pair
 
 Columns = tuple[int, int, "float | Tensor"]
 """Columns `start` to `stop`, and *twice* their coefficient: one number, or a tensor (k, stop - start)."""
@@ -148,7 +149,3 @@ class MaxPool(torch.autograd.Function):
         """Torch's own, from the places."""
         x, places = ctx.saved_tensors
         return torch.ops.aten.max_pool2d_with_indices_backward(grad_outputs[0], x, *ctx.how, False, places), None
-
-
-def _pair(size: int | tuple[int, ...]) -> tuple[int, ...]:
-    return size if isinstance(size, tuple) else (size, size)

@@ -17,7 +17,7 @@ from fl_lightning.core import PLAIN, Batch, Layout, Objective
 from fl_lightning.core.layout import Binding
 from fl_lightning.data import Part
 from fl_lightning.device import wide
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import check
 from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.training.kernels import Columns, Terms, max_pool
 
@@ -101,8 +101,7 @@ class ClientModule(LightningModule):
         Raises:
             BadInput: the method does not declare that it looks at them.
         """
-        if not self.looks:
-            raise BadInput(f"{self.method}.features", False, "it looks at module.features: set it to True")
+        check(f"{self.method}.features", False, self.looks, "it looks at module.features: set it to True")
         return self._seen
 
     def forget_features(self) -> None:
@@ -127,12 +126,10 @@ class ClientModule(LightningModule):
         if not objective.pulls:
             return
         assert objective.proximal_weight is not None
-        name = objective.proximal_weight.tobytes()
+        weight, name = objective.proximal_weight, objective.proximal_weight.tobytes()
         if name != self._known[0]:  # columns change only with the blocks of the proximal term
             blocks = [b for b in self.layout.blocks if b.kind == "parameter"]
-            places = [
-                (b.start, b.stop if c else b.start) for b, c in zip(blocks, objective.proximal_weight, strict=False)
-            ]
+            places = [(b.start, b.stop if c else b.start) for b, c in zip(blocks, weight, strict=False)]
             self._known = name, [*objective.columns(self.layout)], places, objective.proximal_numbers(self.layout)
         self.proximal_numbers = self._known[3]
 
@@ -199,9 +196,8 @@ class ClientModule(LightningModule):
             places = [(b.start, b.stop) for b in self.layout.blocks if b.kind == "parameter"]
         known = zip(places, self.binding.parameters, self.trainable.tolist(), strict=True)
         self._slopes = [room[0, a:b].view(p.shape) if b > a else None for (a, b), p, trains in known if trains]
-        return Terms(
-            room, anchor if anchor is None else anchor[:used], linear if linear is None else linear[:used], columns
-        )
+        anchor, linear = (None if vector is None else vector[:used] for vector in (anchor, linear))
+        return Terms(room, anchor, linear, columns)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
         """Task loss (or the objective's own), without the objective's terms."""

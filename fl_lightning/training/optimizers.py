@@ -11,7 +11,7 @@ from lightning.fabric import Fabric
 from lightning.fabric.wrappers import _FabricOptimizer
 from torch import Tensor, nn
 
-from fl_lightning.config import OptimizerConfig
+from fl_lightning.config import OptimizerConfig, check
 from fl_lightning.errors import BadInput
 from fl_lightning.training.kernels import clip_factor, direction
 from fl_lightning.training.module import ClientModule
@@ -188,8 +188,7 @@ def step_sizes(config: OptimizerConfig, lr: float, steps: int) -> float:
 def make_optimizer(fabric: Fabric, module: ClientModule, config: OptimizerConfig) -> LocalOptimizer:
     """The optimiser that `config` names, over the module's parameters."""
     parameters = [p for p in module.binding.parameters if p.requires_grad]
-    if not parameters:
-        raise BadInput("model", type(module.model).__name__, "it must have a parameter that can be trained")
+    check("model", type(module.model).__name__, bool(parameters), "it must have a parameter that can be trained")
     if config.name == "sgd" and fabric.strategy.precision.precision != "16-mixed":
         return FastSGD(parameters, config)
     if config.name == "module":

@@ -26,7 +26,7 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
             parts = [class_scores(module, part) for part in x.split(run.config.evaluation.batch_size)]
         mine[client] = torch.cat(parts).cpu()
     _count(group, forward=len(x) * len(group.answered))
-    return dict(sorted((c, scores) for part in run.processes.gather_objects(mine) for c, scores in part.items()))
+    return dict(sorted(run.processes.gather_by_client(mine).items()))
 
 
 def distilled(

@@ -38,50 +38,38 @@ WORTH = 0.9
 
 
 def make(
-    name: Name, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec
-) -> tuple[Executor, str | None]:
+    name: Name, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec,
+    together: Together | None = None, kind: Hashable = None,
+) -> tuple[Executor, str | None]:  # fmt: skip
     """The executor `name` for the `module`; or the loop, and why the other is not fit for this run.
 
-    It writes to nothing but what is bound to it, and draws no random number.
+    It writes to nothing but what is bound to it, and draws no random number. With `together`, `vmap` is shared by all
+    runs that it drives whose clients are of this `kind`.
 
     Raises:
         BadInput: the machine cannot do it.
     """
+    parts = fabric, module, optimizer
     if name == "loop":
-        return Loop(fabric, module, optimizer), None
+        return Loop(*parts), None
     if name == "graph" and graph_type(fabric.device) is None:
-        return Graph(fabric, module, optimizer, spec), None  # raises
-    kinds: dict[Name, type[Vmap] | type[Graph]] = {"vmap": Vmap, "graph": Graph}
-    return _fit(name, lambda: kinds[name](fabric, module, optimizer, spec), fabric, module, optimizer, spec)
-
-
-def shared(
-    together: Together, kind: Hashable, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer,
-    spec: ExecutorSpec,
-) -> tuple[Executor, str | None]:  # fmt: skip
-    """As `make`, `vmap` with all runs that `together` drives whose clients are of this `kind`."""
-
-    def executor() -> Vmap:
-        return together.executor(kind, lambda: Vmap(fabric, module, optimizer, replace(spec, cohort=MOST_AT_ONCE)))
-
-    chosen, reason = _fit("vmap", executor, fabric, module, optimizer, spec)
-    return (Shared(chosen, together) if isinstance(chosen, Vmap) else chosen), reason
-
-
-def _fit(
-    name: Name, executor: Callable[[], Vmap | Graph], fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer,
-    spec: ExecutorSpec,
-) -> tuple[Executor, str | None]:  # fmt: skip
-    """What `executor` makes, or the loop and why."""
+        return Graph(*parts, spec), None  # raises
     reason = unfit(name, fabric, module, spec)
     if reason is None:
         x, y, gradients, reason = _probed(name, fabric, module, spec)
-        if reason is None:
-            made = executor()
-            reason = made.unlike(x, y, gradients, module) if isinstance(made, Vmap) else made.unlike(x, y)
-            if reason is None:
-                return made, None
-    return Loop(fabric, module, optimizer), reason
+    if reason is not None:
+        return Loop(*parts), reason
+    executor: Executor
+    if name == "graph":
+        executor = graph = Graph(*parts, spec)
+        reason = graph.unlike(x, y)
+    elif together is None:
+        executor = vmap = Vmap(*parts, spec)
+        reason = vmap.unlike(x, y, gradients, module)
+    else:
+        vmap = together.executor(kind, lambda: Vmap(*parts, replace(spec, cohort=MOST_AT_ONCE)))
+        executor, reason = Shared(vmap, together), vmap.unlike(x, y, gradients, module)
+    return (executor, None) if reason is None else (Loop(*parts), reason)
 
 
 def unfit(name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
@@ -180,10 +168,8 @@ def fastest(group: Group, file: Path, contests: Sequence[Contest], resumed: bool
         everywhere = [part for part in group.gather_objects(here) if part]
         able = [n for n in contest.executors if everywhere and all(n in part for part in everywhere)]
         total = {n: sum(part[n] for part in everywhere) / len(everywhere) for n in able}
-        best: Name = "loop"
-        for name, one in total.items():
-            if one < WORTH * total["loop"] and one < total[best]:
-                best = name
+        worth = [name for name, one in total.items() if one < WORTH * total["loop"]]
+        best: Name = min(worth, key=total.__getitem__, default="loop")
         chosen.append(best)
         seconds.append(total)
         if group.rank == 0:

@@ -27,20 +27,25 @@ def unlike_each_other(rows: Tensor, size: float, draws: torch.Generator) -> Tens
     return rows
 
 
-def even(models: int, draws: torch.Generator, run: Callable[[int, Tensor], Sequence[Tensor]]) -> bool:
-    """Whether the results of so many models have the same bits at each of the `WIDTHS`, and in each slot.
+def even(rows: Tensor, x: Tensor, y: Tensor, run: Callable[[int, Tensor, Tensor], Sequence[Tensor]]) -> bool:
+    """Whether the results of models that differ have the same bits at each of the `WIDTHS`, and in each slot.
 
     Args:
-        models: how many there are.
-        draws: for the order of the slots.
-        run: (width, which of the models is in each slot (width,)) -> results (width, ...).
+        rows: of a stack, (width, D): the first is a model, and all are written over by others like it.
+        x, y: a batch, after which each model has one of its own.
+        run: (so many of the first rows, x (so many, ...), y (so many, ...)) -> results (so many, ...).
     """
-    first: list[Tensor] = []
+    draws, models, first = torch.Generator().manual_seed(0), len(rows), list[Tensor]()
+    own, labels = unlike_each_other(rows, 0.1, draws), y.expand(models, *y.shape)
+    images = x.expand(models, *x.shape)
+    if images.is_floating_point():
+        images = unlike_each_other(images, 1.0, draws)
     for size in (width for width in WIDTHS if width <= models):
         for order in torch.randperm(models, generator=draws).split(size):
             if len(order) < size:
                 continue
-            parts = run(size, order)
+            rows[:size] = own[order]
+            parts = run(size, images[order], labels[order])
             if not first:
                 first = [torch.full((models, *part.shape[1:]), torch.nan, dtype=part.dtype) for part in parts]
             for known, part in zip(first, parts, strict=True):

@@ -23,7 +23,7 @@ from fl_lightning.core import PureLoss
 from fl_lightning.device import no_draws, random_states, same_states
 from fl_lightning.errors import redact
 from fl_lightning.training.executors.base import TOLERANCE, LocalJob
-from fl_lightning.training.executors.even import WIDTHS, even, unlike_each_other
+from fl_lightning.training.executors.even import WIDTHS, even
 from fl_lightning.training.executors.replay import Function, recorded
 from fl_lightning.training.executors.stack import Narrow, Stack
 from fl_lightning.training.module import ClientModule
@@ -85,12 +85,7 @@ class OwnLosses:
     def single(self, key: Hashable, loss: PureLoss, narrow: Narrow, slot: int, x: Tensor, y: Tensor) -> list[Tensor]:
         """Gradients and loss () of the model in a slot on one batch x, y (n, ...)."""
         models = [view[slot] for view in (*narrow.views, *narrow.fixed.values())]
-        inputs = [
-            *models,
-            *(t.clone() for t in loss.tensors.values()),
-            x.clone(),
-            y.clone(),
-        ]  # aligned, wherever it lay
+        inputs = [*models, *(t.clone() for t in (*loss.tensors.values(), x, y))]  # aligned, wherever it lay
         return self._run((key, "single", tuple(x.shape)), loss, inputs, lambda function: function)
 
     def _run(self, key: Hashable, loss: PureLoss, inputs: Sequence[Tensor], over: Callable[[Any], Any]) -> list[Tensor]:
@@ -168,31 +163,20 @@ class OwnLosses:
         """Why passes come to other gradients, or to some that depend on who is beside; None: they do not."""
         stack, (x, y) = self.stack, _batch(job)
         stack.choose(known.reached)
-        stack.rows.copy_(job.vector)
-        for bank, buffer in zip(stack.buffers, job.buffers, strict=True):
-            bank.copy_(buffer)
-        width = stack.width
-        draws = torch.Generator().manual_seed(0)
-        models = unlike_each_other(stack.parameters, 0.1, draws)
-        images, labels = (t.expand(width, *t.shape).contiguous() for t in (x, y))
-        if images.is_floating_point():
-            images = unlike_each_other(images, 1.0, draws)
-        tensors = [t.expand(width, *t.shape) for t in loss.tensors.values()]
+        stack.place([(job.vector, job.buffers)] * stack.width)
 
-        def run(size: int, order: Tensor) -> list[Tensor]:
-            stack.parameters[:size] = models[order]
-            given = [t[:size].contiguous() for t in tensors]
-            return self.stacked(known.key, loss, stack.narrow(size), given, images[order], labels[order])
+        def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
+            given = [t.expand(size, *t.shape).contiguous() for t in loss.tensors.values()]
+            return self.stacked(known.key, loss, stack.narrow(size), given, images, labels)
 
-        pairs = [
-            [g[0] for g in run(WIDTHS[0], torch.arange(WIDTHS[0]))[:-1]],
-            self.single(known.key, loss, stack.narrow(WIDTHS[0]), 0, x, y)[:-1],
-        ]
-        for measured in pairs:
+        few = WIDTHS[0]
+        stacked = run(few, *(t.expand(few, *t.shape).contiguous() for t in (x, y)))
+        for measured in ([g[0] for g in stacked[:-1]], self.single(known.key, loss, stack.narrow(few), 0, x, y)[:-1]):
             for ours, theirs in zip(measured, gradients, strict=True):
                 if (ours - theirs).norm() > TOLERANCE[theirs.dtype] * (1 + theirs.norm()):
                     return "stacked it comes to other gradients"
-        return None if even(width, draws, run) else "on this machine its numbers depend on how many train beside it"
+        alike = even(stack.parameters, x, y, run)
+        return None if alike else "on this machine its numbers depend on how many train beside it"
 
 
 class OwnPass:

@@ -71,9 +71,8 @@ class _Writer(TorchDispatchMode):
                 return result
             self._turned[f"t{len(self.lines)}_0", dims] = args[0]
         several = isinstance(result, list | tuple)
-        names = [
-            self._given(value, f"t{len(self.lines)}_{k}") for k, value in enumerate(result if several else [result])
-        ]
+        values = result if several else [result]
+        names = [self._given(value, f"t{len(self.lines)}_{k}") for k, value in enumerate(values)]
         self.known[operation := f"operation_{len(self.lines)}"] = getattr(func, "_op", func)  # less Python around it
         if func._schema.is_mutable:
             self.writes.add(operation)

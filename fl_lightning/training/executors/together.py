@@ -33,6 +33,11 @@ class _Request:
     what: Literal["train", "score"]
     jobs: Sequence[Any]
 
+    def answer(self, jobs: Sequence[Any] | None = None) -> list[Any]:
+        """What it asks for, of its own `jobs` or of others."""
+        work = self.executor.train if self.what == "train" else self.executor.score
+        return work(self.jobs if jobs is None else jobs)
+
 
 class Together:
     """Drives several runs, and pools what they train and score.
@@ -60,7 +65,7 @@ class Together:
     def wait(self, request: _Request) -> list[Any]:
         """Stop the run that calls this until its request has been dealt with; raises what went wrong."""
         if getcurrent() is self._hub:  # nobody else is there
-            return _dealt_with(request.executor, request.what, request.jobs)
+            return request.answer()
         self._requests[getcurrent()] = request
         graded = torch.is_grad_enabled()
         try:
@@ -120,21 +125,17 @@ class Together:
             ours = {run: request for run, request in waiting.items() if request.executor is executor}
             try:
                 jobs = [job for request in ours.values() for job in request.jobs]
-                results = iter(_dealt_with(executor, next(iter(ours.values())).what, jobs))
+                results = iter(next(iter(ours.values())).answer(jobs))
                 answers |= {run: [next(results) for _ in request.jobs] for run, request in ours.items()}
             except Exception:  # whose fault it is shows when each is alone
                 for run, request in ours.items():
                     try:
-                        answers[run] = _dealt_with(executor, request.what, request.jobs)
+                        answers[run] = request.answer()
                     except Exception as error:
                         answers[run] = error
         for run in answers:
             del self._requests[run]
         return answers
-
-
-def _dealt_with(executor: Vmap, what: str, jobs: Sequence[Any]) -> list[Any]:
-    return executor.train(jobs) if what == "train" else executor.score(jobs)
 
 
 def _ended(run: greenlet) -> None:

@@ -15,7 +15,7 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
 from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, ScoreJob
-from fl_lightning.training.executors.even import WIDTHS, even, unlike_each_other, widened
+from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
@@ -95,9 +95,7 @@ class Vmap(Stacked):
         `gradients` of what trains (None: the loss does not depend on it)."""
         stack, bound = self.stack, module.binding
         assert bound.vector is not None
-        stack.rows.copy_(bound.vector)
-        for bank, buffer in zip(stack.buffers, bound.buffers, strict=True):
-            bank.copy_(buffer)
+        stack.place([(bound.vector, bound.buffers)] * stack.width)
         self._reached = module.trainable.copy()
         self._reached[module.trainable] = [g is not None for g in gradients]
         stack.choose(self._reached)
@@ -124,21 +122,13 @@ class Vmap(Stacked):
 
     def _same_everywhere(self, x: Tensor, y: Tensor) -> bool:
         """Whether models have the same bits at each width, and in each slot; batches are made up, after (x, y)."""
-        stack, width = self.stack, self.stack.width
-        draws = torch.Generator().manual_seed(0)
-        models = unlike_each_other(stack.parameters, 0.1, draws)
-        images = x.expand(width, *x.shape)
-        if images.is_floating_point():
-            images = unlike_each_other(images, 1.0, draws)
-        labels = y.expand(width, *y.shape)
-        weight = torch.full((width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype))
+        weight = torch.full((self.stack.width, len(y)), 1 / len(y), dtype=losses_type(self.spec.dtype))
 
-        def run(size: int, order: Tensor) -> list[Tensor]:
-            stack.parameters[:size] = models[order]
-            slopes, losses = self.gradients(size, images[order], labels[order], weight[:size])
+        def run(size: int, images: Tensor, labels: Tensor) -> list[Tensor]:
+            slopes, losses = self.gradients(size, images, labels, weight[:size])
             return [*slopes, losses]
 
-        return even(width, draws, run)
+        return even(self.stack.parameters, x, y, run)
 
     # ---------------------------------------------------------------- scores
 
