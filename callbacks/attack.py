@@ -58,7 +58,10 @@ class Attack(Transform):
             check("callbacks.attack.clients", self.clients, fine, f"they must lie in [0, {run.clients - 1}]")
             self.attackers = frozenset(self.clients)
         else:
-            count = round((self.share or 0.0) * run.clients)
+            share = self.share or 0.0
+            count = round(share * run.clients)
+            allowed = f"of {run.clients} clients that comes to 0: at least {0.5 / run.clients:.2g}, or 0"
+            check("callbacks.attack.share", share, count > 0 or share == 0, allowed)
             drawn = numpy_rng(run.config.seed, "attackers").choice(run.clients, count, replace=False)
             self.attackers = frozenset(int(c) for c in drawn)
         if self.kind == "label_flip":

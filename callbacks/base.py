@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning import renames
+from fl_lightning import log, renames
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
@@ -88,6 +88,13 @@ class Transform(Callback):
     deployed: ClassVar[bool] = False
     """Whether it works where clients are sites (`fl-train deploy`): the centre runs `on_download`, and the site
     `on_upload`, which reads nothing of the server. What it keeps with a client travels to the centre in the clear."""
+
+    def say_if_idle(self, run: RunContext) -> None:
+        """Say that it has nothing to change, where a method sends no model either way (class means, predictions)."""
+        if run.is_main and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups):
+            log.say(
+                f"{self.config_key}: {run.method_name} sends no model, which is all that it changes: it does nothing"
+            )
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their first values."""

@@ -102,8 +102,8 @@ class Krum(Aggregator):
 class NormBound(Transform):
     """A bound on how far an upload may lie from what the server knows (Sun et al., Can You Really Backdoor FL?, 2019).
 
-    That is the L2 norm, over all that is sent, of the difference from what the client has received, where it starts
-    from that, and from its last upload otherwise.
+    That is the L2 norm, over all of the model that is sent (not what travels beside it, such as class means), of the
+    difference from what the client has received, where it starts from that, and from its last upload otherwise.
 
     Args:
         bound: the greatest norm; it depends on model, learning rate and epochs.
@@ -115,6 +115,10 @@ class NormBound(Transform):
 
     bound: PositiveFloat
     action: Literal["clip", "refuse"] = "clip"
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Say so where no model is sent."""
+        self.say_if_idle(run)
 
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Measure, and clip or refuse."""

@@ -170,17 +170,23 @@ def study(
         keys: further keys of the command: `workers`, `methods`, `seeds`, `settings`, `accept_changed_code`.
 
     Returns:
-        All final scores (`results.runs.tidy`): method, setting, seed, client, model, metric, value.
+        All final scores (`results.runs.tidy`): method, setting, seed, client, model, metric, value. Methods and
+        settings go by the study's labels; of a run that several rows share, by its folder's name.
 
     Raises:
         BadInput: it cannot work, before anything is written.
         RunFailed: runs have failed; the others have been run.
     """
-    from fl_lightning.results.runs import load as load_runs
-    from fl_lightning.results.runs import run_folders, tidy
+    from fl_lightning.results.runs import tidy, words
+    from fl_lightning.study.folder import StudyFolder
+    from fl_lightning.study.grid import by_key
 
     _command("study", definition, out, data, model, keys)
-    return tidy(load_runs(run_folders([Path(out)])))
+    folder = StudyFolder(Path(out))
+    rows, runs = by_key(folder.cells(), lambda cell: cell["folder"]), folder.results()
+    labels = [rows[name][0]["label"] if len(rows[name]) == 1 else Path(name).parent.name for name in runs]
+    names = [(label, words(rows[name][0]["setting"])) for label, name in zip(labels, runs, strict=True)]
+    return tidy(runs.values(), names)
 
 
 def tune(

@@ -194,7 +194,7 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
     assert "study: 4 of 4 runs finished" in capsys.readouterr().out
     table = fl_lightning.compare("studies/a", baseline="fedavg", judge="after").set_index("method")
     means = scores.groupby("method")["value"].mean()
-    assert table.loc["ditto lam=0.5", "mean"] == pytest.approx(means["ditto"])
+    assert table.loc["ditto lam=0.5", "mean"] == pytest.approx(means["ditto lam=0.5"])
     assert any(note.startswith("intervals: ") for note in table.attrs["notes"])
     runs = [Run(path) for path in sorted(workplace.glob("studies/a/runs/*/seed-*"))]
     clients = fl_lightning.compare(runs, clients=True, judge="after")

@@ -102,6 +102,8 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
     rows, columns = np.nonzero(counts)
     sizes = counts[rows, columns] / counts.max() * 90
     axes.scatter([split["clients"][k] for k in columns], [split["classes"][k] for k in rows], s=sizes, color="#440154")
+    if not any(isinstance(client, str) for client in split["clients"]):  # numbers, which are whole
+        axes.locator_params(axis="x", integer=True)
     axes.set(xlabel="client", ylabel="class")
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -115,21 +115,28 @@ def differing_keys(runs: list[RunResult]) -> list[str]:
 
 
 def labels(runs: list[RunResult]) -> list[str]:
-    """Each run's method, the arguments in which runs of that method differ, and callbacks that not all runs have."""
+    """Each run's method, the arguments in which runs of that method differ, its callbacks' too, and the callbacks that
+    not all runs have."""
     alike: dict[str, list[RunResult]] = defaultdict(list)
     for run in runs:
         alike[method_of(run)].append(run)
-    begin = "method.init_args."
-    names = {name: [key for key in differing_keys(those) if key.startswith(begin)] for name, those in alike.items()}
+    names = {name: [key for key in differing_keys(those) if _is_argument(key)] for name, those in alike.items()}
     callbacks_of = [[name for name in run.config.get("callbacks") or {} if name not in QUIET] for run in runs]
     shared = set.intersection(*map(set, callbacks_of)) if callbacks_of else set()
     labelled = []
     for run, callbacks in zip(runs, callbacks_of, strict=True):
-        arguments = [f"{key.rpartition('.')[2]}={run.setting(key)}" for key in names[method_of(run)]]
+        keys = [key for key in names[method_of(run)] if key.startswith("method.") or key.split(".")[1] in callbacks]
+        shown = [key.removeprefix("method.init_args.").removeprefix("callbacks.") for key in keys]
+        arguments = [f"{name}={run.setting(key)}" for name, key in zip(shown, keys, strict=True)]
         labelled.append(
             " ".join([method_of(run), *arguments, *(f"+{name}" for name in callbacks if name not in shared)])
         )
     return labelled
+
+
+def _is_argument(key: str) -> bool:
+    """Whether a dotted key is an argument of a method or of a callback that changes numbers."""
+    return key.startswith("method.init_args.") or (key.startswith("callbacks.") and key.split(".")[1] not in QUIET)
 
 
 def method_of(run: RunResult) -> str:
@@ -148,20 +155,23 @@ def settings(runs: list[RunResult]) -> list[str]:
     return [words({key: run.setting(key) for key in keys}) for run in runs]
 
 
-def tidy(runs: Iterable[RunResult]) -> DataFrame:
+def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = None) -> DataFrame:
     """The final scores of all runs, a row for each run, client and metric.
 
     Columns: `method` (its label among these runs), `setting` (what else differs but the seed), `seed`, `client`,
     `model` (the kind of the client's final model), `metric`, `value`. Runs that are not finished have no rows.
+
+    `names`: method and setting of each run, as a study calls them; None: by what differs among the runs.
     """
     from pandas import DataFrame, concat
 
     runs = [run for run in runs if run.finished]
+    names = list(zip(labels(runs), settings(runs), strict=True)) if names is None else names
     tables = [
         run.final.melt([name for name in ("client", "name", "model") if name in run.final], var_name="metric")
         .dropna(subset="value")
         .assign(method=label, setting=setting, seed=run.setting("seed"))
-        for run, label, setting in zip(runs, labels(runs), settings(runs), strict=True)
+        for run, (label, setting) in zip(runs, names, strict=True)
     ]
     return concat(tables, ignore_index=True).reindex(columns=TIDY) if tables else DataFrame(columns=TIDY)
 

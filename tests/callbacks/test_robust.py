@@ -14,7 +14,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.attack import Attack
 from fl_lightning.callbacks.base import Aggregator, Callback
-from fl_lightning.callbacks.compression import Quantize
+from fl_lightning.callbacks.compression import Quantize, TopK
 from fl_lightning.callbacks.robust import Krum, Median, NormBound, TrimmedMean, trimmed_mean
 from fl_lightning.config import DataConfig
 from fl_lightning.core.client import Client
@@ -30,6 +30,7 @@ from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbn import FedBN
 from fl_lightning.methods.fedper import FedPer
+from fl_lightning.methods.fedproto import FedProto
 from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.metric import NO_TARGET
@@ -187,6 +188,7 @@ def begin(run: RunContext) -> None:
         (FedAvg(), [Krum(1)], "callbacks.krum.attackers: 1 .*of 4 clients at most 0"),
         (FedAvg(), [Krum(0, keep=5)], "callbacks.krum.keep: 5 .*at most 4"),
         (FedAvg(), [Attack("noise", clients=[4])], r"callbacks.attack.clients: \[4\] .*\[0, 3\]"),
+        (FedAvg(), [Attack("noise", share=0.1)], r"callbacks.attack.share: 0.1 .*of 4 clients that comes to 0"),
         (FedAvg(), [Quantize(), Attack("noise", share=0.5)], "callbacks.attack: 'noise' .*before quantize"),
     ],
 )
@@ -194,6 +196,15 @@ def test_what_cannot_be(make_run: MakeRun, method: Method, callbacks: list[Callb
     run = make_run(method, callbacks=callbacks)
     with pytest.raises(BadInput, match=said):
         begin(run)
+
+
+@pytest.mark.parametrize("callback", [NormBound(1e-9), Quantize(), TopK()])
+def test_where_no_model_is_sent_a_line_says_that_there_is_nothing_to_change(
+    make_run: MakeRun, callback: Callback, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for method, idle in ((FedProto(), True), (FedAvg(), False)):
+        begin(make_run(method, callbacks=[callback]))
+        assert ("sends no model" in capsys.readouterr().err) is idle
 
 
 @pytest.mark.parametrize(

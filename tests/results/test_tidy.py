@@ -9,7 +9,8 @@ import pandas as pd
 import pytest
 import stored
 
-from fl_lightning.results.runs import load, run_folders, tidy
+from fl_lightning.results.result import RunResult
+from fl_lightning.results.runs import labels, load, run_folders, tidy
 
 
 def test_means_are_those_of_compare(folder: Path) -> None:
@@ -27,3 +28,19 @@ def test_means_are_those_of_compare(folder: Path) -> None:
 def test_an_unfinished_run_has_no_rows(folder: Path) -> None:
     assert tidy(load([folder / "extended"])).empty
     assert isinstance(tidy([]), pd.DataFrame)
+
+
+def test_runs_that_differ_in_an_argument_of_a_callback_have_labels_of_their_own() -> None:
+    def run(method: str, **callbacks: dict[str, object]) -> RunResult:
+        config = {"method": {"class_path": f"fl_lightning.methods.{method}", "init_args": {}}, "callbacks": callbacks}
+        one = RunResult.__new__(RunResult)
+        one.config = config
+        return one
+
+    runs = [
+        run("FedAvg", topk={"share": 0.05}),
+        run("FedAvg", topk={"share": 1.0}),
+        run("FedAvg", heatmaps={"every": 2}),
+    ]
+    assert labels(runs) == ["fedavg topk.share=0.05 +topk", "fedavg topk.share=1.0 +topk", "fedavg"]
+    assert labels(runs[:2]) == ["fedavg topk.share=0.05", "fedavg topk.share=1.0"]
