@@ -181,6 +181,8 @@ def _record(path: Path) -> dict[str, str] | None:
             raise ValueError("it holds something else")
     except FileNotFoundError:
         return None
+    except NotADirectoryError:
+        raise BadInput("out", str(path), "a part of it is a file, and no folder") from None
     except (OSError, ValueError) as error:
         raise BadInput("out", str(path), f"its {RECORD} cannot be read ({error}): delete it") from None
     return known

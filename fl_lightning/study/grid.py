@@ -6,6 +6,7 @@ cell; the forced run of FedAvg is two, judged after local training and after fin
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import itertools
 import json
@@ -274,12 +275,19 @@ def _grid(given: Any) -> dict[str, list[Any]]:
             check(f"grid.{key}", value, list(value) == inside, f"each must have the keys {', '.join(map(str, inside))}")
             for name in inside:
                 _check_axis(f"grid.{key}.{name}", name, value[name], AXES)
-        texts = [json.dumps(value, default=str) for value in values]
+        texts = [json.dumps(_as_number(value), default=str) for value in values]
         check(f"grid.{key}", values, len(set(texts)) == len(texts), "it has a value twice")
         points += inside
     both = sorted({key for key in points if points.count(key) > 1})
     check("grid", ", ".join(both), not both, "it is set twice")
     return dict(given)
+
+
+def _as_number(value: Any) -> Any:
+    """A number, or a text that is one (YAML reads 1e-1 as text), as float: 1, 1.0 and 1e0 are one value."""
+    with contextlib.suppress(ValueError):
+        return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else value
+    return value
 
 
 def _linked(key: Any) -> bool:
