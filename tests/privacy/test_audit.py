@@ -323,3 +323,20 @@ def test_what_cannot_be_audited(
     err = capsys.readouterr().err.strip()
     assert says in err and len(err.splitlines()) == 1
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["audit.csv", "audit.json", "audit.html"])
+def test_files_of_ones_own_are_not_written_over(
+    tmp_path: Path, fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = fit("x", "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_text("mine")
+    capsys.readouterr()
+    assert main(["audit", str(folder), "--out", "a"]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith(f"out: 'a/{name}' is not allowed; it exists and is no audit, and is not written over\n")
+    assert [(p.name, p.read_text()) for p in (tmp_path / "a").iterdir()] == [(name, "mine")]
+    if name == "audit.html":
+        for _ in range(2):
+            assert main(["audit", str(folder), "--out", "b"]) == 0  # its own, and again
