@@ -32,6 +32,8 @@ FEWEST = 40
 """Ways to divide the clients into groups of their sizes, below which 95 % of permutations include the right one."""
 SHUFFLES = 20
 """Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a sixth."""
+TURNED = "trained on turned labels (callbacks.attack): their samples are left out"
+"""What the page says of some clients (`Observed.turned`)."""
 FEW = 20
 """Members and others that a client must have for an AUC of its own."""
 
@@ -140,7 +142,7 @@ def thresholds(run: Observed) -> list[Row]:
     for words, rounds, [seen] in _seen([run]):
         for view in VIEWS:
             score, attack = seen[view], f"loss threshold{words}"
-            if not np.isnan(score).any():
+            if len(score) and not np.isnan(score).any():
                 controls = [(s.client, members, score) for members in mixed]
                 rows += membership(run.method, view, attack, (s.client, s.member, score), 1, controls, rounds)
     return rows

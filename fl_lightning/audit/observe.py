@@ -17,6 +17,8 @@ from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning import log
+from fl_lightning.callbacks.attack import Attack
+from fl_lightning.callbacks.base import Callback, Transform, in_order
 from fl_lightning.callbacks.checkpoint import Checkpoint, has_checkpoint, restore
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client
@@ -40,7 +42,7 @@ VIEWS = {
 
 @dataclass
 class Samples:
-    """One row for each training and test sample of each client."""
+    """One row for each training and test sample of each client, but for `Observed.turned`."""
 
     client: np.ndarray
     digest: np.ndarray
@@ -61,7 +63,7 @@ class Observed:
     seed: int
     samples: Samples
     counts: np.ndarray
-    """(N, C): training samples by client and class."""
+    """(N, C): training samples by client and class, as the client trains on them."""
     groups: list[int]
     """The planted group of each client; all 0 where there are none."""
     heads: np.ndarray | None
@@ -72,6 +74,9 @@ class Observed:
     """What the run's summary says of its privacy."""
     rounds: list[int] = field(default_factory=list)
     """Rounds whose models are kept, ascending (`callbacks.checkpoint.keep`), up to the last."""
+    turned: list[int] = field(default_factory=list)
+    """Clients that trained on turned labels, whose samples are left out: members would differ from test samples by
+    their labels."""
 
 
 def observed(config: Config, folder: Path) -> Observed:
@@ -86,12 +91,15 @@ def observed(config: Config, folder: Path) -> Observed:
 
 
 def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
-    fed = assemble(fabric, config, folder, [])
+    fed = assemble(fabric, config, folder, _transforms(config))
+    turned = _turned(fed)
+    if turned:
+        log.say(f"audit: samples of clients {', '.join(map(str, turned))} are left out: they trained on turned labels")
     kept = RunFolder(folder)
     relation = _relation(kept, fed.run.clients)
-    earlier = _earlier(fed, config, folder / "checkpoints")
+    earlier = _earlier(fed, config, folder / "checkpoints", turned)
     last = restore(fed.run, folder / "checkpoints", "last")
-    samples = _samples(fed)
+    samples = _samples(fed, turned)
     seen = {t: views for t, views in earlier.items() if t < last} | {last: samples.confidence}
     if len(seen) > 1:
         of_rounds = {view: np.stack([views[view] for views in seen.values()]) for view in VIEWS}
@@ -100,14 +108,28 @@ def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     summary = kept.read_summary() or {}
     privacy = {key: value for key, value in summary.items() if key.startswith("privacy_")}
     data = fed.run.data
+    counts = np.stack([data.trained_counts(id) for id in range(fed.run.clients)])
     whole = Observed(
-        fed.run.method_name, config.seed, samples, data.class_counts, list(data.groups), _heads(fed), relation,
-        privacy, list(seen),
+        fed.run.method_name, config.seed, samples, counts, list(data.groups), _heads(fed), relation,
+        privacy, list(seen), turned,
     )  # fmt: skip
     return {"observed": whole}
 
 
-def _earlier(fed: Federation, config: Config, folder: Path) -> dict[int, Confidence]:
+def _transforms(config: Config) -> list[Callback]:
+    """The run's callbacks that may change what travels, in their order: what is kept of its clients goes by them."""
+    return in_order(one.build() for one in config.callbacks.values() if issubclass(one.load(), Transform))
+
+
+def _turned(fed: Federation) -> list[int]:
+    """Turn the labels that simulated attackers have turned; who these are, ascending."""
+    attacks = [callback for callback in fed.run.callbacks if isinstance(callback, Attack)]
+    for attack in attacks:
+        attack.on_fit_start(fed.run)
+    return sorted({id for attack in attacks if attack.kind == "label_flip" for id in attack.attackers})
+
+
+def _earlier(fed: Federation, config: Config, folder: Path, turned: list[int]) -> dict[int, Confidence]:
     """Under the models of the rounds before the last that `callbacks.checkpoint.keep` has kept, by round, ascending.
 
     The best checkpoint, where it is older than these, is left out: it was chosen by scores, of test samples where there
@@ -122,12 +144,13 @@ def _earlier(fed: Federation, config: Config, folder: Path) -> dict[int, Confide
         except BadInput as error:
             log.say(f"audit: passed over round {t}: {error.allowed}")
             continue
-        seen[t] = _samples(fed).confidence
+        seen[t] = _samples(fed, turned).confidence
     return seen
 
 
 @torch.no_grad()
-def _samples(fed: Federation) -> Samples:
+def _samples(fed: Federation, turned: list[int]) -> Samples:
+    """Those of all clients but the `turned` ones."""
     run, rows = fed.run, list[tuple[Any, ...]]()
     for id in range(run.clients):
         data = run.data.client(id, run.device, run.dtype)
@@ -139,8 +162,9 @@ def _samples(fed: Federation) -> Samples:
         views = {view: _confidence(fed, view, id, batches) for view in VIEWS}
         rows.append((np.full(len(digests), id), np.array(digests, dtype=np.uint64), member, views))
     client, digest, member = (np.concatenate([row[k] for row in rows]) for k in range(3))
-    views = {view: np.concatenate([row[3][view] for row in rows]) for view in VIEWS}
-    return Samples(client, digest, member, views)
+    there = ~np.isin(client, turned)
+    views = {view: np.concatenate([row[3][view] for row in rows])[there] for view in VIEWS}
+    return Samples(client[there], digest[there], member[there], views)
 
 
 def _confidence(fed: Federation, view: str, id: int, batches: list[tuple[Tensor, Tensor]]) -> np.ndarray:

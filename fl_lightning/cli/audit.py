@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from fl_lightning.cli.commands import load
+from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
@@ -34,6 +35,7 @@ def audit(argv: list[str]) -> None:
     from fl_lightning.audit.claims import claimed
     from fl_lightning.audit.observe import observed
 
+    _check_out(out, page.MARKER)
     rows: list[Row] = []
     notes: list[str] = []
     claims: dict[str, Claim] = {}
@@ -56,6 +58,8 @@ def audit(argv: list[str]) -> None:
         last = runs[-1]  # one run: the others would be more of the same
         rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
         notes += [f"{label}: {why}" for why in attacks.too_few(last)]
+        if last.turned:
+            notes.append(f"{label}: {len(last.turned)} of {len(last.counts)} clients {attacks.TURNED}.")
         for view, values in last.samples.confidence.items():
             if (values != values).any():
                 unseen.setdefault(view, []).append(label)
@@ -72,6 +76,15 @@ def audit(argv: list[str]) -> None:
     print(f"the page: {out / FILES[-1]}")
     if false := [label for label, claim in claims.items() if claim.broken]:
         raise RunFailed(f"audit: {false[0]} claims a smaller epsilon than its canaries allow: see {out / FILES[-1]}")
+
+
+def _check_out(out: Path, marker: str) -> None:
+    """Raise `BadInput` where a file that would be written is not an audit's: tables are, beside a page that is one."""
+    if not out.exists():
+        return
+    ours = check_out("out", str(out / FILES[-1]), "", marker, "audit").exists()
+    for table in (out / name for name in FILES[:-1]):
+        check("out", str(table), ours or not table.exists(), "it exists and is no audit, and is not written over")
 
 
 def _runs(folder: Path) -> dict[str, list[Path]]:

@@ -18,6 +18,11 @@ from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import write_whole
 from fl_lightning.study.grid import Study
 
+MARK = "# Written by fl-train dashboard --sweep\n"
+"""Begins both files of a sweep: what begins otherwise is not written over."""
+VIEW_MARK = '"type": "project-view"'
+"""Near the beginning of each view that is kept as a file."""
+
 
 def dashboard(argv: list[str]) -> None:
     """Save the workspace at W&B where it has changed, or write it (`--json`) or a sweep (`--sweep`) to a file."""
@@ -29,8 +34,9 @@ def dashboard(argv: list[str]) -> None:
     from fl_lightning.report import workspace
 
     if values.json is not None:
+        file = check_out("json", values.json, "", VIEW_MARK, "view of W&B")
         view = workspace.view(values.entity or "", values.project, values.name)
-        _write(Path(values.json), "json", json.dumps(view, indent=1) + "\n")
+        write_whole(file, json.dumps(view, indent=1) + "\n", durable=False)
         print(f"dashboard: {values.json}")
         return
     try:
@@ -78,13 +84,14 @@ def _write_sweep(file: Path, project: str, entity: str | None) -> None:
     settled, _, _ = resolve(study)  # refuses what `fl-train study` would refuse
     base, out = file.with_suffix(".base.yaml"), file.with_suffix(".sweep.yaml")
     made = sweep(study, str(base), project, entity)
-    _write(base, "sweep", to_yaml(settled))
-    _write(out, "sweep", yaml.safe_dump(made, sort_keys=False))
+    bases = {Path(part).resolve() for part in study.base if isinstance(part, str)}
+    allowed = "the config of the sweep's runs is written there: the study's own must have another name"
+    check("base", str(base), base.resolve() not in bases, allowed)
+    check_out("sweep", str(base), "", MARK, "config of a sweep")
+    check_out("sweep", str(out), "", MARK, "sweep")
+    write_whole(base, MARK + to_yaml(settled), durable=False)
+    write_whole(out, MARK + yaml.safe_dump(made, sort_keys=False), durable=False)
     print(f"sweep: {out}; start it with: wandb sweep {out}")
-
-
-def _write(path: Path, key: str, text: str) -> None:
-    write_whole(check_out(key, str(path)), text, durable=False)
 
 
 def _flow(value: Any) -> str:

@@ -254,6 +254,45 @@ def test_uploads_that_the_server_would_not_keep_are_audited(method: str, fit: Ca
     assert not np.allclose(uploads[1], models)  # one client's, not the mean
 
 
+@pytest.mark.parametrize("callback", ["keepuploads {}", "quantize.bits 8"])
+def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback: str, fit: Callable[..., Path]) -> None:
+    """A callback that keeps uploads makes the server's copy an upload, whichever model the judge asks for."""
+    words = "--method fedavg --federation.rounds 1 --callbacks.checkpoint.seconds 0 --evaluation.judge after"
+    folder = fit("x", words, f"--callbacks.{callback}")
+    before = {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()}
+    run = observed(load(folder), folder)
+    assert {p: p.read_bytes() for p in folder.rglob("*") if p.is_file()} == before
+    upload = run.samples.confidence["server: upload"]
+    assert np.isfinite(upload).all() and run.heads is not None
+    assert (callback[0] == "k") == np.array_equal(upload, run.samples.confidence["public: personal model"])
+
+
+def test_samples_with_turned_labels_are_left_out(
+    tmp_path: Path, fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
+) -> None:
+    words = "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0"
+    attack = "--callbacks.attack.kind label_flip --callbacks.attack.clients"
+    plain, turned, all_ = (
+        fit("plain", words),
+        fit("turned", words, attack, "[0,2]"),
+        fit("all", words, attack, "[0,1,2,3]"),
+    )
+    runs = [observed(load(folder), folder) for folder in (plain, turned)]
+    assert [run.turned for run in runs] == [[], [0, 2]] and set(runs[1].samples.client) == {1, 3}
+    honest = np.isin(runs[0].samples.client, (1, 3))
+    for name in ("client", "digest", "member"):
+        np.testing.assert_array_equal(getattr(runs[0].samples, name)[honest], getattr(runs[1].samples, name))
+    for view, values in runs[0].samples.confidence.items():
+        np.testing.assert_array_equal(values[honest], runs[1].samples.confidence[view])
+    np.testing.assert_array_equal(runs[0].counts[[0, 2], ::-1], runs[1].counts[[0, 2]])
+    capsys.readouterr()
+    assert main(["audit", str(turned), "--out", "a"]) == 0
+    says = "audit: samples of clients 0, 2 are left out: they trained on turned labels\n"
+    assert says in capsys.readouterr().err
+    assert f"turned: 2 of 4 clients {attacks.TURNED}." in (tmp_path / "a" / "audit.html").read_text()
+    assert main(["audit", str(all_), "--out", "b"]) == 0  # there is nothing left to attack
+
+
 @pytest.mark.slow
 def test_rounds_that_are_kept_are_looked_at(tmp_path: Path, fit: Callable[..., Path]) -> None:
     """The last ones that `keep` names; not the best, which scores have chosen, and which here is older."""
@@ -323,3 +362,20 @@ def test_what_cannot_be_audited(
     err = capsys.readouterr().err.strip()
     assert says in err and len(err.splitlines()) == 1
     assert not (tmp_path / "a").exists()
+
+
+@pytest.mark.parametrize("name", ["audit.csv", "audit.json", "audit.html"])
+def test_files_of_ones_own_are_not_written_over(
+    tmp_path: Path, fit: Callable[..., Path], capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    folder = fit("x", "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0")
+    (tmp_path / "a").mkdir()
+    (tmp_path / "a" / name).write_text("mine")
+    capsys.readouterr()
+    assert main(["audit", str(folder), "--out", "a"]) == 2
+    err = capsys.readouterr().err
+    assert err.endswith(f"out: 'a/{name}' is not allowed; it exists and is no audit, and is not written over\n")
+    assert [(p.name, p.read_text()) for p in (tmp_path / "a").iterdir()] == [(name, "mine")]
+    if name == "audit.html":
+        for _ in range(2):
+            assert main(["audit", str(folder), "--out", "b"]) == 0  # its own, and again

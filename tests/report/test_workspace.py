@@ -180,6 +180,32 @@ def test_a_study_becomes_a_sweep_whose_flags_fit_understands(tmp_path: Path, mon
     assert "wandb" in config["loggers"]
 
 
+def test_files_of_ones_own_are_not_written_over(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Those that it wrote are, but for a study's own base."""
+    monkeypatch.chdir(tmp_path)
+    line = ["dashboard", "--sweep", "study.yaml"]
+    Path("study.yaml").write_text(STUDY)
+    for name, what in (("study.base.yaml", "config of a sweep"), ("study.sweep.yaml", "sweep")):
+        Path(name).write_text("seed: 1\n")
+        assert main(line) == 2
+        said = f"sweep: '{name}' is not allowed; it exists and is no {what}, and is not written over\n"
+        assert capsys.readouterr().err.endswith(said)
+        assert [file.name for file in Path().glob("study.*.yaml")] == [name]
+        assert Path(name).read_text() == "seed: 1\n"
+        Path(name).unlink()
+    for _ in range(2):
+        assert main(line) == 0
+    before = Path("study.base.yaml").read_text()
+    Path("study.yaml").write_text("{base: [study.base.yaml, {federation.rounds: 7}], methods: [fedper], seeds: 0-1}")
+    assert main(line) == 2
+    assert "base: 'study.base.yaml' is not allowed; the config of the sweep's runs is" in capsys.readouterr().err
+    assert Path("study.base.yaml").read_text() == before
+    for content, code in (("notes", 2), (GOLDEN.read_text(), 0)):
+        Path("view.json").write_text(content)
+        assert main(["dashboard", "--json", "view.json", "--project", "mine"]) == code
+        assert ("mine" in Path("view.json").read_text()) == (code == 0)
+
+
 def test_what_no_sweep_can_say_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     Path("study.yaml").write_text("{base: kapc_exact_digits, methods: [{name: fedper, optimizer.lr: 0.1}], seeds: 0-1}")
