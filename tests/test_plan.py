@@ -246,6 +246,16 @@ def test_own_steps_are_followed() -> None:
     assert own.step >= plain.step + plain.vector
 
 
+def test_what_inner_products_take_of_memory_is_counted() -> None:
+    """Of updates the updates; beside models, too, copies of these from the mix to the answers."""
+    vector = 4 * trace(MLP, config(), FedAvg(), DIGITS).numbers
+    fedapa, confree, plain = (
+        parts(config(name), DIGITS) for name in ("fedapa.FedAPA", "confree.ConFREE", "fedper.FedPer")
+    )
+    assert fedapa["mixed models"] == 10 * vector and "mixed models" not in confree
+    assert confree["mixing"] - plain["mixing"] == 10 * vector + 8 * (3 + 3) * (10 * 10 + 10 + 1)
+
+
 def test_clients_that_train_at_once_are_weighed_together() -> None:
     loop = config(model=CNN, clients=10)
     vmap = replace(loop, fabric=replace(loop.fabric, executor="vmap"))
