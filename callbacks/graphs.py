@@ -44,7 +44,7 @@ class CosineAttention(Relation):
         sources: as in `Attention`.
     """
 
-    several = True
+    several = inner_products = True
 
     own: float
     sigma: float
@@ -77,7 +77,7 @@ class CollaborationGraph(Relation):
         sources: as in `Attention`.
     """
 
-    several = True
+    several = inner_products = True
 
     alpha: float
     near: float

@@ -28,6 +28,8 @@ class Relation(Callback):
     """It makes sense within each of several architectures, whose models cannot be mixed with those of another."""
     per_layer: ClassVar[bool] = False
     """Every layer has weights of its own."""
+    inner_products: ClassVar[bool] = False
+    """`weights` asks for inner products of the models (`inputs.gram`), which `fl-train plan` counts."""
     measures: ClassVar[bool] = False
     """It follows an objective of its own: `measured`."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
@@ -136,7 +138,7 @@ class Attention(Relation):
         sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or `uploaded`.
     """
 
-    several = True
+    several = inner_products = True
 
     alpha: float
     sigma: float | None

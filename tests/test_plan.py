@@ -26,7 +26,9 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadClient, BadInput
 from fl_lightning.methods.base import Method
+from fl_lightning.methods.confree import ConFREE
 from fl_lightning.methods.ditto import Ditto
+from fl_lightning.methods.fedapa import FedAPA
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.kapc import KAPC
@@ -244,14 +246,14 @@ def test_own_steps_are_followed() -> None:
     assert own.step >= plain.step + plain.vector
 
 
-@pytest.mark.parametrize(
-    ("method", "learns"),
-    [("kapc.KAPC", True), ("fedavg.FedAvg", False), ("fedora.FEDORA", False), ("fedamp.FedAMP", True)],
-)
-def test_relations_that_look_at_inner_products(method: str, learns: bool) -> None:
-    made = config(method)
-    made = replace(made, method=replace(made.method, init_args={"alpha": 0.1} if learns and "amp" in method else {}))
-    assert setup(made, DIGITS).learns is learns
+def test_what_inner_products_take_of_memory_is_counted() -> None:
+    """Of updates the updates; beside models, too, copies of these from the mix to the answers."""
+    vector = 4 * trace(MLP, config(), FedAvg(), DIGITS).numbers
+    fedapa, confree, plain = (
+        parts(config(name), DIGITS) for name in ("fedapa.FedAPA", "confree.ConFREE", "fedper.FedPer")
+    )
+    assert fedapa["mixed models"] == 10 * vector and "mixed models" not in confree
+    assert confree["mixing"] - plain["mixing"] == 10 * vector + 8 * (3 + 3) * (10 * 10 + 10 + 1)
 
 
 def test_clients_that_train_at_once_are_weighed_together() -> None:
@@ -316,15 +318,17 @@ class Counting(Group):
 
 
 @pytest.mark.parametrize("size", [2, 4])
-@pytest.mark.parametrize("method", [KAPC(), FedAvg()])
+@pytest.mark.parametrize("method", [KAPC(), FedAvg(), FedAPA(), ConFREE()])
 def test_bytes_between_ranks_are_those_that_mixing_sends(method: Method, size: int) -> None:
     wide = Component("fl_lightning.models.mlp.MLP", {"hidden": [6000]})
     made = config(f"{type(method).__name__.lower()}.{type(method).__name__}", wide)
-    plan = Planner(made, DIGITS).plan(Hardware("cpu", 1, size, GIB))
+    planner, hardware = Planner(made, DIGITS), Hardware("cpu", 1, size, GIB)
+    plan, products = planner.plan(hardware), planner.setup(hardware).products
     model = build(wide, (1, 8, 8), 10)
     layout = Layout(model, head_of(model))
     relation = method.relation()
-    segments = layout.segments(layout.mask(lambda b: method.scope(b) == "shared"), by_layer=relation.per_layer)
+    mask = layout.mask(lambda b: method.scope(b) == "shared")
+    segments = layout.segments(mask, by_layer=relation.per_layer)
     row, _ = layout.read(model)
     home, clients = assign_homes(DIGITS.train, size), list(range(10))
     table: dict[Any, Any] = {}
@@ -336,9 +340,13 @@ def test_bytes_between_ranks_are_those_that_mixing_sends(method: Method, size: i
         if relation.is_global:
             mixer.mean(segments, torch.full((1, 10), 0.1), row.clone())
         else:
-            mixer.gram(segments, len(layout.layers))
             A = torch.full((len(layout.layers), 10, 10), 0.1, dtype=torch.float64)
             mixer.mix(segments, A, clients, {c: row.clone() for c in here})
+        for each in products:  # a client has at most two of the vectors
+            vectors = {k: row.clone() for k in range(each.vectors) if home[k % 10] == group.rank}
+            mixer = Mixer(group, [*home, *home], vectors, range(each.vectors))
+            whole = layout.segments(mask, by_layer=each.by_layer)
+            mixer.gram(whole, len(layout.layers) if each.by_layer else 1)
         return group.sent
 
     with ThreadPoolExecutor(size) as pool:

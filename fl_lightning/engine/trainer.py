@@ -19,6 +19,7 @@ from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
 from fl_lightning.methods.base import Method
+from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
 from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fastest, make, seconds_by_client
 from fl_lightning.training.executors.loop import Loop
@@ -82,7 +83,8 @@ class Trainer:
         run, module, method = self.run, self.module, type(self.run.method)
         built = "" if method.build is Method.build else repr(run.config.method)
         frozen = digest(self.group.frozen.values())
-        network = repr(run.config.models[self.group.index].component), repr(module.model), built, frozen
+        component = repr(run.config.models[self.group.index].component)
+        network = component, repr(module.model), built, frozen, constants(module.model)
         blocks = tuple((b.name, b.start, b.stop) for b in self.group.layout.blocks)
         steps = repr(replace(spec.config, lr=0.0)), spec.largest_batch, str(spec.dtype), run.config.fabric.precision
         seen = tuple(spec.input_shape), module.metric.name, module.looks

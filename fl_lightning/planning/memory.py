@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import contextlib
 import math
 from collections.abc import Iterable
 from dataclasses import dataclass
 from functools import cached_property
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-import torch
 
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.config import Config
-from fl_lightning.core.mixing import TILE, Gram, tiles_at_once
-from fl_lightning.core.protocols import RelationInputs
+from fl_lightning.core.mixing import TILE, tiles_at_once
 from fl_lightning.log import in_bytes
 from fl_lightning.methods.base import Method
 from fl_lightning.parallel import assign_homes
@@ -43,6 +39,19 @@ class Part:
     """What it comes to, in words."""
     at_once: bool = True
     """It lies there all the time; of those that do not, only the greatest counts."""
+
+
+@dataclass(frozen=True)
+class Products:
+    """Inner products of vectors of a model's size with each other."""
+
+    vectors: int
+    by_layer: bool
+
+    @property
+    def numbers(self) -> float:
+        """Of one tile or one layer (core/mixing.py)."""
+        return self.vectors**2 + self.vectors + 1.0
 
 
 @dataclass(frozen=True)
@@ -99,21 +108,6 @@ class Setup:
         return max(int(self.mine[c].sum()) for c in cohorts(self.config))
 
     @cached_property
-    def learns(self) -> bool:
-        """Whether the relation looks at inner products of models: it is asked for the weights of two clients."""
-        looked: list[bool] = []
-
-        def gram(of: str = "zero") -> Gram:
-            looked.append(True)
-            raise LookupError
-
-        run: Any = SimpleNamespace(clients=2, layer_names=range(self.layers), config=self.config)
-        with contextlib.suppress(Exception):  # a relation that needs data here does not learn from models
-            memory, samples = self.relation.init_server(run), torch.ones(2, dtype=torch.float64)
-            self.relation.weights(RelationInputs([0, 1], [0, 1], samples, self.layers, 2, memory, gram))
-        return bool(looked)
-
-    @cached_property
     def sources(self) -> int:
         """Models that are mixed."""
         if self.policy.one_download or self.relation.sources == "cohort":
@@ -125,10 +119,21 @@ class Setup:
         """Vectors of the result."""
         return 1 if self.policy.one_download else len(cohorts(self.config)[0])
 
-    @property
-    def layers(self) -> int:
-        """Layers that the relation tells apart."""
-        return self.widest.layers if self.relation.per_layer else 1
+    @cached_property
+    def products(self) -> list[Products]:
+        """Of each Gram matrix of a round, as relation, aggregator and method declare them (`inner_products`)."""
+        parts: list[Any] = [self.relation, *(c.load() for c in self.config.callbacks.values())]
+        asking = [part for part in parts if getattr(part, "inner_products", False)]
+        products = [Products(self.sources, self.relation.per_layer) for _ in asking]
+        if (of := self.method.inner_products) is not None:
+            vectors = len(cohorts(self.config)[0]) + (self.sources if of == "updates and models" else 0)
+            products.append(Products(vectors, of != "updates"))
+        return products
+
+    def tiles(self, by_layer: bool) -> tuple[list[int], int]:
+        """Pieces of what travels in each layer, or in all as one; and how many layers are told apart."""
+        widest = self.widest
+        return (list(widest.layer_tiles), widest.layers) if by_layer else (list(widest.tiles), 1)
 
     @property
     def states(self) -> int:
@@ -217,6 +222,7 @@ def lasting(setup: Setup) -> list[Part]:
     state = "optimizer.keep_state" if policy.keeps_optimizer else "cleared at every visit"
     program = (PROGRAM_MIB if cpu else CONTEXT_MIB) * MIB
     frozen = sum(p.frozen for p in setup.profiles)
+    kept = setup.here * widest.vector * float(setup.method.inner_products == "updates and models" and not setup.away)
     return [
         *([Part("frozen parts", float(frozen), "once for all clients")] if frozen else []),
         Part("program", program, "interpreter and libraries, a GPU's context"),
@@ -235,6 +241,7 @@ def lasting(setup: Setup) -> list[Part]:
             0.0 if one or setup.away else float(setup.here * widest.vector),
             "all receive one" if one else f"for {setup.here:,} clients",
         ),
+        *([Part("mixed models", kept, "until the server has learned of the answers")] if kept else []),
         Part("server", policy.server_vectors * widest.vector + named, models),
     ]
 
@@ -278,15 +285,20 @@ def evaluation(setup: Setup) -> Part:
 
 
 def mixing(setup: Setup) -> Part:
-    """What the server holds while it mixes models."""
+    """What the server holds while it mixes models, or takes inner products."""
     n, m, ranks, widest = setup.sources, setup.receivers, setup.hardware.ranks, setup.widest
-    one, tiles = setup.policy.one_download, sum(widest.tiles)
+    one, sums = setup.policy.one_download, 0.0
     if ranks == 1:
         in_use = 2 * n if one else n + m
     else:  # with what is sent and what came, both twice where ranks share memory
-        in_use = (6 * n if one else 5 * n + 3 * m) * tiles_at_once(n, tiles, ranks)
-    work = float(in_use * TILE * max(widest.item, 4))
-    if setup.learns:  # by tile, what a rank gets of the layers that it adds up, and by layer
-        own = int(np.bincount(np.arange(len(widest.tiles)) % ranks, widest.tiles).max())
-        work += 8 * (3 * math.ceil(tiles / ranks) + own * (ranks > 1) + 3 * setup.layers) * (n * n + n + 1.0)
+        in_use = (6 * n if one else 5 * n + 3 * m) * tiles_at_once(n, sum(widest.tiles), ranks)
+    for each in setup.products:
+        by_layer, layers = setup.tiles(each.by_layer)
+        tiles = sum(by_layer)
+        in_use = max(in_use, each.vectors * (1 if ranks == 1 else 5 * tiles_at_once(each.vectors, tiles, ranks)))
+        # By tile, what a rank gets of the layers that it adds up, and by layer.
+        own = int(np.bincount(np.arange(len(by_layer)) % ranks, by_layer).max()) * (ranks > 1)
+        sums = max(sums, 8 * (3 * math.ceil(tiles / ranks) + own + 3 * layers) * each.numbers)
+    updates = setup.here * widest.vector * (setup.method.inner_products is not None)
+    work = float(in_use * TILE * max(widest.item, 4)) + sums + updates
     return Part("mixing", work, f"{n:,} models, {TILE:,} columns at a time", False)

@@ -122,17 +122,19 @@ class Planner:
 
 def traffic(setup: Setup) -> dict[str, float]:
     """Bytes between ranks in a round, over all ranks, by what they are (core/mixing.py)."""
-    n, m, ranks, learns, widest = setup.sources, setup.receivers, setup.hardware.ranks, setup.learns, setup.widest
+    n, m, ranks, widest = setup.sources, setup.receivers, setup.hardware.ranks, setup.widest
     if ranks == 1:
         return {}
-    columns, away, tiles = float(widest.columns) * widest.item, 1 - 1 / ranks, sum(widest.tiles)
-    more = setup.policy.exchanged
-    bytes_by_part = {"models to the ranks of tiles": (1 + learns + more) * n * columns * away}
+    columns, away = float(widest.columns) * widest.item, 1 - 1 / ranks
+    more, vectors = setup.policy.exchanged, sum(each.vectors for each in setup.products)
+    bytes_by_part = {"models to the ranks of tiles": ((1 + more) * n + vectors) * columns * away}
     if setup.policy.one_download:
         bytes_by_part["the mix to every rank"] = (1 + more) * columns * (ranks - 1)
     else:
         bytes_by_part["what clients receive"] = m * columns * away
-    if learns:  # to the layer's rank, and all to all ranks
-        bytes_by_part["inner products"] = (tiles * away + 2 * setup.layers * (ranks - 1)) * (n * n + n + 1.0) * 8
+    if setup.products:  # to the layer's rank, and all to all ranks
+        of = [(each.numbers, *setup.tiles(each.by_layer)) for each in setup.products]
+        sums = (numbers * (sum(tiles) * away + 2 * layers * (ranks - 1)) for numbers, tiles, layers in of)
+        bytes_by_part["inner products"] = 8 * sum(sums)
     bytes_by_part["results"] = len(cohorts(setup.config)[0]) * (RESULT_BYTES + 66.0 * (widest.layers + 1)) * (ranks - 1)
     return bytes_by_part

@@ -23,6 +23,7 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning.config import Component, Config
 from fl_lightning.core import PLAIN, Batch, Client, Fit, Objective, Payload, Phase, RunContext
+from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import TILE
 from fl_lightning.engine.build import make_group, run_of
 from fl_lightning.engine.trainer import Trainer
@@ -56,6 +57,8 @@ class ModelProfile:
     """Numbers that travel to a client."""
     tiles: tuple[int, ...]
     """Pieces in which the server mixes them, by layer (of one layer, where the relation tells none apart)."""
+    layer_tiles: tuple[int, ...]
+    """The same by layer, whatever the relation does."""
     trained: int
     """Gradients of all parameters."""
     optimized: int
@@ -186,9 +189,6 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
     saved, step, slots, terms, asks = _steps(trainer, _client(run, trainer), _batch(size, sizes, dtype))
     scored = min(config.evaluation.batch_size, max(sizes.test))
     segments = group.layout.segments(group.down_mask, by_layer=run.relation.per_layer)
-    tiles = Counter[int]()
-    for s in segments:
-        tiles[s.layer] += math.ceil((s.stop - s.start) / TILE)
     item = group.initial.element_size()
     return ModelProfile(
         model=component.class_path.rpartition(".")[2],
@@ -199,7 +199,8 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         layers=len(group.layout.layers),
         mask=group.down_mask,
         columns=sum(s.stop - s.start for s in segments),
-        tiles=tuple(tiles[layer] for layer in range(1 + max(tiles, default=0))),
+        tiles=_tiles(segments),
+        layer_tiles=_tiles(group.layout.segments(group.down_mask, by_layer=True)),
         trained=sum(p.numel() for p in parameters if p.requires_grad) * item,
         optimized=slots,
         saved=saved,
@@ -210,6 +211,14 @@ def _followed(component: Component, config: Config, method: Method, sizes: DataS
         terms=terms,
         asks=asks,
     )
+
+
+def _tiles(segments: Iterable[Segment]) -> tuple[int, ...]:
+    """Pieces of `segments`, by layer."""
+    tiles = Counter[int]()
+    for s in segments:
+        tiles[s.layer] += math.ceil((s.stop - s.start) / TILE)
+    return tuple(tiles[layer] for layer in range(1 + max(tiles, default=0)))
 
 
 def _client(run: RunContext, trainer: Trainer) -> Client:

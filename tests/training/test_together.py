@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Callable, Sequence
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor, nn
@@ -19,6 +21,7 @@ from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.methods.kapc import KAPC
 from fl_lightning.methods.local import Local
 from fl_lightning.methods.scaffold import SCAFFOLD
+from fl_lightning.training.constants import constants
 from fl_lightning.training.executors.even import WIDTHS, widened
 from fl_lightning.training.executors.replay import recorded
 from fl_lightning.training.executors.together import Shared, Together
@@ -106,6 +109,65 @@ def test_other_models_and_optimisers_train_beside_them(federation: Make) -> None
     ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
     assert [repr(ended[k]) for k in range(3)] == [repr(one) for one in want]
     assert len({fed.worker.trainers[0].executor.executor for fed in feds}) == 3  # type: ignore[attr-defined]
+
+
+class Scaled(nn.Module):
+    """A plain attribute, no buffer, is a factor of what the body gives."""
+
+    def __init__(self, factor: Any) -> None:
+        super().__init__()
+        self.body = nn.Sequential(nn.Flatten(), nn.Linear(64, 16), nn.ReLU())
+        self.factor, self.layers = factor, [self.body]
+        self.out = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        factor = self.factor() if callable(self.factor) else self.factor
+        return self.out(self.body(x) * (factor[0] if isinstance(factor, tuple) else factor))
+
+
+FACTORS: dict[str, Callable[[float], Any]] = {
+    "number": lambda x: x,
+    "tuple": lambda x: (x, 0),
+    "tensor": lambda x: torch.tensor(x),
+    "array": lambda x: np.float32(x),
+    "function": lambda x: lambda: x,
+}
+
+
+@pytest.mark.parametrize("kind", FACTORS)
+def test_models_with_other_constants_train_beside_them(
+    federation: Any, monkeypatch: pytest.MonkeyPatch, kind: str
+) -> None:
+    """By a difference that no test of gradients could see."""
+
+    def made(seed: int, factor: float, together: Together | None = None) -> Federation:
+        monkeypatch.setitem(federation.__globals__["NETS"], "plain", lambda: Scaled(FACTORS[kind](factor)))
+        return vmapped(federation(FedPer(), seed=seed), together)
+
+    runs, together = [(0, 1.0), (1, 1.0003), (2, 1.0003)], Together()
+    want = [repr(whole(made(*run))) for run in runs]
+    feds = [made(*run, together) for run in runs]
+    ended = drive(together, [lambda fed=fed: whole(fed) for fed in feds])  # type: ignore[misc]
+    assert [repr(ended[k]) for k in range(3)] == want
+    executors = {fed.worker.trainers[0].executor.executor for fed in feds}  # type: ignore[attr-defined]
+    assert len(executors) == (3 if kind == "function" else 2)
+
+
+@pytest.mark.parametrize(
+    "make",
+    [lambda: nn.LSTM(3, 4, 2), lambda: nn.TransformerEncoderLayer(8, 2), lambda: Scaled((1, "a", None)), nn.Identity],
+)
+def test_models_that_differ_in_what_is_trained_alone_have_equal_constants(make: Callable[[], nn.Module]) -> None:
+    one, other = constants(make()), constants(make())
+    assert one == other and hash(one) == hash(other)
+
+
+@pytest.mark.parametrize(
+    "value", [threading.Lock(), torch.zeros(2, device="meta"), lambda: 0, {"a": [threading.Lock()]}]
+)
+def test_what_cannot_be_compared_is_equal_to_itself_alone(value: Any) -> None:
+    again = {"a": [threading.Lock()]} if isinstance(value, dict) else torch.zeros(2, device="meta")
+    assert constants(Scaled(value)) == constants(Scaled(value)) != constants(Scaled(again))
 
 
 def test_a_run_that_fails_ends_alone(federation: Make) -> None:
