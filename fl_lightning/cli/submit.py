@@ -20,7 +20,7 @@ from fl_lightning.cli import folder as folders
 from fl_lightning.cli import queue
 from fl_lightning.cli.resolve import complete, plan, start_of
 from fl_lightning.cli.settings import CommandLine, read_line
-from fl_lightning.config import check
+from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.provenance import name_of
 
@@ -40,10 +40,14 @@ def submit(argv: list[str]) -> None:
         free = not any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags)
         check(key, "given", free, "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
     # Bad input is answered now, not when the job's turn has come.
-    lines, runs = zip(*(_tried_out(line, point, values) for point in grid(values.array)), strict=True)
+    points = grid(values.array)
+    lines, runs, configs = zip(*(_tried_out(line, point, values) for point in points), strict=True)
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
     check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
+    from fl_lightning.planning.start import check_starts
+
+    check_starts(configs)
     out = places[0].parent
     name = runs[0][0].name if len(runs) == 1 else f"{_stem(line)}-{len(runs)}-runs"
     text = script(values, lines, out, name)
@@ -138,9 +142,11 @@ def _stem(line: CommandLine) -> str:
     return start_of(line.layers).name or (Path(line.first).stem if line.first else "run")
 
 
-def _tried_out(line: CommandLine, point: dict[str, str], values: Namespace) -> tuple[list[str], tuple[Path, str, int]]:
-    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder), and the run's
-    folder, method and rounds; `BadInput` if it cannot work."""
+def _tried_out(
+    line: CommandLine, point: dict[str, str], values: Namespace
+) -> tuple[list[str], tuple[Path, str, int], Config]:
+    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder); the run's folder,
+    method and rounds; its config. `BadInput` if it cannot work."""
     words = line.flags + [word for key, value in point.items() for word in (f"--{key}", value)]
     given = read_line(words)
     config, start = plan(given.layers), start_of(given.layers)
@@ -157,8 +163,9 @@ def _tried_out(line: CommandLine, point: dict[str, str], values: Namespace) -> t
     allowed = "a job resumes its run, which starts with --config only: name one"
     check("config", None, given.first is not None, allowed)
     check_ranks(values, config.clients)
-    method = complete(config).by_key()["method"]["name"]
-    return [*words, "--out", str(out), "--name", name], (out / name, str(method), config.federation.rounds)
+    config = complete(config)
+    facts = out / name, str(config.by_key()["method"]["name"]), config.federation.rounds
+    return [*words, "--out", str(out), "--name", name], facts, config
 
 
 def _shown(key: str, value: str) -> str:
