@@ -37,9 +37,11 @@ def plan(argv: list[str]) -> None:
     from fl_lightning.planning.plan import Planner
     from fl_lightning.planning.rehearsal import timed
     from fl_lightning.planning.setting import sizes_of
+    from fl_lightning.planning.start import check_start
 
     hardware = _hardware(values, config)
     planner = Planner(config, sizes_of(config, values.samples))
+    check_start(config, planner.sizes.data)
     estimate = planner.plan(hardware)
     ways = [] if estimate.fits else planner.ways(hardware)
     timing = timed(planner.setup(hardware), estimate, not values.no_run)

@@ -6,10 +6,11 @@ import getpass
 import json
 import re
 import subprocess
-from collections.abc import Iterable
+import sys
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from fl_lightning.files import write_whole
 from fl_lightning.log import now
@@ -48,15 +49,10 @@ def queued(out: Path) -> list[Queued]:
 
     Of a run twice submitted: as in the job that SLURM still has, else in the last.
     """
-    files = list((out / "jobs").glob("*.json"))
-    states = _squeue() if files else None
+    jobs = list(_jobs(out))
+    states = _squeue() if jobs else None
     latest: dict[Path, tuple[tuple[bool, tuple[str, int]], Queued]] = {}
-    for file in files:
-        try:
-            content = json.loads(file.read_text())
-            job, when, runs = content["job"], (content["submitted"], int(content["job"])), content["runs"]
-        except (OSError, ValueError, KeyError, TypeError):
-            continue
+    for job, when, runs in jobs:
         for k, (folder, method, rounds) in enumerate(runs):
             number = f"{job}_{k}" if len(runs) > 1 else job
             known: tuple[State, str] = ("submitted", "") if states is None else states.get(number, ("gone", ""))
@@ -65,6 +61,31 @@ def queued(out: Path) -> list[Queued]:
             if one.folder not in latest or latest[one.folder][0] <= rank:
                 latest[one.folder] = rank, one
     return [one for _, one in latest.values()]
+
+
+def states_of(out: Path, places: Iterable[Path]) -> dict[Path, State]:
+    """The state of those of the runs `places` that jobs submitted into `out` are to do; says so where nobody knows."""
+    known = {job.folder.resolve(): job.state for job in queued(out)}
+    states = {place: known[place] for place in places if place in known}
+    if "submitted" in states.values():
+        print("squeue does not answer: runs that are queued already may be submitted twice", file=sys.stderr)
+    return states
+
+
+def names(out: Path) -> set[str]:
+    """The names of all runs and job scripts that were ever submitted into `out`."""
+    runs = {Path(folder).name for _, _, content in _jobs(out) for folder, *_ in content}
+    return runs | {file.stem for file in (out / "jobs").glob("*.sbatch")}
+
+
+def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
+    """The jobs submitted into `out`: number, when, runs (folder, method, rounds)."""
+    for file in (out / "jobs").glob("*.json"):
+        try:
+            content = json.loads(file.read_text())
+            yield content["job"], (content["submitted"], int(content["job"])), content["runs"]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
 
 
 def _squeue() -> dict[str, tuple[State, str]] | None:

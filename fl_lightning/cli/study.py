@@ -18,7 +18,7 @@ from typing import Any
 from fl_lightning import owncode, provenance
 from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
-from fl_lightning.cli.queue import ALIVE, queued
+from fl_lightning.cli.queue import ALIVE, states_of
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, layer_of, read_config, read_line
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
@@ -355,9 +355,7 @@ def _in_hand(out: Path, places: list[Path]) -> dict[Path, bool]:
     """Which of these runs a job in the queue is to do, or a process is at work in, and whether it may be at work."""
     from fl_lightning.cli.status import locked
 
-    jobs = {job.folder.resolve(): job.state for job in queued(out)}
-    if any(jobs.get(place) == "submitted" for place in places):
-        print("squeue does not answer: runs that are queued already may be submitted twice", file=sys.stderr)
+    jobs = states_of(out, places)
     busy = {place: jobs[place] != "queued" for place in places if jobs.get(place) in ALIVE}
     return busy | {place: True for place in places if locked(place)}
 

@@ -20,7 +20,7 @@ from fl_lightning.cli import folder as folders
 from fl_lightning.cli import queue
 from fl_lightning.cli.resolve import complete, plan, start_of
 from fl_lightning.cli.settings import CommandLine, read_line
-from fl_lightning.config import check
+from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.provenance import name_of
 
@@ -40,10 +40,14 @@ def submit(argv: list[str]) -> None:
         free = not any(word == f"--{key}" or word.startswith(f"--{key}=") for word in line.flags)
         check(key, "given", free, "the job sets it: nodes and gpus_per_node (or tasks_per_node) say how many")
     # Bad input is answered now, not when the job's turn has come.
-    lines, runs = zip(*(_tried_out(line, point, values) for point in grid(values.array)), strict=True)
+    points = grid(values.array)
+    lines, runs, configs = zip(*(_tried_out(line, point, values) for point in points), strict=True)
     places = [folder for folder, *_ in runs]
     twice = next((folder.name for k, folder in enumerate(places) if folder in places[:k]), None)
     check("array", values.array, twice is None, f"two of its runs would be called {twice}: give other values")
+    from fl_lightning.planning.start import check_starts
+
+    check_starts(configs)
     out = places[0].parent
     name = runs[0][0].name if len(runs) == 1 else f"{_stem(line)}-{len(runs)}-runs"
     text = script(values, lines, out, name)
@@ -51,6 +55,9 @@ def submit(argv: list[str]) -> None:
         print(text, end="")
         return
     check_cluster(values)
+    states = queue.states_of(out, places)
+    again = next((folder.name for folder in places if states.get(folder) in queue.ALIVE), None)
+    check("name", again, again is None, "SLURM has a job that is to do this run: cancel it, or give another name")
     send(values, text, out, name, runs)
     print(f"{len(lines)} run{'s' * (len(lines) > 1)} in {out}; see: fl-train status {out}")
 
@@ -89,18 +96,31 @@ def script(values: Namespace, lines: Sequence[Sequence[str]], out: Path, name: s
     directives = [f"#SBATCH --gres=gpu:{gpus}"] if gpus else []
     directives += [f"#SBATCH --partition={values.partition}"] if values.partition else []
     directives += [f"#SBATCH --array=0-{len(lines) - 1}"] if len(lines) > 1 else []
-    directives += [f"#SBATCH {word}" for word in shlex.split(values.sbatch or "")]
+    directives += [f"#SBATCH {_directive(word)}" for word in shlex.split(values.sbatch or "")]
     return template.substitute(
-        name=name,
+        name=_escaped(name),
         nodes=values.nodes,
         tasks=gpus or values.tasks_per_node,
         time=values.time,
-        log=out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"),
+        log=_escaped(str(out.resolve() / "jobs" / ("%x-%A_%a.out" if len(lines) > 1 else "%x-%j.out"))),
         warning=values.warning,
         directives="\n".join(directives),
         runs="\n".join(f"  {shlex.quote(shlex.join(line))}" for line in lines),
         command=shlex.join([sys.executable, "-m", "fl_lightning"]),
     )
+
+
+def _escaped(value: str) -> str:
+    """`value` as it is written between the double quotes of a directive."""
+    return re.sub(r'(["\\])', r"\\\1", value)
+
+
+def _directive(word: str) -> str:
+    """A word for sbatch as a directive has it, where blanks end it and # begins a comment."""
+    if re.fullmatch(r"[\w@%+=:,./*^-]+", word):
+        return word
+    key, equals, value = word.partition("=")
+    return f'{key}="{_escaped(value)}"' if equals and key.startswith("-") else f'"{_escaped(word)}"'
 
 
 def grid(text: str | None) -> list[dict[str, str]]:
@@ -131,6 +151,20 @@ def check_job(values: Namespace) -> None:
     check("time", values.time, fine, "it must be SLURM's: minutes, HH:MM:SS or D-HH:MM:SS")
     name = re.fullmatch(r"[\w.-]+", values.partition or "x") is not None
     check("partition", values.partition, name, "it must be a partition's name")
+    limit = _seconds(values.time)
+    fine = limit == 0 or values.warning < limit  # 0: SLURM sets no limit
+    allowed = f"it must be shorter than the time limit, {limit} s, or the job would be queued again for ever"
+    check("warning", values.warning, fine, allowed)
+
+
+def _seconds(time: str) -> int:
+    """The seconds of a time as SLURM writes it: M, M:S, H:M:S, D-H, D-H:M, D-H:M:S."""
+    days, dash, rest = time.rpartition("-")
+    parts = [int(part) for part in rest.split(":")]
+    if not dash and len(parts) < 3:
+        parts.insert(0, 0)
+    hours, minutes, seconds, *_ = [*parts, 0, 0]
+    return ((int(days or 0) * 24 + hours) * 60 + minutes) * 60 + seconds
 
 
 def _stem(line: CommandLine) -> str:
@@ -138,15 +172,17 @@ def _stem(line: CommandLine) -> str:
     return start_of(line.layers).name or (Path(line.first).stem if line.first else "run")
 
 
-def _tried_out(line: CommandLine, point: dict[str, str], values: Namespace) -> tuple[list[str], tuple[Path, str, int]]:
-    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder), and the run's
-    folder, method and rounds; `BadInput` if it cannot work."""
+def _tried_out(
+    line: CommandLine, point: dict[str, str], values: Namespace
+) -> tuple[list[str], tuple[Path, str, int], Config]:
+    """The words of a point's run, with a `--name` of its own (a resumed job must find its folder); the run's folder,
+    method and rounds; its config. `BadInput` if it cannot work."""
     words = line.flags + [word for key, value in point.items() for word in (f"--{key}", value)]
     given = read_line(words)
     config, start = plan(given.layers), start_of(given.layers)
     if start.name is None and not point:
-        number = next(k for k in itertools.count(1) if not (Path(start.out) / f"{_stem(line)}-{k:03d}").exists())
-        name = f"{_stem(line)}-{number:03d}"
+        taken, numbered = queue.names(Path(start.out)), (f"{_stem(line)}-{k:03d}" for k in itertools.count(1))
+        name = next(n for n in numbered if n not in taken and not (Path(start.out) / n).exists())
     else:
         unnamed = () if start.name else ("seed", "method", "data.source", "data.root")
         parts = [_shown(key, value) for key, value in point.items() if key not in unnamed]
@@ -157,8 +193,9 @@ def _tried_out(line: CommandLine, point: dict[str, str], values: Namespace) -> t
     allowed = "a job resumes its run, which starts with --config only: name one"
     check("config", None, given.first is not None, allowed)
     check_ranks(values, config.clients)
-    method = complete(config).by_key()["method"]["name"]
-    return [*words, "--out", str(out), "--name", name], (out / name, str(method), config.federation.rounds)
+    config = complete(config)
+    facts = out / name, str(config.by_key()["method"]["name"]), config.federation.rounds
+    return [*words, "--out", str(out), "--name", name], facts, config
 
 
 def _shown(key: str, value: str) -> str:

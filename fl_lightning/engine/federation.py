@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.core import RoundRecord, RunContext, Server
+from fl_lightning.core.protocols import Configured
 from fl_lightning.core.run import cohort_of
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.joining import newcomers
@@ -44,6 +45,12 @@ class Federation:
 
     def prepare(self) -> None:
         """Let all parts refuse what they cannot work with, choose executors, and count what training costs."""
+        self.check(self.run.callbacks)
+        choose_executors(self.run, self.worker.trainers)
+        count_costs(self.run, self.worker.trainers)
+
+    def check(self, callbacks: Iterable[Configured]) -> None:
+        """Let the method, its relation and those `callbacks` refuse what they cannot work with."""
         run = self.run
         for transform in self.worker.transforms if run.policy.exchanged else ():
             if (transform.changes_upload or transform.changes_download) and not transform.further_vectors:
@@ -51,10 +58,9 @@ class Federation:
                 raise BadInput(transform.config_key, run.method_name, allowed)
         check_ranks(run)
         run.method.check(run)
-        for part in (run.relation, *run.callbacks):
-            part.on_fit_start(run)
-        choose_executors(run, self.worker.trainers)
-        count_costs(run, self.worker.trainers)
+        run.relation.on_fit_start(run)
+        for callback in callbacks:
+            callback.on_fit_start(run)
 
     def round(self, t: int, cohort: Sequence[int] | None = None) -> RoundRecord:
         """Round `t` of `cohort` (None: as drawn), to the record of what happened."""

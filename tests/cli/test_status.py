@@ -116,7 +116,7 @@ def slurm(folder: Path, monkeypatch: pytest.MonkeyPatch, **commands: str) -> Non
 def test_runs_that_are_queued_or_starting(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     slurm(tmp_path, monkeypatch, sbatch=SBATCH)
-    line = "submit --config kapc_exact_digits --time 1:00 --array seed=0-2 --federation.rounds 10"
+    line = "submit --config kapc_exact_digits --time 1:00:00 --array seed=0-2 --federation.rounds 10"
     assert main(line.split()) == 0
 
     def seen() -> dict[str, tuple[str, str, int]]:
@@ -149,7 +149,7 @@ def test_a_study_counts_what_is_queued(tmp_path: Path, monkeypatch: pytest.Monke
     slurm(tmp_path, monkeypatch, sbatch=SBATCH, squeue=SQUEUE)
     text = "base: [kapc_exact_digits, {fabric.accelerator: cpu}]\nmethods: [fedprox]\nseeds: [0, 1]\nforced: false\n"
     Path("s.yaml").write_text(text)
-    assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", "--sbatch", "--qos=low"]) == 0
+    assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00:00", "--sbatch", "--qos=low"]) == 0
     assert "#SBATCH --qos=low" in Path("s/jobs/s.sbatch").read_text()
     capsys.readouterr()
     assert main(["status", "s"]) == 0
@@ -171,7 +171,7 @@ def test_a_run_that_is_queued_is_not_submitted_again(
 
     def said(*words: str) -> str:
         capsys.readouterr()
-        assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", *words]) == 0
+        assert main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00:00", *words]) == 0
         return capsys.readouterr().out
 
     assert "2 of 4 runs in s; see" in said("--methods", "local")
@@ -215,7 +215,7 @@ def test_a_corrected_place_of_the_data_reaches_the_jobs(
 
     def asked(*words: str) -> int:
         capsys.readouterr()
-        return main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00", *words])
+        return main(["study", "s.yaml", "--out", "s", "--slurm", "--time", "1:00:00", *words])
 
     def roots() -> list[str]:
         files = sorted(Path("s/runs/local").glob("*/config.yaml"))

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.cli import main
-from fl_lightning.cli.submit import grid
+from fl_lightning.cli.submit import _seconds, grid
 from fl_lightning.errors import BadInput
 
 BASE = "submit --config kapc_exact_digits.yaml --time 01:00:00"
@@ -48,7 +48,7 @@ def test_a_sweep_is_an_array_with_a_folder_for_each_run(tmp_path: Path, monkeypa
     monkeypatch.chdir(tmp_path)
     text = shown(f"{BASE} --array 'seed=0-2 method.lam=0.05,1'", capsys)
     assert "#SBATCH --array=0-5\n" in text
-    assert "#SBATCH --job-name=kapc_exact_digits-6-runs\n" in text
+    assert '#SBATCH --job-name="kapc_exact_digits-6-runs"\n' in text
     runs = lines_of(text)
     assert len({words[-1] for words in runs}) == 6
     assert runs[1][-1] == "kapc_exact_digits-seed0-lam1"
@@ -156,13 +156,16 @@ def test_a_folder_that_cannot_be_written(tmp_path: Path, monkeypatch, capsys) ->
     ("words", "said"),
     [
         ("--time soon", "time"),
-        ("--time 01:00 --nodes 0", "nodes"),
-        ("--time 01:00 --nodes 11", "at most one for each of 10 clients"),
-        ("--time 01:00 --nodes 4 --gpus-per-node 4", "at most one for each of 10 clients"),
-        ("--time 01:00 --array seed", "array"),
-        ("--time 01:00 --fabric.devices 4", "fabric.devices"),
-        ("--time 01:00 --federation.rounds x", "federation.rounds"),
-        ("--time 01:00 --method nosuch", "nosuch"),
+        ("--time 00:01:00", "warning: 120 is not allowed; it must be shorter than the time limit, 60 s"),
+        ("--time 1 --warning 60", "time limit, 60 s"),
+        ("--time 0-1:00 --warning 3600", "time limit, 3600 s"),
+        ("--time 01:00:00 --nodes 0", "nodes"),
+        ("--time 01:00:00 --nodes 11", "at most one for each of 10 clients"),
+        ("--time 01:00:00 --nodes 4 --gpus-per-node 4", "at most one for each of 10 clients"),
+        ("--time 01:00:00 --array seed", "array"),
+        ("--time 01:00:00 --fabric.devices 4", "fabric.devices"),
+        ("--time 01:00:00 --federation.rounds x", "federation.rounds"),
+        ("--time 01:00:00 --method nosuch", "nosuch"),
         ("", "time"),
     ],
 )
@@ -228,3 +231,86 @@ def test_further_words_for_sbatch(given: str, tmp_path: Path, monkeypatch, capsy
     assert "kapc_exact_digits-001" in text
     assert main(shlex.split(f"{BASE} --sbatch --dry-run")) == 2  # a key of ours is no value
     assert "sbatch: it needs a value" in capsys.readouterr().err
+
+
+def test_the_warning_comes_within_the_limit(tmp_path: Path, monkeypatch, capsys) -> None:
+    """In all of SLURM's ways to write a time; a limit of 0 is none."""
+    monkeypatch.chdir(tmp_path)
+    forms = {"3": 180, "3:20": 200, "1:00:05": 3605, "1-2": 93600, "1-2:03": 93780, "1-02:03:04": 93784}
+    assert {time: _seconds(time) for time in forms} == forms
+    shown("submit --config kapc_exact_digits.yaml --time 3", capsys)
+    shown("submit --config kapc_exact_digits.yaml --time 0", capsys)
+
+
+def test_names_are_not_given_twice(tmp_path: Path, monkeypatch, capsys) -> None:
+    """A name is taken as soon as a job has it, long before the job makes its folder."""
+    monkeypatch.chdir(tmp_path)
+    answer = "#!/bin/bash\necho x >> jobs; echo Submitted batch job $((10 + $(wc -l < jobs)))\n"
+    waits = "#!/bin/bash\nfor j in 11 12 13 14_0; do echo $j PENDING Priority; done\n"
+    for name, text in {"sbatch": answer, "squeue": waits, "sinfo": "#!/bin/bash\nexit 1\n"}.items():
+        (tmp_path / name).write_text(text)
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    for words in ("", "--seed 1"):
+        assert main(shlex.split(f"{BASE} {words}")) == 0
+    scripts = sorted((tmp_path / "runs" / "jobs").glob("*.sbatch"))
+    assert [file.stem for file in scripts] == ["kapc_exact_digits-001", "kapc_exact_digits-002"]
+    assert "--seed 1" in scripts[1].read_text() and "--seed" not in scripts[0].read_text()
+
+    # What was named is submitted again once its job is gone, not before; nor a run that a sweep has already.
+    for words in ("--name a", "--name b --array seed=0,1"):
+        assert main(shlex.split(f"{BASE} {words}")) == 0
+    capsys.readouterr()
+    for words, name in (("--name a", "a"), ("--name b --array seed=0-2", "b-seed0"), ("--name b-seed0", "b-seed0")):
+        assert main(shlex.split(f"{BASE} {words}")) == 2
+        err = capsys.readouterr().err
+        assert err.count("\n") == 1
+        assert f"name: '{name}' is not allowed; SLURM has a job that is to do this run" in err
+    (tmp_path / "squeue").write_text("#!/bin/bash\n")
+    assert main(shlex.split(f"{BASE} --name a")) == 0
+
+
+def test_blanks_and_quotes_reach_sbatch(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    words = """--name 'a "b' --out 'my runs' --sbatch '"--comment=two #words" --qos=low -A "my group"'"""
+    text = shown(f"{BASE} {words}", capsys)
+    assert '#SBATCH --job-name="a \\"b"\n' in text
+    assert f'#SBATCH --output="{tmp_path}/my runs/jobs/%x-%j.out"\n' in text
+    assert '#SBATCH --comment="two #words"\n#SBATCH --qos=low\n' in text
+    assert '#SBATCH "my group"\n' in text
+
+
+REFUSED = {
+    "--method fedavg --callbacks krum --callbacks.krum.attackers 5": "callbacks.krum.attackers: 5",
+    "--callbacks attack --callbacks.attack.kind sign_flip": "either clients or share says who attacks",
+    "--callbacks topk,quantize": "it excludes quantize",
+    "--method ditto --callbacks layerselection": "callbacks.layerselection",
+    "--callbacks wireless --callbacks.wireless.near 500": "callbacks.wireless.far: 289",
+    "--method fedmd": "data.public",
+    "--method fedavg --evaluation.judge finetuned --optimizer.privacy.noise 1 --optimizer.privacy.clip 1": "fine-tuned",
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+@pytest.mark.parametrize("command", [f"{BASE} --dry-run", "plan --config kapc_exact_digits.yaml --no-run"])
+def test_what_no_run_begins_with_is_refused(command: str, words: str, tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(shlex.split(f"{command} {words}")) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1
+    assert REFUSED[words] in err
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_what_is_not_here_is_not_wanted(tmp_path: Path, monkeypatch, capsys) -> None:
+    """Data and files of the nodes; callbacks are built all the same, and those of one's own do nothing yet."""
+    monkeypatch.chdir(tmp_path)
+    line = "submit --config kapc_mnist.yaml --time 01:00:00 --data.root /nowhere"
+    assert "--data.root /nowhere" in shown(line, capsys)
+    assert main(shlex.split(f"{line} --callbacks attack --callbacks.attack.kind noise --dry-run")) == 2
+    assert "either clients or share" in capsys.readouterr().err
+    shown(f"{BASE} --model.weights /nowhere/model.safetensors", capsys)
+    own = "from fl_lightning.callbacks import Observer\nclass Far(Observer):\n"
+    (tmp_path / "fl_own_far.py").write_text(own + "    def on_fit_start(self, run):\n        1 / 0\n")
+    shown(f"{BASE} --callbacks fl_own_far.Far", capsys)
+    shown(f"{BASE} --array 'seed=0-4 method.lam=0.05,1' --loggers wandb", capsys)

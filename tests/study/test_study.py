@@ -339,7 +339,7 @@ def test_two_studies_do_not_write_to_one_folder(ask: Callable[..., Any], tmp_pat
 def test_slurm_gets_an_array_of_what_is_missing(ask: Callable[..., Any], tmp_path: Path, monkeypatch) -> None:
     code, out, err = ask("--slurm --time 1:00:00 --dry-run")
     assert code == 0, err
-    assert "#SBATCH --array=0-1\n" in out and "#SBATCH --job-name=s\n" in out
+    assert "#SBATCH --array=0-1\n" in out and '#SBATCH --job-name="s"\n' in out
     assert not (tmp_path / "s").exists()
     (tmp_path / "sbatch").write_text('#!/bin/bash\ncp "$1" got; echo Submitted batch job 42\n')
     (tmp_path / "sbatch").chmod(0o755)
