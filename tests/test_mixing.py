@@ -14,6 +14,7 @@ import torch
 from fl_lightning.core.layout import Segment
 from fl_lightning.core.mixing import TILE, Mixer, mean_of
 from fl_lightning.parallel import Group, assign_homes
+from tests.mixes import mixed
 
 
 class Rank(Group):
@@ -58,27 +59,18 @@ def on_ranks(size: int, job: Callable[[Group], Any]) -> list[Any]:
         return list(pool.map(job, [Rank(r, size, table, gate) for r in range(size)]))
 
 
-def mixed(W: torch.Tensor, A: torch.Tensor, receivers: list[int]) -> torch.Tensor:
-    """What `receivers` (m) receive of the models W (n, D) by rows A (m, n)."""
-    into = {c: torch.empty(W.shape[1]) for c in receivers}
-    clients = list(range(len(W)))
-    mixer = Mixer(Rank(0, 1, {}, threading.Barrier(1)), [0] * len(W), dict(enumerate(W)), clients)
-    mixer.mix([Segment(0, W.shape[1], 0)], A[None], receivers, into)
-    return torch.stack([into[c] for c in receivers])
-
-
 def test_equal_models_stay_equal_bit_for_bit() -> None:
     w = torch.randn(1000)
     W = w.expand(7, -1).contiguous()
     A = torch.rand(7, 7, dtype=torch.float64)
     A /= A.sum(1, keepdim=True)
-    assert all(torch.equal(row, w) for row in mixed(W, A, list(range(7))))
+    assert all(torch.equal(row, w) for row in mixed(W, A, range(7)))
     assert torch.equal(mean_of(W, A[0]), w)
 
 
 def test_the_identity_is_the_identity_bit_for_bit() -> None:
     W = torch.randn(7, 1000)
-    assert torch.equal(mixed(W, torch.eye(7, dtype=torch.float64), list(range(7))), W)
+    assert torch.equal(mixed(W, torch.eye(7, dtype=torch.float64), range(7)), W)
     assert torch.equal(mixed(W, torch.eye(7, dtype=torch.float64)[[5, 2]], [5, 2]), W[[5, 2]])
 
 

@@ -23,7 +23,6 @@ from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, flush, make_folder, take, write_whole
 from fl_lightning.log import now, say
-from fl_lightning.results.folder import RunFolder
 
 CONFIG = "config.yaml"
 LOCK = "lock"
@@ -211,6 +210,8 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
             key, began = (key.rpartition(".")[0], "it") if gone else (key, repr(old))
             allowed = f"the run began with {began}; on resume only {', '.join(MAY_CHANGE)} may change"
             raise BadInput(_flag_of(key), value, allowed)
+    from fl_lightning.results.folder import RunFolder  # numpy: not where a command line is only checked
+
     done = max((int(row["round"]) for row in RunFolder(folder).read("metrics")), default=0)
     rounds = config.federation.rounds
     check("federation.rounds", rounds, rounds >= done, f"the run has done {done} already")

@@ -24,7 +24,6 @@ from fl_lightning.callbacks.propagation import (
     similarity,
 )
 from fl_lightning.cli import main
-from fl_lightning.core.mixing import mixed
 from fl_lightning.data.part import ResidentPart
 from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import join
@@ -33,6 +32,7 @@ from fl_lightning.methods import Method
 from fl_lightning.methods.fedora import FEDORA
 from fl_lightning.methods.fedu import FedU
 from fl_lightning.methods.local import Local
+from tests.mixes import mixed
 
 VALIDATED = {"validation": 0.25}
 
