@@ -177,7 +177,7 @@ def merged(before: Iterable[Row], new: Iterable[Row]) -> list[Row]:
 def stored(name: str = "*-cells") -> list[Row]:
     """The rows of atlas/NAME.csv, as text."""
     texts = (file.read_text(encoding="utf-8") for file in sorted(ATLAS.glob(f"{name}.csv")))
-    return [row for text in texts for row in csv.DictReader(text.splitlines())]
+    return [row for text in texts for row in csv.DictReader(text.splitlines(keepends=True))]
 
 
 def keep(out: Path) -> None:

@@ -60,7 +60,7 @@ class Attack(Transform):
         else:
             share = self.share or 0.0
             count = round(share * run.clients)
-            allowed = f"of {run.clients} clients that comes to 0: at least {0.5 / run.clients:.2g}, or 0"
+            allowed = f"of {run.clients} clients that comes to 0: above {0.5 / run.clients:g}, or 0"
             check("callbacks.attack.share", share, count > 0 or share == 0, allowed)
             drawn = numpy_rng(run.config.seed, "attackers").choice(run.clients, count, replace=False)
             self.attackers = frozenset(int(c) for c in drawn)

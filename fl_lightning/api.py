@@ -282,10 +282,9 @@ def _layers(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
         files = given.pop("config", None) or []
         files = files if isinstance(files, list) else [files]
         layers = [layer for file in files for layer in read_config(str(file))]
-        none = {key: None for key in ("callbacks", "loggers") if given.get(key, key) is None}  # a file leaves them out
         for key in ("model", "method"):
             check(key, given.get(key), key not in given or key not in beneath, "it is given twice: here and by keyword")
-        return [*layers, beneath, none, *layers_of("fit", given, Path())], str(files[0]) if files else None
+        return [*layers, beneath, *layers_of("fit", given, Path())], str(files[0]) if files else None
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")

@@ -334,7 +334,7 @@ def test_an_exported_task_gives_the_same_model_by_hand(
 base:
   - {method: fedavg, data.source: digits, data.partition: iid, data.fraction: 0.3, federation.clients: 6,
      federation.participation: 0.5, federation.rounds: 3, federation.local_epochs: 2, federation.batch_size: 500,
-     model: {name: mlp, init_args: {hidden: [8]}}, loggers: null, callbacks: null, fabric.accelerator: cpu,
+     model: {name: mlp, init_args: {hidden: [8]}}, loggers: null, fabric.accelerator: cpu,
      optimizer.lr: 0.5}
 methods:
   - {name: fedavg, label: noisy, callbacks.centralprivacy.clip: 0.1, callbacks.centralprivacy.noise: 0.5}

@@ -198,7 +198,14 @@ def layers_of(name: str, content: dict[Any, Any], folder: Path, above: tuple[str
     base = content.get("base")
     check("base", base, isinstance(base, str | None), f"it must be the name or the file of one config (in {name})")
     below = [] if base is None else read_config(base, "base", folder, above)
-    return [*below, layer_of(name, own)]
+    return [*below, *own_layers(name, own)]
+
+
+def own_layers(name: str, content: dict[Any, Any]) -> list[Layer]:
+    """The settings in the content of a config `name` without its base: first the callbacks or loggers that a null
+    removes, so that others can be named beside it."""
+    removed = {key: None for key in NAMED if content.get(key, "") is None}
+    return [*([removed] if removed else []), layer_of(name, {k: v for k, v in content.items() if k not in removed})]
 
 
 def layer_of(name: str, content: dict[Any, Any]) -> Layer:
@@ -206,8 +213,7 @@ def layer_of(name: str, content: dict[Any, Any]) -> Layer:
     layer: Layer = {}
     keyed = [(str(key), *str(key).partition(".")[:2], value) for key, value in content.items()]
     for key, head, dot, value in sorted(keyed, key=lambda item: item[1] in COMPONENTS and bool(item[2])):
-        empty = value is None and (key in COMPONENTS or key in GROUPS)
-        if not empty or key in NAMED:  # an empty section sets nothing
+        if value is not None or not (key in COMPONENTS or key in GROUPS):  # an empty section sets nothing
             if dot and head in COMPONENTS and not isinstance(layer.get(head, {}), dict):
                 layer[head] = _by_name(head, layer[head])
             _update(layer, _nested(str(key), value))

@@ -20,7 +20,7 @@ from fl_lightning.cli import folder as runs
 from fl_lightning.cli import schema, studyfile, together
 from fl_lightning.cli.queue import ALIVE, states_of
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
-from fl_lightning.cli.settings import Layer, layer_of, read_config, read_line
+from fl_lightning.cli.settings import Layer, layer_of, own_layers, read_config, read_line
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
 from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput, RunFailed, redact
@@ -184,7 +184,7 @@ def _base(given: Any) -> Iterator[Layer]:
             for layer in layers:
                 layer.pop("loggers", None)
         elif isinstance(part, dict):
-            layers = [layer_of("base", part)]
+            layers = own_layers("base", part)
         else:
             raise BadInput("base", part, "it must be a config's name or file, a mapping of keys, or a list of these")
         for layer in layers:

@@ -23,7 +23,7 @@ class _Loader(yaml.SafeLoader):
 
     def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
         seen: set[str] = set()
-        node.value = [(key, value) for key, value in node.value if not (key.value in NAMED and value.value == "")]
+        node.value = [(key, value) for key, value in node.value if key.value not in NAMED or not _is_empty(value)]
         for key, _ in node.value:
             if isinstance(key, yaml.ScalarNode) and key.tag != "tag:yaml.org,2002:merge":
                 if key.value in seen:
@@ -31,6 +31,13 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+
+def _is_empty(value: yaml.Node) -> bool:
+    """Whether nothing stands behind a key."""
+    return (
+        value.tag == "tag:yaml.org,2002:null" and value.value == "" and value.start_mark.index == value.end_mark.index
+    )
 
 
 def read(kind: str, key: str, name: str, folder: Path) -> tuple[Path, Any]:

@@ -288,7 +288,7 @@ class GroupServer:
         """What each of `receivers` (this rank's) is to receive: rows of `weights` applied to the sources' models.
 
         Args:
-            weights: (1 or L, m, n), float64, rows summing to 1.
+            weights: (1 or L, m, n), float64; rows sum to 1, but where a relation goes without a projection.
             receivers: m clients among the sources.
             sources: n clients, ascending.
             by_layer: every layer has weights of its own.

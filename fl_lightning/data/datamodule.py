@@ -54,7 +54,8 @@ def load(data: DataConfig) -> Source:
 def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | None) -> Source:
     name = data.source
     known = {_client(sample) for sample in train if isinstance(sample, tuple | list) and len(sample) == 3}
-    clients = sorted(known, key=lambda client: (isinstance(client, str), client))  # numbers by size: 2 before 10
+    numbers = all(client.isdecimal() for client in known)
+    clients = sorted(known, key=lambda client: (int(client) if numbers else 0, client))  # numbers by size: 2 before 10
     pools = [_pool(name, part, clients) for part in (train, test) if part is not None]
     firsts = [pool.read(np.arange(1)) for pool in pools]
     fine = firsts[0].shape == firsts[-1].shape
@@ -65,7 +66,7 @@ def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | N
     vocabulary = int(getattr(module, "vocabulary", 0))
     counted = firsts[0].dtype != np.int64 or vocabulary > 0
     check("data.source", name, counted, "whole numbers are tokens: its attribute vocabulary must count them")
-    made = source_of(data, pools[0], None if test is None else pools[1], names, [str(client) for client in clients])
+    made = source_of(data, pools[0], None if test is None else pools[1], names, clients)
     return replace(made, vocabulary=vocabulary)
 
 
@@ -74,7 +75,7 @@ def _samples(loader: Any) -> list[Any]:
     return [dataset[k] for k in range(len(dataset))]
 
 
-def _pool(name: str, samples: list[Any], clients: list[Any]) -> Pool:
+def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
     check("data.source", name, bool(samples), f"it has no samples; it must give {LAYOUT}")
     first: tuple[int, ...] | None = None
     for number, sample in enumerate(samples):
@@ -94,10 +95,10 @@ def _pool(name: str, samples: list[Any], clients: list[Any]) -> Pool:
     return Pool(np.array([int(sample[1]) for sample in samples], np.int64), lambda index: x[index], groups)
 
 
-def _client(sample: Any) -> Any:
-    """The client of a sample (x, y, client): a number, or text."""
+def _client(sample: Any) -> str:
+    """The name of a sample's client, (x, y, client): text, a whole number, or a tensor of one."""
     plain = np.asarray(sample[2])
-    return plain.item() if plain.size == 1 and plain.dtype.kind in "iu" else str(sample[2])
+    return str(plain.item() if plain.size == 1 and plain.dtype.kind in "iu" else sample[2])
 
 
 def _is_class(label: Any) -> bool:

@@ -96,9 +96,9 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
             scores.setdefault(key, []).append(float(row[metric]))
     text = (
         "Every silo was left out once, and came when all was over, with so many labelled samples of each class: score "
-        f"of the model that {measured.method} gives it, trained on these for {100 * part:.0f} % of the time that a "
-        "whole training takes, and of one that it trains on these alone, for all of that time; mean over silos "
-        f"({words.METRICS[metric]})."
+        f"of the model that {measured.method} gives it, trained on these with {100 * part:.0f} % of the passes "
+        "that a whole training makes over a silo's samples, and of one that it trains on these alone, with all of "
+        f"them; mean over silos ({words.METRICS[metric]})."
     )
     section = Section("A silo that joins later", text, ["labelled samples of each class", "with the others", "alone"])
     means_by_count: list[dict[str, Any]] = []

@@ -149,7 +149,8 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     if counts["gains"] and counts["harmed"]:
         begin = "It depends on the silo"
     elif -measured.margin < facts["low"] and facts["high"] < measured.margin:
-        begin = "On average joining makes no difference that matters"
+        some = "Some silos gain, but on" if counts["gains"] else "Some silos lose, but on" if counts["harmed"] else "On"
+        begin = f"{some} average joining makes no difference that matters"
     elif facts["low"] > 0 and not counts["harmed"]:
         begin = "Yes, on the whole joining pays"
     elif facts["high"] < measured.margin and not counts["gains"]:

@@ -126,7 +126,7 @@ def labels(runs: list[RunResult]) -> list[str]:
     labelled = []
     for run, callbacks in zip(runs, callbacks_of, strict=True):
         keys = [key for key in names[method_of(run)] if key.startswith("method.") or key.split(".")[1] in callbacks]
-        shown = [key.removeprefix("method.init_args.").removeprefix("callbacks.") for key in keys]
+        shown = [key.replace(".init_args.", ".").removeprefix("method.").removeprefix("callbacks.") for key in keys]
         arguments = [f"{name}={run.setting(key)}" for name, key in zip(shown, keys, strict=True)]
         labelled.append(
             " ".join([method_of(run), *arguments, *(f"+{name}" for name in callbacks if name not in shared)])

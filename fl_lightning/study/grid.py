@@ -284,8 +284,12 @@ def _grid(given: Any) -> dict[str, list[Any]]:
 
 
 def _as_number(value: Any) -> Any:
-    """A number, or a text that is one (YAML reads 1e-1 as text), as float: 1, 1.0 and 1e0 are one value."""
-    with contextlib.suppress(ValueError):
+    """Numbers, and texts that are some (YAML reads 1e-1 as text), as floats: 1, 1.0 and 1e0 are one value."""
+    if isinstance(value, list):
+        return [_as_number(one) for one in value]
+    if isinstance(value, dict):
+        return {key: _as_number(one) for key, one in value.items()}
+    with contextlib.suppress(ValueError, OverflowError):
         return float(value) if isinstance(value, int | float | str) and not isinstance(value, bool) else value
     return value
 

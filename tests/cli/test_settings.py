@@ -187,8 +187,14 @@ def test_an_empty_section_says_nothing(tmp_path: Path) -> None:
     file.write_text("")
     assert read_config(str(file)) == [{}]
     file.write_text("callbacks:\nloggers: null\n")
-    assert read_config(str(file)) == [{"loggers": None}]  # written out, null removes all, as on the command line
+    assert read_config(str(file)) == [{"loggers": None}, {}]  # written out, null removes all, as on the command line
     assert set(merged({"loggers": {"wandb": {}}}, *read_config(str(file))).loggers.values()) == {None}
+    file.write_text("callbacks: null\ncallbacks.topk.share: 0.5\n")  # what is named beside it is there
+    kept = {name for name, c in merged(*read_config(str(file))).callbacks.items() if c is not None}
+    assert kept == {"topk"}
+    file.write_text("callbacks: ''\n")
+    with pytest.raises(BadInput, match="no such name"):
+        merged(*read_config(str(file)))
 
 
 @pytest.mark.parametrize(

@@ -151,6 +151,7 @@ def test_bad_seeds(given: Any) -> None:
         ({"grid": {"data.alpha": 0.1}}, "grid.data.alpha: 0.1 .*list"),
         ({"grid": {"data.alpha": [1, 1]}}, "grid.data.alpha: .*twice"),
         ({"grid": {"data.alpha": [0.1, "1e-1"]}}, "grid.data.alpha: .*twice"),
+        ({"grid": {"a": [{"data.alpha": 1}, {"data.alpha": 1.0}]}}, "grid.a: .*twice"),
         ({"grid": {"seed": [1]}}, "grid.seed: "),
         ({"grid": {"method.lam": [1]}}, "grid.method.lam: "),
         ({"grid": {"data": [{}]}}, "grid.data: "),
