@@ -34,7 +34,7 @@ class _Loader(yaml.SafeLoader):
 
 
 def _is_empty(value: yaml.Node) -> bool:
-    """Whether nothing stands behind a key."""
+    """Whether nothing follows a key."""
     return (
         value.tag == "tag:yaml.org,2002:null" and value.value == "" and value.start_mark.index == value.end_mark.index
     )
