@@ -209,6 +209,7 @@ class LearnedCube(Relation):
     def __init__(self, settings: CubeSettings) -> None:
         self.settings = settings
         self.sources = settings.sources
+        self.convex = settings.solver == "exact" or settings.projection != "none"
         self._terms: dict[int, tuple[float, float]] = {}
         """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
         self._note = ""

@@ -204,7 +204,7 @@ def run(cwd: Path, *line: str) -> str:
     """What a command that ends well prints; this project's own environment is hidden from it."""
     env = {name: value for name, value in os.environ.items() if name not in ("PYTHONPATH", "VIRTUAL_ENV")}
     env |= {"WANDB_MODE": "offline", "OMP_NUM_THREADS": "1"}
-    done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=500, check=False)
+    done = subprocess.run(line, cwd=cwd, env=env, capture_output=True, text=True, timeout=1500, check=False)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 

@@ -30,11 +30,6 @@ PAD = 48
 products of 100 models took twice as long (measured)."""
 
 
-def _shift(A: Tensor) -> int:
-    """1 where the rows of `A` sum to 1, so that a common shift of all models passes through; else 0."""
-    return int(bool(((A.sum(-1) - 1).abs() < 1e-5).all()))
-
-
 def _less_own(A: Tensor, index: Tensor) -> Tensor:
     """A - I: each row of `A` (..., m, n) less one at its receiver's place, in float64."""
     own = torch.nn.functional.one_hot(index, A.shape[-1])
@@ -154,23 +149,27 @@ class Mixer:
             total[tile.layer] += sums
         return self.group.all_reduce(total)
 
-    def mix(self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor]) -> None:
+    def mix(
+        self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor],
+        convex: bool = True,
+    ) -> None:  # fmt: skip
         """What each of `receivers` receives, written into the columns of `segments` of this rank's vectors `into`.
 
         Rows `A` are applied to the models W as differences: W_i + (A - I)(W - 1 w_0). Equal models stay equal bit for
-        bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails the first). Rows that do not all sum
-        to 1 (a relation without projection) are applied as W_i + (A - I) W.
+        bit, and A = I gives W itself (A W does neither, and W + (A - I) W fails the first). Errors in the rows' sums
+        do no harm.
 
         Args:
             segments: columns to mix; their `layer` picks the weights.
             A: weights (L, m, n), receivers by sources.
             receivers: clients (m of them), all among the sources.
             into: a vector for each receiver whose home is this rank.
+            convex: rows sum to 1; False: they may have any sum, and are applied as W_i + (A - I) W.
         """
         tiles = _tiles(segments)
         self.flops += (2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)) * _columns(segments)
         own = torch.tensor([self.places[c] for c in receivers])
-        B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), _shift(A)
+        B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), int(convex)
         differences, products = self._room(len(self.sources)), self._room(len(receivers))
         if self.group.size == 1:
             self._mix_alone(tiles, B, [into[c] for c in receivers], own.tolist(), differences, products, shift)
