@@ -89,12 +89,11 @@ class Transform(Callback):
     """Whether it works where clients are sites (`fl-train deploy`): the centre runs `on_download`, and the site
     `on_upload`, which reads nothing of the server. What it keeps with a client travels to the centre in the clear."""
 
-    def say_if_idle(self, run: RunContext) -> None:
-        """Say that it has nothing to change, where a method sends no model either way (class means, predictions)."""
-        if run.is_main and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups):
-            log.say(
-                f"{self.config_key}: {run.method_name} sends no model, which is all that it changes: it does nothing"
-            )
+    def on_fit_start(self, run: RunContext) -> None:
+        """Say so where it changes the model alone, and the method sends none (but class means, or predictions)."""
+        alone = (self.changes_upload or self.changes_download) and not self.further_vectors
+        if alone and run.is_main and not any(group.up_mask.any() or group.down_mask.any() for group in run.groups):
+            log.say(f"{self.config_key}: it changes models on their way, and {run.method_name} sends none")
 
     def init_client(self, run: RunContext) -> dict[str, Tensor]:
         """Tensors (on the CPU) that every client keeps in its memory for this transform, with their first values."""

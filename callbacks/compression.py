@@ -53,10 +53,6 @@ class Quantize(Transform):
     bits: Literal[8, 16] = 8
     direction: Literal["both", "upload", "download"] = "both"
 
-    def on_fit_start(self, run: RunContext) -> None:
-        """Say so where no model is sent."""
-        self.say_if_idle(run)
-
     def on_download(self, client: Client, payload: Payload) -> None:
         """Quantise what the client receives."""
         if self.direction != "upload":
@@ -91,8 +87,8 @@ class TopK(Transform):
     share: PositiveShare = 0.1
 
     def on_fit_start(self, run: RunContext) -> None:
-        """Raise `BadInput` beside `quantize`: their bytes would not add up; say so where no model is sent."""
-        self.say_if_idle(run)
+        """Raise `BadInput` beside `quantize`: their bytes would not add up."""
+        super().on_fit_start(run)
         if any(isinstance(c, Quantize) for c in run.callbacks):
             raise BadInput("callbacks.topk", self.share, "it excludes quantize: choose one")
 

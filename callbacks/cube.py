@@ -209,7 +209,7 @@ class LearnedCube(Relation):
     def __init__(self, settings: CubeSettings) -> None:
         self.settings = settings
         self.sources = settings.sources
-        self.convex = settings.solver == "exact" or settings.projection != "none"
+        self.sums_to_one = settings.solver == "exact" or settings.projection != "none"
         self._terms: dict[int, tuple[float, float]] = {}
         """By receiver, of its last round: its prior's part of the objective, and the squared norm of its gradient."""
         self._note = ""
@@ -318,7 +318,7 @@ class LearnedCube(Relation):
 
     def _unbound(self, sources: int, cube: Tensor) -> bool:
         """Whether rows keep the sum that the steps gave them: without a projection, where everybody takes part."""
-        return self.settings.projection == "none" and sources == cube.shape[0]
+        return not self.sums_to_one and sources == cube.shape[0]
 
     def _write_back(self, cube: Tensor, R: Tensor, mass: Tensor, receivers: Tensor, sources: Tensor) -> None:
         rows = cube[receivers]

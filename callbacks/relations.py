@@ -28,7 +28,7 @@ class Relation(Callback):
     """It makes sense within each of several architectures, whose models cannot be mixed with those of another."""
     per_layer: ClassVar[bool] = False
     """Every layer has weights of its own."""
-    convex: bool = True
+    sums_to_one: bool = True
     """Whether its rows sum to 1."""
     inner_products: ClassVar[bool] = False
     """`weights` asks for inner products of the models (`inputs.gram`), which `fl-train plan` counts."""

@@ -118,10 +118,6 @@ class NormBound(Transform):
     bound: PositiveFloat
     action: Literal["clip", "refuse"] = "clip"
 
-    def on_fit_start(self, run: RunContext) -> None:
-        """Say so where no model is sent."""
-        self.say_if_idle(run)
-
     def on_upload(self, client: Client, payload: Payload) -> None:
         """Measure, and clip or refuse."""
         known = client.reference

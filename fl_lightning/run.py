@@ -11,7 +11,7 @@ import signal
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -147,16 +147,16 @@ def _logged(
 
 
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
-    fed = _ended(fabric, config, folder)
+    fed = ended(fabric, config, folder)
     _restore(fed, which)
     scores = fed.evaluator.everyone()
     del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
 
 
-def _ended(fabric: Fabric, config: Config, folder: Path) -> Federation:
+def ended(fabric: Fabric, config: Config, folder: Path, callbacks: Sequence[Callback] = ()) -> Federation:
     """The federation of a run that has ended; a line says so where its data are not those that it trained on."""
-    fed = assemble(fabric, config, folder, [])
+    fed = assemble(fabric, config, folder, list(callbacks))
     data, before = fed.run.data, provenance.data_of(folder)
     if fed.run.is_main and data.holds_all and before not in (None, samples_digest(data)):
         what = "what is computed from data (scores, input statistics) is of other samples than the run's"
@@ -179,7 +179,7 @@ def _restore(fed: Federation, which: Literal["last", "best"]) -> None:
 def _export(
     fabric: Fabric, config: Config, folder: Path, client: str, out: Path, which: Literal["last", "best"], form: Format
 ) -> dict[str, Any]:
-    fed = _ended(fabric, config, folder)
+    fed = ended(fabric, config, folder)
     number = number_of(fed.run.data, client)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(number)
@@ -190,7 +190,7 @@ def _export(
 def _predictor(
     fabric: Fabric, config: Config, folder: Path, client: int, which: Literal["last", "best"]
 ) -> dict[str, Any]:
-    fed = _ended(fabric, config, folder)
+    fed = ended(fabric, config, folder)
     _restore(fed, which)
     kind, vector, buffers = fed.evaluator.final_model(client)
     return {"predictor": Predictor(fed.evaluator.at_rest(client, buffers), kind, vector)}
@@ -204,7 +204,7 @@ def _join(
     check("run", str(folder), private is None, allowed)
     blurred = any(c.load() is BlurRelation for c in config.callbacks.values())
     check("run", str(folder), not blurred, "a client that joins would receive a mix that blurrelation has not changed")
-    fed = _ended(fabric, config, folder)
+    fed = ended(fabric, config, folder)
     group = architecture(fed.run, model)
     restore(fed.run, folder / "checkpoints")
     rounds = config.evaluation.newcomer_rounds if rounds is None else rounds

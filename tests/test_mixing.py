@@ -99,7 +99,7 @@ def weights() -> torch.Tensor:
 
 
 def server_step(
-    W: torch.Tensor, A: torch.Tensor, size: int, convex: bool = True
+    W: torch.Tensor, A: torch.Tensor, size: int, sums_to_one: bool = True
 ) -> list[tuple[dict[int, torch.Tensor], torch.Tensor, Any]]:
     """On `size` ranks: the rows that each rank's receivers hear, the shared mean, and the Gram matrix."""
     home = assign_homes([5, 1, 2, 9, 3, 3, 1], size)
@@ -108,7 +108,7 @@ def server_step(
         here = [c for c in range(N) if home[c] == group.rank]
         mixer = Mixer(group, home, {c: W[c].clone() for c in here}, SOURCES)
         into = {c: torch.full((D,), -1.0) for c in here if c in RECEIVERS}
-        mixer.mix(SEGMENTS, A, RECEIVERS, into, convex)
+        mixer.mix(SEGMENTS, A, RECEIVERS, into, sums_to_one)
         shared = torch.full((D,), -1.0)
         mixer.mean(SEGMENTS, A[:, 0], shared)
         return into, shared, mixer.gram(SEGMENTS, 3)
@@ -134,7 +134,7 @@ def test_every_layer_is_mixed_with_its_own_weights(models: torch.Tensor, weights
 @pytest.mark.parametrize("size", [1, 2])
 def test_rows_without_sum_one_are_applied_as_they_are(models: torch.Tensor, weights: torch.Tensor, size: int) -> None:
     A = 1.3 * weights
-    for into, *_ in server_step(models, A, size, convex=False):
+    for into, *_ in server_step(models, A, size, sums_to_one=False):
         for c, row in into.items():
             for s in SEGMENTS:
                 columns = slice(s.start, s.stop)

@@ -32,8 +32,8 @@ FEWEST = 40
 """Ways to divide the clients into groups of their sizes, below which 95 % of permutations include the right one."""
 SHUFFLES = 20
 """Of memberships, for what LiRA and thresholds give by chance (ours): their spread is known to a sixth."""
-TURNED = "trained on turned labels (callbacks.attack): their samples are left out"
-"""What the page says of some clients (`Observed.turned`)."""
+FLIPPED = "trained on flipped labels (callbacks.attack): their samples are left out"
+"""What the page says of some clients (`Observed.flipped`)."""
 FEW = 20
 """Members and others that a client must have for an AUC of its own."""
 

@@ -25,7 +25,7 @@ from fl_lightning.core import Client
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
 from fl_lightning.results.folder import RunFolder
-from fl_lightning.run import alone, assemble, launch
+from fl_lightning.run import alone, ended, launch
 from fl_lightning.storage import manifest as disk
 
 Confidence = dict[str, np.ndarray]
@@ -42,7 +42,7 @@ VIEWS = {
 
 @dataclass
 class Samples:
-    """One row for each training and test sample of each client, but for `Observed.turned`."""
+    """One row for each training and test sample of each client, but for `Observed.flipped`."""
 
     client: np.ndarray
     digest: np.ndarray
@@ -74,8 +74,8 @@ class Observed:
     """What the run's summary says of its privacy."""
     rounds: list[int] = field(default_factory=list)
     """Rounds whose models are kept, ascending (`callbacks.checkpoint.keep`), up to the last."""
-    turned: list[int] = field(default_factory=list)
-    """Clients that trained on turned labels, whose samples are left out: members would differ from test samples by
+    flipped: list[int] = field(default_factory=list)
+    """Clients that trained on flipped labels, whose samples are left out: members would differ from test samples by
     their labels."""
 
 
@@ -91,15 +91,17 @@ def observed(config: Config, folder: Path) -> Observed:
 
 
 def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
-    fed = assemble(fabric, config, folder, _transforms(config))
-    turned = _turned(fed)
-    if turned:
-        log.say(f"audit: samples of clients {', '.join(map(str, turned))} are left out: they trained on turned labels")
+    fed = ended(fabric, config, folder, _transforms(config))
+    flipped = _flipped(fed)
+    if flipped:
+        log.say(
+            f"audit: samples of clients {', '.join(map(str, flipped))} are left out: they trained on flipped labels"
+        )
     kept = RunFolder(folder)
     relation = _relation(kept, fed.run.clients)
-    earlier = _earlier(fed, config, folder / "checkpoints", turned)
+    earlier = _earlier(fed, config, folder / "checkpoints", flipped)
     last = restore(fed.run, folder / "checkpoints", "last")
-    samples = _samples(fed, turned)
+    samples = _samples(fed, flipped)
     seen = {t: views for t, views in earlier.items() if t < last} | {last: samples.confidence}
     if len(seen) > 1:
         of_rounds = {view: np.stack([views[view] for views in seen.values()]) for view in VIEWS}
@@ -111,7 +113,7 @@ def _observed(fabric: Fabric, config: Config, folder: Path) -> dict[str, Any]:
     counts = np.stack([data.trained_counts(id) for id in range(fed.run.clients)])
     whole = Observed(
         fed.run.method_name, config.seed, samples, counts, list(data.groups), _heads(fed), relation,
-        privacy, list(seen), turned,
+        privacy, list(seen), flipped,
     )  # fmt: skip
     return {"observed": whole}
 
@@ -121,15 +123,15 @@ def _transforms(config: Config) -> list[Callback]:
     return in_order(one.build() for one in config.callbacks.values() if issubclass(one.load(), Transform))
 
 
-def _turned(fed: Federation) -> list[int]:
-    """Turn the labels that simulated attackers have turned; who these are, ascending."""
+def _flipped(fed: Federation) -> list[int]:
+    """Flip the labels that simulated attackers have flipped; who these are, ascending."""
     attacks = [callback for callback in fed.run.callbacks if isinstance(callback, Attack)]
     for attack in attacks:
         attack.on_fit_start(fed.run)
     return sorted({id for attack in attacks if attack.kind == "label_flip" for id in attack.attackers})
 
 
-def _earlier(fed: Federation, config: Config, folder: Path, turned: list[int]) -> dict[int, Confidence]:
+def _earlier(fed: Federation, config: Config, folder: Path, flipped: list[int]) -> dict[int, Confidence]:
     """Under the models of the rounds before the last that `callbacks.checkpoint.keep` has kept, by round, ascending.
 
     The best checkpoint, where it is older than these, is left out: it was chosen by scores, of test samples where there
@@ -144,13 +146,13 @@ def _earlier(fed: Federation, config: Config, folder: Path, turned: list[int]) -
         except BadInput as error:
             log.say(f"audit: passed over round {t}: {error.allowed}")
             continue
-        seen[t] = _samples(fed, turned).confidence
+        seen[t] = _samples(fed, flipped).confidence
     return seen
 
 
 @torch.no_grad()
-def _samples(fed: Federation, turned: list[int]) -> Samples:
-    """Those of all clients but the `turned` ones."""
+def _samples(fed: Federation, flipped: list[int]) -> Samples:
+    """Those of all clients but the `flipped` ones."""
     run, rows = fed.run, list[tuple[Any, ...]]()
     for id in range(run.clients):
         data = run.data.client(id, run.device, run.dtype)
@@ -162,7 +164,7 @@ def _samples(fed: Federation, turned: list[int]) -> Samples:
         views = {view: _confidence(fed, view, id, batches) for view in VIEWS}
         rows.append((np.full(len(digests), id), np.array(digests, dtype=np.uint64), member, views))
     client, digest, member = (np.concatenate([row[k] for row in rows]) for k in range(3))
-    there = ~np.isin(client, turned)
+    there = ~np.isin(client, flipped)
     views = {view: np.concatenate([row[3][view] for row in rows])[there] for view in VIEWS}
     return Samples(client[there], digest[there], member[there], views)
 

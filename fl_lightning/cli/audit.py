@@ -58,8 +58,8 @@ def audit(argv: list[str]) -> None:
         last = runs[-1]  # one run: the others would be more of the same
         rows += attacks.thresholds(last) + attacks.relations(last) + attacks.label_mixes(last)
         notes += [f"{label}: {why}" for why in attacks.too_few(last)]
-        if last.turned:
-            notes.append(f"{label}: {len(last.turned)} of {len(last.counts)} clients {attacks.TURNED}.")
+        if last.flipped:
+            notes.append(f"{label}: {len(last.flipped)} of {len(last.counts)} clients {attacks.FLIPPED}.")
         for view, values in last.samples.confidence.items():
             if (values != values).any():
                 unseen.setdefault(view, []).append(label)

@@ -67,7 +67,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
                 write_config(where, alone)
                 fit(alone, where, resume=True)
     known, there = provenance.data_of(folder), provenance.data_of(where)
-    allowed = f"its clients had other samples than those of its reference: restore the data and remove {where}"
+    again = f"with the run's data in place, remove {where} and try again"
+    allowed = f"its clients had other samples than those of its reference: {again}"
     check("run", str(folder), None in (known, there) or known == there, allowed)
     metric = BY_TASK[config.data.task]
     # Each client's score, (N,); nan for one that could not be scored.

@@ -151,7 +151,7 @@ class Mixer:
 
     def mix(
         self, segments: Sequence[Segment], A: Tensor, receivers: Sequence[int], into: Mapping[int, Tensor],
-        convex: bool = True,
+        sums_to_one: bool = True,
     ) -> None:  # fmt: skip
         """What each of `receivers` receives, written into the columns of `segments` of this rank's vectors `into`.
 
@@ -164,12 +164,12 @@ class Mixer:
             A: weights (L, m, n), receivers by sources.
             receivers: clients (m of them), all among the sources.
             into: a vector for each receiver whose home is this rank.
-            convex: rows sum to 1; False: they may have any sum, and are applied as W_i + (A - I) W.
+            sums_to_one: what rows do; False: they may have any sum, and are applied as W_i + (A - I) W.
         """
         tiles = _tiles(segments)
         self.flops += (2 * len(self.sources) * len(receivers) + len(self.sources) + len(receivers)) * _columns(segments)
         own = torch.tensor([self.places[c] for c in receivers])
-        B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), int(convex)
+        B, shift = _less_own(A.cpu(), own).to(self.group.device, self.work), int(sums_to_one)
         differences, products = self._room(len(self.sources)), self._room(len(receivers))
         if self.group.size == 1:
             self._mix_alone(tiles, B, [into[c] for c in receivers], own.tolist(), differences, products, shift)

@@ -300,7 +300,7 @@ class GroupServer:
             return dict.fromkeys(mine, self.initial)
         into = {c: torch.zeros_like(self.initial) if fresh else self._buffer(k) for k, c in enumerate(mine)}
         layers = len(self.layout.layers) if by_layer else 1
-        mixer.mix(segments, weights.expand(layers, -1, -1), list(receivers), into, self.server.run.relation.convex)
+        mixer.mix(segments, weights.expand(layers, -1, -1), list(receivers), into, self.server.run.relation.sums_to_one)
         self._count(mixer)
         return into
 

@@ -106,7 +106,8 @@ def _silo(tables: Mapping[str, Sequence[Table]], client: int, name: str, recordi
 
 
 def _trace(silos: list[Silo], recordings: bool) -> None:
-    """Take samples that lie in two silos out of all figures: a federated model has seen them in the other one."""
+    """Take samples that lie in two silos out of all figures: a federated model has seen them in the other one. All of
+    a silo with coarse columns count, each as one, but for windows of `recordings`."""
     holders: dict[int, list[int]] = {}
     coarse: set[int] = set()
     for silo in silos:

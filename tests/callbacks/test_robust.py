@@ -204,7 +204,7 @@ def test_where_no_model_is_sent_a_line_says_that_there_is_nothing_to_change(
 ) -> None:
     for method, idle in ((FedProto(), True), (FedAvg(), False)):
         begin(make_run(method, callbacks=[callback]))
-        assert ("sends no model" in capsys.readouterr().err) is idle
+        assert ("sends none" in capsys.readouterr().err) is idle
 
 
 @pytest.mark.parametrize(

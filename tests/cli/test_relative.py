@@ -133,6 +133,8 @@ def test_a_reference_on_other_samples_is_refused(tmp_path: Path, monkeypatch, ca
     assert not (tmp_path / "runs" / "a" / "relative.json").exists()
     assert main(["test", "--run", "runs/a"]) == 0
     assert "data: the data have changed since the run trained on them" in capsys.readouterr().err
+    assert main(["audit", "runs/a", "--out", "audit"]) == 0
+    assert "data: the data have changed since the run trained on them" in capsys.readouterr().err
     keep(0.0)
     assert main(["test", "--run", "runs/a"]) == 0
     assert "data: the data have changed" not in capsys.readouterr().err

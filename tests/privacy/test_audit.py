@@ -267,18 +267,18 @@ def test_uploads_are_looked_at_where_the_judge_keeps_clients_too(callback: str, 
     assert (callback[0] == "k") == np.array_equal(upload, run.samples.confidence["public: personal model"])
 
 
-def test_samples_with_turned_labels_are_left_out(
+def test_samples_with_flipped_labels_are_left_out(
     tmp_path: Path, fit: Callable[..., Path], capsys: pytest.CaptureFixture[str]
 ) -> None:
     words = "--method local --federation.rounds 1 --callbacks.checkpoint.seconds 0"
     attack = "--callbacks.attack.kind label_flip --callbacks.attack.clients"
-    plain, turned, all_ = (
+    plain, flipped, all_ = (
         fit("plain", words),
-        fit("turned", words, attack, "[0,2]"),
+        fit("flipped", words, attack, "[0,2]"),
         fit("all", words, attack, "[0,1,2,3]"),
     )
-    runs = [observed(load(folder), folder) for folder in (plain, turned)]
-    assert [run.turned for run in runs] == [[], [0, 2]] and set(runs[1].samples.client) == {1, 3}
+    runs = [observed(load(folder), folder) for folder in (plain, flipped)]
+    assert [run.flipped for run in runs] == [[], [0, 2]] and set(runs[1].samples.client) == {1, 3}
     honest = np.isin(runs[0].samples.client, (1, 3))
     for name in ("client", "digest", "member"):
         np.testing.assert_array_equal(getattr(runs[0].samples, name)[honest], getattr(runs[1].samples, name))
@@ -286,10 +286,10 @@ def test_samples_with_turned_labels_are_left_out(
         np.testing.assert_array_equal(values[honest], runs[1].samples.confidence[view])
     np.testing.assert_array_equal(runs[0].counts[[0, 2], ::-1], runs[1].counts[[0, 2]])
     capsys.readouterr()
-    assert main(["audit", str(turned), "--out", "a"]) == 0
-    says = "audit: samples of clients 0, 2 are left out: they trained on turned labels\n"
+    assert main(["audit", str(flipped), "--out", "a"]) == 0
+    says = "audit: samples of clients 0, 2 are left out: they trained on flipped labels\n"
     assert says in capsys.readouterr().err
-    assert f"turned: 2 of 4 clients {attacks.TURNED}." in (tmp_path / "a" / "audit.html").read_text()
+    assert f"flipped: 2 of 4 clients {attacks.FLIPPED}." in (tmp_path / "a" / "audit.html").read_text()
     assert main(["audit", str(all_), "--out", "b"]) == 0  # there is nothing left to attack
 
 

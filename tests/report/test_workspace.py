@@ -188,8 +188,8 @@ def test_files_of_ones_own_are_not_written_over(tmp_path: Path, monkeypatch, cap
     for name, what in (("study.base.yaml", "config of a sweep"), ("study.sweep.yaml", "sweep")):
         Path(name).write_text("seed: 1\n")
         assert main(line) == 2
-        said = f"sweep: '{name}' is not allowed; it exists and is no {what}, and is not written over\n"
-        assert capsys.readouterr().err.endswith(said)
+        refusal = f"sweep: '{name}' is not allowed; it exists and is no {what}, and is not written over\n"
+        assert capsys.readouterr().err.endswith(refusal)
         assert [file.name for file in Path().glob("study.*.yaml")] == [name]
         assert Path(name).read_text() == "seed: 1\n"
         Path(name).unlink()
