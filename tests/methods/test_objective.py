@@ -11,11 +11,12 @@ from torch import Tensor
 from watching import Make, client_of, models, module_of, run_all, server_of
 
 from fl_lightning import catalogue
+from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.cube import to_simplex
 from fl_lightning.callbacks.propagation import Propagation
 from fl_lightning.callbacks.relations import Attention
 from fl_lightning.config import Component
-from fl_lightning.core import Gram
+from fl_lightning.core import Client, Gram, Payload
 from fl_lightning.engine.federation import Federation
 from fl_lightning.methods.fedamp import FedAMP
 from fl_lightning.methods.fedavg import FedAvg
@@ -80,6 +81,31 @@ def test_the_logged_objective_is_the_theorys(federation: Make, solver: Any) -> N
             pulls = pulls + lam * (V[:, c] - after.detach()[:, k] @ W[:, c]).square().sum()
     (slope,) = torch.autograd.grad(f_per(fed, V, after.detach(), lam, beta)[0] + pulls, V)
     assert metrics["gradient_norm_models_proxy"] == pytest.approx(float(slope.norm()), rel=1e-6)
+
+
+class Received(Transform):
+    """Keeps what each client receives."""
+
+    def __init__(self) -> None:
+        self.vectors: dict[int, Tensor] = {}
+
+    def on_download(self, client: Client, payload: Payload) -> None:
+        self.vectors[client.id] = payload.vector.clone()
+
+
+@pytest.mark.parametrize("projection", ["simplex", "none"])
+def test_clients_receive_what_the_rows_say_whatever_their_sum(federation: Make, projection: Any) -> None:
+    received = Received()
+    fed = federation(KAPC(lam=1.0, eta_r=1.0, projection=projection), callbacks=[received], **DOUBLE)
+    fed.round(1)
+    W = torch.stack(models(fed))
+    fed.round(2)
+    R = fed.run.server.memory["relation"]  # (N, L, N)
+    assert (float((R.sum(-1) - 1).abs().max()) > 1e-4) is (projection == "none")
+    for k, columns in enumerate(layers_of(fed)):
+        for c in columns:
+            mixed = torch.stack([received.vectors[i][c] for i in range(fed.run.clients)])
+            torch.testing.assert_close(mixed, R[:, k] @ W[:, c], rtol=1e-9, atol=1e-12)
 
 
 @pytest.mark.parametrize("strength", [{"beta": 0.6}, {"rho": 0.6}], ids=["beta", "rho"])

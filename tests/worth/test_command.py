@@ -255,6 +255,14 @@ def asked(methods: list[str], minutes: float) -> command.Plan:
     return command.Plan(values, [], methods, 4, "again")
 
 
+def test_models_are_kept_whatever_the_configuration_says() -> None:
+    """They are scored from the checkpoint."""
+    plan = command.Plan(
+        values_of("worth", [{"out": "answer"}]), [{"callbacks": {"checkpoint": None}}], ["fedper"], 4, ""
+    )
+    assert "checkpoint" in command._resolved(plan, 1)[1].callbacks
+
+
 @pytest.mark.parametrize(("minutes", "cycle", "expected"), [(10, 75, 8), (10, 200, 2), (3, 100, 1), (60, 30, 10)])
 def test_minutes_are_kept(minutes: float, cycle: float, expected: int, monkeypatch: pytest.MonkeyPatch) -> None:
     """By a clock that runs only while something trains: whole cycles and what follows them, at most a tenth over."""

@@ -102,6 +102,8 @@ def test_equal_samples_keep_their_own_labels_over_cycles(tmp_path: Path) -> None
     for of_cycle, outputs in zip(silo.rows["local"].right, silo.rows["local"].outputs, strict=True):  # type: ignore[arg-type]
         assert (of_cycle == silo.samples.labels).all() and (outputs[:, 0] == silo.samples.labels).all()
     assert len(set(silo.samples.units.tolist())) == 60 and silo.repeated == 0  # equal by chance: none is a copy
+    again = scores.one(tmp_path, silo, "local", Facts(["a"], [60]))
+    assert len(set(again.samples.units.tolist())) == 60 and (again.samples.labels == silo.samples.labels).all()
     with np.load(place := scores.place(tmp_path, "local", FOLDS)) as arrays:
         other = dict(arrays)
     save_arrays(place, **other | {"label": 1 - other["label"]})
