@@ -29,7 +29,7 @@ KEY = "optimizer.privacy"
 
 @dataclass
 class StepPrivacy(Transform, Observer):
-    """Accounts for `optimizer.privacy`, which hangs it on: nobody names it.
+    """Computes epsilon for `optimizer.privacy`, which adds this callback; do not name it yourself.
 
     The unit is a sample of a client. Each step is a Gaussian mechanism on a Poisson sample of the client's training
     samples; epsilon is of all steps that the client has taken, by dp-accounting's privacy loss distributions.

@@ -13,7 +13,7 @@ SOURCES: dict[str, str] = {
     "domains": "image folders by domain: data.root holds DOMAIN/CLASS (PACS, Office-Home, DomainNet); groups: domains",
     "leaf": "LEAF's JSON (FEMNIST, Shakespeare): data.root holds train/ and test/, or one folder; groups: its users",
     "hf": "Hugging Face data: data.root is saved to disk, or parquet; columns as for table; with the extra hf",
-    "text": "your own text: data.root is a folder of .txt files (groups); the next character of data.length ones",
+    "text": "your own text: data.root is a folder of .txt files (groups); the next token of data.length ones",
     "mnist": "handwritten digits, 28x28 grey, 10 classes",
     "fashionmnist": "clothing, 28x28 grey, 10 classes",
     "kmnist": "cursive Japanese characters, 28x28 grey, 10 classes",

@@ -120,11 +120,11 @@ def test_the_readme_has_the_two_commands() -> None:
 
 
 def test_the_readmes_commands_work_after_uv_run() -> None:
-    """One line that activates stands alone, before the first command that is not run through uv or by pip's way."""
+    """One line that activates stands alone, before the first command that is not run through uv."""
     shown = [block for block in blocks(ROOT / "README.md", "") if "fl-train" in block or "activate" in block]
     first = next(k for k, block in enumerate(shown) if block.startswith("fl-train "))
     assert ". .venv/bin/activate\n" in shown[:first]
-    assert all(block.startswith(("pip install uv && uv run ", "python -m venv", ". .venv")) for block in shown[:first])
+    assert all(block.startswith(("pip install uv && uv run ", ". .venv")) for block in shown[:first])
     text = (ROOT / "README.md").read_text()
     installs = re.findall(r"pip install (.*?)[`\n]", text)
     assert [words for words in installs if "fl_lightning" in words] == []  # it is no package of an index

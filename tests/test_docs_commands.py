@@ -21,7 +21,7 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"pip install uv && uv run pytest", r"pytest -n 0 .*", r"ruff check .*", r"bash .ci/run", r"sphinx-build .*",
     ),
     "it installs, as .ci/run does, or begins an environment": (
-        r"pip install (uv && uv sync|-c.*|\.)", r"python -m venv .*", r"\. \.venv/bin/activate",
+        r"pip install (uv && uv sync|-c.*|\.)", r"\. \.venv/bin/activate",
     ),
     "it wants MNIST or CIFAR-10, or a package of an extra; test_configs.py runs every config on made-up data": (
         r"fl-train fit .*--data.root path/to/data.*", r"fl-train fit --config kapc_(vit_adapters|watch).*",

@@ -27,7 +27,7 @@ Form = Literal["table", "csv", "latex", "json", "html"]
 Judge = Literal["before", "distilled", "after", "global", "finetuned"]
 RUN: Keys = {"run": (str, REQUIRED, "DIR: the run folder.")}
 CHECKPOINT: Keys = {
-    "checkpoint": (Literal["last", "best"], "last", "The newest checkpoint, or the one with the best mean accuracy."),
+    "checkpoint": (Literal["last", "best"], "last", "The newest, or the best by validation (else mean) accuracy."),
 }
 SUFFIXES = {"safetensors": ".safetensors", "torch_export": ".pt2", "onnx": ".onnx"}
 """How a file ends that is exported in each format."""
@@ -178,7 +178,7 @@ COMMANDS = {
     }),
     "tune": Command("Search for methods' arguments on validation data, then run a study of these on new seeds.", {
         "out": (str, REQUIRED, "DIR: the search's folder; an existing one is continued."),
-        "trials": (PositiveInt, 20, "Trials of each method. 20: optuna's TPE draws the first 10 at random."),
+        "trials": (PositiveInt, 20, "Trials of each method: the base's settings, nine random ones, then TPE's."),
         **WORKERS,
         "seed": (NonNegativeInt, 1000, "Seed of the trials, which the study must not use. 1000: few studies do."),
         "untuned": (bool, False, "Also evaluate the settings that the search began from, as further rows."),

@@ -194,8 +194,9 @@ def beforehand(
 
 
 def _width(size: int, cycles: int) -> float:
-    """Half-width of an interval over so many samples, in points (simulated)."""
+    """Half-width of an interval over so many samples, in points: simulated; at 1,000 1.5 times that, as with networks
+    (docs/decisions/0027)."""
     known = np.log([20, 60, 200, 1000])
-    widths = np.log({1: [27, 12, 4.9, 1.5], 2: [25, 10.8, 4.5, 1.3]}.get(cycles, [24, 9.6, 3.7, 1.0]))
+    widths = np.log({1: [27, 12, 4.9, 2.2], 2: [25, 10.8, 4.5, 1.9]}.get(cycles, [24, 9.6, 3.7, 1.5]))
     x, slope = math.log(size), (widths[-1] - widths[-2]) / (known[-1] - known[-2])
     return math.exp(widths[-1] + slope * (x - known[-1]) if x > known[-1] else np.interp(x, known, widths))

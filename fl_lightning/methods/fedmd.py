@@ -25,11 +25,11 @@ class FedMD(WithoutModels):
     predictions on this round's subset. The paper's pre-training on labelled public data is left out: ours have none.
 
     Args:
-        samples: of the public data, drawn anew each round. 5000: the authors' code.
+        samples: of the public data, drawn anew each round. 5000: FedMD's authors' code; 3000: KT-pFL's paper.
         epochs: over them in a round. 1: the authors' code.
         batch_size: on them. 256: the authors' code.
-        loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: the authors' code; the paper leaves it
-            open.
+        loss: `mae` or `mse` of class scores, or `kl` of softmax(z / T). mae: FedMD's authors' code, its
+            paper leaves it open; kl: KT-pFL.
         temperature: T of `kl`. 1: KT-pFL's FedMD.
         lam: weight of the loss; with SGD a factor on the learning rate. 1: the authors' code.
     """

@@ -17,7 +17,7 @@ from fl_lightning.search import Range, searched
 
 @dataclass(frozen=True)
 class SelfKAPC(OwnStatistics):
-    """Every client begins, layer by layer, from its own mix of all models; its own noise pays for heeding others.
+    """Every client begins, layer by layer, from its own mix of all models; a noisier client takes more from others.
 
     Server: row r_i minimises ||r W - w_i||^2 + 2 kappa (r Sigma)_i over the simplex (Mallows' Cp for a mix), Sigma the
     covariance of the uploads' noises. Client: in its first round it trains two models on two random halves of its data,

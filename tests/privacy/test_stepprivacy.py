@@ -74,6 +74,7 @@ def private(
 # ---------------------------------------------------------------- which methods
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_each_method_is_covered_or_says_why_not(name: str) -> None:
     why = refusal(method_of(name))

@@ -149,16 +149,19 @@ def test_bad_input_is_one_line(
 
 
 def test_half_widths_are_foretold() -> None:
-    """Before the work begins: with 60 samples a gain of 12 or 13 points, with 3 nothing."""
+    """Before the work begins: with 60 samples a gain above 13 points, with 3 nothing; no less than was measured."""
     lines = words.beforehand(["a", "b", "c"], [60, 60, 3], 4)
     assert "3 samples (c)" in lines[0] and "too few" in lines[0]
     assert "60 samples (a, b)" in lines[1] and "13.4 points" in lines[1]
+    for size, width in {60: 7.3, 200: 3.5, 1000: 1.5, 2000: 1.0}.items():  # with networks: docs/worth.md
+        (line,) = words.beforehand(["a"], [size], 4)
+        assert float(line.split("about ")[1].split()[0]) > 1.2 * width
     (line,) = words.beforehand(["a"], [60], 4, metric="auroc")
     assert "a gain in accuracy above about 13.4 points" in line and "of auroc no such width was simulated" in line
     assert words.beforehand(["a"], [60], 4, metric="mae") == []  # an error has a unit of its own
     lines = words.beforehand(["a", "b"], [60, 300], 4, [9, 14])
     assert lines[0].startswith("60 windows of 9 recordings (a): too few recordings")
-    assert lines[1].startswith("300 windows of 14 recordings (b): at best a gain above about 3.")
+    assert lines[1].startswith("300 windows of 14 recordings (b): at best a gain above about 4.")
 
 
 @pytest.mark.slow
