@@ -19,6 +19,7 @@ from torch import Tensor
 
 from fl_lightning import log
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.simplex import simplex_rows, to_simplex
 from fl_lightning.core import Gram, RelationInputs, RunContext
 from fl_lightning.errors import RunFailed
 from fl_lightning.ranges import NonNegativeFloat, NonNegativeInt
@@ -47,19 +48,6 @@ def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Ten
     return 2 * lam * (D @ gram.centred + excess * gram.offset[:, None, :] + shift) + beta * (R - prior)
 
 
-def to_simplex(R: Tensor) -> Tensor:
-    """The nearest points (Euclidean) with non-negative entries that sum to 1, over the last dimension; all NaN where a
-    number is not finite."""
-    u = R.sort(dim=-1, descending=True).values
-    k = torch.arange(1, R.shape[-1] + 1, dtype=R.dtype, device=R.device)
-    threshold = (u.cumsum(-1) - 1) / k
-    last = (u > threshold).sum(-1, keepdim=True) - 1
-    if (last < 0).any():  # beside numbers so great 1 is lost: only how far they are apart counts
-        R = R - u[..., :1]
-        return to_simplex(R) if R.isfinite().all() else torch.full_like(R, torch.nan)
-    return (R - threshold.gather(-1, last)).clamp_min(0.0)
-
-
 def normalised(R: Tensor, projection: str) -> Tensor:
     """Rows brought back after a step: `simplex`, `clamp` (negatives to 0, then divided), `divide` or `none`."""
     if projection == "simplex":
@@ -73,7 +61,7 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
     """The rows that solve min ||r W - w_i||^2 + rho ||r - p||^2 with sum r = 1 and r >= 0 exactly.
 
     Without r >= 0 the answer is closed: R = I - rho (I - 1 p^T)(C + rho I)^-1. Rows with negative entries go on with
-    block principal pivoting over the set of free entries.
+    `simplex_rows`.
 
     Args:
         C: centred Gram matrices (L, n, n).
@@ -101,55 +89,6 @@ def exact(C: Tensor, prior: Tensor, rho: Tensor, places: Tensor) -> Tensor:
             if bad.any():
                 R[layer, bad] = simplex_rows(H, C[layer][places[bad]] + strength * prior)
     return R
-
-
-def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
-    """The rows r that minimise r H r / 2 - r q over the simplex, by block principal pivoting over the free entries.
-
-    Args:
-        H: positive definite (n, n), float64; of an asymmetric one (products of float32 are, by rounding) the symmetric
-            part counts, since on the whole of it pivoting may never end. A number above 0: that multiple of the
-            identity, by projection.
-        Q: a row q for each row that is wanted, (k, n), float64.
-
-    Returns:
-        Rows (k, n), non-negative, summing to 1.
-
-    Raises:
-        RunFailed: H is too close to singular for the pivoting to end.
-    """
-    if not isinstance(H, Tensor):
-        return to_simplex(Q / H)
-    k, n = Q.shape
-    H = (H + H.T) / 2
-    scale = float(H.diagonal().max())
-    tolerance = 1e-11 * scale
-    free = torch.ones(k, n, dtype=torch.bool)
-    r = torch.zeros_like(Q)
-    for attempt in range(200):
-        pair = free[:, :, None] & free[:, None, :]
-        K = torch.zeros(k, n + 1, n + 1, dtype=H.dtype)
-        K[:, :n, :n] = torch.where(pair, H, torch.zeros_like(H)) + torch.diag_embed((~free).to(H.dtype) * scale)
-        K[:, :n, n] = K[:, n, :n] = free.to(H.dtype) * scale
-        right = torch.cat([torch.where(free, Q, torch.zeros_like(Q)), torch.full((k, 1), scale, dtype=H.dtype)], 1)
-        solution = torch.linalg.solve(K, right)
-        r, multiplier = solution[:, :n], solution[:, n:] * scale
-        slack = r @ H - Q + multiplier  # must be >= 0 where r = 0
-        # Where H is nearly singular rounding alone can swap entries for ever: what is let pass then grows to 1e-8.
-        loose = 10.0 ** min(max(attempt - 40, 0) // 20, 5)
-        leave, enter = free & (r < -1e-13 * loose), ~free & (slack < -tolerance * loose)
-        if not (leave | enter).any():
-            break
-        change = leave | enter
-        if attempt >= 20:  # one index at a time cannot cycle
-            first = change.to(torch.int8).argmax(-1, keepdim=True)
-            change &= torch.zeros_like(change).scatter(1, first, True)
-        free = free ^ change
-        free |= (~free.any(-1, keepdim=True)) & (Q.max(-1, keepdim=True).values == Q)
-    else:
-        raise RunFailed("the exact relation was not found: its problem is too close to singular (kapc: raise rho)")
-    r = r.clamp_min(0.0)
-    return r / r.sum(-1, keepdim=True)
 
 
 @dataclass(frozen=True)

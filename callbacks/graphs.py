@@ -8,8 +8,8 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.core import RelationInputs, RunContext
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.rng import numpy_rng

@@ -19,8 +19,8 @@ import torch
 from torch import Tensor
 
 from fl_lightning import log
-from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.core import RelationInputs, RunContext, Server
 from fl_lightning.errors import RunFailed
 

@@ -54,8 +54,10 @@ class FedNova(Method):
         """How far a step moves the model must follow from the learning rate."""
         check_no_scaling(run)
         config = run.config.optimizer
-        allowed = "fednova normalises by what steps of sgd come to: it must be sgd"
-        check("optimizer.name", config.name, config.name == "sgd", allowed)
+        needs = "fednova normalises by what steps of sgd come to, from a momentum of 0: it must be"
+        check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
+        fine = not (config.keep_state and config.momentum)
+        check("optimizer.keep_state", config.keep_state, fine, f"{needs} false beside momentum")
 
     def relation(self) -> Relation:
         """The normalised mean."""

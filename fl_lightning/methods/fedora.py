@@ -63,7 +63,7 @@ class FEDORA(OwnStatistics):
         return Propagation(self.alpha, self.directions, self.sharpness, *graph)
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
-        """Every parameter pulled by `strength`."""
+        """Every parameter pulled by `coefficient`."""
         yield Phase(objective=client.proximal(payload, self.coefficient(client, payload)))
 
     def coefficient(self, client: Client, payload: Payload) -> float:

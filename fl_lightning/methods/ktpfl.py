@@ -11,7 +11,7 @@ from typing import Literal
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.cube import to_simplex
+from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import RunContext, Server
 from fl_lightning.methods.common.predictions import code_step, paper_step, put_back, sum_to_one
 from fl_lightning.methods.fedmd import FedMD

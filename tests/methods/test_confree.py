@@ -55,6 +55,21 @@ def test_the_step_is_the_best_for_the_worst_off(seed: int) -> None:
     torch.testing.assert_close(conflict_free(G, c, rescaled=True) @ D, step / 1.25)
 
 
+@pytest.mark.parametrize(("n", "d"), [(10, 1), (10, 2), (20, 3), (20, 8), (60, 8)])
+def test_more_updates_than_numbers(n: int, d: int) -> None:
+    """As in a small layer: the step lies c ||d|| from d, and its least <step, D_j> is the dual's value."""
+    for seed in range(5):
+        D, c = updates(n, d, seed) + 1.0, 0.5
+        G = D @ D.T
+        G = (G + G.T) / (2 * float(G.diagonal().mean()))
+        guide = guidance(G)
+        w, step = worst_off(G, guide, c), conflict_free(G, c, rescaled=False)
+        length, radius = float((w @ G @ w).sqrt()), c * float((guide @ G @ guide).sqrt())
+        assert float((step - guide) @ G @ (step - guide)) ** 0.5 == pytest.approx(radius, rel=1e-6)
+        dual = float(guide @ G @ w) + radius * length
+        assert float((G @ step).min()) == pytest.approx(dual, abs=1e-4)
+
+
 def test_scale_order_and_equal_updates() -> None:
     D = updates()
     step = conflict_free(D @ D.T, 0.4, rescaled=False)

@@ -11,8 +11,8 @@ from reckoning import batch_of, uploads
 from torch import Tensor
 from watching import Make, Watch, client_of, models, module_of, run_all, same, server_of
 
-from fl_lightning.callbacks.cube import to_simplex
 from fl_lightning.callbacks.graphs import CollaborationGraph, CosineAttention, Laplacian, cosines
+from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Gram, RelationInputs
 from fl_lightning.core.vectors import products
 from fl_lightning.errors import BadInput, RunFailed

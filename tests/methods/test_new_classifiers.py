@@ -18,6 +18,7 @@ from torch.nn.functional import cross_entropy, linear, normalize
 from watching import Make, Watch, client_of, global_model, models, payload_of, run_all, same, server_of, train, trained
 
 from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
@@ -25,7 +26,6 @@ from fl_lightning.methods.common import collaboration
 from fl_lightning.methods.common.basics import mmd
 from fl_lightning.methods.common.classifiers import Conditioned, Separated, Shifted, is_personal
 from fl_lightning.methods.common.collaboration import collaborators, feature_moments
-from fl_lightning.methods.common.quadratic import simplex_minimum
 from fl_lightning.methods.dbe import DBE
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedbabu import FedBABU

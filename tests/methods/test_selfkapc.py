@@ -13,8 +13,8 @@ from reckoning import uploads
 from torch import Tensor
 from watching import Make, client_of, models, run_all, same, server_of
 
-from fl_lightning.callbacks.cube import simplex_rows
 from fl_lightning.callbacks.measured import RIDGE, MeasuredCube, measured_rows
+from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
 from fl_lightning.core import Client, Payload
@@ -70,6 +70,17 @@ def test_rows_from_products_of_32_bits(seed: int) -> None:
     slope = (rows @ G - G + 1.5 * Sigma) / scale  # equal where a row is positive, and least there
     excess = (rows * (slope - slope.min(1, keepdim=True).values)).sum(1) / (1 + slope.abs().max())
     assert float(excess.max()) < 1e-5
+
+
+@pytest.mark.parametrize(("n", "D"), [(40, 8), (60, 20), (100, 1), (100, 40)])
+def test_rows_of_more_clients_than_numbers(n: int, D: int) -> None:
+    """As in a small layer, such as PReLU's one number: the conditions of Karush, Kuhn and Tucker hold."""
+    W = draw(n, D)
+    H, q = (W @ W.T) / D + 1e-7 * torch.eye(n).double(), W @ W.T / D - torch.diag(0.2 + draw(n, seed=1).abs())
+    rows = simplex_rows(H, q)
+    assert float(rows.min()) >= 0 and torch.allclose(rows.sum(1), torch.ones(n).double())
+    slope = rows @ H - q
+    assert float((slope - (slope * rows).sum(1, keepdim=True)).min()) > -1e-6
 
 
 def test_an_asymmetric_matrix_counts_as_its_symmetric_part() -> None:

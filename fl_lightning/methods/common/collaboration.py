@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.relations import Relation
+from fl_lightning.callbacks.simplex import simplex_minimum
 from fl_lightning.core import Client, Payload, RelationInputs, RunContext, Server
 from fl_lightning.core.layout import copy_columns
 from fl_lightning.device import wide
 from fl_lightning.methods.common.class_means import class_means
-from fl_lightning.methods.common.quadratic import simplex_minimum
 from fl_lightning.record import RelationView
 
 MEANS, VARIANCE = "moments.means", "moments.V"

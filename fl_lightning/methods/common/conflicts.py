@@ -9,7 +9,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.cube import simplex_rows
+from fl_lightning.callbacks.simplex import simplex_rows
 from fl_lightning.errors import RunFailed
 
 RIDGE = 1e-9
