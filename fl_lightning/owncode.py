@@ -28,6 +28,7 @@ SHARED = ("model", "data")
 """Parts that all methods of a comparison have in common."""
 ROUNDS = "source/rounds.json"
 _INSTALLED = tuple(Path(sysconfig.get_path(name)) for name in ("purelib", "platlib", "stdlib"))
+_SITES = {"site-packages", "dist-packages"}  # also of another environment, which this one may borrow from
 _read: dict[int, tuple[Any, bytes]] = {}
 
 
@@ -182,8 +183,11 @@ def _own_file(module: str) -> Path | None:
     except (ImportError, AttributeError, ValueError):
         return None
     file = Path((spec.origin if spec else getattr(loaded, "__file__", None)) or "")
-    own = file.suffix == ".py" and file.is_file()
-    return file if own and not any(file.resolve().is_relative_to(folder) for folder in _INSTALLED) else None
+    if file.suffix != ".py" or not file.is_file():
+        return None
+    place = file.resolve()
+    installed = _SITES & set(place.parts) or any(place.is_relative_to(folder) for folder in _INSTALLED)
+    return None if installed else file
 
 
 def _relative(module: str, file: Path) -> str:

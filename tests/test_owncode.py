@@ -44,6 +44,22 @@ def test_files_by_import_path_with_what_they_descend_from(workplace: Path) -> No
     assert all(file == workplace / name for name, (_, file) in found.items())
 
 
+@pytest.mark.parametrize("kind", ["site-packages", "dist-packages"])
+def test_packages_of_an_environment_that_is_borrowed_are_not_own(
+    workplace: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as one below a venv with --system-site-packages: what own classes descend from is not copied from it."""
+    name = f"fl_borrowed_{kind[:4]}"
+    folder = workplace / "system" / kind
+    folder.mkdir(parents=True)
+    write(folder, **{name: "class Base: ...\n"})
+    monkeypatch.syspath_prepend(folder)
+    write(workplace, **{f"{name}_mine": f"from {name} import Base\nclass Net(Base): ...\n"})
+    importlib.import_module(f"{name}_mine")
+    config = Config(FEDAVG, [ModelConfig(Component(f"{name}_mine.Net"))])
+    assert list(owncode.files(owncode.paths(config))) == [f"{name}_mine.py"]
+
+
 def test_files_that_own_files_import_from_their_folder(workplace: Path) -> None:
     write(
         workplace,

@@ -53,11 +53,10 @@ class FedNova(Method):
     def check(self, run: RunContext) -> None:
         """How far a step moves the model must follow from the learning rate."""
         check_no_scaling(run)
-        config = run.config.optimizer
-        needs = "fednova normalises by what steps of sgd come to, from a momentum of 0: it must be"
+        config, needs = run.config.optimizer, "fednova counts what steps of sgd come to from momentum 0: it must be"
         check("optimizer.name", config.name, config.name == "sgd", f"{needs} sgd")
-        fine = not (config.keep_state and config.momentum)
-        check("optimizer.keep_state", config.keep_state, fine, f"{needs} false beside momentum")
+        plain = not (config.keep_state and config.momentum)
+        check("optimizer.keep_state", config.keep_state, plain, f"{needs} false beside momentum")
 
     def relation(self) -> Relation:
         """The normalised mean."""
@@ -66,8 +65,7 @@ class FedNova(Method):
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With the model a_i, one number."""
         sent = super().upload(client, payload)
-        lr = client.lr or 1.0
-        sent.statistics["steps"] = torch.tensor([sum(fit.step_sizes for fit in client.fits) / lr])
+        sent.statistics["steps"] = torch.tensor([sum(fit.step_sizes for fit in client.fits) / (client.lr or 1.0)])
         return sent
 
     def aggregate(self, server: Server) -> None:

@@ -12,6 +12,7 @@ from reckoning import WHOLE, batch_of, slope, uploads
 from torch import Tensor
 from watching import Make, Watch, client_of, global_model, run_all
 
+from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
 from fl_lightning.methods.fedavg import FedAvg
 from fl_lightning.methods.fedavgm import FedAvgM
@@ -106,6 +107,13 @@ def test_normalised_by_steps(federation: Make) -> None:
     p = shares(federation)
     torch.testing.assert_close(new, old + (p @ a) * ((p / a) @ moved), rtol=0, atol=1e-12)
     assert (new - old - p @ moved).norm() > 1e-3
+
+
+def test_momentum_that_is_kept_is_refused(federation: Make) -> None:
+    """What steps come to would depend on the rounds before."""
+    with pytest.raises(BadInput, match=r"^optimizer\.keep_state: "):
+        federation(FedNova(), optimizer={"momentum": 0.5, "keep_state": True}).prepare()
+    federation(FedNova(), optimizer={"keep_state": True}).prepare()
 
 
 def test_with_equal_steps_it_is_fedavg(federation: Make) -> None:
