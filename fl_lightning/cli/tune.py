@@ -37,9 +37,9 @@ if TYPE_CHECKING:
     from fl_lightning.study.trials import Claim, Ended, Trials
     from fl_lightning.study.tuned import Tuned
 
-BENEATH: Layer = {"data": {"validation": 0.2, "test_seed": 0}}
+BENEATH: Layer = {"data": {"validation": 0.2}}
 """Unless the base says otherwise. 0.2: FedFomo's and PFLlib's share: with less, small clients would have but a few
-samples to be judged by. One test part for trials and study: no trial trains on what the study judges by."""
+samples to be judged by."""
 LOOK_SECONDS = 2.0
 """Seconds between looks at the journal for trials that have ended."""
 
@@ -107,6 +107,7 @@ def tune(argv: list[str]) -> None:
     if values.untuned:
         _check_labels(study)
     base, _, configs = studies.resolve(study, over=over, beneath=[BENEATH])
+    base = _with_one_test_part(study, base, configs)
     share = configs[0].data.validation
     check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
@@ -131,6 +132,18 @@ def tune(argv: list[str]) -> None:
 
 
 # ---------------------------------------------------------------- what was asked for
+
+
+def _with_one_test_part(study: Study, base: Config, configs: list[Config]) -> Config:
+    """`base` with `data.test_seed: 0` where it has null, as any resolved base has unless it was set: with one test part
+    for trials and study, no trial trains on what the study tests. `BadInput` for a grid that has null."""
+    if "data.test_seed" in study.varied():
+        allowed = "it must be a number: with null, trials would train on test samples of the study's seeds"
+        for config in configs:
+            check("data.test_seed", config.data.test_seed, config.data.test_seed is not None, allowed)
+    if base.data.test_seed is not None:
+        return base
+    return dataclasses.replace(base, data=dataclasses.replace(base.data, test_seed=0))
 
 
 def _check_labels(study: Study) -> None:

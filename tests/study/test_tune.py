@@ -151,6 +151,14 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert (code, err.count("\n")) == (2, 1) and "trials: " in err and "--out of its own" in err
 
 
+def test_a_base_that_leaves_the_test_part_open_has_one_for_all_seeds(ask: Callable[..., Any], tmp_path: Path) -> None:
+    base = [*TINY["base"], {"data": {"test_seed": None}}]  # as in every resolved base
+    code, _, err = ask("--out t --trials 1 --workers 1", base=base)
+    assert code == 0, err
+    configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("t/**/config.yaml")]
+    assert {(config["seed"], config["data"]["test_seed"]) for config in configs} == {(1000, 0), (0, 0)}
+
+
 @pytest.mark.parametrize(
     "content", ["method,trials\nlocal,2\n", "method,values\nlocal,{\n", "method,values\nlocal,[1]\n"]
 )
@@ -244,6 +252,7 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
         ("--out t --seed 0", {}, "seed: 0"),
         ("--out t --trails 3", {}, "did you mean trials"),
         ("--out t", {"base": ["kapc_exact_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
+        ("--out t", {"grid": {"data.test_seed": [1, None]}}, "data.test_seed: None"),
         ("--out t", {"methods": ["nobody"]}, "nobody"),
         ("--out full", {}, "something else"),
         ("--out t --untuned", {"methods": [{"name": "local", "label": "x" * 93}]}, "untuned' is too long"),
