@@ -63,10 +63,7 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
         RunFailed: runs have failed; the others have been run.
     """
     folder = StudyFolder(Path(values.out))
-    if folder:  # seeds that were asked for earlier stay
-        definition = with_seeds(definition, Study.of(folder.definition()).seeds)
-    base, all_runs, configs = resolve(definition, over=over)
-    folder.check(definition, to_settings(base), all_runs)
+    definition, base, all_runs, configs = grown(folder, definition, over)
     chosen = [(run, config) for run, config in zip(all_runs, configs, strict=True) if run in part]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study has these values")
     given = getattr(values, "together", None)
@@ -87,6 +84,21 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
         code.accept(folder, todo)
         _run(folder, chosen, len(all_runs), values.workers, most_together, shlex.join(line))
     return folder
+
+
+def grown(
+    folder: StudyFolder, definition: Study, over: Sequence[Layer] = ()
+) -> tuple[Study, Config, list[Run], list[Config]]:
+    """The study with the seeds that its folder has beside its own, and what `resolve` makes of it.
+
+    Raises:
+        BadInput: as `resolve`, or the folder is of another study or has trained runs that this one lacks.
+    """
+    if folder:  # seeds that were asked for earlier stay
+        definition = with_seeds(definition, Study.of(folder.definition()).seeds)
+    base, all_runs, configs = resolve(definition, over=over)
+    folder.check(definition, to_settings(base), all_runs)
+    return definition, base, all_runs, configs
 
 
 def resolve(

@@ -28,7 +28,7 @@ from fl_lightning.files import aside_of, write_whole
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.study.chosen import UNTUNED, words
-from fl_lightning.study.folder import PLACE, Busy
+from fl_lightning.study.folder import PLACE, Busy, StudyFolder
 from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
 from fl_lightning.study.sheet import WIDTH
 from fl_lightning.study.space import Dimension, space
@@ -280,7 +280,8 @@ def _run_trial(search: Search, claim: Claim) -> None:
 
 
 def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], values: Any) -> None:
-    """Write and print what was found."""
+    """Write and print what was found. `BadInput`, and nothing is written, where the study of the choices would refuse
+    the folder `study`: it has trained rows that are no longer listed, whose choices the tables would lose."""
     from fl_lightning.study import tuned
 
     texts = {
@@ -288,6 +289,9 @@ def _choose(out: Path, base: str, study: Study, tuned_methods: list[Tuned], valu
         "trials.csv": as_csv(tuned.trial_rows(tuned_methods)),
         "tuned.yaml": tuned.study_file(base, tuned_methods, study.seeds, study.grid, values.untuned),
     }
+    folder = StudyFolder(out / "study")
+    if folder or values.study:
+        studies.grown(folder, Study.of(yaml.safe_load(texts["tuned.yaml"])))
     for name, text in texts.items():
         write_whole(out / name, text)
     screen = Console(highlight=False)

@@ -84,6 +84,11 @@ def rows(file: Path) -> list[dict[str, str]]:
         return list(csv.DictReader(opened))
 
 
+def tables(folder: Path) -> dict[str, bytes]:
+    """What a search has written of its choices."""
+    return {name: (folder / name).read_bytes() for name in ("tuned.csv", "trials.csv", "tuned.yaml")}
+
+
 def stamps(folder: Path) -> dict[Path, int]:
     """When each run ended. Folders may go while this looks: `os.walk` passes over them."""
     ended = [Path(inside, "summary.json") for inside, _, files in os.walk(folder) if "summary.json" in files]
@@ -147,6 +152,10 @@ def test_it_searches_reports_and_judges_the_choice_on_fresh_seeds(
     assert code == 0, err
     assert "4 of 4 runs finished (4 were there)" in out
     assert before == stamps(tmp_path / "t") and kept == (tmp_path / "t/tuned.csv").read_bytes()
+    choices = tables(tmp_path / "t")
+    code, out, err = ask("--out t --trials 2 --workers 1 --seed 1001", grid={"data.alpha": [0.1, 1.0]})
+    assert (code, out, choices) == (2, "", tables(tmp_path / "t"))
+    assert "fedprox,mu=0.5,untuned" in err and "has trained this run" in err
     code, _, err = ask("--out t --trials 4 --workers 1", grid={"data.alpha": [0.1, 1.0]})
     assert (code, err.count("\n")) == (2, 1) and "trials: " in err and "--out of its own" in err
 
@@ -157,6 +166,16 @@ def test_a_base_that_leaves_the_test_part_open_has_one_for_all_seeds(ask: Callab
     assert code == 0, err
     configs = [yaml.safe_load(file.read_text()) for file in tmp_path.glob("t/**/config.yaml")]
     assert {(config["seed"], config["data"]["test_seed"]) for config in configs} == {(1000, 0), (0, 0)}
+
+
+def test_fewer_methods_than_the_study_has_trained_change_no_table(ask: Callable[..., Any], tmp_path: Path) -> None:
+    code, _, err = ask("--out t --trials 1 --workers 1", methods=["local", "fedavg"])
+    assert code == 0, err
+    before = tables(tmp_path / "t")
+    for more in ("", "--study false"):
+        code, out, err = ask(f"--out t --trials 1 --workers 1 {more}", methods=["local"])
+        assert (code, out, before) == (2, "", tables(tmp_path / "t"))
+        assert "fedavg/seed-0" in err and "has trained this run" in err
 
 
 @pytest.mark.parametrize(
