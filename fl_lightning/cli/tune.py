@@ -66,10 +66,18 @@ class Search:
 
     @cached_property
     def dimensions(self) -> list[Dimension]:
-        """What is searched: what neither the list nor the grid sets."""
+        """What is searched: what neither the list nor the grid sets. `BadInput` where it depends on the setting: a
+        trial has the same values in all."""
         own = self.entry.arguments.keys() | {name for some in self.entry.when.values() for name in some}
         fixed = {f"method.{name}" for name in own} | self.entry.settings.keys() | {k for s in self.settings for k in s}
-        return space(self.config({}, self.settings[0]), fixed)
+        every = [space(self.config({}, setting), fixed) for setting in self.settings]
+        ranges = [{d.key: (d.space, d.start) for d in dimensions} for dimensions in every]
+        for setting, here in zip(self.settings, ranges, strict=True):
+            differ = ", ".join(key for key in ranges[0] | here if ranges[0].get(key) != here.get(key))
+            allowed = f"{self.entry.label} has another range of {differ} there than in the first setting"
+            allowed = f"{allowed}: set it in the study file, or tune these settings one by one"
+            check("grid", words(setting), not differ, allowed)
+        return every[0]
 
     def record(self) -> str:
         """What decides its trials, but for what all searches have in common."""
@@ -108,8 +116,8 @@ def tune(argv: list[str]) -> None:
         _check_labels(study)
     base, _, configs = studies.resolve(study, over=over, beneath=[BENEATH])
     base = _with_one_test_part(study, base, configs)
-    share = configs[0].data.validation
-    check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
+    for share in (config.data.validation for config in configs):
+        check("data.validation", share, share > 0, "tune chooses on validation data: above 0")
     out = Path(values.out)
     folder, settings = out / "trials", study.settings()
     entries = study.entries(everyone=False)  # forced rows among them: each has its own judge, and so its own search

@@ -24,6 +24,7 @@ import yaml
 from fl_lightning import catalogue
 from fl_lightning.cli import main
 from fl_lightning.cli.resolve import _import, complete, plan
+from fl_lightning.cli.tune import Search
 from fl_lightning.config import DataConfig
 from fl_lightning.data import digits
 from fl_lightning.errors import BadInput, RunFailed
@@ -272,6 +273,8 @@ def test_processes_search_together(ask: Callable[..., Any], tmp_path: Path) -> N
         ("--out t --trails 3", {}, "did you mean trials"),
         ("--out t", {"base": ["kapc_exact_digits", {"data.validation": 0}]}, "data.validation: 0.0"),
         ("--out t", {"grid": {"data.test_seed": [1, None]}}, "data.test_seed: None"),
+        ("--out t", {"grid": {"data.validation": [0.2, 0.0]}}, "data.validation: 0.0"),
+        ("--out t", {"grid": {"optimizer.name": ["sgd", "adam"]}}, "grid: 'optimizer.name=adam'"),
         ("--out t", {"methods": ["nobody"]}, "nobody"),
         ("--out full", {}, "something else"),
         ("--out t --untuned", {"methods": [{"name": "local", "label": "x" * 93}]}, "untuned' is too long"),
@@ -476,6 +479,21 @@ def test_what_is_searched_begins_from_the_base_and_leaves_what_the_study_sets() 
     assert keys({"method.lam", "optimizer.lr"}).keys() == {"method.personal_lr", "method.beta"}
     assert keys(optimizer={"name": "adam", "lr": 0.001})["optimizer.lr"] == (0.001, LogRange(1e-4, 1e-2))
     assert "optimizer.lr" not in keys(optimizer={"name": "module"})
+
+
+def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
+    entry = Entry("methods[0]", "fedavg", "fedavg")
+    base = complete(plan([{"method": "fedavg", "data": {"validation": 0.2}}]))
+
+    def keys(*settings: dict[str, Any]) -> list[str]:
+        return [d.key for d in Search(entry, tmp_path, 2, 1000, base, list(settings)).dimensions]
+
+    sgd, adam, adamw = ({"optimizer.name": name} for name in ("sgd", "adam", "adamw"))
+    assert keys(adam, adamw) == keys(sgd) == ["optimizer.lr"]  # one range
+    assert keys(sgd | {"optimizer.lr": 0.1}, adam | {"optimizer.lr": 0.001}) == []  # it is not searched
+    for other in (adam, {"optimizer.name": "module"}):
+        with pytest.raises(BadInput, match=r"fedavg has another range of optimizer\.lr there than in the first"):
+            keys(sgd, other)
 
 
 def test_spaces_are_widened() -> None:
