@@ -177,7 +177,7 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
         fine = not out.exists() or (out.is_dir() and names <= {file.name, aside_of(file).name})
         check("out", str(out), fine, "it is a folder of something else: it holds no tune.yaml")
     else:
-        before = yaml.safe_load(file.read_text(encoding="utf-8"))
+        before = _request(file)
         for key in ("trials", "seed", "base", "grid"):
             same = before[key] == now[key]
             check(key, "another one", same, f"the search in {out} began otherwise: give this one an --out of its own")
@@ -189,7 +189,21 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
         fine = values.accept_changed_code or not changed
         check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
+        searches[0].trials().ended()  # `BadInput` for a damaged journal, before anything is written
     write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
+
+
+def _request(file: Path) -> dict[str, Any]:
+    """What an earlier call has written to `tune.yaml`; `BadInput` if it cannot be read."""
+    allowed = f"{file} is damaged: restore it, or give this search another --out"
+    try:
+        content = yaml.safe_load(file.read_text(encoding="utf-8"))
+    except (OSError, ValueError, yaml.YAMLError):
+        raise BadInput("out", str(file.parent), allowed) from None
+    fine = isinstance(content, dict) and content.keys() >= {"trials", "seed", "base", "grid"}
+    fine = fine and all(isinstance(content.get(key, {}), dict) for key in ("base", "grid", "code"))
+    check("out", str(file.parent), fine and isinstance(content.get("methods"), dict), allowed)
+    return dict(content)
 
 
 # ---------------------------------------------------------------- searching

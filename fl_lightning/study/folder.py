@@ -87,7 +87,7 @@ class StudyFolder:
 
     def failures(self) -> dict[str, str]:
         """Run folders that failed when they were last run, and why."""
-        with contextlib.suppress(OSError, ValueError):
+        with contextlib.suppress(OSError, ValueError, TypeError):
             return dict(json.loads(self._failures.read_text(encoding="utf-8")))
         return {}
 

@@ -20,6 +20,7 @@ from optuna.storages import JournalStorage
 from optuna.storages.journal import JournalFileBackend, JournalFileOpenLock
 from optuna.trial import FrozenTrial, Trial, TrialState
 
+from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, make_folder, take
 from fl_lightning.rng import key
 from fl_lightning.search import Choice, LogRange, Whole
@@ -94,13 +95,14 @@ class Trials:
 
     @cached_property
     def study(self) -> optuna.Study:
-        """What the journal holds of it, begun where it holds nothing."""
+        """What the journal holds of it, begun where it holds nothing; `BadInput` where it is damaged."""
         make_folder(self.folder)
         journal = self.folder / "journal.log"
-        backend = JournalFileBackend(str(journal), lock_obj=_Lock(journal))
-        return optuna.create_study(
-            storage=JournalStorage(backend), study_name=self.label, direction="maximize", load_if_exists=True
-        )
+        with self._reading():
+            backend = JournalFileBackend(str(journal), lock_obj=_Lock(journal))
+            return optuna.create_study(
+                storage=JournalStorage(backend), study_name=self.label, direction="maximize", load_if_exists=True
+            )
 
     def folder_of(self, number: int) -> Path:
         """Where the runs of a trial are."""
@@ -126,8 +128,19 @@ class Trials:
             return Claim(self, new, lock)
 
     def ended(self) -> list[Ended]:
-        """The trials that have ended, in order."""
-        return [self._ended(t) for t in self.study.get_trials(deepcopy=False) if t.state.is_finished()]
+        """The trials that have ended, in order; `BadInput` where the journal is damaged."""
+        with self._reading():
+            return [self._ended(t) for t in self.study.get_trials(deepcopy=False) if t.state.is_finished()]
+
+    @contextlib.contextmanager
+    def _reading(self) -> Iterator[None]:
+        """`BadInput` for what optuna raises for a line of the journal that it has not written."""
+        try:
+            yield
+        except (ValueError, LookupError, TypeError, AttributeError, AssertionError) as error:
+            what = f"{self.folder / 'journal.log'} is damaged ({type(error).__name__})"
+            allowed = f"{what}: restore it, or give this search another --out"
+            raise BadInput("out", str(self.folder.parent), allowed) from None
 
     def _ended(self, trial: FrozenTrial) -> Ended:
         values = {d.key: _rounded(d, trial.params[d.key]) for d in self.dimensions}

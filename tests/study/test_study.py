@@ -223,6 +223,12 @@ def test_a_part_comes_with_the_forced_rows_and_keeps_what_else_failed(ask: Calla
     assert json.loads(file.read_text()) == {"runs/fedper/seed-0": "no data"}
 
 
+@pytest.mark.parametrize("content", ["", "{", "3", "null", "[1]"])
+def test_damaged_failures_are_passed_over(content: str, tmp_path: Path) -> None:
+    (tmp_path / "failures.json").write_text(content)
+    assert StudyFolder(tmp_path).failures() == {}
+
+
 def test_a_study_grows_and_does_not_change(ask: Callable[..., Any], tmp_path: Path) -> None:
     assert ask(methods=["local"])[0] == 0
     kept = {path: path.read_bytes() for path in (tmp_path / "s").glob("study.*")}

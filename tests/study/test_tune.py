@@ -190,6 +190,47 @@ def test_a_damaged_record_of_choices_is_one_line(content: str, tmp_path: Path) -
     assert "\n" not in str(caught.value)
 
 
+@pytest.mark.parametrize(
+    "content", ["", "{}", "[]", "trials: 3", "{", "trials: 2\nseed: 1000\nbase:\ngrid:\nmethods:\n"]
+)
+def test_a_damaged_request_is_one_line(content: str, ask: Callable[..., Any], tmp_path: Path) -> None:
+    (tmp_path / "t").mkdir()
+    (tmp_path / "t/tune.yaml").write_text(content)
+    code, out, err = ask()
+    assert (code, out, err.count("\n")) == (2, "", 1) and "t/tune.yaml is damaged" in err
+    assert (tmp_path / "t/tune.yaml").read_text() == content and len(list((tmp_path / "t").iterdir())) == 1
+
+
+LINES = ["garbage", "3", "{}", '{"op_code": 99}', "\xff", '{"op_code": 4}']
+
+
+@pytest.mark.parametrize("line", LINES)
+def test_a_damaged_journal_is_one_line(line: str, tmp_path: Path) -> None:
+    carry_on(tmp_path / "t", set())
+    journal = tmp_path / "t/journal.log"
+    whole = journal.read_bytes()
+    for content in (whole + line.encode("latin-1") + b"\n", line.encode("latin-1") + b"\n" + whole):
+        journal.write_bytes(content)
+        with pytest.raises(BadInput, match=r"t/journal\.log is damaged") as caught:
+            Trials(tmp_path / "t", "mine", TWO, 8, seed=3).ended()
+        assert "\n" not in str(caught.value)
+        assert journal.read_bytes().startswith(content)
+
+
+def test_a_search_with_a_damaged_journal_keeps_its_files(
+    ask: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with monkeypatch.context() as patch:  # it ends before the first trial
+        patch.setattr("fl_lightning.cli.study.fetch", Mock(side_effect=BadInput("data.root", None, "gone")))
+        assert ask()[0] == 2
+    request = (tmp_path / "t/tune.yaml").read_bytes()
+    (tmp_path / "t/trials").mkdir()
+    (tmp_path / "t/trials/journal.log").write_text("garbage\n")
+    code, out, err = ask(methods=[*TINY["methods"], "local"])
+    assert (code, out, err.count("\n")) == (2, "", 1) and "t/trials/journal.log is damaged" in err
+    assert (tmp_path / "t/tune.yaml").read_bytes() == request
+
+
 def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "my_picky.py").write_text(PICKY)
     code, _, err = ask("--out t --trials 3 --workers 1 --study false", methods=["my_picky.Picky"])
