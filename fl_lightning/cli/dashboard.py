@@ -16,7 +16,7 @@ from fl_lightning.cli.study import resolve
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import write_whole
-from fl_lightning.study.grid import Study
+from fl_lightning.study.grid import Study, is_linked
 
 MARK = "# Written by fl-train dashboard --sweep\n"
 """Begins both files of a sweep: what begins otherwise is not written over."""
@@ -58,12 +58,16 @@ def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str
         entity: of W&B; None: the user's own.
 
     Raises:
-        BadInput: a method has settings of its own: a sweep is a product of lists.
+        BadInput: a method has settings of its own or arguments in some settings only (`when`), or keys of the grid vary
+            together: a sweep is a product of lists.
     """
     entries = [entry for entry in study.entries() if not entry.forced]
+    product = "a sweep is a product of lists"
     for entry in entries:
-        allowed = "a sweep is a product of lists: arguments alone"
-        check(entry.key, ", ".join(entry.settings), not entry.settings, allowed)
+        check(entry.key, ", ".join(entry.settings), not entry.settings, f"{product}: arguments alone")
+        check(f"{entry.key}.when", ", ".join(entry.when), not entry.when, f"{product}: the same arguments everywhere")
+    for key, values in study.grid.items():
+        check(f"grid.{key}", values, not is_linked(key), f"{product}: each key varies by itself")
     methods = [_flow({"name": e.name, "init_args": e.arguments}) if e.arguments else e.name for e in entries]
     grid = {  # W&B takes numbers and texts
         key: {"values": [value if isinstance(value, int | float | str) else _flow(value) for value in values]}

@@ -147,7 +147,7 @@ class Study:
 
     def settings(self) -> list[Setting]:
         """The points of the grid, the last key varying fastest."""
-        axes = [[value if _linked(key) else {key: value} for value in values] for key, values in self.grid.items()]
+        axes = [[value if is_linked(key) else {key: value} for value in values] for key, values in self.grid.items()]
         return [{k: v for part in point for k, v in part.items()} for point in itertools.product(*axes)]
 
     def entries(self, everyone: bool = True) -> list[Entry]:
@@ -266,7 +266,7 @@ def _grid(given: Any) -> dict[str, list[Any]]:
     points: list[str] = []
     for key, values in given.items():
         fine = isinstance(values, list) and len(values) > 0
-        linked = fine and _linked(key) and all(isinstance(value, dict) and value for value in values)
+        linked = fine and is_linked(key) and all(isinstance(value, dict) and value for value in values)
         inside = list(values[0]) if linked else [key]
         if not linked:
             _check_axis(f"grid.{key}", key, values, AXES)
@@ -294,7 +294,7 @@ def _as_number(value: Any) -> Any:
     return value
 
 
-def _linked(key: Any) -> bool:
+def is_linked(key: Any) -> bool:
     """Whether a name of the grid is no key, but stands for several that vary together."""
     return isinstance(key, str) and key != "model" and "." not in key and key not in AXES
 

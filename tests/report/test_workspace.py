@@ -212,3 +212,25 @@ def test_what_no_sweep_can_say_is_refused(tmp_path: Path, monkeypatch, capsys) -
     assert main(["dashboard", "--sweep", "study.yaml"]) == 2
     assert "methods[0]: 'optimizer.lr' is not allowed; a sweep is a product of lists" in capsys.readouterr().err
     assert main(["dashboard", "--sweep", "study.yaml", "--json", "view.json"]) == 2
+
+
+@pytest.mark.parametrize(
+    ("changes", "refusal"),
+    [
+        ({"methods": [{"name": "fedprox", "mu": 0.1, "when": {"data.alpha=0.3": {"mu": 1.0}}}],
+          "grid": {"data.alpha": [0.1, 0.3]}},
+         "methods[0].when: 'data.alpha=0.3' is not allowed; a sweep is a product of lists: the same arguments"),
+        ({"grid": {"size": [{"federation.clients": 4, "data.fraction": 0.5}]}},
+         "grid.size: [{'data.fraction': 0.5, 'federation.clients': 4}] is not allowed; a sweep is a product of lists"),
+    ],
+)  # fmt: skip
+def test_what_would_be_lost_in_a_sweep_is_refused(
+    changes: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch, capsys
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = {"base": "kapc_exact_digits", "methods": ["fedper"], "seeds": "0-1"} | changes
+    Path("study.yaml").write_text(yaml.safe_dump(study))
+    assert main(["dashboard", "--sweep", "study.yaml"]) == 2
+    out, err = capsys.readouterr()
+    assert refusal in err and (out, err.count("\n")) == ("", 1)
+    assert [file.name for file in Path().iterdir()] == ["study.yaml"]
