@@ -68,13 +68,12 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
     check("settings", getattr(values, "settings", None), len(chosen) > 0, "no setting of the study has these values")
     given = getattr(values, "together", None)
     most_together = definition.together if given is None else given
-    executors: dict[str, str] = {}
-    if not values.slurm:
-        chosen, executors = together.with_executors(folder, chosen, most_together, configs)
+    # Jobs train one run each: nothing is measured for them, and they keep what the study has.
+    chosen, executors = together.with_executors(folder, chosen, 1 if values.slurm else most_together, configs)
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, values.accept_changed_code)
     if values.slurm:
-        _hand_over(folder, (definition, base, all_runs), chosen, values)
+        _hand_over(folder, (definition, base, all_runs), chosen, executors, values)
         return folder
     fetch([config for _, config in todo])
     with folder.locked():
@@ -324,8 +323,9 @@ def worker_count(number: int | None, config: Config) -> int:
 
 
 def _hand_over(
-    folder: StudyFolder, whole_study: tuple[Study, Config, list[Run]], chosen: list[tuple[Run, Config]], values: Any
-) -> None:
+    folder: StudyFolder, whole_study: tuple[Study, Config, list[Run]], chosen: list[tuple[Run, Config]],
+    executors: dict[str, str], values: Any,
+) -> None:  # fmt: skip
     """Write the config of each missing run that is not at work into its folder, and submit arrays of jobs that resume
     those that are in no queue either."""
     check_ranks(values, min(config.clients for _, config in chosen))
@@ -349,6 +349,7 @@ def _hand_over(
             definition, base, all_runs = whole_study
             folder.check(definition, to_settings(base), all_runs)  # as in `start`
             folder.write(definition, to_yaml(base), all_runs)
+            together.keep(folder, executors)
             code.accept(folder, missing.values())
             for place, config in new.items():
                 runs.write_config(place, config)

@@ -48,7 +48,7 @@ def ask(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFi
 
 
 def executors(study: Path) -> set[str]:
-    files = study.glob("runs/**/config.yaml")
+    files = study.glob("**/config.yaml")
     return {yaml.safe_load(file.read_text())["fabric"]["executor"] for file in files}
 
 
@@ -173,6 +173,29 @@ def test_a_study_that_was_begun_one_by_one_goes_on_so(ask: Callable[..., Any], t
     code, _, err = ask("--workers 1 --together 4")
     assert code == 0, err
     assert executors(tmp_path / "s") == {"loop"}
+
+
+def test_jobs_have_the_executor_of_the_study(
+    ask: Callable[..., Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A row's seeds train alike, whether a process here or a job trains them."""
+    for name, text in {"sbatch": "echo Submitted batch job 42", "sinfo": "exit 1", "squeue": "exit 0"}.items():
+        (tmp_path / name).write_text(f"#!/bin/bash\n{text}\n")
+        (tmp_path / name).chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    monkeypatch.setattr(together, "_measured", lambda config: pytest.fail("jobs are not measured"))
+    few = {"methods": ["fedprox"], "forced": False}
+    code, _, err = ask("--workers 1 --together 2", **few, seeds=[0], grid={"federation.batch_size": [16]})
+    assert code == 0, err
+    (run,) = tmp_path.glob("s/runs/*/fedprox/seed-0")
+    (run / "summary.json").unlink()  # it was stopped
+    code, out, err = ask("--slurm --time 1:00:00", **few, grid={"federation.batch_size": [16, 32]})
+    assert code == 0 and "4 of 4 runs in s" in out, err
+    assert executors(run.parent) == {"vmap"}
+    # What the study has not had before trains in the loop, and stays with it.
+    (other,) = tmp_path.glob("s/runs/*=32/fedprox")
+    assert executors(other) == {"loop"}
+    assert [*json.loads((tmp_path / "s/executors.json").read_text()).values()] == ["vmap", "loop"]
 
 
 def test_what_cannot_train_together_does_not(tmp_path: Path) -> None:
