@@ -45,8 +45,8 @@ def _pack(folder: StudyFolder, out: Path) -> None:
     check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
     runs.check_out("out", str(out), SUFFIX)
     check("archive", str(folder.path), any(folder.finished(c["folder"]) for c in folder.cells()), "no run has ended")
-    ours = not out.exists() or archives.same_study(out, folder)
-    check("out", str(out), ours, "it exists and is no archive of this study, and is not written over")
+    if out.exists():
+        archives.check_out(out, folder)
     _say(archives.pack(folder, out), out)
 
 

@@ -113,19 +113,26 @@ def read_index(file: Path) -> dict[str, Any]:
     return index
 
 
-def same_study(file: Path, folder: StudyFolder) -> bool:
-    """Whether `file` is an intact archive of this study as it is now or was before: runs of both have equal settings.
+def check_out(file: Path, folder: StudyFolder) -> None:
+    """Raise `BadInput` unless `file` is an intact archive of this study as it is now or was before: runs of both have
+    equal settings, and each run of the archive is here, finished.
 
     Where a study runs may change (`PLACE`).
     """
+    ended = {cell["folder"] for cell in folder.cells() if folder.finished(cell["folder"])}
+    archived: dict[str, Any] = {}
     try:
         archived = read_index(file)["weights"]
-        runs = [run for run in {cell["folder"] for cell in folder.cells()} if run in archived and folder.finished(run)]
         with zipfile.ZipFile(file) as archive:
+            runs = ended & archived.keys()
             pairs = [((folder.path / run / CONFIG).read_bytes(), archive.read(f"{run}/{CONFIG}")) for run in runs]
-        return bool(pairs) and all(ours == theirs or _settings(ours) == _settings(theirs) for ours, theirs in pairs)
+        ours = bool(pairs) and all(now == then or _settings(now) == _settings(then) for now, then in pairs)
     except (BadInput, yaml.YAMLError, *_UNREADABLE):
-        return False
+        ours = False
+    check("out", str(file), ours, "it exists and is no archive of this study, and is not written over")
+    lost = sorted(archived.keys() - ended)
+    allowed = f"it holds runs that {folder.path} has not finished ({some(lost)}): give another --out"
+    check("out", str(file), not lost, allowed)
 
 
 @contextlib.contextmanager

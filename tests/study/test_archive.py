@@ -93,6 +93,25 @@ def test_only_an_archive_of_the_same_study_is_written_over(
     assert said(capfd, f"archive {study} --out {file}")[0] == 2
 
 
+@pytest.mark.parametrize("how", ["folder", "summary", "study"])
+def test_no_run_is_lost_from_an_archive(how: str, study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    assert said(capfd, f"archive {study}")[0] == 0
+    file, run = study.with_suffix(".zip"), study / "runs/0.1/kapc/seed-0"
+    before = file.read_bytes()
+    if how == "folder":
+        shutil.rmtree(run)
+    elif how == "summary":
+        (run / "summary.json").unlink()
+    else:  # its row was taken out of the study
+        content = json.loads((study / "study.json").read_text())
+        content["cells"] = [cell for cell in content["cells"] if cell["folder"] != "runs/0.1/kapc/seed-0"]
+        (study / "study.json").write_text(json.dumps(content))
+    code, out, err = said(capfd, f"archive {study}")
+    assert (code, out, err.count("\n")) == (2, "", 1)
+    assert f"it holds runs that {study} has not finished (runs/0.1/kapc/seed-0): give another --out" in err
+    assert file.read_bytes() == before
+
+
 def test_the_search_that_chose_a_studys_settings_comes_along(
     study: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
