@@ -31,7 +31,7 @@ from fl_lightning.owncode import ROUNDS
 from fl_lightning.provenance import processor
 from fl_lightning.storage import manifest
 from fl_lightning.study.code import ACCEPTED
-from fl_lightning.study.folder import PLACE, StudyFolder, default, is_search
+from fl_lightning.study.folder import PLACE, StudyFolder, default, search_of
 
 INDEX = "archive.json"
 CONFIG = "config.yaml"
@@ -68,8 +68,8 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
     paths = [folder.path / name for name in STUDY]
     paths += [path for run in runs for kept in KEPT for path in (folder.path / run).glob(kept)]
     files = {path.relative_to(folder.path).as_posix(): path for path in paths if path.is_file()}
-    search = folder.path.resolve().parent
-    if is_search(search):
+    search = search_of(folder.path)
+    if search is not None:
         files = {name: search / name for name in SEARCH if (search / name).is_file()} | files
     names = sorted(files)
     index = {

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.errors import BadInput
-from fl_lightning.study.folder import StudyFolder, is_search
+from fl_lightning.study.folder import StudyFolder, search_of
 
 TUNED = "tuned.csv"
 UNTUNED = "untuned"
@@ -22,8 +22,8 @@ def chosen(folder: Path) -> tuple[dict[str, str], list[str]]:
     Both are empty unless it is the study of a search (`OUT/study`), or an unpacked archive of one. `BadInput` where
     `tuned.csv` is damaged.
     """
-    search = folder if (folder / TUNED).is_file() else folder.resolve().parent
-    if not StudyFolder(folder) or not (search == folder or (is_search(search) and (search / TUNED).is_file())):
+    search = folder if (folder / TUNED).is_file() else search_of(folder)
+    if not StudyFolder(folder) or search is None or not (search / TUNED).is_file():
         return {}, []
     try:
         with (search / TUNED).open(newline="", encoding="utf-8") as opened:

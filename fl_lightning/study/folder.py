@@ -150,6 +150,12 @@ def is_search(folder: Path) -> bool:
     return (folder / "tune.yaml").is_file()
 
 
+def search_of(study: Path) -> Path | None:
+    """The search whose choices the study in this folder has (`OUT` of `OUT/study`); None: it is of none."""
+    whole = study.resolve()
+    return whole.parent if whole.name == "study" and is_search(whole.parent) else None
+
+
 def as_yaml(base: str, rest: Mapping[str, Any]) -> str:
     """A study file: its resolved `base`, as YAML, and the `rest` of its keys."""
     return f"base:\n{indent(base, '  ')}{yaml.safe_dump(rest, sort_keys=False, allow_unicode=True)}"

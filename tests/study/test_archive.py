@@ -125,6 +125,9 @@ def test_the_search_that_chose_a_studys_settings_comes_along(
     with zipfile.ZipFile(tmp_path / "a.zip") as held:
         assert [held.read(name).decode() for name in archive.SEARCH] == list(archive.SEARCH)
     archive.read_index(tmp_path / "a.zip")
+    shutil.copytree(study, tmp_path / "other")  # in the same folder, and not the search's
+    archive.pack(StudyFolder(tmp_path / "other"), tmp_path / "b.zip")
+    assert not set(archive.SEARCH) & set(zipfile.ZipFile(tmp_path / "b.zip").namelist())
     code, out, err = said(capfd, f"archive {tmp_path}")
     assert (code, out, err.count("\n")) == (2, "", 1)
     assert f"it is no study: it holds no study.json; the study of this search is {study}" in err

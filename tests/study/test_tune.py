@@ -231,6 +231,17 @@ def test_a_search_with_a_damaged_journal_keeps_its_files(
     assert (tmp_path / "t/tune.yaml").read_bytes() == request
 
 
+def test_choices_are_those_of_the_searchs_own_study(tmp_path: Path) -> None:
+    """Another study beside it has equal labels, perhaps, and other values."""
+    (tmp_path / "tune.yaml").write_text("trials: 2\n")
+    (tmp_path / "tuned.csv").write_text('method,values\nfedprox,"{""mu"": 0.1}"\n')
+    for name in ("study", "other"):
+        (tmp_path / name).mkdir()
+        (tmp_path / name / "study.json").write_text("{}")
+    assert values_chosen(tmp_path / "study") == ({"fedprox": "mu=0.1"}, [])
+    assert values_chosen(tmp_path / "other") == ({}, [])
+
+
 def test_what_a_method_refuses_is_a_trial_too(ask: Callable[..., Any], tmp_path: Path) -> None:
     (tmp_path / "my_picky.py").write_text(PICKY)
     code, _, err = ask("--out t --trials 3 --workers 1 --study false", methods=["my_picky.Picky"])
