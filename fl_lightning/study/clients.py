@@ -20,6 +20,8 @@ INTERVALS = (
     f"intervals: {1 - statistics.LEVEL:.0%}, Student's t over the seeds of one client; they are not corrected for the "
     "number of clients: some lie beside 0 by chance"
 )
+COLUMNS = {"client": "client", "train": "samples", "test": "test samples", "seeds": "seeds", "alone": "alone"}
+"""The first columns: what they are called on the command line, and their heads."""
 REDRAWN = "a client has other samples with each seed (the split is drawn): its row is a mean over different data"
 
 
@@ -34,9 +36,7 @@ def sheet_of(cells: Sequence[Cell], baseline: str | None = None) -> Sheet:
     alone = training_alone(cells)
     own = {cell.label for cell in alone.values()}  # has a column already: `alone`
     labels = [label for label in dict.fromkeys(label for group in groups for label in group.cells) if label not in own]
-    keys = {"client": "client", "train": "samples", "test": "test samples", "seeds": "seeds", "alone": "alone"}
-    for label in labels:
-        keys |= {label: label, f"{label}-difference": f"{label}: difference"}
+    keys, head = _columns(labels)
     blocks, records = [], []
     for group in groups:
         for setting in group.settings:
@@ -49,8 +49,20 @@ def sheet_of(cells: Sequence[Cell], baseline: str | None = None) -> Sheet:
     blocks = [Block(block.title, [[row[k] for k in columns] for row in block.rows]) for block in blocks]
     notes += [REDRAWN] if any(row["redrawn"] for row in records) else []
     notes += [INTERVALS] if any(row["low"] is not None for row in records) else []
-    head = [[*keys.values()][k] for k in columns]
-    return Sheet(MARK, head, blocks, notes, records, {"notes": notes}, keys=[[*keys][k] for k in columns])
+    head = [head[k] for k in columns]
+    return Sheet(MARK, head, blocks, notes, records, {"notes": notes}, keys=[keys[k] for k in columns])
+
+
+def _columns(labels: Sequence[str]) -> tuple[list[str], list[str]]:
+    """Keys and heads of the columns: two for each label. A key is there once: where a label, or the key of its
+    differences, is a column's already, `method:` is before it."""
+    keys, head = [*COLUMNS], [*COLUMNS.values()]
+    for label in labels:
+        taken = {*keys, *head}
+        own, difference = (f"method:{key}" if key in taken else key for key in (label, f"{label}-difference"))
+        keys += [own, difference]
+        head += [own, f"{own}: difference"]
+    return keys, head
 
 
 def _records(group: Group, setting: str, alone: dict[tuple[str, int], Cell]) -> list[dict[str, Any]]:

@@ -17,7 +17,7 @@ from scipy import stats
 
 from fl_lightning.cli import main
 from fl_lightning.errors import BadInput
-from fl_lightning.study import cells, picture, sheet, statistics, tables
+from fl_lightning.study import cells, clients, picture, sheet, statistics, tables
 from fl_lightning.study.compare import Compared, Row, compare
 from fl_lightning.study.groups import ALL
 
@@ -527,6 +527,21 @@ def test_a_row_for_each_client(make_study: MakeStudy, capsys: pytest.CaptureFixt
     assert main(["compare", str(study), "--clients"]) == 0
     assert "a client has other samples with each seed" in capsys.readouterr().out
     assert "leave out --clients" in refused([study, "--clients", "--target", "0.5"], capsys)
+
+
+def test_labels_that_are_columns_of_clients(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
+    """Each column has a key of its own; `samples` is the head of another."""
+    labels = ["alone", "client", "train", "test", "seeds", "samples", "X", "X-difference"]
+    study = make_study([("local", {}, 0, LOCAL, {}), *((label, {}, 0, OURS, {}) for label in labels)])
+    for form in ("table", "csv", "latex", "json", "html"):
+        assert main(["compare", str(study), "--clients", "--format", form]) == 0
+    capsys.readouterr()
+    found = clients.sheet_of(cells.read([study])[0])
+    assert len(set(found.keys)) == len(found.keys) == len(set(found.head)) == len(found.head)
+    assert {f"method:{label}" for label in labels} - {*found.keys} == {"method:X"}
+    words = ["compare", str(study), "--clients", "--columns", "alone,method:alone,X-difference,method:X-difference"]
+    assert main(words) == 0
+    assert re.search(r"0 +50\.0 +60\.0 +\+10\.0 +60\.0 *\n", capsys.readouterr().out)
 
 
 def test_only_an_earlier_comparison_is_written_over(
