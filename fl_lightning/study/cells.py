@@ -79,7 +79,7 @@ def read(
     what = str(paths[0]) if len(paths) == 1 else f"{len(paths)} runs"
     check("compare", what, bool(entries), "it has no runs to compare")
     ended = [entry for entry in entries if entry["run"] is not None]
-    check("compare", what, bool(ended), f"none of its {len(entries)} runs has ended yet")
+    check("compare", what, bool(ended), f"none of its {len(_by_run(entries))} runs has ended yet")
     notes = [f"left out, since they are judged otherwise: {', '.join(sorted(others))}"] if others else []
     notes += _left_out(entries, StudyFolder(paths[0]).failures())
     made_up = {entry["run"].name for entry in ended if entry["run"].facts.get("made_up_data")}
@@ -99,17 +99,25 @@ def read(
 
 def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str]) -> list[str]:
     """How many runs have not ended, and which have failed: a row is a mean over the others."""
-    missing = [entry for entry in entries if entry["run"] is None]
-    failed = [entry for entry in missing if entry.get("folder") in failures]
+    runs = _by_run(entries)
+    missing = {folder: rows for folder, rows in runs.items() if rows[0]["run"] is None}
+    failed = {folder: rows for folder, rows in missing.items() if folder in failures}
     notes = []
     if failed:
-        counts = Counter(entry["label"] for entry in failed)
+        counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed.values())
         whose = ", ".join(f"{label} {count}" for label, count in counts.items())
-        runs = f"{len(failed)} of {len(entries)} runs failed ({whose}); the first: {failures[failed[0]['folder']]}"
-        notes.append(f"left out: {runs}; a row is a mean over those that ended")
+        first = failures[str(next(iter(failed)))]
+        what = f"{len(failed)} of {len(runs)} runs failed ({whose}); the first: {first}"
+        notes.append(f"left out: {what}; a row is a mean over those that ended")
     if unfinished := len(missing) - len(failed):
-        notes.append(f"unfinished: {unfinished} of {len(entries)} runs have not ended and are left out")
+        notes.append(f"unfinished: {unfinished} of {len(runs)} runs have not ended and are left out")
     return notes
+
+
+def _by_run(entries: Sequence[Mapping[str, Any]]) -> dict[str | int, list[Mapping[str, Any]]]:
+    """The entries of each run, by its folder where it is a study's: FedAvg's one run serves two rows."""
+    runs = by_key(enumerate(entries), lambda pair: pair[1].get("folder", pair[0]))
+    return {folder: [entry for _, entry in pairs] for folder, pairs in runs.items()}
 
 
 def tidy(cells: Iterable[Cell]) -> DataFrame:

@@ -245,6 +245,33 @@ def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
     ]
 
 
+@pytest.mark.parametrize(
+    ("failed", "note"),
+    [
+        (False, "unfinished: 1 of 4 runs have not ended and are left out"),
+        (True, "left out: 1 of 4 runs failed (fedavg after and fedavg finetuned 1); the first: not finite; a row is a "
+               "mean over those that ended"),
+    ],
+)  # fmt: skip
+def test_a_run_of_two_rows_is_counted_once(failed: bool, note: str, make_study: MakeStudy) -> None:
+    judges = {"judges": {"fedavg after": "after", "fedavg finetuned": "finetuned"}}
+    two = {**judges, "others": {"finetuned": OURS}}
+    study = make_study(
+        [
+            ("local", {}, 0, LOCAL, {}),
+            ("kapc", {}, 0, LOCAL, {}),
+            ("fedavg", {}, 0, OURS, two),
+            ("fedavg", {}, 1, None, dict(judges)),
+        ]
+    )
+    if failed:
+        (study / "failures.json").write_text(json.dumps({"runs/all/fedavg/seed-1": "not finite"}))
+    assert cells.read([study])[1] == [note]
+    none = make_study([("fedavg", {}, 0, None, dict(judges))], "none")
+    with pytest.raises(BadInput, match="none of its 1 runs has ended yet"):
+        cells.read([none])
+
+
 def test_a_target_says_how_often_runs_were_scored(make_study: MakeStudy) -> None:
     every = [{"config": {"evaluation": {"every": n, "judge": "after"}}} for n in (1, 3)]
     study = make_study([("local", {}, 0, LOCAL, dict(every[0])), ("kapc", {}, 0, OURS, dict(every[1]))])
