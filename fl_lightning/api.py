@@ -219,14 +219,15 @@ def compare(runs: Any, **keys: Any) -> DataFrame:
 
     Args:
         runs: a study's folder or archive, or several runs: folders or `Run`.
-        keys: further keys of the command: `baseline`, `judge`, `metric`, `target`, `clients`, `accept_changed_code`.
+        keys: further keys of the command: `baseline`, `judge`, `metric`, `target`, `clients`, `picture`,
+            `accept_changed_code`.
 
     Returns:
         A row for each method by judge and setting, every digit kept (docs/compare.md names the columns; with `clients`
         a row for each client and method). What is said below the table is in `attrs["notes"]`.
 
     Raises:
-        BadInput: as the command.
+        BadInput: as the command, and for keys of its text: `format`, `out`, `columns`, `caption`, `label`.
     """
     from pandas import DataFrame
 
@@ -234,6 +235,9 @@ def compare(runs: Any, **keys: Any) -> DataFrame:
 
     several = [runs] if isinstance(runs, str | os.PathLike | RunResult) else list(runs)
     words = [str(one.folder) if isinstance(one, RunResult) else os.fspath(one) for one in several]
+    for key in ("format", "out", "columns", "caption", "label"):
+        allowed = "it is of the command's text: the DataFrame has all columns, and to_csv, to_latex and the like"
+        check(key, keys.get(key), keys.get(key) is None, allowed)
     values = values_of("compare", [{key: _plain(value)} for key, value in keys.items()])
     sheet = sheet_of(words, values)
     table = DataFrame(sheet.records)

@@ -31,20 +31,6 @@ def compare(argv: list[str]) -> None:
     """Print, or write to `--out`, the comparison of a study's methods or of run folders."""
     line = read_line(argv, "compare")
     words, values = line.words, line.values
-    check("compare", None, bool(words), "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
-    for key, suffix in (("out", ""), ("picture", ".png")):
-        if values[key] is not None:
-            check_out(key, values[key], suffix, MARK, "comparison")
-    apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
-    check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
-    for key in ("picture", "target") if values.clients else ():
-        check(key, values[key], values[key] is None, "it is of methods over seeds: leave out --clients")
-    for key in ("caption", "label") if values.format != "latex" else ():
-        check(key, values[key], values[key] is None, "it is for --format latex")
-    lists = values.format in ("csv", "json")
-    check("columns", values.columns, values.columns is None or not lists, f"{values.format} has all columns")
-    if values.picture is not None or values.format == "html":
-        require("report", "compare", words[0])
     sheet = sheet_of(words, values)
     sheet = sheet if values.columns is None else choose(sheet, values.columns)
     sheet = dataclasses.replace(sheet, caption=values.caption or "", label=values.label or "")
@@ -52,7 +38,12 @@ def compare(argv: list[str]) -> None:
 
 
 def sheet_of(words: list[str], values: Any) -> Sheet:
-    """The table that a command line asks for; a picture is written at once, for the page it is drawn."""
+    """The table that a command line, or a script, asks for; a picture is written at once, for the page it is drawn.
+
+    Raises:
+        BadInput: a key that has no effect beside the others, a file that is not written over, or as `read`.
+    """
+    _check(words, values)
     with read(words, values) as (scored, notes, folder):
         if values.clients:
             sheet = clients.sheet_of(scored, values.baseline)
@@ -68,6 +59,24 @@ def sheet_of(words: list[str], values: Any) -> Sheet:
         if values.format != "html":
             return sheet
         return dataclasses.replace(sheet, pictures=picture.as_svg(picture.draw(scored, compared)))
+
+
+def _check(words: list[str], values: Any) -> None:
+    """Raise `BadInput` without a word, for keys that do not go together, and for files that may not be written."""
+    check("compare", None, bool(words), "it must be given: fl-train compare STUDY, or RUN [RUN ...]")
+    for key, suffix in (("out", ""), ("picture", ".png")):
+        if values[key] is not None:
+            check_out(key, values[key], suffix, MARK, "comparison")
+    apiece = None in (values.out, values.picture) or Path(values.out).resolve() != Path(values.picture).resolve()
+    check("picture", values.picture, apiece, "the table is written there (--out): it must be another file")
+    for key in ("picture", "target") if values.clients else ():
+        check(key, values[key], values[key] is None, "it is of methods over seeds: leave out --clients")
+    for key in ("caption", "label") if values.format != "latex" else ():
+        check(key, values[key], values[key] is None, "it is for --format latex")
+    lists = values.format in ("csv", "json")
+    check("columns", values.columns, values.columns is None or not lists, f"{values.format} has all columns")
+    if values.picture is not None or values.format == "html":
+        require("report", "compare", words[0])
 
 
 def report(study: str, values: Any) -> None:

@@ -15,6 +15,7 @@ import pytest
 import yaml
 from scipy import stats
 
+import fl_lightning
 from fl_lightning.cli import main
 from fl_lightning.errors import BadInput
 from fl_lightning.study import cells, clients, picture, sheet, statistics, tables
@@ -627,6 +628,34 @@ def test_flags_that_cannot_work(make_study: MakeStudy, tmp_path: Path, capsys: p
     assert "there is no such folder" in refused([tmp_path / "none"], capsys)
     assert "one study, or several run folders" in refused([study, study], capsys)
     assert "judge: 'finetuned'" in refused([study, "--judge", "finetuned"], capsys)
+
+
+@pytest.mark.parametrize(
+    ("keys", "refusal"),
+    [
+        ({"out": "a.csv"}, "out: 'a.csv' is not allowed; it is of the command's text"),
+        ({"format": "csv"}, "format: 'csv' is not"), ({"columns": "mean"}, "columns: 'mean' is not"),
+        ({"caption": "Digits"}, "caption: 'Digits' is not"), ({"label": "tab:digits"}, "label: 'tab:digits' is not"),
+        ({"clients": True, "target": 0.5}, "target: 0.5 is not allowed; it is of methods over seeds"),
+        ({"clients": True, "picture": "a.png"}, "picture: 'a.png' is not allowed; it is of methods over seeds"),
+        ({"picture": "mine.png"}, "picture: 'mine.png' is not allowed; it exists and is no comparison"),
+    ],
+)  # fmt: skip
+def test_what_has_no_effect_from_python_is_refused(
+    keys: dict[str, Any], refusal: str, make_study: MakeStudy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    study = make_study(plan(2))
+    Path("mine.png").write_text("mine")
+    with pytest.raises(BadInput, match=f"^{re.escape(refusal)}"):
+        fl_lightning.compare(study, **keys)
+    assert Path("mine.png").read_text() == "mine" and {path.name for path in tmp_path.iterdir()} == {
+        "study",
+        "mine.png",
+    }
+    with pytest.raises(BadInput, match="it must be given"):
+        fl_lightning.compare([])
+    assert len(fl_lightning.compare(study, target=0.5, out=None)) == 2
 
 
 def test_studies_that_cannot_be_paired(make_study: MakeStudy, capsys: pytest.CaptureFixture[str]) -> None:
