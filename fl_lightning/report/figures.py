@@ -321,7 +321,7 @@ def _unit(sizes: Sequence[float]) -> tuple[str, int]:
 def _line(name: str, line: dict[str, Any], x: list[float], y: list[float]) -> dict[str, Any]:
     hover = "round %{x}: %{y:.4~g}"
     return {
-        "type": "scatter", "mode": "lines", "name": name, "line": line,
+        "type": "scatter", "mode": "lines" if len(x) > 1 else "lines+markers", "name": name, "line": line,
         "x": _short(x), "y": _short(y), "hovertemplate": hover,
     }  # fmt: skip
 

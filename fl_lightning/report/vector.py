@@ -87,6 +87,7 @@ def _chart(axes: Axes, figure: dict[str, Any]) -> None:
             edge = y
         else:
             look = {"color": trace["line"]["color"], "linestyle": _DASHES[trace["line"].get("dash", "solid")]}
+            look["marker"] = "o" if len(trace["x"]) == 1 else ""
             x, y = _known([places.index(place) for place in trace["x"]] if places else trace["x"], trace["y"])
             spread = trace.get("error_y", {}).get("array")
             named.append((axes.errorbar(x, y, spread, linewidth=1.4, capsize=3, **look), label))
@@ -171,7 +172,9 @@ def _known(x: Sequence[Any], y: list[float | None]) -> tuple[list[Any], list[flo
 
 def _finish(axes: Axes, named: list[tuple[Any, str]], x: str, y: str, above: bool) -> None:
     """Axes' names, grid and the legend of what is `named`, within the axes or `above` them."""
-    if x == "round":
+    if x == "round" and axes.dataLim.width == 0:  # one round: matplotlib would find no whole number beside it
+        axes.set_xticks([axes.dataLim.x0])
+    elif x == "round":
         axes.locator_params(axis="x", integer=True)
     axes.set(xlabel=x, ylabel=y)
     axes.grid(alpha=0.3)

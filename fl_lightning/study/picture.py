@@ -104,12 +104,19 @@ def _curves(axes: Axes, cells: Sequence[Cell], words: str) -> None:
         rounds, scores = curve
         mean, colour = scores.mean(axis=0), COLOURS[number % len(COLOURS)]
         dashes = ("-", "--", ":")[number // len(COLOURS) % 3]  # colours begin anew from the eleventh on
-        if len(scores) > 1:
-            spread = scores.std(axis=0, ddof=1)
+        spread = scores.std(axis=0, ddof=1) if len(scores) > 1 else None
+        look: dict[str, Any] = {"color": colour, "linewidth": 1.5, "label": f"\u200b{_text(label)}"}
+        if len(rounds) == 1:  # a line and a band would not be seen
+            axes.errorbar(rounds, mean, spread, fmt="o", capsize=3, **look)
+            continue
+        if spread is not None:
             axes.fill_between(rounds, mean - spread, mean + spread, color=colour, alpha=0.18, linewidth=0)
-        axes.plot(rounds, mean, dashes, color=colour, linewidth=1.5, label=f"\u200b{_text(label)}")
+        axes.plot(rounds, mean, dashes, **look)
     axes.set(xlabel="round", ylabel=f"{words}, mean over clients")
-    axes.locator_params(axis="x", integer=True)
+    if axes.dataLim.width == 0:  # one round
+        axes.set_xticks([axes.dataLim.x0])
+    else:
+        axes.locator_params(axis="x", integer=True)
     axes.yaxis.set_major_formatter(PercentFormatter(1.0))
     axes.grid(alpha=0.3)
     axes.legend(frameon=False, fontsize="small", ncols=1 + (len(axes.lines) > 6))

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 import yaml
+from matplotlib.figure import Figure
 
 from fl_lightning.cli import main
 from fl_lightning.report import clients, figures, load, render, run_folders, vector
@@ -155,6 +156,17 @@ def test_losses_over_seeds_are_a_band(make_run: MakeRun, tmp_path: Path) -> None
     text = drawn["losses.svg"].read_text()
     assert "a and 1 more seed · loss" in text
     assert text.count('id="FillBetweenPolyCollection') + text.count('id="PolyCollection') == 1
+
+
+def test_one_round_is_a_point(make_run: MakeRun) -> None:
+    """A line of one round would not be seen, on the page or in a file."""
+    path = make_run("a", (0.1,))
+    (path / "metrics.csv").write_text("round,train_loss\n1,2.5\n")
+    runs = load([path])
+    assert {line["mode"] for line in figures.training(runs)["losses"]["data"]} == {"lines+markers"}
+    axes = Figure().subplots()
+    vector._chart(axes, figures.training(runs)["losses"])
+    assert {line.get_marker() for line in axes.lines} == {"o"} and list(axes.get_xticks()) == [1]
 
 
 def test_runs_over_seeds_are_a_band_without_a_warning(make_run: MakeRun) -> None:

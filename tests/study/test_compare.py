@@ -494,6 +494,18 @@ def test_curves_are_means_and_bands_over_seeds(make_study: MakeStudy) -> None:
     assert axes.lines[1].get_xdata() == pytest.approx([100 * wanted.difference])
 
 
+def test_one_judged_round_is_a_point_with_its_spread(make_study: MakeStudy) -> None:
+    """A line and a band of one round would not be seen."""
+    study = make_study(plan(3))
+    for table in study.rglob("metrics.csv"):
+        head, _, last = table.read_text().splitlines()
+        table.write_text(f"{head}\n{last}\n")
+    read_cells = cells.read([study])[0]
+    (axes,) = picture.draw(read_cells, compare(read_cells))["accuracy-by-round"][0].axes
+    assert {line.get_marker() for line in axes.lines if len(line.get_xdata()) == 1} == {"o", "_"}
+    assert list(axes.get_xticks()) == [2] and len(axes.collections) == len(axes.containers) > 0  # bars of the spread
+
+
 def test_latex_with_chosen_columns_caption_and_the_best_in_bold(
     make_study: MakeStudy, capsys: pytest.CaptureFixture[str]
 ) -> None:
