@@ -177,7 +177,8 @@ def _check_values(values: Any) -> None:
     if values.together is not None:
         check_together(values.together)
     if values.slurm:
-        check("workers", values.workers, values.workers is None, "with slurm every run is a job of its own")
+        for key in ("workers", "together"):
+            check(key, values[key], values[key] is None, "with slurm every run is a job of its own")
         check_job(values)
         return
     for key, (_, default, _) in schema.JOB.items():

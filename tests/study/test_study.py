@@ -299,6 +299,7 @@ def test_a_bad_study_is_one_line_before_anything_is_written(
         ("", "one file"), ("a.yaml b.yaml --out s", "one file"), ("study.yaml", "out: it must be given"),
         ("none.yaml --out s", "none.yaml"), ("study.yaml --out s --workers 0", "workers: 0"),
         ("study.yaml --out s --time 3", "it needs slurm"), ("study.yaml --out s --slurm", "time: None"),
+        ("study.yaml --out s --slurm --time 3 --together 2", "together: 2 is not allowed; with slurm"),
         ("study.yaml --out s --worker 3", "did you mean workers"), ("study.yaml --out other", "something else"),
         ("bad.yaml --out s", "line 1, column"),
         ("study.yaml --out s --methods kapc,kap", "methods: 'kap' is not allowed; the study has no such method"),
