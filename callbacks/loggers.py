@@ -238,6 +238,7 @@ class WandB(Observer):
         images: Mapping[str, Image],
         relation: RelationView | None,
     ) -> None:
+        sums = self._so_far.add(metrics)  # of rounds, too, that were sent before a kill and are trained again
         if self._run is None or t <= self._sent:
             return
         import wandb
@@ -245,7 +246,7 @@ class WandB(Observer):
         try:
             scores = exhibits.scores_of(clients, run.data.metric.by(run.judge))
             row: dict[str, Any] = {"round": t, **renamed(metrics)}
-            row |= self._so_far.add(metrics)
+            row |= sums
             row |= self._gain.of(scores) if self._gain is not None else {}
             for name in metrics.keys() - self._defined:
                 self._run.define_metric(shown(name), step_metric="round", summary=COLUMNS[name].kept)

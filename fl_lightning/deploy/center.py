@@ -264,12 +264,9 @@ def check_deployable(config: Config, callbacks: Sequence[Callback]) -> None:
         allowed = "it must be null: sites cannot run it"
         check(callback.config_key, type(callback).__name__, fine, allowed)
     data, executor = config.data, config.fabric.executor
-    check(
-        "data.held_out_clients",
-        data.held_out_clients,
-        not data.held_out_clients,
-        "it must be 0: fl-train join gives a later client its model",
-    )
+    later = "fl-train join gives a later client its model"
+    check("data.held_out_clients", data.held_out_clients, not data.held_out_clients, f"it must be 0: {later}")
+    check("data.held_out", data.held_out, not data.held_out, f"it must be null: {later}")
     check("data.global_test", True, not data.global_test, "it must be false: no site has all test data")
     check("data.drift_every", data.drift_every, data.drift_every is None, "it must be null: sites have own tasks")
     check("fabric.executor", executor, executor in ("auto", "loop"), "it must be auto or loop: a site has one client")

@@ -95,6 +95,21 @@ def test_what_arrives_lies_on_the_grid_around_the_servers_copy(
     assert client.flops == 2 * 9 * numbers
 
 
+def test_running_statistics_travel_whole(make_run: MakeRun, make_client: MakeClient) -> None:
+    """A step of the grid may be greater than a small variance: it could end below 0, and outputs as NaN."""
+    run = make_run(FedAvg(), "norm", callbacks=[Quantize()])
+    client = make_client(run, 1, round=3)
+    block = next(b for b in client.layout.blocks if b.name.endswith("running_var"))
+    client["model"].add_(torch.randn(client.layout.size, generator=torch.Generator().manual_seed(0)))
+    client["model"][block.start : block.stop] = torch.logspace(-6, 2, block.size)
+    up = run.method.upload(client, client.payload)
+    Quantize().on_upload(client, up)
+    assert torch.equal(up.vector[block.start : block.stop], client["model"][block.start : block.stop])
+    assert not torch.equal(up.vector, client["model"])
+    index = client.layout.blocks.index(block)
+    assert up.block_bytes is not None and up.block_bytes[index] == 4 * block.size
+
+
 @pytest.mark.parametrize("method", ["--method fedavg", "--method kapc --method.start server"])
 def test_sixteen_bits_train_as_thirty_two(fit: Callable[..., Path], method: str) -> None:
     plain = RunFolder(fit("plain", method)).read("metrics")

@@ -406,6 +406,19 @@ def test_a_resumed_online_run_gets_what_the_server_lacks(tmp_path, online, capfd
     ]
 
 
+def test_sums_go_on_over_rounds_that_the_server_has_and_are_trained_again(tmp_path, online) -> None:
+    """After a kill the server may have rounds beyond the checkpoint."""
+    folder = RunFolder(tmp_path)
+    for round in (1, 2):
+        folder.append(record(round))
+    (tmp_path / "wandb_id.txt").write_text("abc123\n")
+    server = online(Online({"round": 4}))
+    log(WandB(), run_of(tmp_path, resumed_from=2, rounds=5), [3, 4, 5])
+    (row,) = server.rows
+    (mib,) = [value for name, value in row.items() if name.endswith("mib_so_far")]
+    assert row["round"] == 5 and mib == pytest.approx(10 * (1 + 2 + 3 + 4 + 5) / 2**20)
+
+
 def test_a_server_that_refuses_means_offline_and_the_key_stays_unsaid(tmp_path, online, capfd) -> None:
     server = online(Online({}, refuses=("online",)))
     log(WandB(), run_of(tmp_path), [1])

@@ -72,10 +72,11 @@ def test_the_page_lists_the_refused_transforms() -> None:
             "--data.impute median",
             r"data.impute: 'median' is not allowed; preprocess the data and set null: in a deployment nobody has",
         ),
+        ("--data.held_out [1]", r"data.held_out: .*1.* is not allowed; it must be null: fl-train join"),
         ("--data.held_out_clients 0.34", r"data.held_out_clients: 0.34 is not allowed; it must be 0: fl-train join"),
         ("--fabric.executor vmap", r"fabric.executor: 'vmap' is not allowed; it must be auto or loop: a site has"),
     ],
-    ids=["private", "shared", "own", "impute", "held out", "executor"],
+    ids=["private", "shared", "own", "impute", "held out", "share held out", "executor"],
 )
 def test_data_and_settings_without_a_meaning_at_sites_are_named(
     words: str, line: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
