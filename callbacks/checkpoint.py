@@ -26,7 +26,7 @@ from fl_lightning.results.folder import RunFolder
 from fl_lightning.signals import undisturbed
 from fl_lightning.storage import manifest as disk
 from fl_lightning.storage.manifest import Damaged, Manifest
-from fl_lightning.storage.state import MODEL, ClientState
+from fl_lightning.storage.state import MODEL, ClientState, spent_by
 
 CHEAP = 20
 """A best round is saved early once so many times the seconds that the last checkpoint took have passed since it, for
@@ -64,6 +64,8 @@ class Checkpoint(Observer):
     _took: float = field(default=0.1, init=False, repr=False)
     """Seconds that it last took to save; before that a guess: some 50 ms for ten small models."""
     _last: Manifest | None = field(default=None, init=False, repr=False)
+    _spent: dict[int, dict[str, Any]] = field(default_factory=dict, init=False, repr=False)
+    """By client, what of its privacy was spent when this process last saved it: a visit that failed may spend some."""
     _kept: dict[int, Manifest] | None = field(default=None, init=False, repr=False)
     """Manifests in the folder, by round, once it has been looked through."""
 
@@ -131,10 +133,11 @@ class Checkpoint(Observer):
         mine: dict[str, dict[str, Any]] = {}
         changed: dict[str, dict[str, Tensor]] = {}
         for client, state in sorted(run.states.items()):
-            old = before["clients"].get(str(client))
-            if old is not None and old["turns"] == state.rounds:
+            old, spent = before["clients"].get(str(client)), {n: x.tolist() for n, x in spent_by(state).items()}
+            if old is not None and old["turns"] == state.rounds and spent == self._spent.get(client, {}):
                 mine[str(client)] = old
                 continue
+            self._spent[client] = spent
             name = f"rows/client-{client:05d}-round-{t:05d}.safetensors"
             changed[name] = _of_client(state)
             mine[str(client)] = {"turns": state.rounds, "file": name}

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 import torch
 from torch import nn
 
 from fl_lightning.core.layout import ALIGN, Binding, Layout, copy_columns
 from fl_lightning.core.payload import Payload
+from fl_lightning.errors import BadInput
 
 
 def small() -> nn.Module:
@@ -71,6 +73,26 @@ def test_other_buffers_stay_with_the_client() -> None:
     assert model.mask.tolist() == [0.0, 0.0]  # type: ignore[union-attr,operator]
     assert model.flags.dtype == torch.bool  # type: ignore[union-attr]
     assert buffers[0].tolist() == [0.0, -torch.inf]
+
+
+def test_tied_weights_shared_buffers_and_complex_numbers() -> None:
+    """A classifier's weight that is another layer's is the classifier's; a shared buffer counts once."""
+    model = small()
+    model[4], model[5] = nn.Linear(12, 12, bias=False), nn.Linear(12, 12)
+    model[5].weight = model[4].weight
+    assert {b.name for b in Layout(model, head="5").blocks if b.head} == {"4.weight", "5.bias"}
+    assert not any(b.head for b in Layout(model, head="").blocks)
+    mask = torch.ones(3)
+    for layer in (model[4], model[5]):
+        layer.register_buffer("mask", mask)
+    layout = Layout(model, head="5")
+    row, buffers = layout.read(model)
+    assert layout.own_names == ["1.num_batches_tracked", "4.mask"]
+    Binding(model, layout).bind(row, buffers)
+    assert model[4].mask is model[5].mask and model[4].mask.data_ptr() == buffers[1].data_ptr()
+    model.register_parameter("filters", nn.Parameter(torch.ones(2, dtype=torch.cfloat)))
+    with pytest.raises(BadInput, match=r"^model: 'filters' is not allowed; it is complex"):
+        Layout(model, head="5")
 
 
 def test_segments_join_neighbours_and_keep_layers_apart() -> None:

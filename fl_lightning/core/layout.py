@@ -16,6 +16,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
+from fl_lightning.config import check
+
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""
 
@@ -90,6 +92,9 @@ class Layout:
             layer = max(len(self.layers) - 1, 0)
             places += [(n, p, "parameter", layer, is_norm) for n, p in own]
             for name, buffer in module.named_buffers(prefix, recurse=False):
+                if id(buffer) in seen:  # shared by modules, such as a mask
+                    continue
+                seen.add(id(buffer))
                 if prefix in self.still:
                     self.frozen.append(name)
                 elif is_norm and buffer.is_floating_point():
@@ -98,8 +103,11 @@ class Layout:
                     self.own_names.append(name)
         self.blocks: list[Block] = []
         end = 0
+        of_head = {id(p) for name, module in model.named_modules() if name == head != "" for p in module.parameters()}
         for name, tensor, kind, layer, is_norm in places + buffers:
-            in_head = name == head or name.startswith(f"{head}.")
+            real = not tensor.is_complex()
+            check("model", name, real, "it is complex: write it as two real parameters (torch.view_as_real)")
+            in_head = name == head or name.startswith(f"{head}.") or id(tensor) in of_head  # its weight may be tied
             stop = end + tensor.numel()
             above = max(len(self.layers) - 1, 0) - layer
             self.blocks.append(Block(name, end, stop, tuple(tensor.shape), kind, layer, is_norm, in_head, above))

@@ -29,7 +29,6 @@ from fl_lightning.deploy.data import NotHere, OwnData, Withheld, of_sites, with_
 from fl_lightning.device import digest
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.federation import Federation
-from fl_lightning.engine.pool import spent_by
 from fl_lightning.engine.record import ClientResult, Results, Timer, numbers
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadClient, redact
@@ -37,7 +36,7 @@ from fl_lightning.files import write_whole
 from fl_lightning.methods.base import Method
 from fl_lightning.run import assemble, instantiate, written
 from fl_lightning.storage import manifest as disk
-from fl_lightning.storage.state import MODEL
+from fl_lightning.storage.state import MODEL, spent_by
 
 BROUGHT = "received.safetensors"
 """In a site's folder: the last message that brought the server's models, for exports."""

@@ -12,7 +12,7 @@ from fl_lightning.engine.placement import move, moves
 from fl_lightning.engine.record import Results
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import RunFailed
-from fl_lightning.storage.state import MODEL, ClientState
+from fl_lightning.storage.state import MODEL, ClientState, spent_by
 
 
 class Pool:
@@ -104,8 +104,3 @@ class Pool:
             for client, state in run.states.items():
                 run.group_of(client).spare.append(state.vectors[MODEL])
             run.states.clear()
-
-
-def spent_by(state: ClientState | None) -> dict[str, Tensor]:
-    """What the callbacks that account for privacy keep with a client."""
-    return {} if state is None else {n: x.clone() for n, x in state.memory.items() if n.startswith("privacy.")}

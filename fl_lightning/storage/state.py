@@ -38,3 +38,8 @@ class ServerState:
     """Clients that have uploaded at least once."""
     memory: dict[str, Tensor] = field(default_factory=dict)
     """Named tensors of the method and of its relation: the relation cube is one of them."""
+
+
+def spent_by(state: ClientState | None) -> dict[str, Tensor]:
+    """What the callbacks that account for privacy keep with a client."""
+    return {} if state is None else {n: x.clone() for n, x in state.memory.items() if n.startswith("privacy.")}

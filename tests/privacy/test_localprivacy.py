@@ -16,6 +16,7 @@ from every import FEW, NAMES, method_of
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.cli import main
@@ -360,6 +361,26 @@ def test_an_upload_that_is_refused_has_been_spent(federation: Make, method: str,
     counts = {c: state.memory[UPLOADS].tolist() for c, state in fed.run.states.items()}
     assert counts == {c: [3] for c in range(fed.run.clients)} and 0 not in fed.run.server.uploaded
     assert [fed.evaluator.final_model(c)[0] for c in (0, 1)] == ["before", judge]  # client 0 never took part
+
+
+@pytest.mark.parametrize("refused", [(1, 2), (0, 2)])
+def test_what_a_refused_upload_has_spent_is_saved(federation: Make, tmp_path: Path, refused: tuple[int, int]) -> None:
+    """By a checkpoint, although the client's model and its rounds are those of the one before: epsilon counts it."""
+
+    @dataclass
+    class Refuses(NormBound):
+        def on_upload(self, client: Client, payload: Payload) -> None:
+            if (client.id, client.round) == refused:
+                super().on_upload(client, payload)
+
+    def make() -> Federation:
+        parts = [LocalPrivacy(clip=1.0, noise=0.5), Refuses(bound=1e-6, action="refuse"), Checkpoint(seconds=0)]
+        return federation(method_of("fedavg"), callbacks=parts, rounds=2, on_bad_client="skip")
+
+    make().fit()
+    again = make().run
+    assert restore(again, tmp_path / "checkpoints") == 2
+    assert [state.memory[UPLOADS].tolist() for state in again.states.values()] == [[2]] * again.clients
 
 
 def test_noise_that_nobody_can_repeat_has_more_than_32_bits() -> None:
