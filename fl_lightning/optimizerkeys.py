@@ -55,8 +55,8 @@ class OptimizerConfig:
     """Local optimiser of a client. Its momentum is reset in each round unless `keep_state` is true."""
 
     name: Literal["sgd", "adam", "adamw", "module"] = "sgd"
-    """`module`: the optimiser that a LightningModule returns from `configure_optimizers`; `lr`, `lr_decay`, `lr_step` and
-    `weight_decay` here then have no effect. sgd: KAPC."""
+    """`module`: the optimiser that a LightningModule returns from `configure_optimizers`; `lr`, `lr_decay`, `lr_step`
+    and `weight_decay` here then have no effect. sgd: KAPC."""
     lr: NonNegativeFloat = 0.05
     """Learning rate. 0.05: our choice; accuracy is 0.6 to 1.7 points above that of KAPC's 0.01 on the digits
     (configs/digits.yaml)."""
