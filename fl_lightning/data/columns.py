@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 import math
+import re
 import warnings
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -31,6 +32,8 @@ PROBES = 64
 """Rows by which a scaler is found to be affine."""
 EMPTY = ("", "na", "nan", "null")
 """What an empty cell may hold, in small letters."""
+INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
+"""Columns that pandas makes of a table's index: the order of the rows, which may give classes away."""
 
 
 @dataclass(frozen=True)
@@ -92,6 +95,9 @@ def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, 
     for key, name in named:
         check(f"data.{key}", name, name is None or name in head, f"there is no such column; columns: {shown}")
     columns = [name for name in head if name not in (label, group)] if data.columns is None else data.columns
+    if data.columns is None and (index := [name for name in columns if INDEX.fullmatch(name)]):
+        what = f"its column {index[0]!r} is an index that pandas wrote: name in data.columns those that are features"
+        raise BadInput("data.root", data.root, f"{what}; columns: {shown}")
     fine = bool(columns) and label not in columns
     check("data.columns", columns, fine, "it must name columns of features beside the label's")
     return label, group, columns

@@ -106,6 +106,12 @@ def test_images_beside_the_table(tmp_path: Path) -> None:
         ("a,b,label\n1,2,0\n1,1e39,0\n", {}, r"column 'b' of sample 2 holds '1e39'"),
         ("a,label\n1,0\n2\n", {}, "sample 2 has 1 cells for 2"),
         ("a,label\n1,0\n2,\n", {}, "column 'label' of sample 2 is empty"),
+        (
+            ",a,label\n0,1,0\n",
+            {},
+            r"data\.root: .*column '' is an index that pandas wrote: name in data\.columns those",
+        ),
+        ("Unnamed: 0,a,label\n0,1,0\n", {}, "column 'Unnamed: 0' is an index"),
         ("a,a,label\n1,1,0\n", {}, "two of its columns are called 'a'"),
         ("a,label\n", {}, "no sample"),
         ("", {}, "a CSV file with"),
