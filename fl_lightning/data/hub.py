@@ -101,21 +101,42 @@ def _by_name(files: list[Path]) -> dict[str, list[Path]]:
 
 def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """Class numbers of each part, and the classes."""
-    known = getattr(parts["train"].features[column], "names", None)
+    known = _names(parts["train"], column)
     if not known:
         return _numbered(parts, column)
     labels = {}
-    for name, part in parts.items():
-        cells = list(part[column])
-        without = next((row for row, cell in enumerate(cells, 1) if cell is None or cell < 0), None)
+    for name, cells in _cells(parts, column).items():
+        without = next((row for row, cell in enumerate(cells, 1) if cell not in range(len(known))), None)
         check("data.label_column", column, without is None, f"row {without} of {name} has no class")
         labels[name] = np.array(cells, np.int64)
     return labels, list(known)
 
 
+def _names(part: Any, column: str) -> list[str]:
+    """Of the classes of a ClassLabel."""
+    return getattr(part.features[column], "names", None) or []
+
+
+def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
+    """The cells of each part, NaN as None; a ClassLabel's numbers go by the names of training, whatever their order."""
+    known, cells = _names(parts["train"], column), {}
+    for name, part in parts.items():
+        own = _names(part, column)
+        cells[name] = [None if cell != cell else cell for cell in part[column]]
+        for row, cell in enumerate(cells[name] if known and own != known else []):
+            text = own[cell] if own and cell is not None and cell >= 0 else cell
+            if isinstance(text, str):
+                what = (
+                    f"column {column!r} of row {row + 1} of {name} holds {text!r}, which is no class of training data"
+                )
+                check("data.root", column, text in known, what)
+                cells[name][row] = known.index(text)
+    return cells
+
+
 def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], list[str]]:
     """The place of each cell among the column's values of training, in order (int64 [n]), and these values."""
-    cells = {name: list(part[column]) for name, part in parts.items()}
+    cells = _cells(parts, column)
     for name, rows in cells.items():
         if None in rows:
             raise BadInput("data.root", column, f"column {column!r} of row {rows.index(None) + 1} of {name} is empty")

@@ -117,6 +117,8 @@ def test_targets_of_a_regression(tmp_path: Path) -> None:
         ({"b": [[1, 2]] * 59 + [[1]]}, {"columns": ["a", "b"]}, r"column 'b' of row 60 of train holds '\[1\]'"),
         ({"a": [1.0, None] * 30}, {"columns": ["a"]}, r"column 'a' of row 2 of train holds 'None'"),
         ({"label": ["x", None] * 30}, {"columns": ["a"]}, r"column 'label' of row 2 of train is empty"),
+        ({"label": [1.0, float("nan")] * 30}, {"columns": ["a"]}, r"column 'label' of row 2 of train is empty"),
+        ({"a": [1.0, float("nan")] * 30}, {"columns": ["b"], "group_column": "a"}, r"column 'a' of row 2 .* is empty"),
         ({"label": [[1, 2]] * 60}, {"columns": ["a"]}, r"column 'label' of row 1 of train holds several values"),
     ],
 )
@@ -139,6 +141,25 @@ def test_cells_without_an_image_or_a_class_are_named(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(held, features=features).save_to_disk(str(tmp_path / "classes"))
     with pytest.raises(BadInput, match=r"data\.label_column: 'label' .*row 4 of train has no class"):
         hub.load(DataConfig(source="hf", root=str(tmp_path / "classes")))
+
+
+@pytest.mark.parametrize("column", ["label_column", "group_column"])
+def test_a_test_part_that_numbers_its_classes_in_another_order(column: str, tmp_path: Path) -> None:
+    def part(names: list[str], *classes: str) -> Any:
+        cells = {"a": [*range(len(classes))], "kind": [*classes], "other": ["x"] * len(classes)}
+        made = datasets.Dataset.from_dict(cells)
+        return made.cast_column("kind", datasets.ClassLabel(names=names)) if names else made
+
+    other = "label_column" if column == "group_column" else "group_column"
+    config = DataConfig(source="hf", root=str(tmp_path), columns=["a"], **{column: "kind", other: "other"})
+    part(["cat", "dog"], "cat", "dog", "cat").to_parquet(str(tmp_path / "train.parquet"))
+    for names in (["eel", "dog", "cat"], []):
+        part(names, "dog", "dog", "cat").to_parquet(str(tmp_path / "test.parquet"))
+        test = hub.load(config).test
+        assert (test.labels if column == "label_column" else test.groups).tolist() == [1, 1, 0]  # type: ignore[union-attr]
+        part(names, "dog", "eel").to_parquet(str(tmp_path / "test.parquet"))
+        with pytest.raises(BadInput, match=r"'kind' .*row 2 of test holds 'eel', which is no class of training data"):
+            hub.load(config)
 
 
 def test_a_test_part_of_other_columns(tmp_path: Path) -> None:
