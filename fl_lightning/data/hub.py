@@ -157,7 +157,7 @@ def _numbered(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray]
 
 def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]:
     """Cells of columns as float32 [n, columns], of lists of numbers as so many features each."""
-    features = {}
+    features, widths = {}, dict[str, int]()
     for name, part in parts.items():
         made = []
         for column in columns:
@@ -165,12 +165,15 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
             for row, cell in enumerate(part[column], 1):
                 try:
                     numbers = np.asarray(cell, np.float64).ravel()
-                    fine = bool((np.abs(numbers) < FLOAT32).all()) and (not rows or len(numbers) == len(rows[0]))
+                    fine = bool((np.abs(numbers) < FLOAT32).all())
                 except (TypeError, ValueError):
                     fine = False
                 if not fine:
                     what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: no numbers, or too many"
                     raise BadInput("data.columns", column, what)
+                if (width := widths.setdefault(column, len(numbers))) != len(numbers):
+                    what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: {len(numbers)} numbers"
+                    raise BadInput("data.columns", column, f"{what}, where row 1 of train has {width}")
                 rows.append(numbers)
             made.append(np.array(rows, np.float32))
         features[name] = np.concatenate(made, axis=1)

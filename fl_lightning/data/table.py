@@ -85,8 +85,10 @@ def _read(data: DataConfig) -> dict[str, list[str]]:
 
 def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str], np.ndarray]:
     """The values of a column in order, and each cell's place among them, int64 [n]."""
-    if "" in cells:
-        raise BadInput("data.root", root, f"column {column!r} of sample {cells.index('') + 1} is empty")
+    empty = next((sample for sample, cell in enumerate(cells, 1) if cell.lower() in EMPTY), None)
+    if empty is not None:
+        cell = f" ({cells[empty - 1]})" if cells[empty - 1] else ""
+        raise BadInput("data.root", root, f"column {column!r} of sample {empty} is empty{cell}")
     values = set(cells)
     numbers = all(_is_number(value) for value in values)
     names = sorted(values, key=lambda value: (float(value) if numbers else 0.0, value))

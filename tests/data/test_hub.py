@@ -162,6 +162,13 @@ def test_a_test_part_that_numbers_its_classes_in_another_order(column: str, tmp_
             hub.load(config)
 
 
+def test_a_test_part_of_shorter_lists(tmp_path: Path) -> None:
+    datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
+    datasets.Dataset.from_dict(table() | {"b": [[1]] * 60}).to_parquet(str(tmp_path / "test.parquet"))
+    with pytest.raises(BadInput, match=r"'b' .*row 1 of test holds '\[1\]': 1 numbers, where row 1 of train has 2"):
+        hub.load(DataConfig(source="hf", root=str(tmp_path), columns=["a", "b"]))
+
+
 def test_a_test_part_of_other_columns(tmp_path: Path) -> None:
     datasets.Dataset.from_dict(table()).to_parquet(str(tmp_path / "train.parquet"))
     datasets.Dataset.from_dict(table()).remove_columns("b").to_parquet(str(tmp_path / "test.parquet"))

@@ -106,6 +106,8 @@ def test_images_beside_the_table(tmp_path: Path) -> None:
         ("a,b,label\n1,2,0\n1,1e39,0\n", {}, r"column 'b' of sample 2 holds '1e39'"),
         ("a,label\n1,0\n2\n", {}, "sample 2 has 1 cells for 2"),
         ("a,label\n1,0\n2,\n", {}, "column 'label' of sample 2 is empty"),
+        ("a,label\n1,0\n2,NA\n", {}, r"column 'label' of sample 2 is empty \(NA\)"),
+        ("a,label,g\n1,0,u\n2,1,NaN\n", {"group_column": "g"}, r"column 'g' of sample 2 is empty \(NaN\)"),
         (
             ",a,label\n0,1,0\n",
             {},
