@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning import log
 from fl_lightning.components import Component
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.errors import BadInput
@@ -30,6 +31,10 @@ NEWCOMER = -1
 """The number of a client that is new, by which its own fit is kept."""
 PROBES = 64
 """Rows by which a scaler is found to be affine."""
+FAR = 2.0**31
+"""Where its slope is measured: between 0 and 1 a scaler of large numbers rounds it away."""
+MERGED = 0.01
+"""Share of a column's different values that float32 may merge without a word: two random numbers are one by chance."""
 EMPTY = ("", "na", "nan", "null")
 """What an empty cell may hold, in small letters."""
 INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
@@ -85,6 +90,14 @@ def number(cell: str) -> float:
         return math.inf if "_" in cell else float(cell)  # Python reads 3_4 as 34: here it is a name
     except ValueError:
         return math.inf
+
+
+def say_merged(name: str, numbers: np.ndarray) -> None:
+    """A line where float32 makes one number of many different ones (n,) of the column `name`."""
+    before, after = len(np.unique(numbers)), len(np.unique(numbers.astype(np.float32)))
+    if after < (1 - MERGED) * before:
+        instead = "subtract a constant in the file, such as the time of the first sample"
+        log.say(f"data: column {name!r}: of {before} different values {after} are left in 32 bits; {instead}")
 
 
 def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:
@@ -180,25 +193,23 @@ class Preprocessing:
                 numbers = np.asarray(step.fit(numbers).transform(numbers))
         self._fits[who if self.own else 0] = steps
 
-    def affine(self, who: int) -> tuple[list[float], list[float], list[float]]:
-        """What fills an empty cell of each feature, and slope and shift behind it; 0, 1 and 0 of one-hot features.
+    def affine(self, who: int) -> tuple[list[float], list[list[float]]]:
+        """What fills an empty cell of each feature, and centre, spread, slope and shift behind it (`_affine`).
 
         Raises:
             BadInput: the scaler does more than that.
         """
         width = int(self.numeric.sum())
-        fills, zero, slope = (np.full(len(self.numeric), value) for value in (0.0, 0.0, 1.0))
+        fills, rule = np.zeros(len(self.numeric)), np.repeat([[0.0], [1.0], [1.0], [0.0]], len(self.numeric), 1)
         for key, step in self._fits[who if self.own else 0]:
             if key == "data.impute":
                 fills[self.numeric] = step.statistics_
                 continue
-            made = [np.asarray(step.transform(np.full((1, width), value)), np.float64)[0] for value in (0.0, 1.0)]
-            zero[self.numeric], slope[self.numeric] = made[0], made[1] - made[0]
-            probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
-            exact = np.allclose(step.transform(probes), probes * (made[1] - made[0]) + made[0], rtol=1e-5, atol=1e-5)
+            made = _affine(step, width)
             allowed = f"it does more than scale each column, which an exported file cannot: {', '.join(SCALERS)}"
-            check("data.scale", self.data.scale, exact, allowed)
-        return fills.tolist(), slope.tolist(), zero.tolist()
+            check("data.scale", self.data.scale, made is not None, allowed)
+            rule[:, self.numeric] = made
+        return fills.tolist(), rule.tolist()
 
     def transformed(self, who: int, name: str, raw: np.ndarray) -> np.ndarray:
         """Samples (n, features) of client `who`, float32 of the same shape."""
@@ -217,6 +228,25 @@ class Preprocessing:
             numbers = made
         out[:, self.numeric] = numbers
         return out
+
+
+def _affine(step: Any, width: int) -> np.ndarray | None:
+    """Centre, spread, slope and shift (4, width) by which a scaler makes `(x - centre) / spread * slope + shift`.
+
+    Bit by bit for those of scikit-learn, which compute in this order. None: it does more.
+    """
+    probes = np.random.default_rng(0).normal(0, 100, (PROBES, width))
+    made = np.asarray(step.transform(probes), np.float64)
+    zero, one = np.zeros(width), np.ones(width)
+    if type(step).__module__.startswith("sklearn.preprocessing."):
+        centre, spread = getattr(step, "mean_", getattr(step, "center_", None)), getattr(step, "scale_", None)
+        centre, spread = zero if centre is None else centre, one if spread is None else spread
+        rule = (zero, one, spread, step.min_) if hasattr(step, "min_") else (centre, spread, one, zero)
+        if np.array_equal(made, (probes - rule[0]) / rule[1] * rule[2] + rule[3]):
+            return np.array(rule)
+    shift, far = (np.asarray(step.transform(np.full((1, width), value)), np.float64)[0] for value in (0.0, FAR))
+    slope = (far - shift) / FAR
+    return np.array([zero, one, slope, shift]) if np.allclose(made, probes * slope + shift, 1e-5, 1e-5) else None
 
 
 @contextlib.contextmanager

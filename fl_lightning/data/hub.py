@@ -11,7 +11,7 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
-from fl_lightning.data.columns import columns_of
+from fl_lightning.data.columns import columns_of, say_merged
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
@@ -175,6 +175,8 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
                     what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: {len(numbers)} numbers"
                     raise BadInput("data.columns", column, f"{what}, where row 1 of train has {width}")
                 rows.append(numbers)
+            if widths[column] == 1:
+                say_merged(column, np.concatenate(rows))
             made.append(np.array(rows, np.float32))
         features[name] = np.concatenate(made, axis=1)
     return features

@@ -13,7 +13,7 @@ import numpy as np
 
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
-from fl_lightning.data.columns import EMPTY, Columns, columns_of, number
+from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
 from fl_lightning.data.images import decoder
 from fl_lightning.data.source import Pool, Reading, Source, at_root, source_of
 from fl_lightning.errors import BadInput
@@ -108,6 +108,8 @@ def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Col
     features = columns.encoded(cells)
     fine = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
     if fine.all():
+        for place in np.flatnonzero(columns.numeric):
+            say_merged(columns.features[place], features[:, place])
         return features.astype(np.float32)
     sample, place = np.argwhere(~fine)[0]
     name = columns.features[place]

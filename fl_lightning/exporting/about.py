@@ -22,18 +22,18 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
     reading = data.reading
     kind = "table" if reading.columns is not None else "images" if len(data.input_shape) == 3 else "vectors"
     mean, std = data.statistics
-    fills = scale = shift = columns = None
+    fills = scale = columns = None
     if reading.columns is not None:
         columns = [[name, reading.columns.values.get(name)] for name in reading.columns.names]
     if fitted and reading.preprocessing is not None:
-        fills, scale, shift = reading.preprocessing.affine(who)
+        fills, scale = reading.preprocessing.affine(who)
         fills = fills if reading.preprocessing.data.impute is not None else None  # an empty cell is refused
     return {
         "input": "text" if data.vocabulary else kind,
         "shape": list(data.input_shape),
         "class_names": data.class_names if data.task == "classification" else [],
         "columns": columns,
-        "empty": fills, "scale": scale, "shift": shift,
+        "empty": fills, "scale": scale,
         "mean": mean.tolist(), "std": std.tolist(),
         "tokens": None if reading.tokens is None else dataclasses.asdict(reading.tokens),
     }  # fmt: skip

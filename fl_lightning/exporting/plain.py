@@ -29,12 +29,13 @@ def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
 
 
 def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
-    """Rows as numbers in the model's shape: tokens int64, a table's features float64 with NaN for an empty cell."""
+    """Rows as numbers in the model's shape: tokens int64, a table's features float32, as training reads them,
+    with NaN for an empty cell."""
     kind, shape = about["input"], list(about["shape"])
     if kind == "text":
         made = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
     elif kind == "table":
-        made = [torch.tensor(_features(about["columns"], row), dtype=torch.float64) for row in rows]
+        made = [torch.tensor(_features(about["columns"], row), dtype=torch.float32) for row in rows]
     else:
         made = [_sample(row, shape) for row in rows]
     if odd := [list(x.shape) for x in made if list(x.shape) != shape]:
@@ -49,8 +50,8 @@ def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:
     if about["empty"] is not None:
         x = torch.where(x.isnan(), torch.tensor(about["empty"], dtype=torch.float64), x.double())
     if about["scale"] is not None:
-        scale, shift = (torch.tensor(about[k], dtype=torch.float64) for k in ("scale", "shift"))
-        x = x.double() * scale + shift
+        centre, spread, slope, shift = torch.tensor(about["scale"], dtype=torch.float64)
+        x = (x.double() - centre) / spread * slope + shift
     mean, std = (torch.tensor(about[name], dtype=torch.float32) for name in ("mean", "std"))
     x = x.float().sub(mean).div(std)
     if not bool(x.isfinite().all()):

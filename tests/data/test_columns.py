@@ -18,6 +18,8 @@ from fl_lightning.config import DataConfig
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.columns import Columns
 from fl_lightning.errors import BadInput
+from fl_lightning.exporting import plain as exported
+from fl_lightning.exporting.about import about
 
 HERE = "data.test_columns"
 NOTHING: dict[str, Any] = {"impute": None, "scale": None, "columns": ["row"], "one_hot": None}
@@ -80,6 +82,35 @@ def test_inputs_are_scikit_learns(tmp_path: Path, fitted: Any, scale: str, scale
             np.testing.assert_allclose(x[:, [0, 1, 4]], expected, rtol=1e-4, atol=1e-5)
             hot = [[sexes[k] == "f", sexes[k] == "m"] for k in place]
             np.testing.assert_array_equal(x[:, 2:4], np.array(hot, float))
+
+
+class Epoch(BaseEstimator):
+    """A scaler of the user's own, of large numbers."""
+
+    def fit(self, x: np.ndarray) -> Epoch:
+        return self
+
+    def transform(self, x: np.ndarray) -> np.ndarray:
+        return (x - 1.7e9) / 170
+
+
+@pytest.mark.parametrize("scale", ["standard", "robust", "minmax", "maxabs", f"{HERE}.Epoch"])
+def test_an_exported_file_makes_the_inputs_of_training_of_large_numbers(
+    tmp_path: Path, scale: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.syspath_prepend(str(Path(__file__).parents[1]))
+    rng = np.random.default_rng(0)
+    cells = list(
+        zip(rng.integers(0, 600, 300) + 1_700_000_000, rng.normal(size=300), rng.integers(0, 2, 300), strict=True)
+    )
+    (tmp_path / "t.csv").write_text("time,b,label\n" + "".join(f"{t},{b},{y}\n" for t, b, y in cells))
+    data = prepare(DataConfig(root=str(tmp_path / "t.csv"), scale=scale, partition="iid"), 3, 0)
+    made = exported.inputs(about(data, 0), [[t, b] for t, b, _ in cells])
+    x = data._train.inputs(torch.arange(len(data._train.raw)), 0.0, torch.device("cpu"), torch.float32)
+    near = torch.cdist(x, made, compute_mode="donot_use_mm_for_euclid_dist").argmin(1)
+    torch.testing.assert_close(x, made[near], **({} if "Epoch" in scale else {"rtol": 0, "atol": 0}))
+    lines = [line for line in capsys.readouterr().err.splitlines() if "32 bits" in line]
+    assert len(lines) == 1 and "data: column 'time': of 2" in lines[0] and "different values 6 are left" in lines[0]
 
 
 def test_without_a_scaler_the_usual_normalisation_follows_the_imputer(tmp_path: Path) -> None:

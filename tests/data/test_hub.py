@@ -151,7 +151,8 @@ def test_a_test_part_that_numbers_its_classes_in_another_order(column: str, tmp_
         return made.cast_column("kind", datasets.ClassLabel(names=names)) if names else made
 
     other = "label_column" if column == "group_column" else "group_column"
-    config = DataConfig(source="hf", root=str(tmp_path), columns=["a"], **{column: "kind", other: "other"})
+    options: dict[str, Any] = {column: "kind", other: "other"}
+    config = DataConfig(source="hf", root=str(tmp_path), columns=["a"], **options)
     part(["cat", "dog"], "cat", "dog", "cat").to_parquet(str(tmp_path / "train.parquet"))
     for names in (["eel", "dog", "cat"], []):
         part(names, "dog", "dog", "cat").to_parquet(str(tmp_path / "test.parquet"))

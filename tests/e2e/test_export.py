@@ -205,7 +205,7 @@ def test_rows_that_cannot_be_read_are_named(kind: str, rows: list[object], line:
 def test_cells_that_training_would_have_refused_get_no_answer(cell: str, scale: list[float] | None) -> None:
     columns = [["age", None], ["stage", ["1", "2", "3"]]]
     about: dict[str, Any] = {"input": "table", "shape": [4], "columns": columns, "mean": [0.0] * 4, "std": [1.0] * 4}
-    about |= {"scale": scale and [2.0] * 4, "shift": scale and [1.0] * 4, "empty": None}
+    about |= {"scale": scale and [[0.0] * 4, [1.0] * 4, [2.0] * 4, [1.0] * 4], "empty": None}
     with pytest.raises(
         ValueError, match="a number is not finite, or a cell is empty and the model was trained without"
     ):
