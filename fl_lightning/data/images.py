@@ -33,7 +33,7 @@ def decoder(
         from PIL import Image
 
         try:
-            resized = image(index).convert("RGB").resize((SIZE, SIZE), Image.Resampling.BILINEAR)
+            resized = _colour(image(index)).resize((SIZE, SIZE), Image.Resampling.BILINEAR)
         except Exception as error:  # pillow answers broken files in half a dozen types
             reason = str(error).split("\n")[0]
             raise BadInput("data.root", root, f"an image cannot be read: {where(index)} ({reason})") from error
@@ -71,9 +71,27 @@ def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, 
     from torchvision.datasets import ImageFolder
 
     try:
-        dataset = ImageFolder(folder)
+        dataset = ImageFolder(folder, loader=_opened)  # its own turns what has more bits white
     except OSError as error:
         reason = str(error).split("\n")[0]
         raise BadInput("data.root", root, f"it must be {layout} ({reason})") from error
     read = decoder(lambda index: dataset[index][0], root, lambda index: dataset.samples[index][0])
     return Pool(np.array(dataset.targets, np.int64), read), dataset.classes
+
+
+def _opened(path: str) -> Any:
+    from PIL import Image
+
+    with Image.open(path) as image:
+        return _colour(image)
+
+
+def _colour(image: Any) -> Any:
+    """A PIL image in 8 bits for each of three channels; Pillow cuts numbers of more bits off at 255 and says nothing.
+
+    Raises:
+        ValueError: it has more bits. `exporting.plain` refuses the same.
+    """
+    if image.mode[0] in "IF":  # I;16, I, F
+        raise ValueError(f"it has more than 8 bits a channel, mode {image.mode}: convert it to 8")
+    return image.convert("RGB")

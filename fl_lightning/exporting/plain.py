@@ -23,7 +23,7 @@ def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
 
     Raises:
         ValueError: a row has another shape, lacks a column, or a cell is no number, none of its column's values, or
-            empty where the model was trained without such.
+            empty where the model was trained without such; or an image has more than 8 bits a channel.
     """
     return scaled(about, raw(about, rows))
 
@@ -105,8 +105,10 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
         import numpy as np
         from PIL import Image
 
-        size = (shape[2], shape[1])
-        row = np.array(Image.open(row).convert("RGB").resize(size, Image.Resampling.BILINEAR))
+        image, size = Image.open(row), (shape[2], shape[1])
+        if image.mode[0] in "IF":  # Pillow cuts their numbers off at 255
+            raise ValueError(f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8")
+        row = np.array(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
     x = torch.as_tensor(row)
     if list(x.shape) != list(shape):
         x = x[None] if x.ndim == 2 else x.permute(2, 0, 1) if x.ndim == 3 else x

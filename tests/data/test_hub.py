@@ -137,6 +137,10 @@ def test_cells_without_an_image_or_a_class_are_named(tmp_path: Path) -> None:
     source = hub.load(DataConfig(source="hf", root=str(tmp_path / "images")))
     with pytest.raises(BadInput, match=r"an image cannot be read: column 'image' of row \d+ of train"):
         source.train.read_all()
+    deep = [Image.fromarray(np.full((8, 8), 700, np.uint16))] * 10
+    datasets.Dataset.from_dict(held | {"image": deep}, features=features).save_to_disk(str(tmp_path / "deep"))
+    with pytest.raises(BadInput, match=r"column 'image' of row \d+ of train \(it has more than 8 bits"):
+        hub.load(DataConfig(source="hf", root=str(tmp_path / "deep"))).train.read_all()
     held["label"][3] = None  # type: ignore[call-overload]
     datasets.Dataset.from_dict(held, features=features).save_to_disk(str(tmp_path / "classes"))
     with pytest.raises(BadInput, match=r"data\.label_column: 'label' .*row 4 of train has no class"):

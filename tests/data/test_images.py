@@ -10,6 +10,7 @@ from PIL import Image
 from fl_lightning.config import DataConfig
 from fl_lightning.data import images
 from fl_lightning.errors import BadInput
+from fl_lightning.exporting import plain
 
 
 def fill(folder: Path, classes: dict[str, int], count: int = 5) -> Path:
@@ -73,3 +74,16 @@ def test_a_broken_image_is_one_line(tmp_path: Path) -> None:
         (tmp_path / "a" / f"{number}.png").write_bytes(whole.getvalue()[:-30])
     with pytest.raises(BadInput, match=r"an image cannot be read: .*\d\.png \("):
         source.train.read(np.arange(2))
+
+
+@pytest.mark.parametrize(("mode", "kind"), [("I;16", np.uint16), ("I", np.int32), ("F", np.float32)])
+def test_more_than_8_bits_a_channel_are_refused(tmp_path: Path, mode: str, kind: type) -> None:
+    """Pillow would make them white or black; an exported model refuses the same."""
+    (tmp_path / "a").mkdir()
+    for number in range(5):
+        Image.fromarray(np.full((8, 8), 700, kind)).save(tmp_path / "a" / f"{number}.tiff")
+    line = rf"\d\.tiff .*more than 8 bits a channel, mode {mode}: convert it to 8"
+    with pytest.raises(BadInput, match=rf"data\.root: .* an image cannot be read: .*{line}"):
+        images.load(DataConfig(root=str(tmp_path))).train.read(np.arange(2))
+    with pytest.raises(ValueError, match=line):
+        plain.raw({"input": "images", "shape": [3, 32, 32]}, [tmp_path / "a" / "0.tiff"])
