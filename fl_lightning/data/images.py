@@ -71,7 +71,7 @@ def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, 
     from torchvision.datasets import ImageFolder
 
     try:
-        dataset = ImageFolder(folder, loader=_opened)  # its own turns what has more bits white
+        dataset = ImageFolder(folder, loader=opened)  # its own turns what has more bits white
     except OSError as error:
         reason = str(error).split("\n")[0]
         raise BadInput("data.root", root, f"it must be {layout} ({reason})") from error
@@ -79,7 +79,8 @@ def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, 
     return Pool(np.array(dataset.targets, np.int64), read), dataset.classes
 
 
-def _opened(path: str) -> Any:
+def opened(path: str | Path) -> Any:
+    """The image in a file, in colour."""
     from PIL import Image
 
     with Image.open(path) as image:

@@ -14,7 +14,7 @@ import numpy as np
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
-from fl_lightning.data.images import decoder
+from fl_lightning.data.images import decoder, opened
 from fl_lightning.data.source import Pool, Reading, Source, at_root, source_of
 from fl_lightning.errors import BadInput
 
@@ -51,11 +51,9 @@ def load(data: DataConfig) -> Source:
         places = Pool(labels, lambda index: index, groups)
         return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
-        from PIL import Image
-
         files = [Path(data.root or "").expanduser().parent / cell for cell in first]
         read = decoder(
-            lambda index: Image.open(files[index]), data.root,
+            lambda index: opened(files[index]), data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
         )  # fmt: skip
     else:

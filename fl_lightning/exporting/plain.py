@@ -105,10 +105,11 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
         import numpy as np
         from PIL import Image
 
-        image, size = Image.open(row), (shape[2], shape[1])
-        if image.mode[0] in "IF":  # Pillow cuts their numbers off at 255
-            raise ValueError(f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8")
-        row = np.array(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+        size = (shape[2], shape[1])
+        with Image.open(row) as image:
+            if image.mode[0] in "IF":  # Pillow cuts their numbers off at 255
+                raise ValueError(f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8")
+            row = np.array(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
     x = torch.as_tensor(row)
     if list(x.shape) != list(shape):
         x = x[None] if x.ndim == 2 else x.permute(2, 0, 1) if x.ndim == 3 else x
