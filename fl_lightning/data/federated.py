@@ -329,6 +329,11 @@ def number_of(data: FederatedData, client: str) -> int:
     return int(client)
 
 
+def angle_of(data: FederatedData, who: int) -> float:
+    """Degrees by which images of client `who` (its number among all that the data were dealt to) are turned."""
+    return data._angles[data.numbers.index(who)] if who in data.numbers else 0.0
+
+
 def samples_digest(data: FederatedData) -> str:
     """XXH3 of all samples and labels, and of which client has which, in hexadecimal: other data have another one."""
     state = xxhash.xxh3_128()

@@ -6,6 +6,7 @@ import dataclasses
 from typing import Any
 
 from fl_lightning.data import FederatedData
+from fl_lightning.data.federated import angle_of
 
 
 def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
@@ -31,6 +32,7 @@ def about(data: FederatedData, who: int, fitted: bool = True) -> dict[str, Any]:
     return {
         "input": "text" if data.vocabulary else kind,
         "shape": list(data.input_shape),
+        "angle": angle_of(data, who),
         "class_names": data.class_names if data.task == "classification" else [],
         "columns": columns,
         "empty": fills, "scale": scale,

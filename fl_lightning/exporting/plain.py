@@ -30,7 +30,7 @@ def inputs(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
 
 def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
     """Rows as numbers in the model's shape: tokens int64, a table's features float32, as training reads them,
-    with NaN for an empty cell."""
+    with NaN for an empty cell. Images are turned by the angle by which the run turned the client's."""
     kind, shape = about["input"], list(about["shape"])
     if kind == "text":
         made = [torch.tensor(_tokens(about["tokens"], row), dtype=torch.int64) for row in rows]
@@ -40,7 +40,12 @@ def raw(about: Mapping[str, Any], rows: Sequence[Any]) -> torch.Tensor:
         made = [_sample(row, shape) for row in rows]
     if odd := [list(x.shape) for x in made if list(x.shape) != shape]:
         raise ValueError(f"a sample has the shape {odd[0]}, and the model's have {shape}")
-    return torch.stack(made) if made else torch.zeros(0, *shape)
+    x = torch.stack(made) if made else torch.zeros(0, *shape)
+    if made and about.get("angle"):  # the run turned this client's images
+        from torchvision.transforms.functional import rotate
+
+        x = rotate(x.float(), about["angle"])
+    return x
 
 
 def scaled(about: Mapping[str, Any], x: torch.Tensor) -> torch.Tensor:

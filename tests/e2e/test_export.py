@@ -143,6 +143,19 @@ def test_images(tmp_path: Path, model: str, form: str) -> None:
     assert predicted(tmp_path, module, raw[:, 0].tolist()) == answers  # without an axis for the one channel
 
 
+@pytest.mark.parametrize(
+    ("partition", "planted"), [("rotated", ""), ("iid", "--data.planted rotation --data.groups 3 --data.drift_every 1")]
+)
+def test_images_that_the_run_turned(tmp_path: Path, partition: str, planted: str) -> None:
+    """Samples are as the data source had them, and the run's own scores come out; also where clients change groups."""
+    flags = f"--model mlp --federation.clients 5 --data.fraction 0.4 --data.partition {partition} {planted}"
+    run = trained(tmp_path, flags)
+    raw, labels = prepare(DataConfig(fraction=0.4, partition=partition), 5, 0).tested(4)
+    ours = run.predict(4, raw.numpy())
+    assert np.mean(ours == labels.numpy().astype(str)) == pytest.approx(run.final["accuracy"][4], abs=1e-6)
+    assert predicted(tmp_path, exported(tmp_path, "4"), raw.tolist()) == ours.tolist()
+
+
 def test_texts(tmp_path: Path) -> None:
     rng = np.random.default_rng(0)
     lines = ["site,review,mood"]
