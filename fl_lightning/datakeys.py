@@ -66,8 +66,8 @@ class SplitKeys:
     held_out: list[int] | None = None
     """Held-out clients by number, from 0; null: `held_out_clients` draws them."""
     train_share: PositiveShare = 1.0
-    """Share of each client's training samples to keep, with its class mix, at least one sample; test parts stay
-    whole."""
+    """Share of each client's training samples to keep, with its class mix, at least one sample (with `validation` two,
+    one to train on); test parts stay whole."""
     partition_seed: NonNegativeInt | None = None
     """Seed of the partition and of planted tasks; null: the run's `seed` (with `folds`: s // `folds`). A number: the
     same clients for all seeds."""

@@ -186,7 +186,8 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
         tests = [np.searchsorted(tested, share) for share in tests]
         train, test = train.part(trained), train.part(tested)
     if data.train_share < 1:
-        trains = owntest.thinned(trains, train.strata, data.train_share, numpy_rng(seed, "data.train_share"))
+        least, rng = 1 + (data.validation > 0), numpy_rng(seed, "data.train_share")  # one will be held out
+        trains = owntest.thinned(trains, train.strata, data.train_share, least, rng)
     trains = partition.keep(trains, train.strata, data, numpy_rng(seed, "data.samples_per_client"))
     trains, validations = owntest.hold_out(train, trains, data.validation, numpy_rng(seed, "data.validation"))
     fewest = min(map(len, trains))

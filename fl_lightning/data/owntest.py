@@ -57,9 +57,10 @@ def _of_few(samples: int, fold: int) -> np.ndarray:
     return np.where(np.arange(samples) == fold % samples, fold, -1)
 
 
-def thinned(trains: Shares, labels: np.ndarray, share: float, rng: np.random.Generator) -> Shares:
-    """A share of each client's training samples, with its class mix, at least one."""
-    return [own[stratified(labels[own], max(1, round(share * len(own))), rng)] for own in trains]
+def thinned(trains: Shares, labels: np.ndarray, share: float, least: int, rng: np.random.Generator) -> Shares:
+    """A share of each client's training samples, with its class mix, at least `least` where it has as many."""
+    sizes = [min(len(own), max(least, round(share * len(own)))) for own in trains]
+    return [own[stratified(labels[own], size, rng)] for own, size in zip(trains, sizes, strict=True)]
 
 
 def hold_out(

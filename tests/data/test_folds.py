@@ -12,7 +12,7 @@ import torch
 from fl_lightning import Run
 from fl_lightning.cli import main
 from fl_lightning.config import DataConfig
-from fl_lightning.data import FederatedData, prepare, windows
+from fl_lightning.data import FederatedData, owntest, prepare, windows
 from fl_lightning.data.load import load
 from fl_lightning.data.sampling import in_turn
 from fl_lightning.errors import BadInput
@@ -184,3 +184,13 @@ def test_a_share_of_the_training_samples(tmp_path: Path) -> None:
         assert part.train_sizes[client] == round(0.25 * whole.train_sizes[client])
         assert set(rows(part, client, "train")) < set(rows(whole, client, "train"))
         assert rows(part, client, "test") == rows(whole, client, "test")
+
+
+def test_a_share_leaves_a_sample_to_train_on() -> None:
+    """Beside the one for validation; who has enough keeps the same samples."""
+    tiny = prepare(DataConfig(train_share=0.01, validation=0.2, fraction=0.3), 10, 0)
+    assert tiny.train_sizes == tiny.validation_sizes == [1] * 10
+    shares = np.split(np.arange(60), [1, 9, 25])
+    one, two = (owntest.thinned(shares, np.arange(60) % 3, 0.1, k, np.random.default_rng(0)) for k in (1, 2))
+    assert list(map(len, one)) == [1, 1, 2, 4] and list(map(len, two)) == [1, 2, 2, 4]
+    assert all(np.array_equal(one[k], two[k]) for k in (0, 2, 3))
