@@ -190,6 +190,9 @@ def test_a_client_of_the_cohort_without_details_is_not_said_to_be_absent(
 def test_a_shorter_run_shows_its_last_round_and_says_so(opened: Callable[..., Browser], make_run: MakeRun) -> None:
     browser = opened(make_run("a"), make_run("b", (0.1, 0.2)))
     title = "return document.getElementById('overview-title-1').textContent"
+    deadline = time.monotonic() + 20
+    while not browser.run(title) and time.monotonic() < deadline:  # it is written once the charts are drawn
+        time.sleep(0.1)
     assert browser.run(title) == "round 2 (3 is not there), who receives from whom (mean over 3 layers)"
     check_quiet(browser)
 
