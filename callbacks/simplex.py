@@ -39,7 +39,7 @@ def simplex_rows(H: Tensor | float, Q: Tensor) -> Tensor:
         Rows (k, n), non-negative, summing to 1.
 
     Raises:
-        RunFailed: H or Q is not finite.
+        RunFailed: H or Q is not finite, of rows that come to least squares; others are NaN then.
     """
     if not isinstance(H, Tensor):
         return to_simplex(Q / H)

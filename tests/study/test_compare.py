@@ -576,9 +576,10 @@ def test_labels_that_are_columns_of_clients(make_study: MakeStudy, capsys: pytes
     for form in ("table", "csv", "latex", "json", "html"):
         assert main(["compare", str(study), "--clients", "--format", form]) == 0
     capsys.readouterr()
-    found = clients.sheet_of(cells.read([study])[0])
-    assert len(set(found.keys)) == len(found.keys) == len(set(found.head)) == len(found.head)
-    assert {f"method:{label}" for label in labels} - {*found.keys} == {"method:X"}
+    by_client = clients.sheet_of(cells.read([study])[0])
+    keys, head = by_client.keys, by_client.head
+    assert len(set(keys)) == len(keys) == len(set(head)) == len(head)
+    assert {f"method:{label}" for label in labels} - {*keys} == {"method:X"}
     words = ["compare", str(study), "--clients", "--columns", "alone,method:alone,X-difference,method:X-difference"]
     assert main(words) == 0
     assert re.search(r"0 +50\.0 +60\.0 +\+10\.0 +60\.0 *\n", capsys.readouterr().out)
