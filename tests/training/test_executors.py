@@ -461,8 +461,8 @@ def every_method() -> list[Method]:
     return [replace(m, **next((v for cls, v in small.items() if isinstance(m, cls)), {})) for m in drawn]
 
 
-PLAIN_STEPS = ("APFL", "FLAYER", "PFedMe", "PerFedAvg", "SCAFFOLD")
-"""Methods that refuse an optimiser with a memory."""
+PLAIN_STEPS = ("APFL", "FLAYER", "FedNova", "PFedMe", "PerFedAvg", "SCAFFOLD")
+"""Methods that refuse an optimiser whose memory goes on from round to round."""
 
 
 @pytest.mark.sampled("KAPC-0.5", "FedRep-0.5", "Ditto-1.0", "FedHKD-0.5")
