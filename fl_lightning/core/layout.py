@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.config import check
+from fl_lightning.errors import BadInput
 
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
 """Found by type, never by name: ResNet's `downsample.1` is a BatchNorm too (the cards' section 0)."""
@@ -209,7 +210,10 @@ class Layout:
         vector = torch.zeros(self.size, dtype=dtype)
         for b in self.blocks:
             vector[b.start : b.stop] = tensors[b.name].detach().reshape(-1).cpu()
-        return vector, [tensors[n].detach().cpu().clone() for n in self.own_names]
+        own = [tensors[n].detach().cpu().clone() for n in self.own_names]
+        if dtype != torch.float32:  # as Fabric's precision does: with 32-true, a model's float64 stays so
+            own = [b.to(dtype) if b.is_floating_point() else b for b in own]
+        return vector, own
 
 
 def _still(model: nn.Module, frozen: Collection[int]) -> list[str]:
@@ -236,13 +240,20 @@ class Binding:
         ends = [*(b.start for b in layout.blocks[1:]), layout.size]
         self._sizes = [n for b, end in zip(layout.blocks, ends, strict=True) for n in (b.size, end - b.stop)]
         self._own = [tensors[n] for n in layout.own_names]
+        places = [b.name for b in layout.blocks if b.kind == "buffer"] + layout.own_names
+        self._buffers = [(model.get_submodule(n.rpartition(".")[0])._buffers, n, tensors[n]) for n in places]
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.vector: Tensor | None = None
         self.buffers: Sequence[Tensor] = ()
         """The other buffers that are bound, in the order of `own_names`."""
 
     def bind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
-        """From now on the model *is* `vector` (D,) and `buffers`: training writes into them."""
+        """From now on the model *is* `vector` (D,) and `buffers`: training writes into them.
+
+        Raises:
+            BadInput: the model has assigned a buffer anew, which would belong to no client.
+        """
+        self._check_buffers()
         blocks = vector.split_with_sizes(self._sizes)[::2]  # every other piece is a gap
         for (tensor, shape), block in zip(self._targets, blocks, strict=True):
             tensor.data = block.view(shape)
@@ -254,6 +265,14 @@ class Binding:
         """As `bind`; nothing is done where just these are bound already."""
         if self.vector is not vector or self.buffers is not buffers:
             self.bind(vector, buffers)
+        else:
+            self._check_buffers()
+
+    def _check_buffers(self) -> None:
+        for owner, name, tensor in self._buffers:
+            if owner[name.rpartition(".")[2]] is not tensor:
+                allowed = "this buffer is assigned anew: write into it (copy_, mul_, add_), or it is no client's own"
+                raise BadInput("model", name, allowed)
 
 
 def copy_columns(into: Tensor, source: Tensor, segments: Iterable[Segment]) -> None:

@@ -63,6 +63,10 @@ class ModelGroup:
     spare: list[Tensor] = field(default_factory=list)
     """Vectors of clients that were not kept: fresh memory costs more than a copy."""
 
+    def first_buffers(self) -> list[Tensor]:
+        """New copies of `initial_buffers`: a model may write to them in evaluation too."""
+        return [b.clone() for b in self.initial_buffers]
+
     @property
     def frozen(self) -> dict[str, Tensor]:
         """What does not train, by name: parameters and statistics, stored once per rank and shared by its clients."""

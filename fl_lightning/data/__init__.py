@@ -193,6 +193,8 @@ def _deal(source: Source, data: DataConfig, clients: int, seed: int, fold: int, 
     fewest = min(map(len, trains))
     what = f"some client has {fewest} windows left that overlap none held out: lower it, or data.validation"
     check("data.min_samples", data.min_samples, fewest >= data.min_samples or train.spans is None, what)
+    if held_back is not None:
+        held_back = public.apart(held_back, (train, validations), (test, tests))
     if data.score_on == "validation":
         return _Dealt(train, train, (trains, validations, validations), names, held_back, None)
     owntest.check_positives(test.labels, tests, source.class_names, data.least_test_positives, names)

@@ -5,12 +5,14 @@ They are a part of the training data, held back before the clients share it, or 
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data import windows
 from fl_lightning.data.load import OVERRIDES, check_name, read
 from fl_lightning.data.source import Absent, Pool
 from fl_lightning.errors import BadInput
@@ -39,6 +41,20 @@ def hold_back(used: np.ndarray, data: DataConfig, seed: int, smoke: bool) -> tup
     check("data.public", HELD_BACK, count > 0, what)
     order = numpy_rng(seed, "data.public").permutation(len(used))
     return np.sort(used[order[count:]]), np.sort(used[order[:count]])
+
+
+def apart(held_back: Pool, *judged: tuple[Pool, Sequence[np.ndarray]]) -> Pool:
+    """`held_back` without windows that overlap one that a client is judged by: the shares of each pool in `judged`.
+
+    Raises:
+        BadInput: no window would be left.
+    """
+    if held_back.spans is None:
+        return held_back
+    spans = [pool.spans[np.concatenate(shares)] for pool, shares in judged if pool.spans is not None]
+    left = np.flatnonzero(~windows.overlapping(held_back.spans, np.concatenate(spans)))
+    check("data.public", HELD_BACK, len(left) > 0, "all of its windows overlap one that clients are judged by")
+    return held_back.part(left)
 
 
 def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke: bool) -> tuple[np.ndarray, bool]:

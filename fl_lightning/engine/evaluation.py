@@ -101,13 +101,15 @@ class Evaluator:
         """A client as it is between rounds (with other `buffers`, where some are given), on copies of whatever may
         be written to; its vectors on the device."""
         run, group, state = self.run, self.run.group_of(id), self.run.states.get(id)
+        known = buffers or (group.initial_buffers if state is None else state.buffers)
+        buffers = [b.clone() for b in known]  # a model may write to them in evaluation too
         if state is None:
             vectors = {MODEL: group.initial}
             vectors |= {name: slot.first(group.initial) for name, slot in run.method.slots().items()}
             memory = {k: v.clone() for k, v in run.method.init_client(run).items()}
-            return self.client(id, ClientState(id, vectors, buffers or group.initial_buffers, {}, 0, memory))
+            return self.client(id, ClientState(id, vectors, buffers, {}, 0, memory))
         vectors = {name: vector.to(run.device) for name, vector in state.vectors.items()}
-        kept = ClientState(id, vectors, buffers or state.buffers, {}, state.rounds, dict(state.memory))
+        kept = ClientState(id, vectors, buffers, {}, state.rounds, dict(state.memory))
         return self.client(id, kept)
 
     def beginning(self, id: int) -> tuple[Tensor, list[Tensor]]:
@@ -125,7 +127,7 @@ class Evaluator:
         if model is None and run.relation.is_global:
             model = client.group.vectors[MODEL]
         if run.policy.starts_from_server:
-            client.state.buffers = client.group.initial_buffers
+            client.state.buffers = client.group.first_buffers()
         first = run.method.starts == "both" and not run.took_part(id)  # there is no last model to begin with
         if model is not None and (run.method.starts == "server" or first):
             if client.group.down_mask.all():
@@ -249,7 +251,7 @@ class Evaluator:
         on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
         model = self.global_model(id) if on_global else None
         if kind != "global" and model is not None:
-            client.state.buffers = client.group.initial_buffers
+            client.state.buffers = client.group.first_buffers()
             digest = self._ready("global", client, model)
             scores |= self._on_global_test("global", client, model, digest)
         return scores

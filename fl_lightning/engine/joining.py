@@ -211,7 +211,7 @@ class _Newcomer:
         vectors = {MODEL: first.clone()} | {name: slot.first(first).clone() for name, slot in slots.items()}
         received = {MODEL: first.clone() if run.policy.keeps_received else vectors[MODEL]}
         received |= {name: vectors[name].clone() for name, slot in slots.items() if slot.exchanged}
-        buffers = [b.clone() for b in group.initial_buffers]
+        buffers = group.first_buffers()
         self.run.states[self.id] = ClientState(self.id, vectors, buffers, received, 0, client_memory(self.run))
         self.sent = {} if weights is None else {self.id: Payload(group.layout, first, group.down_mask.copy())}
         """What it is sent in each round, where that is known already."""

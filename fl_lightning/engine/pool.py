@@ -48,8 +48,7 @@ class Pool:
             vectors[name] = run.store.allocate(first)
             if slot.exchanged:
                 received[name] = run.store.allocate(first)
-        buffers = [b.clone() for b in group.initial_buffers]
-        return ClientState(client, vectors, buffers, received, 0, client_memory(run))
+        return ClientState(client, vectors, group.first_buffers(), received, 0, client_memory(run))
 
     def _model(self, client: int) -> Tensor:
         """A vector (D,) with the initial model (or anything, if it will be written over), used or new."""

@@ -65,7 +65,7 @@ class Trainer:
 
     def bind_initial(self) -> None:
         """Have the module be a copy of the initial model, which may be written to."""
-        self.module.binding.bind(self.group.initial.clone(), [b.clone() for b in self.group.initial_buffers])
+        self.module.binding.bind(self.group.initial.clone(), self.group.first_buffers())
 
     def made(self, name: Name) -> tuple[Executor, str | None]:
         """The executor `name`, or the loop, and why it is not that of `name`."""
@@ -111,8 +111,8 @@ class Trainer:
             for c, most in steps.items():
                 schedule = schedule_of(run, group, c, 0, "measurement", Length(steps=min(MEASURED_STEPS, most)))
                 part = run.data.client(c, run.device, run.dtype).train
-                buffers = [b.clone() for b in group.initial_buffers]
-                measured.append(LocalJob(group.initial.clone(), buffers, part, schedule, run.learning_rate(1)))
+                vector, buffers = group.initial.clone(), group.first_buffers()
+                measured.append(LocalJob(vector, buffers, part, schedule, run.learning_rate(1)))
             return measured
 
         return Contest(group.name, fit, jobs, list(steps.values()))

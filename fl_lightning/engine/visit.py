@@ -118,7 +118,7 @@ class Visit:
             self.transform("on_download", travels)
         self.changed = client.payload.vector if client.payload.vector is not lent else None
         if run.policy.starts_from_server:
-            state.buffers = [b.clone() for b in self.group.initial_buffers]
+            state.buffers = self.group.first_buffers()
         with self.metered():
             first = method.receive(client, client.payload)
         yield from self.train(first)

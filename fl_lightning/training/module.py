@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 from lightning import LightningModule
+from lightning.pytorch.utilities.signature_utils import is_param_in_hook_signature
 from torch import Tensor, nn
 
 from fl_lightning.core import PLAIN, Batch, Layout, Objective
@@ -20,6 +21,15 @@ from fl_lightning.device import wide
 from fl_lightning.errors import check
 from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.training.kernels import Columns, Terms, max_pool
+
+UNHEEDED = (
+    *("configure_model", "setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
+    *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
+    *("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward"),
+    *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "lr_scheduler_step"),
+    *("on_train_batch_end", "on_train_epoch_end", "on_train_end", "on_fit_end"),
+)
+"""Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one is refused."""
 
 
 @dataclass
@@ -72,7 +82,9 @@ class ClientModule(LightningModule):
         self.own_step = False
         """Whether the user's model has a `training_step`."""
         if isinstance(model, LightningModule):
+            _check_steps(model)
             self.own_step = type(model).training_step is not LightningModule.training_step
+            self._numbered = is_param_in_hook_signature(model.training_step, "batch_idx", min_args=2)
             model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
         self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
         """Bool: the parameters, in the order of the blocks, that a method has not frozen in what it has built."""
@@ -160,7 +172,7 @@ class ClientModule(LightningModule):
         """
         if self.own_step:
             index = self.last.batch_idx if batch_idx is None else batch_idx
-            out = self.model.training_step(batch, index)  # type: ignore[operator]
+            out = self.model.training_step(*((batch, index) if self._numbered else (batch,)))  # type: ignore[operator]
             loss: Tensor = out["loss"] if isinstance(out, dict) else out
             return loss
         x, y = batch
@@ -251,6 +263,16 @@ class ClientModule(LightningModule):
         if isinstance(self.model, LightningModule):
             return self.model.configure_optimizers()
         return None
+
+
+def _check_steps(model: LightningModule) -> None:
+    """Raise `BadInput` where local steps would pass by what the user's model does in a Lightning Trainer."""
+    name, own = type(model).__name__, type(model)
+    allowed = "its automatic_optimization is False: leave it True, local steps are taken here"
+    check("model", name, model.automatic_optimization, allowed)
+    unheeded = [hook for hook in UNHEEDED if getattr(own, hook) is not getattr(LightningModule, hook)]
+    allowed = f"its {', '.join(unheeded)} would not be called: of its hooks only training_step and configure_optimizers"
+    check("model", name, not unheeded, f"{allowed} are")
 
 
 def _stays(norm: nn.Module, mode: bool = True) -> nn.Module:

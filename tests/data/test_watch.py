@@ -8,9 +8,10 @@ from typing import Any
 
 import numpy as np
 import pytest
+from torch import Tensor
 
 from fl_lightning.config import DataConfig
-from fl_lightning.data import prepare, watch, windows
+from fl_lightning.data import FederatedData, prepare, watch, windows
 from fl_lightning.data.source import Absent
 from fl_lightning.errors import BadInput
 
@@ -87,6 +88,8 @@ def wheel(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         {"validation": 0.2, "partition": "dirichlet", "alpha": 10.0},
         {"validation": 0.25, "samples_per_class": 4, "min_samples": 5},
         {"validation": 0.2, "score_on": "validation"},
+        {"validation": 0.2, "public": "held_back"},
+        {"validation": 0.2, "client_test": 0.3, "public": "held_back", "public_samples": 60},
     ],
 )
 def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, Any]) -> None:
@@ -98,18 +101,31 @@ def test_a_person_is_a_client_and_no_sample_is_in_two_parts(options: dict[str, A
     for client in range(PERSONS):
         for name, samples in seen.items():
             x, y = next(iter(getattr(data.client(client), name).batches(10_000)))
-            raw = (x * data._train.std + data._train.mean).round().long()
-            assert (raw[:, 0] == raw[:, :1, 0]).all() and (raw[:, 1].diff() == 1).all()
+            raw = raw_of(x, data)
             recordings = raw[:, 0, 0]
             assert (recordings // 2 % EXERCISES == y).all()
             if config.partition == "natural":
                 assert (recordings // 2 // EXERCISES == client).all()
-            samples |= {(r, k) for r, begin in raw[:, :2, 0].tolist() for k in range(begin, begin + 100)}
+            samples |= moments(raw)
         if config.samples_per_class:
             assert (data.class_counts[client] <= 4).all() and len(data.client(client).validation) == 3
     assert not seen["train"] & seen["validation"]
     if config.score_on == "test":
         assert not seen["test"] & (seen["train"] | seen["validation"])
+    if config.public:
+        assert data.public_size
+        assert not moments(raw_of(data.public(), data)) & (seen["validation"] | seen["test"])
+
+
+def raw_of(x: Tensor, data: FederatedData) -> Tensor:
+    raw = (x * data._train.std + data._train.mean).round().long()
+    assert (raw[:, 0] == raw[:, :1, 0]).all() and (raw[:, 1].diff() == 1).all()
+    return raw
+
+
+def moments(raw: Tensor) -> set[tuple[int, int]]:
+    """(recording, place) of all that the windows show."""
+    return {(r, k) for r, begin in raw[:, :2, 0].tolist() for k in range(begin, begin + 100)}
 
 
 @pytest.mark.usefixtures("wheel")

@@ -20,7 +20,7 @@ def scores_of(group: GroupServer, x: Tensor) -> dict[int, Tensor]:
     """
     run, module, mine = group.server.run, group.group.module, {}
     for client in run.at_home(group.answered):
-        module.binding.rebind(run.states[client].received["model"].to(run.device), group.group.initial_buffers)
+        module.binding.rebind(run.states[client].received["model"].to(run.device), group.group.first_buffers())
         module.model.eval()
         with module.cast():
             parts = [class_scores(module, part) for part in x.split(run.config.evaluation.batch_size)]
@@ -51,7 +51,7 @@ def distilled(
     run, module = group.server.run, group.group.module
     student = vector.clone()
     if run.is_main and steps:
-        module.binding.rebind(student, group.group.initial_buffers)
+        module.binding.rebind(student, group.group.first_buffers())
         module.model.eval()
         trained = [p for p in module.binding.parameters if p.requires_grad]
         optimizer = torch.optim.Adam(trained, lr)

@@ -1,0 +1,153 @@
+"""Users' models that keep state of their own in buffers, and LightningModules that do more than a training step."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+
+from fl_lightning.core import Layout
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.feddf import FedDF
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.models import head_of
+
+Make = Callable[..., Federation]
+
+
+class Keeping(nn.Module):
+    """Notes the mean of what it sees in a buffer of its own, in evaluation too."""
+
+    anew = False
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("seen", torch.zeros(1))
+        self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        mean = x.mean().detach()
+        if self.anew:
+            self.seen = self.seen + mean
+        else:
+            self.seen += mean
+        return self.out(self.body(x * torch.ones_like(self.seen)))
+
+
+class Anew(Keeping):
+    """Puts a new tensor into its place."""
+
+    anew = True
+
+
+class Lit(LightningModule):
+    """A LightningModule with a training step that takes a batch and its number."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.out = nn.Sequential(nn.Flatten(), nn.Linear(64, 8), nn.ReLU()), nn.Linear(8, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.body(x))
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        return 2 * nn.functional.cross_entropy(self(batch[0]), batch[1])
+
+
+@pytest.fixture
+def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """As `federation`, of a network class."""
+
+    def make(net: type[nn.Module], *args: Any, **changes: Any) -> Federation:
+        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
+        return federation(*args, **changes)
+
+    return make
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+@pytest.mark.parametrize("clients", [1, 3])
+def test_a_buffer_that_is_assigned_anew_is_refused(made: Make, executor: str, clients: int) -> None:
+    """It would pass from client to client, and no checkpoint would have it."""
+    with pytest.raises(BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew"):
+        fed = made(Anew, FedAvg(), clients=clients, fabric={"executor": executor})
+        fed.prepare()
+        fed.round(1)
+        fed.round(2)
+
+
+@pytest.mark.parametrize("method", [FedPer(), FedDF(samples=50, steps=2)], ids=["fedper", "feddf"])
+def test_evaluation_leaves_the_first_buffers(made: Make, method: Any) -> None:
+    """Buffers of clients that have not yet trained, and of the global model, are copies."""
+    data = {"public": "held_back"} if isinstance(method, FedDF) else {}
+    fed = made(Keeping, method, participation=0.5, data=data, evaluation={"models": ["before", "after", "global"]})
+    fed.prepare()
+    fed.round(1)
+    fed.evaluator.everyone()
+    group = fed.run.groups[0]
+    assert [float(b) for b in group.initial_buffers] == [0.0]
+    kept = {c: float(state.buffers[0]) for c, state in fed.run.states.items()}
+    assert any(value > 0 for value in kept.values()) or isinstance(method, FedDF)  # it begins from the server's model
+    fed.evaluator.everyone()
+    assert kept == {c: float(state.buffers[0]) for c, state in fed.run.states.items()}
+
+
+@pytest.mark.parametrize(("dtype", "wanted"), [(torch.bfloat16, torch.bfloat16), (torch.float64, torch.float64)])
+def test_buffers_have_the_precision_of_the_model(dtype: torch.dtype, wanted: torch.dtype) -> None:
+    model = Keeping()
+    model.register_buffer("index", torch.arange(3))
+    model.register_buffer("mask", torch.tensor([True]))
+    layout = Layout(model, head_of(model))
+    assert [b.dtype for b in layout.read(model, dtype)[1]] == [wanted, torch.int64, torch.bool]
+    model.seen = model.seen.double()
+    assert layout.read(model)[1][0].dtype == torch.float64
+
+
+def test_a_model_with_a_float_buffer_trains_in_another_precision(made: Make) -> None:
+    fed = made(Keeping, FedAvg(), precision="bf16-true")
+    fed.prepare()
+    assert fed.round(1).metrics["train_loss"] > 0
+
+
+HOOKS: dict[str, Callable[..., Any]] = {
+    "on_train_batch_end": lambda self, outputs, batch, batch_idx: None,
+    "optimizer_step": lambda self, *args: None,
+    "on_after_batch_transfer": lambda self, batch, dataloader_idx: batch,
+}
+
+
+@pytest.mark.parametrize("names", [["on_train_batch_end"], ["on_after_batch_transfer", "optimizer_step"]])
+def test_hooks_that_would_not_be_called_are_refused(made: Make, names: list[str]) -> None:
+    hooked = type("Hooked", (Lit,), {name: HOOKS[name] for name in names})
+    with pytest.raises(BadInput, match=rf"^model: 'Hooked' is not allowed; its {', '.join(names)} would not be called"):
+        made(hooked, FedAvg())
+    made(type("Judged", (Lit,), {"on_validation_epoch_end": lambda self: None}), FedAvg())
+
+
+def test_manual_optimisation_is_refused(made: Make) -> None:
+    class Manual(Lit):
+        def __init__(self) -> None:
+            super().__init__()
+            self.automatic_optimization = False
+
+    with pytest.raises(BadInput, match=r"^model: 'Manual' is not allowed; its automatic_optimization is False"):
+        made(Manual, FedAvg())
+
+
+def test_a_step_may_go_without_the_batchs_number(made: Make) -> None:
+    class Short(Lit):
+        def training_step(self, batch: tuple[Tensor, Tensor]) -> Tensor:  # type: ignore[override]
+            return super().training_step(batch, 0)
+
+    losses = []
+    for net in (Lit, Short):
+        fed = made(net, FedAvg())
+        fed.prepare()
+        losses.append(fed.round(1).metrics["train_loss"])
+    assert losses[0] == losses[1] > 0
