@@ -108,11 +108,8 @@ def _encode(lines: list[list[str]]) -> bytes:
 
 
 def _text(value: float | str | None) -> str:
-    """`value` with every digit; numpy's and torch's numbers included."""
-    if value is None or isinstance(value, str):
-        return value or ""
-    number = value.item() if hasattr(value, "item") else value
-    return repr(number)
+    """`value` with every digit, nothing of None; numpy's and torch's numbers included."""
+    return "" if value is None else str(value.item() if hasattr(value, "item") else value)
 
 
 def _number(cell: str) -> float:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Callable
 from dataclasses import dataclass
 from math import isfinite
@@ -101,9 +100,8 @@ def _skip(bench: Bench) -> str:
     config = bench.failing("skip", at=2)
     folder = bench.fit("skipped", config)
     problem = _finite(folder, config)
-    with (folder / "failures.csv").open(newline="", encoding="utf-8") as file:
-        lost = [(row["client"], row["round"]) for row in csv.DictReader(file)]
-    if lost != [("1", "2")]:
+    lost = [(row["client"], row["round"]) for row in RunFolder(folder).read("failures")]
+    if lost != [(1, 2)]:
         raise Wrong(f"client 1 was made to fail in round 2, but those who failed are {lost}")
     clean = bench.fit("never", bench.failing("retry", at=0))
     tried = bench.fit("retried", bench.failing("retry", at=2, times=1))

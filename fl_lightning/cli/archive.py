@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import tempfile
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -83,7 +82,9 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
     names = list(index["weights"])
     near = catalogue.did_you_mean(cell, names)
     check("rerun", cell, cell in names, f"no such run{near}; it has {', '.join(names[:5])}{', ...' * (len(names) > 5)}")
-    with archives.unpacked(file) as folder, _place(out, cell) as place:
+    check("out", out, out is None or not Path(out).exists(), "it exists; name a new folder")
+    with archives.unpacked(file) as folder, tempfile.TemporaryDirectory() as made:
+        place = Path(made) / Path(cell).name if out is None else Path(out)
         saved = runs.saved_layer(folder / cell)
         assert saved is not None, "every run that was packed has one"
         train(complete(plan([saved, {"loggers": None}, *layers])), place)
@@ -92,14 +93,3 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
     if differ:
         raise RunFailed(f"{cell} differs in {', '.join(differ)}; it was {_origin(index, [cell])}, and run again {now}")
     print(f"{cell}: the same bits (tables, relation, summary, weights {index['weights'][cell] or 'not archived'})")
-
-
-@contextlib.contextmanager
-def _place(out: str | None, cell: str) -> Iterator[Path]:
-    """Where the run goes: a new folder `out`, or one that is gone afterwards."""
-    if out is not None:
-        check("out", out, not Path(out).exists(), "it exists; name a new folder")
-        yield Path(out)
-        return
-    with tempfile.TemporaryDirectory() as folder:
-        yield Path(folder) / Path(cell).name

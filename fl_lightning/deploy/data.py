@@ -45,15 +45,11 @@ class Unfit(BadInput):
 class Withheld(dict[str, Tensor]):
     """The server's memory as a site has it: nothing, and to ask for something is an error, not an empty answer."""
 
-    def __getitem__(self, name: str) -> NoReturn:
-        raise NotHere(f"run.server.memory[{name!r}]")
-
-    def get(self, name: str, default: Any = None) -> NoReturn:
+    def get(self, name: object, default: Any = None) -> NoReturn:
         """Raises `NotHere`."""
         raise NotHere(f"run.server.memory[{name!r}]")
 
-    def __contains__(self, name: object) -> NoReturn:
-        raise NotHere(f"run.server.memory[{name!r}]")
+    __getitem__ = __contains__ = get
 
 
 class OwnOnly(Sequence[Any]):
@@ -103,11 +99,8 @@ class Facts:
         if fits is not None:  # it is fitted on the training samples of all clients, which no end has
             key = "impute" if fits.data.impute is not None else "scale"
             value = getattr(fits.data, key)
-            raise BadInput(
-                f"data.{key}",
-                value,
-                "preprocess the data and set null: in a deployment nobody has all samples to fit it on",
-            )
+            allowed = "preprocess the data and set null: in a deployment nobody has all samples to fit it on"
+            raise BadInput(f"data.{key}", value, allowed)
         read, shape = AsRead.of(data), list(data.input_shape)
         mean, std = read.mean.tolist(), read.std.tolist()
         names = data.client_names
@@ -178,8 +171,8 @@ def at_center(facts: Facts, config: Config, sizes: Mapping[str, Mapping[int, int
     """What the centre has: how many samples of each part every site told it (`sizes`), and the public samples."""
     nothing = {part: (np.zeros((0, *facts.input_shape), np.float32), np.zeros(0, np.int64)) for part in PARTS}
     known = None if public is None else npz.site(str(public), facts.task)[1]
-    if facts.public and known is None:
-        raise BadInput("public", str(public), "the method works on public samples at the centre: an npz with x_public")
+    allowed = "the method works on public samples at the centre: an npz with x_public"
+    check("public", str(public), known is not None or not facts.public, allowed)
     return _known(_data(facts, config, nothing, set(), config.clients, known), sizes, config.clients)
 
 

@@ -17,10 +17,11 @@ from fl_lightning.gains import FOLDS, words
 from fl_lightning.gains import statistics as numbers
 from fl_lightning.gains.measure import ALONE
 from fl_lightning.gains.page import Section
-from fl_lightning.gains.scores import folder_of, one, read
+from fl_lightning.gains.scores import one, read
 from fl_lightning.gains.silos import Facts, Measured
 from fl_lightning.log import in_bytes
 from fl_lightning.results.result import RunResult
+from fl_lightning.study.grid import place as folder_of
 from fl_lightning.study.statistics import LEVEL, holm
 
 LABELLED = [0, 5, 20]

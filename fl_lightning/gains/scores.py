@@ -14,6 +14,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.gains import FOLDS
 from fl_lightning.gains.silos import Facts, Silo
 from fl_lightning.gains.statistics import Samples, Scores
+from fl_lightning.study.grid import place as folder_of
 
 Table = dict[str, np.ndarray]
 """Columns of what was tested."""
@@ -30,11 +31,6 @@ def fingerprints(raw: np.ndarray) -> np.ndarray:
 def place(out: Path, label: str, seed: int) -> Path:
     """Where the scores of a row with a seed are kept: arrays of one length, a row for each tested sample."""
     return out / "scores" / folder_of(label) / f"seed-{seed}.npz"
-
-
-def folder_of(label: str) -> str:
-    """The name of a row's folder."""
-    return label.replace(" ", ",")
 
 
 def read(out: Path, labels: Sequence[str], cycles: int, facts: Facts) -> list[Silo]:

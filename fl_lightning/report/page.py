@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from importlib.resources import files
 from typing import TYPE_CHECKING, Any
 
@@ -19,6 +18,7 @@ MARKER = '<meta name="generator" content="fl-train report'
 
 def render(runs: list[RunResult]) -> str:
     """The HTML of the page on `runs`."""
+    from jinja2.utils import htmlsafe_json_dumps
     from markupsafe import Markup
     from plotly.offline import get_plotlyjs
 
@@ -46,7 +46,7 @@ def render(runs: list[RunResult]) -> str:
         style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
         script=Markup(source.joinpath("page.js").read_text(encoding="utf-8")),
         plotly=Markup(get_plotlyjs()),
-        data=Markup(_json(data)),
+        data=htmlsafe_json_dumps(data, separators=(",", ":"), allow_nan=False),
         runs=runs,
         metric=runs[0].metric,
         colours=data["colours"],
@@ -64,18 +64,12 @@ def render(runs: list[RunResult]) -> str:
     )
 
 
-def template(package: str) -> Template:
+def template(package: str, file: str = "page.html.j2") -> Template:
     """The page of a package, in which every name must be given."""
     from jinja2 import Environment, StrictUndefined
 
     page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(files(package).joinpath("page.html.j2").read_text(encoding="utf-8"))
-
-
-def _json(data: dict[str, Any]) -> str:
-    """JSON that is safe inside a script element."""
-    text = json.dumps(data, separators=(",", ":"), allow_nan=False)
-    return text.replace("&", "\\u0026").replace("<", "\\u003c").replace(">", "\\u003e")
+    return page.from_string(files(package).joinpath(file).read_text(encoding="utf-8"))
 
 
 def _clients(relation: dict[str, Any]) -> dict[int, str]:

@@ -127,15 +127,14 @@ def as_latex(sheet: Sheet) -> str:
 
 def as_html(sheet: Sheet) -> str:
     """A page of its own that needs no network; each row's interval is drawn beside it."""
-    from jinja2 import Environment, StrictUndefined
     from markupsafe import Markup
 
-    source = files("fl_lightning.report")
-    page = Environment(autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True)
-    return page.from_string(source.joinpath("page.sheet.html.j2").read_text(encoding="utf-8")).render(
+    from fl_lightning.report.page import template
+
+    return template("fl_lightning.report", "page.sheet.html.j2").render(
         sheet=sheet,
         pictures=[(Markup(svg), words) for svg, words in sheet.pictures],
-        style=Markup(source.joinpath("page.css").read_text(encoding="utf-8")),
+        style=Markup(files("fl_lightning.report").joinpath("page.css").read_text(encoding="utf-8")),
         place=_places([span for block in sheet.blocks for span in block.spans]),
     )
 

@@ -64,7 +64,7 @@ def outer(differences: Differences, level: float = LEVEL, resamples: int = RESAM
 def students(differences: Differences, level: float = LEVEL) -> tuple[Any, Any]:
     """Student's t over the means of seeds."""
     means = seed_means(differences)
-    middle, half = means.mean(axis=-1), stats.t.ppf(1 - level / 2, means.shape[-1] - 1) * _error(means)
+    middle, half = means.mean(axis=-1), stats.t.ppf(1 - level / 2, means.shape[-1] - 1) * stats.sem(means, axis=-1)
     return middle - half, middle + half
 
 
@@ -74,10 +74,10 @@ def bootstrap(differences: Differences, level: float = LEVEL, resamples: int = R
     Studentised by the spread over seeds (Davison and Hinkley, 1997, section 5.2.1). Each call draws the same.
     """
     means = seed_means(differences)
-    middle, error = means.mean(axis=-1), _error(means)
+    middle, error = means.mean(axis=-1), stats.sem(means, axis=-1)
     drawn = resampled(differences, resamples, np.random.default_rng(0))
     with np.errstate(divide="ignore", invalid="ignore"):  # all draws of one seed whose clients are alike
-        t = (drawn.mean(axis=-1) - middle[..., None]) / _error(drawn)
+        t = (drawn.mean(axis=-1) - middle[..., None]) / stats.sem(drawn, axis=-1)
     low, high = np.quantile(t, [level / 2, 1 - level / 2], axis=-1, method="inverted_cdf")
     return middle - high * error, middle - low * error
 
@@ -98,11 +98,6 @@ def _drawn_means(clients: np.ndarray, times: int, rng: np.random.Generator) -> n
     count = clients.shape[-1]
     counts = rng.multinomial(count, np.full(count, 1 / count), size=times)
     return np.asarray(clients @ counts.T / count)
-
-
-def _error(means: np.ndarray) -> np.ndarray:
-    """Standard error of the mean over the last axis."""
-    return np.asarray(means.std(axis=-1, ddof=1) / math.sqrt(means.shape[-1]))
 
 
 # ---------------------------------------------------------------- tests
