@@ -83,9 +83,8 @@ class Run(RunResult):
         if not isinstance(client, str):
             return int(client)
         names = {name: number for number, name in self.client_names.items()}
-        check(
-            "client", client, client in names, f"no such client; names: {', '.join(names) or 'clients have none here'}"
-        )
+        allowed = f"no such client; names: {', '.join(names) or 'clients have none here'}"
+        check("client", client, client in names, allowed)
         return names[client]
 
 
@@ -292,9 +291,8 @@ def _layers(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
-    check(
-        "config", " ".join(flags), not beneath, "with data, model or method by keyword it must be a mapping or a file"
-    )
+    allowed = "with data, model or method by keyword it must be a mapping or a file"
+    check("config", " ".join(flags), not beneath, allowed)
     line = read_line(flags)
     return line.layers, line.first
 

@@ -201,9 +201,8 @@ class DataConfig(SplitKeys, SourceKeys):
         fine = self.drift_every is None or self.planted != "none"
         check("data.drift_every", self.drift_every, fine, "clients change tasks where there are several: data.planted")
         fine = not (other and self.global_test)
-        check(
-            "data.planted", self.planted, fine, "one test set for all (data.global_test) has one meaning of its labels"
-        )
+        allowed = "one test set for all (data.global_test) has one meaning of its labels"
+        check("data.planted", self.planted, fine, allowed)
         fine = (self.planted, self.partition) != ("rotation", "rotated")
         check("data.planted", self.planted, fine, "the rotated partition turns images already: use iid")
         share = self.client_test

@@ -29,7 +29,7 @@ from fl_lightning import catalogue
 from fl_lightning.cli.parser import parser_of, typed
 from fl_lightning.cli.settings import DEFAULT_CALLBACKS, Layer, Settings, values_of
 from fl_lightning.components import AdaptersConfig, Network
-from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check_finite
+from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
 from fl_lightning.configuration import index
 from fl_lightning.configuration.describe import described
 from fl_lightning.errors import BadInput
@@ -269,8 +269,7 @@ def _check_fields(key: str, class_path: str, method: type) -> None:
             continue
         own = [n for n, t in inspect.get_annotations(base).items() if "ClassVar" not in str(t)]
         fields = f"{base.__name__} has fields that are no arguments ({', '.join(own)})"
-        if own:
-            raise BadInput(key, class_path, f"{fields}: write @dataclass(frozen=True) above it")
+        check(key, class_path, not own, f"{fields}: write @dataclass(frozen=True) above it")
 
 
 def _is_plain(value: Any) -> bool:

@@ -41,20 +41,12 @@ TOGETHER: Keys = {
     "together": (int | str | None, None, "Runs that train together in a process: a number, or auto, "
                  "which measures whether that is faster (default: the study's)."),
 }  # fmt: skip
-PART: Keys = (
-    WORKERS
-    | TOGETHER
-    | CHANGED
-    | {
-        "methods": (
-            str | None,
-            None,
-            "Run only these methods now: labels, separated by commas; baselines that the study adds always run.",
-        ),
-        "seeds": (str | None, None, "Run only these seeds now (0, or 0,2, or 0-4); new ones are added to the study."),
-        "settings": (str | None, None, "Run only these settings now: KEY=VALUE,... such as data.alpha=0.3."),
-    }
-)
+PART: Keys = WORKERS | TOGETHER | CHANGED | {
+    "methods": (str | None, None, "Run only these methods now: labels, separated by commas; baselines that the study "
+                "adds always run."),
+    "seeds": (str | None, None, "Run only these seeds now (0, or 0,2, or 0-4); new ones are added to the study."),
+    "settings": (str | None, None, "Run only these settings now: KEY=VALUE,... such as data.alpha=0.3."),
+}  # fmt: skip
 JOB: Keys = {
     "nodes": (PositiveInt, 1, "Number of machines; sets fabric.num_nodes."),
     "gpus_per_node": (NonNegativeInt, 0, "GPUs per machine, one process each; sets fabric.devices."),

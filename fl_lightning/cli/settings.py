@@ -272,8 +272,7 @@ def _component(
     rest = dict(given)
     names = [name for name in (rest.pop(word, None) for word in reserved) if name is not None]
     init_args = rest.pop("init_args", None) or {}
-    if not isinstance(init_args, dict):
-        raise BadInput(f"{key}.init_args", init_args, "it must be a mapping of arguments")
+    check(f"{key}.init_args", init_args, isinstance(init_args, dict), "it must be a mapping of arguments")
     if not all(isinstance(name, str) for name in names):
         raise BadInput(key, names[0], "a name must be text")
     check(key, given, len(names) < 2, "give its name or its class_path, not both")
@@ -350,8 +349,7 @@ def _mapping(kind: str, given: Any) -> Layer:
         given = [name.strip() for name in given.split(",")]
     if isinstance(given, list) and all(isinstance(name, str) for name in given):
         given = {_short(name): {"class_path": name} for name in given}
-    if not isinstance(given, dict):
-        raise BadInput(kind, given, "it must be names, or a mapping of names to their arguments")
+    check(kind, given, isinstance(given, dict), "it must be names, or a mapping of names to their arguments")
     return given
 
 

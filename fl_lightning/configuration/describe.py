@@ -166,9 +166,8 @@ def keys_of_a_run() -> str:
     """A table of the keys of each group of a configuration, in Markdown; inherited ones come last."""
     tables = []
     for name, group in importlib.import_module("fl_lightning.config").GROUPS.items():
-        known = sorted(
-            arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in group.__annotations__
-        )
+        own = group.__annotations__
+        known = sorted(arguments(group).items(), key=lambda item: item[0].partition(".")[0] not in own)
         tables.append(keys(name, (group.__doc__ or "").partition("\n")[0], dict(known)))
     return "\n".join(tables)
 

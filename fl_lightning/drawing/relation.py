@@ -15,15 +15,8 @@ def draw_split(counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[
 
     `names` of clients and of `classes`; numbers where there are none.
     """
-    clients = called(range(len(counts)), names)
-    return heatmap(
-        counts.T,
-        called(range(counts.shape[1]), classes),
-        clients,
-        "Training samples by client and class",
-        "client",
-        "class",
-    )
+    rows, columns = called(range(counts.shape[1]), classes), called(range(len(counts)), names)
+    return heatmap(counts.T, rows, columns, "Training samples by client and class", "client", "class")
 
 
 def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:

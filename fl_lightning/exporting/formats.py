@@ -66,8 +66,7 @@ def write(model: nn.Module, kind: Format, out: Path, example: Tensor, about: Map
     except Exception as error:  # torch's exporters raise a dozen kinds
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         instead = "" if kind == "torch_export" else " or torch_export"
-        raise BadInput(
-            "format", kind, f"torch cannot export this model ({line}); choose safetensors{instead}"
-        ) from error
+        allowed = f"torch cannot export this model ({line}); choose safetensors{instead}"
+        raise BadInput("format", kind, allowed) from error
     finally:
         logging.disable(logging.NOTSET)

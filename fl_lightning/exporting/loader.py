@@ -60,11 +60,9 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
         facts: what `run.export` returned.
         kind: the format.
     """
-    scored = (
-        f"# The run scored it by the method's own rule, not by model(x) alone: {facts['scored_as']}\n"
-        if "scored_as" in facts
-        else ""
-    )
+    scored = ""
+    if "scored_as" in facts:
+        scored = f"# The run scored it by the method's own rule, not by model(x) alone: {facts['scored_as']}\n"
     head = f"# Model of {whose} ({MODELS[facts['kind']]}), round {facts['round']} of {folder}.\n{scored}"
     here = "from pathlib import Path\n\nimport torch\n\nHERE = Path(globals().get('__file__', '.')).parent\n"
     if kind == "safetensors":

@@ -211,8 +211,7 @@ def estimate(metric: Name, alone: np.ndarray, federated: np.ndarray, samples: Sa
     ]
     slope = max(0.0, (float(np.mean(single)) - variance) / (1 - 1 / cycles)) if cycles > 1 else 0.0
     fits = sum(len(np.unique(folds)) for folds in samples.folds)
-    scale = share(metric)
-    gain = float(scale * _over_cycles(difference).sum())
+    gain = float(share(metric) * _over_cycles(difference).sum())
     return Estimate(gain, variance, degrees, common, fits, slope, cycles)
 
 

@@ -106,11 +106,8 @@ def optimizer(run: RunResult) -> str:
     if not isinstance(settings, dict):
         return NONE
     more = [f"{key} {text(settings[key])}" for key in ("momentum", "weight_decay", "clip_norm") if settings.get(key)]
-    decay = (
-        [f"times {settings['lr_decay']} every {settings.get('lr_step', 1)} rounds"]
-        if settings.get("lr_decay", 1) != 1
-        else []
-    )
+    rate = settings.get("lr_decay", 1)
+    decay = [f"times {rate} every {settings.get('lr_step', 1)} rounds"] if rate != 1 else []
     return ", ".join([f"{text(settings.get('name'))}, lr {text(settings.get('lr'))}", *decay, *more])
 
 

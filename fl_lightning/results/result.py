@@ -321,8 +321,7 @@ def _config(folder: Path) -> dict[str, Any]:
         config = yaml.safe_load((folder / "config.yaml").read_text(encoding="utf-8"))
     except (OSError, ValueError, yaml.YAMLError):
         config = None
-    if not isinstance(config, dict):
-        raise BadInput("run", str(folder), "it must be a run folder; its config.yaml cannot be read")
+    check("run", str(folder), isinstance(config, dict), "it must be a run folder; its config.yaml cannot be read")
     return index.current(config)
 
 

@@ -128,9 +128,8 @@ def labels(runs: list[RunResult]) -> list[str]:
         keys = [key for key in names[method_of(run)] if key.startswith("method.") or key.split(".")[1] in callbacks]
         shown = [key.replace(".init_args.", ".").removeprefix("method.").removeprefix("callbacks.") for key in keys]
         arguments = [f"{name}={run.setting(key)}" for name, key in zip(shown, keys, strict=True)]
-        labelled.append(
-            " ".join([method_of(run), *arguments, *(f"+{name}" for name in callbacks if name not in shared)])
-        )
+        own = [f"+{name}" for name in callbacks if name not in shared]
+        labelled.append(" ".join([method_of(run), *arguments, *own]))
     return labelled
 
 

@@ -214,10 +214,9 @@ def _interval(differences: list[list[np.ndarray]]) -> tuple[float, float, str] |
 
 def _costs(cell: Cell, target: float | None) -> dict[str, float | None] | None:
     """MiB, seconds and modelled seconds of the channel, of the run or up to the target; None if it never reached it."""
-    run = cell.run
     if target is not None:
-        return reached(run, target, cell.column)
-    return {name: run.spent(name) for name in ("mib", "wall", "channel")}
+        return reached(cell.run, target, cell.column)
+    return {name: cell.run.spent(name) for name in ("mib", "wall", "channel")}
 
 
 def _total(costs: list[dict[str, float | None] | None], name: str) -> float | None:
@@ -275,9 +274,8 @@ def _how(rows: list[Row], compared: list[Row]) -> list[str]:
     """How intervals and stars came about, and how many seeds a star would take. `compared`: the rows for tests."""
     kinds = {row.interval for row in rows}
     words = [text for kind, text in INTERVALS.items() if kind in kinds]
-    notes = [f"intervals: {1 - statistics.LEVEL:.0%} for the mean difference of new seeds; {'; '.join(words)}"] * bool(
-        words
-    )
+    level = f"intervals: {1 - statistics.LEVEL:.0%} for the mean difference of new seeds"
+    notes = [f"{level}; {'; '.join(words)}"] if words else []
     if tested := sum(row.p is not None for row in rows):
         over = "pairs (and Student's t over seeds, if that is greater)" if ALL in {r.setting for r in rows} else "pairs"
         stars = f"* where it is at most {statistics.LEVEL:g}"

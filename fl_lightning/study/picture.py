@@ -168,9 +168,8 @@ def _panel(axes: Axes, rank: Ranks) -> None:
     axes.xaxis.tick_top()
     axes.set_xticks(range(1, number + 1))
     axes.spines[["left", "right", "bottom"]].set_visible(False)
-    axes.set_title(
-        f"{MODELS[rank.judge]}: mean ranks over {rank.settings} settings (Friedman p = {rank.p:.2g})", fontsize=10
-    )
+    words = f"mean ranks over {rank.settings} settings (Friedman p = {rank.p:.2g})"
+    axes.set_title(f"{MODELS[rank.judge]}: {words}", fontsize=10)
     place = dict(zip(rank.methods, rank.ranks, strict=True))
     for line, clique in enumerate(rank.cliques, start=1):
         ends = [place[clique[0]] - 0.03, place[clique[-1]] + 0.03]
