@@ -56,7 +56,7 @@ def trained(layers: list[Layer], first: str | None, words: list[str] | None = No
 
     again = ["fl-train", "fit", *words] if words and start.name and start.resume else None
     stem = Path(first or "").stem or name_of(config)
-    with runs.opened(start, stem, config) as folder, runs.resumable(folder, again):
+    with runs.opened(start, stem, config) as folder, runs.when_stopped(lambda: runs.goes_on(folder, again)):
         engine(config, folder, start.resume)
     return folder
 

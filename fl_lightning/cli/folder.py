@@ -12,7 +12,7 @@ import shutil
 import socket
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import IO
 
@@ -144,18 +144,23 @@ def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def resumable(folder: Path, line: list[str] | None) -> Iterator[None]:
-    """Where the run in `folder` is stopped (Ctrl-C, SIGTERM), say which line (`line`, or the shortest) goes on."""
+def when_stopped(line: Callable[[], str]) -> Iterator[None]:
+    """Say `line` where what is within is stopped (Ctrl-C, SIGTERM)."""
     try:
         yield
     except BaseException as error:
         if not isinstance(error, Exception) and outer_rank() == 0:
-            out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
-            line = line or ["fl-train", "fit", *out, "--name", folder.name, "--resume"]
-            kept = _content(folder / "metrics.csv") is None or any((folder / "checkpoints").glob("*"))
-            how = f"it goes on with: {shlex.join(line)}" if kept else "without a checkpoint it cannot go on"
-            say(f"fl-train: stopped; {how}")
+            say(line())
         raise
+
+
+def goes_on(folder: Path, line: list[str] | None) -> str:
+    """How the run in `folder`, which has been stopped, goes on: with `line`, or with the shortest that does it."""
+    out = [] if folder.parent == Path("runs") else ["--out", str(folder.parent)]
+    line = line or ["fl-train", "fit", *out, "--name", folder.name, "--resume"]
+    kept = _content(folder / "metrics.csv") is None or any((folder / "checkpoints").glob("*"))
+    how = f"it goes on with: {shlex.join(line)}" if kept else "without a checkpoint it cannot go on"
+    return f"fl-train: stopped; {how}"
 
 
 def make(start: Start, stem: str) -> Path:

@@ -256,12 +256,8 @@ def _run(
     worker = one_by_one(run_one) if most == 1 else beside
     runner = Runner(folder, [run for run, _ in chosen], worker, jobs)
     before, start = len(chosen) - len(runner.todo), time.monotonic()
-    try:
+    with runs.when_stopped(lambda: f"study: stopped with {runner.progress()}; it goes on with: {line}"):
         runner.run(count, most)
-    except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-            print(f"study: stopped with {runner.progress()}; it goes on with: {line}", file=sys.stderr)
-        raise
     done = f" ({before} were there)" if before else ""
     done += f", of the {whole} of the whole study" if len(chosen) < whole else ""
     took = time.monotonic() - start

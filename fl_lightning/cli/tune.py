@@ -18,6 +18,7 @@ from rich.console import Console
 from fl_lightning import owncode
 from fl_lightning.cli import study as studies
 from fl_lightning.cli import studyfile
+from fl_lightning.cli.folder import when_stopped
 from fl_lightning.cli.resolve import complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer
 from fl_lightning.config import Config, check
@@ -221,15 +222,11 @@ def _search(searches: list[Search], out: Path, count: int, line: str) -> None:
 
     jobs = searches * -(-count // len(searches))
     teller, failures = _Teller(searches), {}
-    try:
+    with when_stopped(lambda: f"tune: stopped; it goes on with: {line}"):
         for ended in run_all(run_trials, jobs, count, out / "logs", lambda running: teller.tell()):
             if ended.error is not None:
                 failures[jobs[ended.job].entry.label] = ended.error
         teller.tell(last=True)
-    except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-            print(f"tune: stopped; it goes on with: {line}", file=sys.stderr)
-        raise
     if failures:
         label, error_line = next(iter(failures.items()))
         more = f" ({len(failures)} methods failed)" if len(failures) > 1 else ""

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning import catalogue
+from fl_lightning.cli.folder import when_stopped
 from fl_lightning.cli.resolve import to_settings, to_yaml
 from fl_lightning.cli.settings import CommandLine, Layer, read_line
 from fl_lightning.cli.study import resolve, run_safely, train, worker_count
@@ -232,21 +233,19 @@ def _run_all(plan: Plan, tasks: Sequence[Task], limit: float = math.inf) -> int:
     first, done, few = time.monotonic(), 0, max(1, 2 * len(jobs) // 5)
     count = worker_count(plan.values.workers, jobs[0][0])
     work = run_all(_train_and_score, jobs, count, plan.folder.path / "logs", lambda numbers: None)
-    try:
-        with _bar(len(jobs)) as step, contextlib.closing(work) as all_ended:
-            for ended in all_ended:
-                done += 1
-                if ended.error is not None:
-                    failures[str(jobs[ended.job][1])] = ended.error
-                step(done)
-                whole = (time.monotonic() - first) / done * len(jobs) + first - plan.begin
-                if done >= few and whole > limit:
-                    raise TooSlow(whole)
-    except BaseException as error:
-        if not isinstance(error, Exception):  # Ctrl-C, SIGTERM
-            line = f"worth: stopped with {done} of {len(jobs)} trainings done"
-            print(f"{line}; it goes on with: {plan.again}", file=sys.stderr)
-        raise
+
+    def stopped() -> str:
+        return f"worth: stopped with {done} of {len(jobs)} trainings done; it goes on with: {plan.again}"
+
+    with when_stopped(stopped), _bar(len(jobs)) as step, contextlib.closing(work) as all_ended:
+        for ended in all_ended:
+            done += 1
+            if ended.error is not None:
+                failures[str(jobs[ended.job][1])] = ended.error
+            step(done)
+            whole = (time.monotonic() - first) / done * len(jobs) + first - plan.begin
+            if done >= few and whole > limit:
+                raise TooSlow(whole)
     plan.folder.write_failures(failures)
     if failures:
         name, why = next(iter(failures.items()))

@@ -15,7 +15,6 @@ import json
 import platform
 import tempfile
 import zipfile
-import zlib
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.owncode import ROUNDS
 from fl_lightning.provenance import processor
+from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.storage import manifest
 from fl_lightning.study.code import ACCEPTED
 from fl_lightning.study.folder import PLACE, StudyFolder, default, search_of
@@ -59,7 +59,6 @@ KIND = ("system", "processor", "cores", "gpus")
 """What a run's `provenance.json` says of the kind of its machine."""
 STAMP = (1980, 1, 1, 0, 0, 0)
 """The earliest time that a zip can say: an archive does not depend on when it was made."""
-_UNREADABLE = (zipfile.BadZipFile, zlib.error, OSError, ValueError, LookupError, TypeError, NotImplementedError)
 
 
 def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
@@ -106,7 +105,7 @@ def read_index(file: Path) -> dict[str, Any]:
             changed = [INDEX] if archive.comment.decode() != _digest(text) else []
             changed += sorted({INDEX, *index["files"]} ^ set(names))
             changed = changed or [n for n, digest in index["files"].items() if _digest(archive.read(n)) != digest]
-    except _UNREADABLE as error:
+    except UNREADABLE as error:
         raise BadInput("archive", str(file), f"it cannot be read as an archive ({error})") from None
     if changed:
         raise BadInput("archive", str(file), f"it has been changed since it was made: {changed[0]}")
@@ -127,7 +126,7 @@ def check_out(file: Path, folder: StudyFolder) -> None:
             runs = ended & archived.keys()
             pairs = [((folder.path / run / CONFIG).read_bytes(), archive.read(f"{run}/{CONFIG}")) for run in runs]
         ours = bool(pairs) and all(now == then or _settings(now) == _settings(then) for now, then in pairs)
-    except (BadInput, yaml.YAMLError, *_UNREADABLE):
+    except (BadInput, yaml.YAMLError, *UNREADABLE):
         ours = False
     check("out", str(file), ours, "it exists and is no archive of this study, and is not written over")
     lost = sorted(archived.keys() - ended)
@@ -183,7 +182,7 @@ def trained(run: Path) -> list[dict[str, dict[str, Any]]]:
         ]
         distinct = [start for k, start in enumerate(records) if start not in records[:k]]
         last = distinct.index(records[-1])
-    except (*_UNREADABLE, AttributeError):
+    except (*UNREADABLE, AttributeError):
         return []
     with contextlib.suppress(OSError, ValueError):
         lines = (run / "environment.txt").read_text(encoding="utf-8").splitlines()
@@ -227,7 +226,7 @@ def _arrays(file: Path) -> dict[str, tuple[str, tuple[int, ...], bytes]] | None:
     try:
         with np.load(file) as arrays:
             return {name: (arrays[name].dtype.str, arrays[name].shape, arrays[name].tobytes()) for name in arrays.files}
-    except _UNREADABLE:
+    except UNREADABLE:
         return None
 
 
@@ -235,7 +234,7 @@ def _comparable(summary: Path) -> dict[str, str]:
     """The keys of a `summary.json` that equal runs have alike, and their values as JSON: NaN is NaN."""
     try:
         content = dict(json.loads(summary.read_text(encoding="utf-8")))
-    except _UNREADABLE:
+    except UNREADABLE:
         return {}
     return {key: json.dumps(v) for key, v in content.items() if key not in VARYING and not _measured(key)}
 
