@@ -158,6 +158,8 @@ def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Fac
     check("federation.participation", share, share == 1, "worth trains every silo in every round: it must be 1")
     share = base.data.held_out_clients
     check("data.held_out_clients", share, not share, "worth judges every silo: it must be 0")
+    named = base.data.held_out
+    check("data.held_out", named, named is None, "worth judges every silo: it must be null")
     plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
     from fl_lightning.gains.runs import look
     from fl_lightning.study.workers import in_a_process

@@ -64,22 +64,25 @@ def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mappin
     logging.getLogger("lightning").setLevel(logging.ERROR)
     fed = assemble(fabric, config, folder, [])
     restore(fed.run, folder / "checkpoints")
-    data, evaluator, t = fed.run.data, fed.evaluator, fed.run.server.round
+    run, data, evaluator = fed.run, fed.run.data, fed.evaluator
     for label, kind in rows.items():
-        parts: list[dict[str, np.ndarray]] = []
-        for c in range(fed.run.clients):
+        mine: dict[int, dict[str, np.ndarray]] = {}
+        for c in run.at_home(range(run.clients)):
             if kind == "finetuned":
-                judged, (vector, buffers) = kind, evaluator.finetune(t, c)
+                judged, (vector, buffers) = kind, evaluator.finetune(run.server.round, c)
             else:
                 judged, vector, buffers = evaluator.final_model(c)
             client = evaluator.at_rest(c, buffers)
             client.ready(judged, vector)
             seen: scoring.Seen = []
             scoring.score(judged, client, client.data.test, seen)
-            parts.append(_table(seen, client.module.metric) | {"sample": fingerprints(data.tested(c)[0].numpy())})
-            parts[-1]["client"] = np.full(len(parts[-1]["sample"]), data.numbers[c])
-        table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
-        save_arrays(place(out, label, config.seed), **table)
+            mine[c] = _table(seen, client.module.metric) | {"sample": fingerprints(data.tested(c)[0].numpy())}
+            mine[c]["client"] = np.full(len(mine[c]["sample"]), data.numbers[c])
+        parts = [part for _, part in sorted(run.processes.gather_by_client(mine).items())]
+        if run.is_main:
+            save_arrays(
+                place(out, label, config.seed), **{name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
+            )
     return {}
 
 

@@ -15,11 +15,14 @@ import pytest
 
 from fl_lightning.cli import main
 from fl_lightning.cli import worth as command
+from fl_lightning.cli.commands import load
 from fl_lightning.cli.settings import values_of
 from fl_lightning.components import Component, ModelConfig
 from fl_lightning.config import Config
 from fl_lightning.errors import BadInput
 from fl_lightning.gains import further, words
+from fl_lightning.gains.runs import score
+from fl_lightning.gains.scores import place
 from fl_lightning.gains.silos import Facts
 
 from .conftest import SMALL, write_hospitals
@@ -67,6 +70,22 @@ def test_fine_tuned_models_are_scored_as_such(out: Path) -> None:
     with (out / "runs" / "fedavg,personalised" / "seed-1" / "clients.csv").open() as file:
         last = [row for row in csv.DictReader(file) if row["round"] == "2"]
     assert own == pytest.approx([float(row["accuracy_finetuned"]) for row in last], abs=1e-6)
+
+
+@pytest.mark.slow
+def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: Path) -> None:
+    """Each process has the models of its own clients alone."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.chdir(out.parent)
+        rows, folder = (
+            {"fedavg after": "after", "fedavg finetuned": "finetuned"},
+            out / "runs/fedavg,personalised/seed-1",
+        )
+        config = load(folder)
+        score(replace(config, fabric=replace(config.fabric, devices=2, threads=1)), folder, tmp_path, rows)
+    for label in rows:
+        with np.load(place(out, label, 1)) as one, np.load(place(tmp_path, label, 1)) as two:
+            assert {name: two[name].tolist() for name in two} == {name: one[name].tolist() for name in one}
 
 
 def test_every_sample_is_tested_once_a_cycle_by_models_that_have_not_seen_it(out: Path) -> None:
@@ -133,6 +152,7 @@ def test_another_base_is_refused(out: Path, capsys: pytest.CaptureFixture[str]) 
         ("--minutes 1 --repeats 10", "repeats"),
         ("--federation.participation 0.5", "federation.participation"),
         ("--data.held_out_clients 0.2", "data.held_out_clients"),
+        ("--data.held_out [1]", "data.held_out"),
         ("--data.root nowhere.csv", "data.root"),
     ],
 )
