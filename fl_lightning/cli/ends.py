@@ -83,8 +83,10 @@ def _center(words: Namespace, out: BinaryIO) -> None:
         exchange = Exchange(transport, run_id, mark, limits)
         put_together = partial(federation_of, exchange, facts, public)
         launch(config, fit_on_rank, folder, start.resume, put_together)
-        about = {"run": run_id, "bytes_sent": exchange.bytes_sent, "bytes_received": exchange.bytes_received}
-        write_whole(folder / CENTER, json.dumps(about))
+        known = json.loads((folder / CENTER).read_text(encoding="utf-8"))  # of processes before, where it was resumed
+        ours = {"bytes_sent": exchange.bytes_sent, "bytes_received": exchange.bytes_received}
+        sums = {name: known.get(name, 0) + count for name, count in ours.items()}
+        write_whole(folder / CENTER, json.dumps({"run": run_id} | sums))
 
 
 def _run_id(folder: Path, mark: str) -> str:

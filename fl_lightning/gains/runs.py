@@ -80,9 +80,8 @@ def _score(fabric: Fabric, config: Config, folder: Path, out: Path, rows: Mappin
             mine[c]["client"] = np.full(len(mine[c]["sample"]), data.numbers[c])
         parts = [part for _, part in sorted(run.processes.gather_by_client(mine).items())]
         if run.is_main:
-            save_arrays(
-                place(out, label, config.seed), **{name: np.concatenate([p[name] for p in parts]) for name in parts[0]}
-            )
+            table = {name: np.concatenate([part[name] for part in parts]) for name in parts[0]}
+            save_arrays(place(out, label, config.seed), **table)
     return {}
 
 
