@@ -21,7 +21,7 @@ def draw_split(counts: np.ndarray, names: Sequence[str] = (), classes: Sequence[
 
 def called(numbers: Sequence[int], names: Sequence[str]) -> list[int | str]:
     """Labels: names that are no numbers, else numbers, which a picture thins where they would collide."""
-    numeric = all(name.isdigit() for name in names)
+    numeric = all(name.isdecimal() and str(int(name)) == name for name in names)  # as they are written: not 007
     return [int(names[n]) if numeric and names else names[n] if names else n for n in numbers]
 
 

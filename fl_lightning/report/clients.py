@@ -30,7 +30,7 @@ def splits(runs: list[RunResult]) -> list[dict[str, Any]]:
         bare = [name.removeprefix("class_") for name in classes]
         numbers = [int(row["client"]) for row in run.rows("split")[:MOST_CLIENTS]]
         made = {
-            "runs": [], "classes": [int(name) if name.isdigit() else name for name in bare],
+            "runs": [], "classes": [*range(len(bare))] if bare == [str(k) for k in range(len(bare))] else bare,
             "clients": [run.client_names.get(number, number) for number in numbers], "counts": counts,
             "most": max(map(max, counts)),
         }  # fmt: skip

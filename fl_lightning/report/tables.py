@@ -9,6 +9,7 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning import provenance
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS, Metric
 from fl_lightning.report import words
 from fl_lightning.report.words import NONE, model_words, text
@@ -95,12 +96,20 @@ def incomparable(runs: list[RunResult]) -> list[str]:
     keys = {key for key in differing_keys(runs) if key.partition(".")[0] in _COMPARED}
     if same_seeds(runs):
         keys -= {"seed"}  # what bands over seeds are made of
+    if not any(key.startswith(("data.", "federation.", "smoke")) for key in keys) and _other_samples(runs):
+        keys.add("data.root")
     # `auto` may stand for different kinds of model: what counts is whether there is one that all were scored by.
     keys -= {"evaluation.judge"}
     by = Comparison.of(runs)
     if by.differ and by.kind is None:
         keys.add("evaluation.judge")
     return sorted(keys)
+
+
+def _other_samples(runs: list[RunResult]) -> bool:
+    """Whether runs with one seed are known to have trained on different samples: their files are others by now."""
+    digests = {(repr(run.setting("seed")), digest) for run in runs if (digest := provenance.data_of(run.folder))}
+    return len(digests) > len({seed for seed, _ in digests})
 
 
 def differences(runs: list[RunResult]) -> Table:
@@ -117,7 +126,7 @@ def targets(runs: list[RunResult]) -> list[float]:
     """
     by = Comparison.of(runs)
     column = by.column
-    curves = [[row[column] for row in run.judged(column)] for run in runs]
+    curves = [[row[column] for row in run.judged(column) if math.isfinite(row[column])] for run in runs]
     curves = [curve for curve in curves if curve]
     if not by.metric.rises:
         return _falling(curves)

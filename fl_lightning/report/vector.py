@@ -26,6 +26,8 @@ _RECEIVERS = 3
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
 _WIDTH = 5.5
 """Inches: a column of most papers, or the text of a page with one."""
+_ABREAST = 45
+"""Letters of all names below a picture, beyond which they would run into each other."""
 
 
 def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
@@ -101,11 +103,8 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
     """A dot for each client and class, its area in proportion to the samples."""
     counts = np.array(split["counts"])
     rows, columns = np.nonzero(counts)
-    sizes = counts[rows, columns] / counts.max() * 90
-    axes.scatter([split["clients"][k] for k in columns], [split["classes"][k] for k in rows], s=sizes, color="#440154")
-    if not any(isinstance(client, str) for client in split["clients"]):  # numbers, which are whole
-        axes.locator_params(axis="x", integer=True)
-    axes.set(xlabel="client", ylabel="class")
+    axes.scatter(columns, rows, s=counts[rows, columns] / counts.max() * 90, color="#440154")
+    _name(axes, split["clients"], split["classes"], "client", "class")
 
 
 class _Heat(NamedTuple):
@@ -153,15 +152,32 @@ def _heat(axes: Axes, heat: _Heat) -> None:
     assert axes.figure is not None
     beyond = heat.high is not None and values.max() > heat.high  # an arrow says that the last colour is more, too
     axes.figure.colorbar(picture, ax=axes, label=heat.words, extend="max" if beyond else "neither")
-    for axis, names in ((axes.xaxis, heat.columns), (axes.yaxis, heat.rows)):
+    _name(axes, heat.columns, heat.rows, heat.x, heat.y)
+
+
+def _name(axes: Axes, columns: Sequence[Any], rows: Sequence[Any], x: str, y: str) -> None:
+    """Name both axes and the places on them, of many some ten each; long names below are turned, side by side."""
+    from matplotlib.figure import Figure
+
+    for axis, names in ((axes.xaxis, columns), (axes.yaxis, rows)):
         shown = range(0, len(names), max(1, len(names) // 10))
-        axis.set_ticks([*shown], [str(names[k]) for k in shown])
-    axes.set(xlabel=heat.x, ylabel=heat.y)
+        texts = [_literal(str(names[k])) for k in shown]
+        axis.set_ticks([*shown], texts)
+        if axis is axes.xaxis and sum(map(len, texts)) > _ABREAST:
+            axis.set_ticks([*shown], texts, rotation=40, ha="right")
+            assert isinstance(axes.figure, Figure)
+            axes.figure.set_figheight(0.62 * _WIDTH + 0.06 * max(map(len, texts)))  # what else is there keeps its room
+    axes.set(xlabel=x, ylabel=y)
 
 
 def _plain(label: str) -> str:
-    """A label for plotly as matplotlib takes it: without HTML, and no formula between dollars."""
-    return html.unescape(label).replace("$", r"\$")
+    """A label for plotly as matplotlib takes it: without HTML."""
+    return _literal(html.unescape(label))
+
+
+def _literal(text: str) -> str:
+    """No formula between dollars."""
+    return text.replace("$", r"\$")
 
 
 def _known(x: Sequence[Any], y: list[float | None]) -> tuple[list[Any], list[float]]:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import TYPE_CHECKING, Any
 
 from fl_lightning.config import check, flat
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 _ORDER = ("after", "before", "finetuned", "global")
 """Of kinds of model to compare runs by; clients' own models come first, as personalised methods are about them."""
 MACHINE = ("data.root", "data.public_root", "data.download", "data.resident")
-"""Keys of a configuration that say where data lie, not which."""
+"""Keys of a configuration that say where data lie, not which; but see `_own_data`."""
 QUIET = ("heatmaps", "ledger", "progress", "checkpoint")
 """Callbacks that change no number: they name no method."""
 SHARED = ("data", "federation", "model", "optimizer")
@@ -62,6 +62,7 @@ def same_but_seed(runs: list[RunResult]) -> list[int]:
     """A number for each run, from 0: equal where runs differ in nothing but their seed (and where data lie)."""
     groups: dict[str, int] = {}
     settings = [{k: v for k, v in flat(run.config) if k != "seed" and k not in MACHINE} for run in runs]
+    settings = [values | {"data.root": _own_data(run)} for values, run in zip(settings, runs, strict=True)]
     return [groups.setdefault(repr(sorted(values.items())), len(groups)) for values in settings]
 
 
@@ -133,6 +134,12 @@ def labels(runs: list[RunResult]) -> list[str]:
     return labelled
 
 
+def _own_data(run: RunResult) -> str:
+    """The name of the file or folder of own data, which tells them from others wherever they lie; else empty."""
+    root = PurePath(str(run.setting("data.root") or ""))
+    return root.name if root.suffix or run.setting("data.source") in ("arrays", "images", "table") else ""
+
+
 def _is_argument(key: str) -> bool:
     """Whether a dotted key is an argument of a method or of a callback that changes numbers."""
     return key.startswith("method.init_args.") or (key.startswith("callbacks.") and key.split(".")[1] not in QUIET)
@@ -151,7 +158,9 @@ def words(setting: Mapping[str, Any]) -> str:
 def settings(runs: list[RunResult]) -> list[str]:
     """Of each run, the data, federation, model and optimiser settings in which the runs differ: `data.alpha=0.1`."""
     keys = [key for key in differing_keys(runs) if key.partition(".")[0] in SHARED or key in ALSO]
-    return [words({key: run.setting(key) for key in keys}) for run in runs]
+    roots = [_own_data(run) for run in runs]
+    own = [{"data.root": root} if len({*roots}) > 1 else {} for root in roots]
+    return [words(root | {key: run.setting(key) for key in keys}) for run, root in zip(runs, own, strict=True)]
 
 
 def tidy(runs: Iterable[RunResult], names: Sequence[tuple[str, str]] | None = None) -> DataFrame:

@@ -244,6 +244,21 @@ def test_shares_of_one_colour_are_said_in_words(make_run: MakeRun) -> None:
     assert 'id="share-0"' not in page
 
 
+def test_names_of_clients_and_classes_stand_below_their_dots(make_run: MakeRun, tmp_path: Path) -> None:
+    """Class names of which some are numbers; names that matplotlib takes for formulas; a client without a class."""
+    folder = RunFolder(make_run("a"))
+    folder.names = ["$a$ and $\\b{", "007", "a client with a name, long", "Züri ²"]
+    folder.write_split([8, 6, 3, 4], [2] * 4, COUNTS, ["1", "2", "3+"])
+    runs = load([folder.path])
+    (one,) = clients.splits(runs)
+    assert (one["classes"], one["clients"]) == (["1", "2", "3+"], folder.names)
+    drawn = {file.stem: file.read_text() for file in vector.write(runs, tmp_path / "figures", "svg")}
+    words = re.findall(r">([^<>]+)</text>", drawn["split-0"])
+    assert words == [*folder.names, "client", "1", "2", "3+", "class"]
+    assert words[:4] == re.findall(r">([^<>]+)</text>", drawn["relation-0"])[:4]
+    assert "rotate(-40)" in drawn["split-0"]  # or they would run into each other
+
+
 @pytest.mark.slow
 def test_names_that_matplotlib_reads_otherwise_stand_in_the_legends(make_run: MakeRun, tmp_path: Path) -> None:
     """It leaves out labels that begin with an underscore, and takes what stands between dollars for a formula."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from fl_lightning.report import figures, render, vector
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import load
+from fl_lightning.results.runs import load, seeds_apart, settings
 
 MakeRun = Callable[..., Path]
 METHODS = ("local", "kapc", "fedavg")
@@ -104,3 +105,21 @@ def test_a_scale_says_that_colours_go_beyond_it(high: float | None, end: str) ->
     axes = Figure().add_subplot()
     vector._heat(axes, vector._Heat(np.eye(2), "ab", "cd", "x", "y", "weight", high))
     assert axes.images[0].colorbar.extend == end
+
+
+def test_runs_on_other_data_are_no_seeds_of_one_method(make_run: MakeRun) -> None:
+    """A table of one's own is its file: where it lies may differ, which it is may not."""
+
+    def at(root: str, seed: int, digest: str = "") -> Path:
+        path = make_run(f"{root.replace('/', '-')}-{seed}{digest}")
+        if digest:
+            (path / "provenance.json").write_text(json.dumps([{"data": digest}]))
+        return change(path, seed=seed, data={"source": "table", "root": root})
+
+    moved, other = load([at("here/a.csv", 0), at("there/a.csv", 1)]), load([at("here/a.csv", 2), at("b.csv", 3)])
+    assert seeds_apart(moved) == [[0, 1]] and settings(moved) == ["", ""]
+    assert seeds_apart(other) == [] and settings(other) == ["data.root=a.csv", "data.root=b.csv"]
+    one, same, changed = at("a.csv", 4, "x"), at("there/a.csv", 4, "x"), at("a.csv", 4, "y")
+    assert incomparable(load([one, same])) == []
+    assert incomparable(load([one, changed])) == ["data.root"]
+    assert "What differs: <code>data.root</code>" in render(load([one, changed]))

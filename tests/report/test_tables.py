@@ -36,6 +36,16 @@ def test_targets_are_what_a_run_reached_and_did_not_begin_with(make_run: MakeRun
     assert targets(load([make_run("d", (0.01,))])) == []
 
 
+def test_targets_lie_between_scores_that_are_finite(make_run: MakeRun) -> None:
+    """Predictions of a regression may pass what 32 bits hold."""
+    paths = [make_run(name, config={"data": {"task": "regression"}}) for name in ("a", "b")]
+    for path, first in zip(paths, ("inf", "nan"), strict=True):
+        path.joinpath("metrics.csv").write_text(f"round,mean_mae,mae_after\n1,{first},2\n2,9,9\n3,2,2\n")
+    runs = load(paths)
+    assert targets(runs) == [8, 7, 6, 5, 4, 3, 2]
+    assert "not reached" not in render(runs)
+
+
 def test_a_target_is_reached_with_what_was_spent_by_then(make_run: MakeRun) -> None:
     (run,) = load([make_run("a", (0.1, 0.5, 0.4, 0.8), channel=True)])
     assert reached(run, 0.5) == {"round": 2, "mib": 16.0, "channel": 6.0, "wall": 3.5}  # 4 clients, up and down

@@ -74,6 +74,16 @@ def test_a_row_by_hand(make_study: MakeStudy) -> None:
     assert (local.baseline, local.harmed, local.difference) == (None, None, None)
 
 
+def test_runs_on_other_samples_are_no_pair(make_study: MakeStudy) -> None:
+    """As many of each class, of a file that has changed between two runs."""
+    path = make_study(plan(1))
+    folders = sorted(file.parent for file in path.rglob("metrics.csv"))
+    for folder, digest in zip(folders, ("a", "b"), strict=True):
+        (folder / "provenance.json").write_text(json.dumps([{"data": "a"}, {"data": digest}]))
+    with pytest.raises(BadInput, match=r"its runs cannot be paired: they differ in data\.root"):
+        compared(path)
+
+
 def test_as_many_right_answers_are_a_tie(make_study: MakeStudy) -> None:
     """Scores are float32, and of other clients' right answers they add up to something else."""
     ours, theirs = (
