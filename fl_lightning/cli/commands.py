@@ -102,12 +102,15 @@ def export(argv: list[str]) -> None:
 
 def report(argv: list[str]) -> None:
     """Write one HTML page on the named run folders; prints where it is."""
+    from fl_lightning.study.folder import StudyFolder
+
     line = read_line(argv, "report")
     words, values = line.words, line.values
     check("run", None, bool(words), "it must be given: fl-train report RUN [RUN ...]")
     for word in words:
         runs.check_path("run", Path(word))
-    if (Path(words[0]) / "study.json").is_file() and len(words) == 1:
+    study = StudyFolder(Path(words[0]))
+    if study and len(words) == 1 and not study.is_regression():  # of which methods are not compared: then its runs
         from fl_lightning.cli.compare import report as report_study
 
         report_study(words[0], values)

@@ -14,6 +14,7 @@ from rich.console import Console
 from fl_lightning.cli.folder import check_out
 from fl_lightning.cli.settings import read_line, values_of
 from fl_lightning.config import check
+from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
 from fl_lightning.files import write_whole
 from fl_lightning.report.vector import image
@@ -115,7 +116,11 @@ def side_by_side(
     scored: list[cells.Cell], notes: list[str], folder: Path, baseline: str | None = None, target: float | None = None
 ) -> Compared:
     """The comparison of cells, with the values that `fl-train tune` chose for the study in `folder`."""
-    compared = of_methods(scored, baseline, target)
+    try:
+        compared = of_methods(scored, baseline, target)
+    except BadInput:  # such as no pairs, since runs are left out
+        print("".join(f"{note}\n" for note in notes), end="", file=sys.stderr)
+        raise
     chosen, warnings = values_chosen(folder)
     compared.rows[:] = [dataclasses.replace(row, chosen=chosen.get(row.method)) for row in compared.rows]
     compared.notes[:0] = [*notes, *warnings]

@@ -16,6 +16,8 @@ from fl_lightning.cli.study import resolve
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import write_whole
+from fl_lightning.metric import ACCURACY, BY_TASK, Metric
+from fl_lightning.results.columns import shown
 from fl_lightning.study.grid import Study, is_linked
 
 MARK = "# Written by fl-train dashboard --sweep\n"
@@ -48,7 +50,7 @@ def dashboard(argv: list[str]) -> None:
     print(f"dashboard: {where} ({'saved' if saved else 'unchanged'})")
 
 
-def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str, Any]:
+def sweep(study: Study, base: str, project: str, entity: str | None, metric: Metric = ACCURACY) -> dict[str, Any]:
     """A W&B sweep over the methods, settings and seeds of a study, without its forced rows.
 
     Args:
@@ -56,6 +58,7 @@ def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str
         base: the config file that all runs begin with.
         project: of W&B.
         entity: of W&B; None: the user's own.
+        metric: by which the runs are judged.
 
     Raises:
         BadInput: a method has settings of its own or arguments in some settings only (`when`), or keys of the grid vary
@@ -76,7 +79,7 @@ def sweep(study: Study, base: str, project: str, entity: str | None) -> dict[str
     made: dict[str, Any] = {"name": Path(base).stem, "project": project} | ({"entity": entity} if entity else {})
     return made | {
         "method": "grid",
-        "metric": {"name": "accuracy/own_judge_mean", "goal": "maximize"},
+        "metric": {"name": shown(metric.of("mean")), "goal": "maximize" if metric.rises else "minimize"},
         "command": ["${env}", "fl-train", "fit", "--config", base, "${args}", "--loggers", "wandb"],
         "parameters": {"method": {"values": methods}, "seed": {"values": study.seeds}, **grid},
     }
@@ -87,7 +90,7 @@ def _write_sweep(file: Path, project: str, entity: str | None) -> None:
     study = Study.of(studyfile.read(str(file)))
     settled, _, _ = resolve(study)  # refuses what `fl-train study` would refuse
     base, out = file.with_suffix(".base.yaml"), file.with_suffix(".sweep.yaml")
-    made = sweep(study, str(base), project, entity)
+    made = sweep(study, str(base), project, entity, BY_TASK[settled.data.task])
     bases = {Path(part).resolve() for part in study.base if isinstance(part, str)}
     allowed = "the config of the sweep's runs is written there: the study's own must have another name"
     check("base", str(base), base.resolve() not in bases, allowed)

@@ -68,7 +68,7 @@ def standing(folder: Path, now: float, job: Queued | None = None) -> Standing:
     judged = run.judged(mean)
     wrote = max(p.stat().st_mtime for p in (folder / CONFIG, folder / "metrics.csv") if p.exists())
     usual = median(row.get("seconds", 0.0) for row in rows[-5:]) if rows else 0.0
-    state: State = "stopped" if rows else "waiting"
+    state: State = "stopped" if rows or (folder / "log.txt").exists() else "waiting"
     if run.finished:
         state = "finished"
     elif _at_work(folder, now - wrote, usual):

@@ -261,7 +261,8 @@ def _run(
     done = f" ({before} were there)" if before else ""
     done += f", of the {whole} of the whole study" if len(chosen) < whole else ""
     took = time.monotonic() - start
-    print(f"study: {runner.progress()}{done}, {took:.1f} s; the table: fl-train compare {folder.path}")
+    shown = "page: fl-train report" if chosen[0][1].data.task == "regression" else "table: fl-train compare"
+    print(f"study: {runner.progress()}{done}, {took:.1f} s; the {shown} {folder.path}")
 
 
 def fetch(configs: list[Config]) -> None:

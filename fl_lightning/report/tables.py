@@ -108,7 +108,8 @@ def incomparable(runs: list[RunResult]) -> list[str]:
 
 def _other_samples(runs: list[RunResult]) -> bool:
     """Whether runs with one seed are known to have trained on different samples: their files are others by now."""
-    digests = {(repr(run.setting("seed")), digest) for run in runs if (digest := provenance.data_of(run.folder))}
+    known = [(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs]
+    digests = {(seed, digest) for seed, digest in known if isinstance(digest, str)}
     return len(digests) > len({seed for seed, _ in digests})
 
 

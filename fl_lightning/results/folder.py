@@ -147,7 +147,7 @@ class RunFolder:
             rows: of `metrics.csv`, by whose numbers it can be told where they do not either.
         """
         column = self.read_columns().get(metrics.of_rows(rows).of("mean"))
-        return column.model if column and column.model in metrics.MODELS else judge_of(known, rows)
+        return column.model if column and column.model in [*metrics.MODELS] else judge_of(known, rows)
 
     def relation_file(self, round: int) -> Path:
         """Where the relation of `round` is kept."""

@@ -160,6 +160,8 @@ def _judge_of_base(folder: Path) -> str | None:
 def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     """RunResult folders as cells: label, setting and seed are read off what differs between their configurations."""
     runs = load(list(paths), regression=False)
+    for run in runs:
+        check("run", str(run.folder), type(run.setting("seed")) is int, "its config.yaml names no seed")
     named = zip(runs, labels(runs), settings(runs), strict=True)
     return [
         {

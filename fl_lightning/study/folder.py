@@ -85,6 +85,12 @@ class StudyFolder:
         base = content.get("base")
         return content | {"base": index.current(base)} if isinstance(base, dict) else content
 
+    def is_regression(self) -> bool:
+        """Whether its base says so."""
+        with contextlib.suppress(BadInput):
+            return dict(flat(self.definition().get("base"))).get("data.task") == "regression"
+        return False
+
     def failures(self) -> dict[str, str]:
         """Run folders that failed when they were last run, and why."""
         with contextlib.suppress(OSError, ValueError, TypeError):

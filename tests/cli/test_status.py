@@ -44,6 +44,8 @@ def test_states_and_time_left(tmp_path: Path) -> None:
     waiting = standing(run(tmp_path, "d", 0), now + 600)
     assert waiting.state == "waiting"
     assert math.isnan(waiting.last)
+    (tmp_path / "d" / "log.txt").write_text("ended by BadClient\n")  # a run that failed in its first round
+    assert standing(tmp_path / "d", now + 600).state == "stopped"
     broken = run(tmp_path, "e", 1)
     (broken / "config.yaml").write_text("federation: [1")
     assert standing(broken, now).state == "unreadable"

@@ -104,6 +104,8 @@ def spoil(path: Path, what: str) -> None:
         np.savez(path / "traffic" / "round-0002.npz", bytes=np.ones((4, 2, 2, 3)), clients=[1])
     elif what == "nothing in config":
         (path / "config.yaml").write_text("federation: 3\n")
+    elif what.endswith(".json") and what != "summary.json":
+        (path / what).write_text('{"mean_accuracy": {"model": ["x"]}}' if what == "columns.json" else '[{"data": [1]}]')
     else:
         (path / what).write_bytes(damaged)
 
@@ -128,6 +130,8 @@ def spoil(path: Path, what: str) -> None:
         ("other shapes", ["files that cannot be read: round 2."]),
         ("cut", ["2 of 3 rounds are done"]),
         ("nothing in config", ["rounds are done"]),
+        ("columns.json", ["after local training"]),
+        ("provenance.json", []),
     ],
 )
 def test_a_run_that_is_not_whole_still_has_a_page(make_run: MakeRun, what: str, said: list[str]) -> None:

@@ -180,6 +180,18 @@ def test_a_study_becomes_a_sweep_whose_flags_fit_understands(tmp_path: Path, mon
     assert "wandb" in config["loggers"]
 
 
+def test_a_sweep_of_regressions_looks_for_the_least_error(tmp_path: Path, monkeypatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    rows = "".join(f"s{k % 4},{k},{k % 7}\n" for k in range(40))
+    Path("t.csv").write_text(f"site,a,y\n{rows}")
+    data = {"source": "table", "root": "t.csv", "label_column": "y", "group_column": "site", "partition": "natural"}
+    base = {"data": data | {"task": "regression"}, "model": "mlp", "federation": {"clients": 4}}
+    Path("study.yaml").write_text(yaml.safe_dump({"base": base, "methods": ["fedper"], "seeds": "0-1"}))
+    assert main(["dashboard", "--sweep", "study.yaml"]) == 0
+    metric = yaml.safe_load(Path("study.sweep.yaml").read_text())["metric"]
+    assert metric == {"name": "mae/own_judge_mean", "goal": "minimize"}
+
+
 def test_files_of_ones_own_are_not_written_over(tmp_path: Path, monkeypatch, capsys) -> None:
     """Those that it wrote are, but for a study's own base."""
     monkeypatch.chdir(tmp_path)

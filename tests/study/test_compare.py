@@ -256,6 +256,28 @@ def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
     ]
 
 
+def test_where_nothing_is_left_to_compare_with_it_is_said_what_was_left_out(make_run: MakeRun, capsys) -> None:
+    ours, alone = make_run("ours", OURS, ended=False), make_run("alone", LOCAL, "local")
+    assert main(["compare", str(ours), str(alone)]) == 2
+    left_out, error = capsys.readouterr().err.splitlines()
+    assert left_out == "unfinished: 1 of 2 runs have not ended and are left out"
+    assert "there is one method alone" in error
+    config = yaml.safe_load((alone / "config.yaml").read_text())
+    (alone / "config.yaml").write_text(yaml.safe_dump(config | {"seed": None}))
+    assert main(["compare", str(ours), str(alone)]) == 2
+    assert "its config.yaml names no seed" in capsys.readouterr().err
+
+
+def test_the_page_on_a_study_of_regressions_is_that_of_its_runs(make_study: MakeStudy, capsys) -> None:
+    """Methods are not compared by errors, and the refusal names the report."""
+    path = make_study([(*cell[:4], {"config": {"data": {"task": "regression"}}}) for cell in plan(1)])
+    (path / "study.yaml").write_text("base: {data: {task: regression}}")
+    assert main(["compare", str(path)]) == 2
+    assert "see fl-train report" in capsys.readouterr().err
+    assert main(["report", str(path)]) == 0
+    assert "2 runs side by side" in (path / "report.html").read_text()
+
+
 @pytest.mark.parametrize(
     ("failed", "note"),
     [
