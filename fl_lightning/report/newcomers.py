@@ -55,13 +55,18 @@ def curve(runs: list[RunResult]) -> dict[str, Figure]:
 def table(runs: list[RunResult]) -> Table:
     """The same as text, and how each run's method comes to such a model."""
     by_run = [means(run) for run in runs]
-    rows = [["held out", *(", ".join(map(run.called, run.facts.get("held_out_clients", []))) or NONE for run in runs)]]
+    rows = [["held out", *(", ".join(_called(run)) or NONE for run in runs)]]
     rows.append(["a newcomer gets", *(str(run.facts.get("newcomer_rule", NONE)) for run in runs)])
     shown = runs[0].metric.shown
     for count in sorted({count for scores in by_run for count in scores}):
         cells = [shown(float(np.mean(scores[count]))) if count in scores else NONE for scores in by_run]
         rows.append([f"{count} labelled samples{' a class' if runs[0].metric.rises else ''}", *cells])
     return Table(["", *(run.name for run in runs)], rows)
+
+
+def _called(run: RunResult) -> list[str]:
+    """Its newcomers by name, or by number in the split of all."""
+    return [run.newcomer_names.get(number, str(number)) for number in run.facts.get("held_out_clients", [])]
 
 
 def further(runs: list[RunResult]) -> Table:

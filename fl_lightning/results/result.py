@@ -128,9 +128,14 @@ class RunResult:
 
     @cached_property
     def client_names(self) -> dict[int, str]:
-        """Each client's name by its number; empty where clients have numbers alone."""
-        rows = [*self.rows("split"), *self.rows("newcomers")]
-        return {int(row["client"]): str(row["name"]) for row in rows if "name" in row}
+        """Each client's name by its number; empty where clients have numbers alone. Without those that were held out:
+        they have numbers of their own (`newcomer_names`)."""
+        return _names(self.rows("split"))
+
+    @property
+    def newcomer_names(self) -> dict[int, str]:
+        """The names of held-out clients by their numbers in the split of all."""
+        return _names(self.rows("newcomers"))
 
     def called(self, client: int) -> str:
         """A client's name, or its number."""
@@ -304,6 +309,10 @@ class RunResult:
         except UNREADABLE:
             self.notes[section].append(f"{file} cannot be read")
             return None
+
+
+def _names(rows: list[Row]) -> dict[int, str]:
+    return {int(row["client"]): str(row["name"]) for row in rows if "name" in row}
 
 
 def _dense(view: RelationView, n: int) -> np.ndarray:

@@ -7,7 +7,9 @@ from pathlib import Path
 import pytest
 
 from fl_lightning.report import load, render, vector
+from fl_lightning.report.clients import table as by_client
 from fl_lightning.report.newcomers import curve, further, table
+from fl_lightning.results.folder import RunFolder
 
 from .conftest import MakeRun
 
@@ -40,6 +42,19 @@ def test_the_curve_is_the_mean_over_unseen_clients(make_run: MakeRun, held: Path
         ["0 labelled samples a class", "–", "50.00 %"],
         ["5 labelled samples a class", "–", "50.00 %"],
     ]
+
+
+def test_a_newcomer_lends_its_name_to_no_client(held: Path) -> None:
+    """Those that take part are numbered anew: number 3 is another client in each table."""
+    folder = RunFolder(held)
+    folder.names = names = ["Aarau", "Chur", "Davos", "Zug"]
+    folder.write_split([5] * 4, [2] * 4, None)
+    rows = ROWS.replace("client,", "client,name,").replace("\n3,", "\n3,Basel,").replace("\n7,", "\n7,Uri,")
+    (held / "newcomers.csv").write_text(rows)
+    (run,) = runs = load([held])
+    assert run.client_names == dict(enumerate(names))
+    assert [row[0] for row in by_client(runs).rows] == names
+    assert table(runs).rows[0] == ["held out", "Basel, Uri"]
 
 
 def test_newcomers_of_a_run_before_it_was_extended_are_not_its_results(make_run: MakeRun) -> None:
