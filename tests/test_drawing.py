@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.drawing.heatmap import _kept, _ticks, heatmap, save_png
+from fl_lightning.drawing.heatmap import _font, _kept, _legible, _ticks, heatmap, save_png
 
 YELLOW, VIOLET, GREY = (0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54), (200, 200, 200)
 
@@ -125,3 +125,14 @@ def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:
     )
     assert "kapc" in done.stdout
     assert done.stderr == ""
+
+
+def test_long_names_below_are_turned_and_none_is_a_box(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Names of hospitals side by side ran into each other, and Pillow's own font has no letter with an accent."""
+    names = ["Zürich", "Universitätsspital Basel", "Genève"]
+    turned, short = (heatmap(np.eye(3), ["a", "b", "c"], of, "t", "x", "y") for of in (names, ["a", "b", "c"]))
+    assert turned.shape[0] - short.shape[0] > 100
+    missing, box = (bytes(_font(12, letter).getmask(letter)) for letter in ("ü", "\uffff"))
+    assert missing != box and _legible("Zürich") == "Zürich"
+    monkeypatch.setattr("fl_lightning.drawing.heatmap._more_letters", lambda: None)  # matplotlib is an extra
+    assert _legible("Zürich") == "Zurich"

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import functools
+import importlib.util
 import math
+import unicodedata
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -38,7 +40,7 @@ def heatmap(
 ) -> np.ndarray:
     """Draw `values` [rows, cols] as a picture, uint8 (height, width, 3), row 0 on top.
 
-    Labels that are numbers are thinned where they would collide; names never are. Colours run from 0,
+    Labels that are numbers are thinned where they would collide; names never are, but turned. Colours run from 0,
     or the least value if that is negative, to `high` (default: the greatest value; a value beyond it has the last
     colour, and the bar says so); what is not finite is grey.
     """
@@ -49,7 +51,13 @@ def heatmap(
     high = high if high > low else low + 1.0
     cell = _cell_size(values.shape, named=any(isinstance(label, str) for label in row_labels))
     width, height = values.shape[1] * cell[0], values.shape[0] * cell[1]
-    names = [_shorten(str(label)) for label in row_labels]
+    title, (names, columns) = (
+        _legible(title),
+        ([_shorten(_legible(str(n))) for n in of] for of in (row_labels, col_labels)),
+    )
+    widest = max(_width(name, _TICK) for name in columns)
+    upwards = widest > cell[0] and any(isinstance(label, str) for label in col_labels)
+    below = widest if upwards else _line(_TICK)
     ticks = _ticks(low, high, most=min(8, height // (2 * _line(_TICK))))
     if values.max(initial=high) > high:
         ticks[-1] = (high, f"{ticks[-1][1]}+")
@@ -62,7 +70,7 @@ def heatmap(
             origin[0] + (width + _width(x_label, _LABEL)) // 2 + _GAP,
             _width(title, _TITLE) + 2 * _GAP,
         ),
-        origin[1] + height + _line(_TICK) + _line(_LABEL) + 2 * _GAP,
+        origin[1] + height + below + _line(_LABEL) + 2 * _GAP,
     )
     image = Image.new("RGB", size, _PAPER)
     draw = ImageDraw.Draw(image)
@@ -73,16 +81,20 @@ def heatmap(
         _print_values(draw, values, colours, origin, cell)
     _draw_bar(image, bar, height, ticks, low, high)
 
-    draw.text((_GAP, _GAP), title, _INK, _font(_TITLE))
+    draw.text((_GAP, _GAP), title, _INK, _font(_TITLE, title))
     draw.text((origin[0] + width // 2, size[1] - _GAP), x_label, _INK, _font(_LABEL), anchor="md")
     _write_upwards(image, y_label, (_GAP, origin[1] + height // 2))
     for row in _kept(row_labels, cell[1], _line(_TICK)):
         place = (origin[0] - _GAP // 2, origin[1] + row * cell[1] + cell[1] // 2)
-        draw.text(place, names[row], _INK, _font(_TICK), anchor="rm")
-    widest = max(_width(str(label), _TICK) for label in col_labels)
+        draw.text(place, names[row], _INK, _font(_TICK, names[row]), anchor="rm")
     for col in _kept(col_labels, cell[0], widest + _GAP // 2):
         place = (origin[0] + col * cell[0] + cell[0] // 2, origin[1] + height + _GAP // 2)
-        draw.text(place, str(col_labels[col]), _INK, _font(_TICK), anchor="ma")
+        if upwards:
+            _write_upwards(
+                image, columns[col], (place[0] - _line(_TICK) // 2, place[1] + _width(columns[col], _TICK) // 2), _TICK
+            )
+        else:
+            draw.text(place, columns[col], _INK, _font(_TICK, columns[col]), anchor="ma")
     return np.asarray(image)
 
 
@@ -169,12 +181,19 @@ def _kept(labels: Sequence[str | int], room: int, needed: int) -> range:
     return range(0, len(labels), next(step for step in steps if step * room >= needed))
 
 
-def _write_upwards(image: Image.Image, text: str, place: Point) -> None:
+def _write_upwards(image: Image.Image, text: str, place: Point, size: int = _LABEL) -> None:
     """Write `text` from bottom to top, its left edge and its middle at `place`."""
-    label = Image.new("RGB", (_width(text, _LABEL), _line(_LABEL)), _PAPER)
-    ImageDraw.Draw(label).text((0, 0), text, _INK, _font(_LABEL))
+    label = Image.new("RGB", (_width(text, size), _line(size)), _PAPER)
+    ImageDraw.Draw(label).text((0, 0), text, _INK, _font(size, text))
     turned = label.transpose(Image.Transpose.ROTATE_90)
     image.paste(turned, (place[0], max(0, place[1] - turned.height // 2)))
+
+
+def _legible(text: str) -> str:
+    """`text`; where no font for it is there, without its accents."""
+    if text.isascii() or _more_letters() is not None:
+        return text
+    return "".join(c for c in unicodedata.normalize("NFKD", text) if not unicodedata.combining(c))
 
 
 @functools.cache
@@ -186,13 +205,26 @@ def _shorten(name: str) -> str:
     return next(f"…{end}" for end in ends if _width(f"…{end}", _TICK) <= _WIDEST_NAME)
 
 
+def _font(size: int, text: str = "") -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    """Pillow's own font, which has ASCII and "…"; for other letters matplotlib's, where it is installed."""
+    return _loaded(size, None if text.replace("…", "").isascii() else _more_letters())
+
+
 @functools.cache
-def _font(size: int) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
-    return ImageFont.load_default(size)
+def _loaded(size: int, file: Path | None) -> ImageFont.FreeTypeFont | ImageFont.ImageFont:
+    return ImageFont.load_default(size) if file is None else ImageFont.truetype(file, size)
+
+
+@functools.cache
+def _more_letters() -> Path | None:
+    spec = importlib.util.find_spec("matplotlib")
+    file = Path(spec.origin).with_name("mpl-data") / "fonts/ttf/DejaVuSans.ttf" if spec and spec.origin else None
+    return file if file is not None and file.is_file() else None
 
 
 def _width(text: str, size: int) -> int:
-    return math.ceil(_font(size).getlength(text)) if isinstance(_font(size), ImageFont.FreeTypeFont) else 6 * len(text)
+    font = _font(size, text)
+    return math.ceil(font.getlength(text)) if isinstance(font, ImageFont.FreeTypeFont) else 6 * len(text)
 
 
 def _line(size: int) -> int:

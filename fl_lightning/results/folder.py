@@ -40,6 +40,8 @@ _WORDS = ("name", "model", "rule", "stage", "reason", "outcome")
 """Columns of text."""
 UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFError, zipfile.BadZipFile, zlib.error)
 """What reading a damaged table, npz or JSON file may raise."""
+NEVER = "they never took part"
+"""Why final models of clients are of another kind than the judge's."""
 _OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
 
 
@@ -344,7 +346,7 @@ def final_words(summary: Mapping[str, Any]) -> str:
     if kind is None:
         return "kind of model unknown"
     others = sum(kinds.values()) - kinds[kind]
-    rest = f"; {others} of {sum(kinds.values())} clients before it: they never took part" if others else ""
+    rest = f"; {others} of {sum(kinds.values())} clients before it: {NEVER}" if others else ""
     return metrics.MODELS[kind] + rest
 
 

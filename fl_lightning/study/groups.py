@@ -12,6 +12,7 @@ from fl_lightning.catalogue import did_you_mean
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput
 from fl_lightning.metric import MODELS
+from fl_lightning.results.folder import NEVER
 from fl_lightning.study.cells import Cell, tidy
 
 ALL = "all settings"
@@ -66,7 +67,8 @@ def grouped(cells: Sequence[Cell]) -> tuple[list[Group], list[str]]:
                 group.scores.setdefault(label, {})[unit] = common[label].to_numpy()
         scored = Counter(cell.scored for of_method in group.cells.values() for cell in of_method.values())
         listed = "; ".join(f"{words} ({number} runs)" for words, number in scored.items())
-        notes += [f"{MODELS[judge]}: scores of {listed}"] if len(scored) > 1 else []
+        mixed = len(scored) > 1 or any(NEVER in words for words in scored)
+        notes += [f"{MODELS[judge]}: scores of {listed}"] if mixed else []
         notes += _of_last_round(group)
         if lost:
             units = len({unit for of_method in group.cells.values() for unit in of_method})

@@ -256,6 +256,16 @@ def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
     ]
 
 
+def test_means_over_clients_that_never_took_part_are_named(make_run: MakeRun) -> None:
+    """Also where that holds for as many in all runs."""
+    paths = [make_run("ours", OURS), make_run("alone", LOCAL, "local")]
+    for path in paths:
+        summary = json.loads((path / "summary.json").read_text())
+        (path / "summary.json").write_text(json.dumps(summary | {"final_kinds": {"after": 3, "before": 1}}))
+    (note, *_) = compared(*paths).notes
+    assert note.endswith("1 of 4 clients before it: they never took part (2 runs)")
+
+
 def test_where_nothing_is_left_to_compare_with_it_is_said_what_was_left_out(make_run: MakeRun, capsys) -> None:
     ours, alone = make_run("ours", OURS, ended=False), make_run("alone", LOCAL, "local")
     assert main(["compare", str(ours), str(alone)]) == 2
