@@ -281,11 +281,12 @@ def _how(rows: list[Row], compared: list[Row]) -> list[str]:
         stars = f"* where it is at most {statistics.LEVEL:g}"
         notes.append(f"p: Wilcoxon signed rank over {over}, Holm-corrected ({tested} of them); {stars}")
     needed, pairs = statistics.pairs_needed(len(compared)), min(row.pairs or 0 for row in compared)
-    if pairs < needed or not words:
+    lone = all(row.seeds < 2 for row in compared)
+    if pairs < needed or lone:
         settings = max(1, len({row.setting for row in rows} - {ALL}))
         seeds = f"{max(2, -(-needed // settings))} seeds{f' in each of {settings} settings' * (settings > 1)}"
         notes.append(
-            f"stars: {'' if words else 'one seed says nothing of others; '}p corrected for all {len(compared)} "
+            f"stars: {'one seed says nothing of others; ' if lone else ''}p corrected for all {len(compared)} "
             f"comparisons can be {statistics.LEVEL:g} from {needed} pairs on, {seeds} (fewest pairs here: {pairs}); "
             f"fewer than {statistics.MIN_PAIRS} pairs are not tested"
         )

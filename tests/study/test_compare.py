@@ -256,6 +256,16 @@ def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
     ]
 
 
+def test_seeds_that_differ_alike_are_not_called_one(make_study: MakeStudy) -> None:
+    """There is no interval then either, but seeds enough."""
+    listed = [(label, {}, seed, LOCAL, {}) for seed in range(8) for label in ("local", "kapc")]
+    for seeds, starts in ((8, []), (2, ["stars: p corrected for all 1 comparisons"])):
+        notes = compared(make_study(listed[: 2 * seeds], f"of-{seeds}")).notes
+        assert [
+            note[: len(start)] for note, start in zip([n for n in notes if "stars: " in n], starts, strict=True)
+        ] == starts
+
+
 def test_means_over_clients_that_never_took_part_are_named(make_run: MakeRun) -> None:
     """Also where that holds for as many in all runs."""
     paths = [make_run("ours", OURS), make_run("alone", LOCAL, "local")]
