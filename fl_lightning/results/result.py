@@ -97,7 +97,7 @@ class RunResult:
 
     def __repr__(self) -> str:
         scores, done = self.final_accuracies, self.rounds_done
-        mean = self.metric.shown(float(scores.mean()) if len(scores) else math.nan)
+        mean = self.metric.shown(float(np.nanmean(scores)) if len(scores) else math.nan)
         reached = f", {self.metric.mean_words} {mean} at the end" if self.finished else ""
         return f"<Run {self.folder}: {self.method}, {done} of {self.rounds_asked or done} rounds{reached}>"
 
@@ -246,8 +246,13 @@ class RunResult:
 
     @property
     def final_accuracies(self) -> np.ndarray:
-        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); none before the end."""
-        return np.array([row[self.metric.name] for row in self.rows("final")])
+        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); none before the end.
+
+        NaN of a client that could not be scored: each is at its number.
+        """
+        scores = {int(row["client"]): row[self.metric.name] for row in self.rows("final")}
+        count = max(self._count(), 1 + max(scores)) if scores else 0
+        return np.array([scores.get(client, math.nan) for client in range(count)])
 
     def by_client(self, column: str) -> np.ndarray:
         """A column of `clients.csv` as (rounds, N): nan where a client took no part, or has no value.
@@ -291,7 +296,7 @@ class RunResult:
 
     def _count(self) -> int:
         """How many clients took part: those that were held out have numbers of their own."""
-        return len(self.rows("split")) or int(self.summary.get("clients", self.setting("federation.clients")))
+        return len(self.rows("split")) or int(self.summary.get("clients", self.setting("federation.clients")) or 0)
 
     @cached_property
     def ledger(self) -> Ledger | None:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import math
 from pathlib import Path
 
 import numpy as np
@@ -165,3 +166,12 @@ def test_a_new_run_that_has_only_its_config(make_run: MakeRun, tmp_path: Path) -
     assert "0 of 3 rounds are done" in page
     assert "No client has been judged yet" in page
     assert 'id="curves"' not in page
+
+
+def test_each_final_score_is_at_its_clients_number(make_run: MakeRun) -> None:
+    """Also behind a client that could not be scored, whose cell is NaN."""
+    path = make_run()
+    (path / "final.csv").write_text("client,accuracy,model\n0,0.5,after\n1,nan,\n2,0.75,after\n3,nan,\n")
+    (run,) = load([path])
+    assert run.final_accuracies.tolist() == pytest.approx([0.5, math.nan, 0.75, math.nan], nan_ok=True)
+    assert "62.50 %" in repr(run)
