@@ -6,7 +6,7 @@ import functools
 import importlib.util
 import math
 import unicodedata
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import numpy as np
@@ -51,13 +51,8 @@ def heatmap(
     high = high if high > low else low + 1.0
     cell = _cell_size(values.shape, named=any(isinstance(label, str) for label in row_labels))
     width, height = values.shape[1] * cell[0], values.shape[0] * cell[1]
-    title, (names, columns) = (
-        _legible(title),
-        ([_shorten(_legible(str(n))) for n in of] for of in (row_labels, col_labels)),
-    )
-    widest = max(_width(name, _TICK) for name in columns)
-    upwards = widest > cell[0] and any(isinstance(label, str) for label in col_labels)
-    below = widest if upwards else _line(_TICK)
+    title, names = _legible(title), [_shorten(_legible(str(label))) for label in row_labels]
+    below, write_columns = _columns(col_labels, cell[0])
     ticks = _ticks(low, high, most=min(8, height // (2 * _line(_TICK))))
     if values.max(initial=high) > high:
         ticks[-1] = (high, f"{ticks[-1][1]}+")
@@ -87,15 +82,28 @@ def heatmap(
     for row in _kept(row_labels, cell[1], _line(_TICK)):
         place = (origin[0] - _GAP // 2, origin[1] + row * cell[1] + cell[1] // 2)
         draw.text(place, names[row], _INK, _font(_TICK, names[row]), anchor="rm")
-    for col in _kept(col_labels, cell[0], widest + _GAP // 2):
-        place = (origin[0] + col * cell[0] + cell[0] // 2, origin[1] + height + _GAP // 2)
-        if upwards:
-            _write_upwards(
-                image, columns[col], (place[0] - _line(_TICK) // 2, place[1] + _width(columns[col], _TICK) // 2), _TICK
-            )
-        else:
-            draw.text(place, columns[col], _INK, _font(_TICK, columns[col]), anchor="ma")
+    write_columns(image, (origin[0] + cell[0] // 2, origin[1] + height + _GAP // 2))
     return np.asarray(image)
+
+
+def _columns(labels: Sequence[str | int], wide: int) -> tuple[int, Callable[[Image.Image, Point], None]]:
+    """The height that labels below cells of this width take, and what writes them, the first at a place.
+
+    Where a name is wider than its cell, all are turned.
+    """
+    names = [_shorten(_legible(str(label))) for label in labels]
+    widest = max(_width(name, _TICK) for name in names)
+    turned = widest > wide and any(isinstance(label, str) for label in labels)
+
+    def write(image: Image.Image, first: Point) -> None:
+        for col in _kept(labels, wide, widest + _GAP // 2):
+            name, (x, y) = names[col], (first[0] + col * wide, first[1])
+            if turned:
+                _write_upwards(image, name, (x - _line(_TICK) // 2, y + _width(name, _TICK) // 2), _TICK)
+            else:
+                ImageDraw.Draw(image).text((x, y), name, _INK, _font(_TICK, name), anchor="ma")
+
+    return widest if turned else _line(_TICK), write
 
 
 def top(values: np.ndarray, own: np.ndarray) -> float | None:

@@ -246,10 +246,8 @@ class RunResult:
 
     @property
     def final_accuracies(self) -> np.ndarray:
-        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); none before the end.
-
-        NaN of a client that could not be scored: each is at its number.
-        """
+        """Accuracy of each client's final model, (N,), or its mean absolute error (regression); NaN of one that could
+        not be scored; none before the end."""
         scores = {int(row["client"]): row[self.metric.name] for row in self.rows("final")}
         count = max(self._count(), 1 + max(scores)) if scores else 0
         return np.array([scores.get(client, math.nan) for client in range(count)])
