@@ -105,6 +105,19 @@ def test_status_test_resume_and_relative(
     assert found["local_mean_mae"] == pytest.approx(alone.mean())
 
 
+def test_a_study_names_the_page_on_its_runs(capsys: pytest.CaptureFixture[str]) -> None:
+    """There is no table of it: methods are compared by accuracies."""
+    data = {"source": "table", "root": "fields.csv", "task": "regression", "label_column": "yield"}
+    base = {"data": data | {"group_column": "farm", "partition": "natural"}, "model": "mlp", "optimizer.lr": 0.001}
+    base |= {"federation.clients": 3, "federation.rounds": 1, "loggers": None}
+    study = {"base": base, "methods": ["fedper"], "seeds": [0], "forced": False}
+    Path("study.yaml").write_text(json.dumps(study))
+    assert main(["study", "study.yaml", "--out", "s", "--workers", "1"]) == 0
+    assert "; the page: fl-train report s\n" in capsys.readouterr().out
+    assert main(["report", "s"]) == 0
+    assert "Time to mean absolute error" in Path("s/report.html").read_text()
+
+
 def test_processes_give_the_same_bits(
     on_ranks: Callable[..., None],
     small: Callable[..., list[str]],
