@@ -66,13 +66,25 @@ def choose(sheet: Sheet, columns: str) -> Sheet:
         BadInput: it has no such column.
     """
     keys = [sheet.keys[0]]
-    for word in (word.strip() for word in columns.split(",")):
+    for word in _named(columns, sheet.keys):
         near = did_you_mean(word, sheet.keys)
         check("columns", word, word in sheet.keys, f"no such column{near}; columns: {', '.join(sheet.keys)}")
         keys += [word] if word not in keys else []
     places = [sheet.keys.index(key) for key in keys]
     blocks = [replace(block, rows=[[row[k] for k in places] for row in block.rows]) for block in sheet.blocks]
     return replace(sheet, keys=keys, head=[sheet.head[k] for k in places], blocks=blocks)
+
+
+def _named(columns: str, keys: Sequence[str]) -> list[str]:
+    """The words between the commas; where a key has commas itself (a method's label), all of it is one word."""
+    parts, words = [part.strip() for part in columns.split(",")], []
+    while parts:
+        sizes = range(len(parts), 1, -1)
+        size = next((n for n in sizes if {",".join(parts[:n]), ", ".join(parts[:n])} & {*keys}), 1)
+        joined = ",".join(parts[:size])
+        words.append(joined if joined in keys else ", ".join(parts[:size]))
+        parts = parts[size:]
+    return words
 
 
 def table(sheet: Sheet, width: int | None = WIDTH) -> str:

@@ -266,6 +266,15 @@ def test_seeds_that_differ_alike_are_not_called_one(make_study: MakeStudy) -> No
         ] == starts
 
 
+def test_columns_of_a_label_with_commas_can_be_chosen(make_study: MakeStudy) -> None:
+    path = make_study([("local", {}, 0, LOCAL, {}), ("fedper, slow", {}, 0, OURS, {"method": "fedper"})])
+    whole = clients.sheet_of(cells.read([path])[0])
+    chosen = sheet.choose(whole, "seeds,fedper, slow-difference,alone, fedper, slow")
+    assert chosen.keys == ["client", "seeds", "fedper, slow-difference", "alone", "fedper, slow"]
+    with pytest.raises(BadInput, match="'fedper' is not allowed; no such column"):
+        sheet.choose(whole, "seeds,fedper,alone")
+
+
 def test_means_over_clients_that_never_took_part_are_named(make_run: MakeRun) -> None:
     """Also where that holds for as many in all runs."""
     paths = [make_run("ours", OURS), make_run("alone", LOCAL, "local")]
