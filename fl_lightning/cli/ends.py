@@ -83,10 +83,7 @@ def _center(words: Namespace, out: BinaryIO) -> None:
         exchange = Exchange(transport, run_id, mark, limits)
         put_together = partial(federation_of, exchange, facts, public)
         launch(config, fit_on_rank, folder, start.resume, put_together)
-        known = json.loads((folder / CENTER).read_text(encoding="utf-8"))  # of processes before, where it was resumed
-        ours = {"bytes_sent": exchange.bytes_sent, "bytes_received": exchange.bytes_received}
-        sums = {name: known.get(name, 0) + count for name, count in ours.items()}
-        write_whole(folder / CENTER, json.dumps({"run": run_id} | sums))
+        _count(folder, exchange.bytes_sent, exchange.bytes_received)
 
 
 def _run_id(folder: Path, mark: str) -> str:
@@ -97,6 +94,16 @@ def _run_id(folder: Path, mark: str) -> str:
     run_id = f"{mark[:16]}-{uuid.uuid4().hex[:16]}"
     write_whole(file, json.dumps({"run": run_id}))
     return run_id
+
+
+def _count(folder: Path, sent: int, received: int) -> None:
+    """Add the bytes of this process's messages to those of the run's processes before it."""
+    known = json.loads((folder / CENTER).read_text(encoding="utf-8"))
+    sums = {
+        "bytes_sent": known.get("bytes_sent", 0) + sent,
+        "bytes_received": known.get("bytes_received", 0) + received,
+    }
+    write_whole(folder / CENTER, json.dumps(known | sums))
 
 
 # ---------------------------------------------------------------- a site

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
 from collections.abc import Callable
@@ -11,7 +12,7 @@ from typing import Any
 import pytest
 
 from fl_lightning import __version__
-from fl_lightning.cli import main
+from fl_lightning.cli import ends, main
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.app import PACKAGE
 from fl_lightning.deploy.rehearsal import LocalTransport, rehearse
@@ -83,3 +84,11 @@ def test_a_centre_does_not_go_on_with_another_configuration(tmp_path: Path, monk
     assert "optimizer.lr: 0.123 is not allowed; the run began with" in done.stderr
     assert "Traceback" not in done.stderr and len(done.stderr.strip().splitlines()) == 1
     assert {file: file.read_bytes() for file in Path("runs/app").rglob("*") if file.is_file()} == before
+
+
+def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path) -> None:
+    (tmp_path / ends.CENTER).write_text('{"run": "a"}')
+    ends._count(tmp_path, 5, 70)
+    ends._count(tmp_path, 6, 80)
+    content = json.loads((tmp_path / ends.CENTER).read_text())
+    assert content == {"run": "a", "bytes_sent": 11, "bytes_received": 150}
