@@ -54,6 +54,7 @@ class Run(RunResult):
         Raises:
             BadInput: there is no such client, or no checkpoint.
         """
+        check("checkpoint", checkpoint, checkpoint in ("last", "best"), "it must be last or best")
         key = self._number(client), checkpoint
         models: dict[Any, Predictor] = self.__dict__.setdefault("_models", {})
         if key not in models:
@@ -81,6 +82,8 @@ class Run(RunResult):
 
     def _number(self, client: int | str) -> int:
         if not isinstance(client, str):
+            whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
+            check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
         names = {name: number for number, name in self.client_names.items()}
         allowed = f"no such client; names: {', '.join(names) or 'clients have none here'}"
@@ -288,6 +291,8 @@ def _layers(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
         for key in ("model", "method"):
             check(key, given.get(key), key not in given or key not in beneath, "it is given twice: here and by keyword")
         return [*layers, beneath, *layers_of("fit", given, Path())], str(files[0]) if files else None
+    allowed = "it must be a mapping, a config file or its name, or flags"
+    check("config", config, isinstance(config, Iterable), allowed)
     flags = [*config]
     wrong = [flag for flag in flags if not isinstance(flag, str)]
     check("config", wrong[0] if wrong else None, not wrong, "flags are text: --key=value")
@@ -340,17 +345,23 @@ def _command(
             base = content.get("base") or []
             content["base"] = [*(base if isinstance(base, list) else [base]), over]
         resolve(Study.of(content))
-        words = [
-            f"--{key}={yaml.safe_dump(_plain(v), default_flow_style=True).splitlines()[0]}" for key, v in keys.items()
-        ]
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "study.yaml"
-            file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
-            _run([name, str(file), f"--out={os.fspath(out)}", *words])
+    # What a refused study has kept stays: runs of an earlier call may name it.
+    words = [f"--{key}={_text(_plain(value))}" for key, value in keys.items()]
+    with tempfile.TemporaryDirectory() as folder:
+        file = Path(folder) / "study.yaml"
+        file.write_text(yaml.safe_dump(content, sort_keys=False, allow_unicode=True), encoding="utf-8")
+        _run([name, str(file), f"--out={os.fspath(out)}", *words])
+
+
+def _text(value: Any) -> str:
+    """`value` as the command line takes it: text as it is, all else as YAML in one line."""
+    if isinstance(value, str):
+        return value
+    return yaml.safe_dump(value, default_flow_style=True, width=float("inf")).splitlines()[0]
 
 
 def _run(words: list[str]) -> None:
-    """Run a command, and print what it prints; `RunFailed` with its last line where it fails."""
+    """Run a command, and print what it prints; where it fails `BadInput` or `RunFailed`, with its last line."""
     path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), os.getcwd()]))
     line, last = [sys.executable, "-m", "fl_lightning", *words], ""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
@@ -363,4 +374,10 @@ def _run(words: list[str]) -> None:
             process.terminate()
             raise
     if process.returncode:
-        raise RunFailed(last.removeprefix("fl-train: error: ") or f"exit code {process.returncode}")
+        line = last.removeprefix("fl-train: error: ") or f"exit code {process.returncode}"
+        if process.returncode == BadInput.exit_code:
+            key, _, allowed = line.partition(": ")
+            error = BadInput(key, None, allowed)
+            error.args = (line,)
+            raise error
+        raise RunFailed(line)

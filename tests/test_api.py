@@ -117,6 +117,7 @@ def test_a_class_stands_for_its_import_path(here: None) -> None:
         ("kapc_digit", r"^config: 'kapc_digit' is not allowed; no such file \(did you mean kapc_digits\?\)"),
         (["--seed"], r"^seed: it needs a value"),
         (["--seed", 3], r"^config: 3 is not allowed; flags are text"),
+        (3, r"^config: 3 is not allowed; it must be a mapping, a config file or its name, or flags"),
         ({"print_config": True, "seed": 1}, r"^print_config: True is not allowed; it is for the command line"),
     ],
     ids=str,

@@ -11,6 +11,9 @@ import pytest
 
 from fl_lightning.checking.checks import NAMES
 from fl_lightning.cli import main
+from fl_lightning.cli.checking import _config
+from fl_lightning.cli.settings import read_line
+from fl_lightning.components import Component
 
 OWN = '''
 """Methods of somebody's own: the first is sound."""
@@ -191,6 +194,15 @@ def test_sound_methods_pass_what_takes_no_time(method: str, checked: Checked) ->
     assert 0 < counted <= 1.02 * seen
 
 
+def test_the_method_of_a_config_is_left_aside() -> None:
+    """It was checked in place of the named one, under the other's name."""
+    layers = read_line(["--config", "kapc_digits", "--method.mu", "0.3"]).layers
+    config = _config("fedprox", layers)
+    assert config.method == Component("fl_lightning.methods.fedprox.FedProx", {"mu": 0.3})
+    same = [{"method": {"name": "fedprox", "mu": 0.2}}]
+    assert _config("fedprox", same).method.init_args == {"mu": 0.2}
+
+
 BROKEN = {
     "Drawn": ("runs,seed", r"another: metrics\.csv differs from round 1 on .*draw from client\.generator"),
     "Outside": (
@@ -232,6 +244,7 @@ def test_what_is_broken_is_named(method: str, checked: Checked) -> None:
         (["own_checked.Sound", "--federation.rounds", "2"], "federation.rounds: 2 is not allowed; it must be at"),
         (["own_checked.Sound", "--out", "."], "out: '.' is not allowed; it exists"),
         (["fedavg", "--method.mu", "1"], "method.mu: '1' is not allowed; no such key"),
+        (["fedavg", "--method", "kapc"], "method: '--method' is not allowed; fedavg is checked; --method.ARG sets"),
         ([], "method: None is not allowed; one must be given"),
     ],
     ids=lambda value: value[-1] if isinstance(value, list) and value else None,

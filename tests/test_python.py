@@ -178,7 +178,12 @@ def test_given_twice_or_beside_flags_is_refused() -> None:
     with pytest.raises(BadInput, match="it must be a mapping or a file"):
         fit(["--seed=1"], data=(X, Y, SITES))
     with pytest.raises(BadInput, match="there is no client 'nort'; names: north, south, west"):
-        fit(QUIET, data=(X, Y, SITES)).predict("nort", X)
+        (run := fit(QUIET, data=(X, Y, SITES))).predict("nort", X)
+    for client in (1.7, True, None):
+        with pytest.raises(BadInput, match=f"client: {client} is not allowed; it must be a client's number"):
+            run.predict(client, X)  # type: ignore[arg-type]
+    with pytest.raises(BadInput, match="checkpoint: 'first' is not allowed; it must be last or best"):
+        run.model(0, "first")  # type: ignore[arg-type]
 
 
 @pytest.mark.slow
@@ -201,6 +206,27 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
     assert set(clients["client"]) == {0, 1, 2} and set(clients["test_samples"].str[0]) == {40}
     with pytest.raises(BadInput, match="no such method"):
         fl_lightning.compare("studies/a", baseline="local")
+
+
+def test_keys_of_a_study_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Lists and texts of more than 80 characters were cut off; a text of digits came in quotes."""
+    import fl_lightning.api as api
+
+    methods = ["fedavg", "fedprox", "ditto", "fedper", "fedrep", "fedbn", "local", "scaffold", "apfl", "fedamp", "moon"]
+    lines: list[list[str]] = []
+    monkeypatch.setattr(api, "_run", lines.append)
+    definition = {"base": "digits", "methods": methods, "seeds": [0]}
+    for given in (methods, ", ".join(methods)):
+        api._command("study", definition, "out", None, None, {"methods": given, "seeds": "0"})
+        assert lines[-1][3].strip("-[]").replace("methods=[", "methods=") == f"methods={', '.join(methods)}"
+        assert lines[-1][4] == "--seeds=0"
+
+
+def test_what_a_study_refuses_in_its_process_is_bad_input(workplace: Path) -> None:
+    definition = {"base": "digits", "methods": ["fedavg"], "seeds": [0]}
+    with pytest.raises(BadInput, match=r"^methods: 'ditto' is not allowed; the study has no such method"):
+        fl_lightning.study(definition, "studies/a", methods="ditto")
+    assert not (workplace / "studies").exists()
 
 
 @pytest.mark.slow

@@ -6,6 +6,7 @@ import contextlib
 import tempfile
 from pathlib import Path
 
+from fl_lightning import catalogue
 from fl_lightning.catalogue import did_you_mean
 from fl_lightning.cli.resolve import complete, plan
 from fl_lightning.cli.settings import Layer, read_line
@@ -38,6 +39,8 @@ def check_method(argv: list[str]) -> None:
     words, values = line.words, line.values
     second = words[1] if len(words) > 1 else None
     check("method", second, len(words) == 1, "one must be given: fl-train check-method MODULE.CLASS")
+    another = next((flag for flag in line.flags if flag.partition("=")[0] == "--method"), None)
+    check("method", another, another is None, f"{words[0]} is checked; --method.ARG sets its arguments")
     config = _config(words[0], [{"federation": {"rounds": 3}}, *line.layers] if values.quick else line.layers)
     new = values.out is None or not Path(values.out).exists()
     check("out", values.out, new, "it exists; the runs need a new folder")
@@ -55,11 +58,22 @@ def check_method(argv: list[str]) -> None:
 
 
 def _config(method: str, layers: list[Layer]) -> Config:
-    config = plan([BASE, {"method": method}, *layers, SAVED])
+    class_path = catalogue.find("methods", "method", method).class_path
+    settings = [_without_others(layer, class_path) for layer in layers]
+    config = plan([BASE, {"method": method}, *settings, SAVED])
     federation = config.federation
     check("federation.rounds", federation.rounds, federation.rounds >= 3, "it must be at least 3: client 1 fails in 2")
     check("federation.clients", federation.clients, config.clients >= 3, "at least 3 must take part")
     return complete(config)
+
+
+def _without_others(layer: Layer, class_path: str) -> Layer:
+    """A config's settings without its method, where that is another than the one that is checked."""
+    given = layer.get("method")
+    name = given.get("name") or given.get("class_path") if isinstance(given, dict) else given
+    if not isinstance(name, str) or catalogue.find("methods", "method", name).class_path == class_path:
+        return layer
+    return {key: value for key, value in layer.items() if key != "method"}
 
 
 def _checked(config: Config, folder: Path, names: list[str]) -> list[str]:

@@ -176,7 +176,12 @@ def _shrink(config: Config) -> None:
     """`--smoke`: one round of at most four clients, each architecture kept as long as there are clients for it."""
     config.federation.rounds = 1
     config.federation.participation = 1.0
-    clients = config.federation.clients = min(4, config.federation.clients)
+    before, data = config.federation.clients, config.data
+    clients = config.federation.clients = min(4, before)
+    if data.held_out is not None:
+        data.held_out = [c for c in data.held_out if c < clients][: clients - 1] or [clients - 1]
+    if data.client_names is not None and len(data.client_names) == before:
+        data.client_names = data.client_names[:clients]
     counts = [model.count for model in config.models]
     if None in counts:
         return

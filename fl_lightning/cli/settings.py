@@ -286,6 +286,7 @@ def _component(
 
 def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:
     if isinstance(given, list):
+        check("model", given, bool(given), "it must be a name, or a list of at least one {name, count}")
         return [_model(f"model[{i}]", item, None) for i, item in enumerate(given)]
     named = isinstance(given, str) or (isinstance(given, dict) and not {"name", "class_path"}.isdisjoint(given))
     allowed = "the config lists several models: give the whole list, or one name"

@@ -79,6 +79,10 @@ def test_smoke_is_small_and_keeps_the_architectures() -> None:
     models = "[{name: mlp, count: 1}, {name: cnn, count: 1}]"
     counts = [m.count for m in planned("--smoke", "--federation.clients", "2", "--model", models).models]
     assert counts == [1, 1]
+    names = "[a, b, c, d, e, f, g, h, i, j]"
+    for held_out, left in (("[7]", [3]), ("[7, 1]", [1]), ("[0, 1, 2, 3]", [0, 1, 2])):
+        data = planned("--smoke", "--data.held_out", held_out, "--data.client_names", names).data
+        assert (data.held_out, data.client_names) == (left, ["a", "b", "c", "d"])
 
 
 @pytest.mark.parametrize(
@@ -96,6 +100,7 @@ def test_smoke_is_small_and_keeps_the_architectures() -> None:
         ("--data.partition hsu --data.by class", "data.by: 'class' .*hsu means client; partition dirichlet"),
         ("--config kapc_mnist --data.sizes free", "data.sizes: 'free' .*hsu means equal"),
         ("--optimizer.name sdg", "optimizer.name: 'sdg' .*one of sgd, adam"),
+        ("--model []", r"model: \[\] .*a list of at least one"),
         ("--fabric.devices two", "fabric.devices: 'two' .*a whole number or one of auto"),
         ("--evaluation.models [x]", "evaluation.models: .*a list: .*or null"),
         ("--model [{name:mlp,count:3}]", "model"),
