@@ -36,8 +36,10 @@ def are_numbers(clients: object) -> bool:
 
 
 def check_finite(key: str, value: Any) -> None:
-    """Raise `BadInput` for a number that is NaN, infinite, or too large for the 32 bits that models have."""
-    fine = not isinstance(value, float) or abs(value) < FLOAT32
+    """Raise `BadInput` for a number (of a list or mapping, too) that is NaN, infinite, or too large for the 32 bits
+    that models have."""
+    numbers = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else [value]
+    fine = all(not isinstance(number, float) or abs(number) < FLOAT32 for number in numbers)
     check(key, value, fine, f"it must be a finite number of 32 bits, below {FLOAT32:g}")
 
 

@@ -12,6 +12,7 @@ import enum
 import importlib
 import inspect
 import os
+import re
 import sys
 from functools import cache
 from pathlib import PurePath
@@ -36,6 +37,8 @@ from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
 from fl_lightning.ranges import Needs, bare, check_limit, check_ranges
 
+EXPONENT = re.compile(r"[-+]?(\d+\.?\d*|\.\d+)[eE][-+]?\d+")
+"""A number that PyYAML takes for text where it has no dot or no sign: 1e-3."""
 # What each kind of component descends from, and the arguments that the engine gives it.
 BASES = {
     "methods": (["fl_lightning.methods.base.Method"], frozenset[str]()),
@@ -195,8 +198,7 @@ def _shrink(config: Config) -> None:
 def _network(key: str, component: Component) -> Component:
     """A model with all its values, and those of its adapters."""
     if inspect.isfunction(_import("models", key, component.class_path)):  # of torchvision, timm, or the user's own
-        plain = {k: yaml.safe_load(v) if isinstance(v, str) else v for k, v in component.init_args.items()}
-        network = Component(component.class_path, plain)
+        network = Component(component.class_path, _read(key, component))
     else:
         network = _completed("models", key, component)
     if not isinstance(component, Network):
@@ -206,6 +208,22 @@ def _network(key: str, component: Component) -> Component:
         adapters = typed(_parser(AdaptersConfig, frozenset()), adapters, prefix=f"{key}.adapters.").as_dict()
         check_ranges(AdaptersConfig(**adapters), f"{key}.adapters")
     return Network(network.class_path, network.init_args, component.weights, adapters)
+
+
+def _read(key: str, component: Component) -> dict[str, Any]:
+    """The arguments of a function: text is YAML but where the function wants text; 1e-3, too, is a number."""
+    hints: dict[str, Any] = {}
+    with contextlib.suppress(Exception):  # a function of the user's own may name what is not there
+        hints = get_type_hints(component.load())
+    values = dict(component.init_args)
+    for name, value in values.items():
+        if isinstance(value, str) and hints.get(name) is not str:
+            try:
+                values[name] = float(value) if EXPONENT.fullmatch(value) else yaml.safe_load(value)
+            except yaml.YAMLError:
+                raise BadInput(f"{key}.{name}", value, "it is not valid YAML") from None
+        check_finite(f"{key}.{name}", values[name])
+    return values
 
 
 def _completed(kind: str, key: str, component: Component) -> Component:

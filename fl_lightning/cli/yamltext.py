@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -12,10 +13,11 @@ from fl_lightning.errors import BadInput
 
 NAMED = ("callbacks", "loggers")
 """The sections whose entries go by names."""
+INT, FLOAT = "tag:yaml.org,2002:int", "tag:yaml.org,2002:float"
 
 
 class _Loader(yaml.SafeLoader):
-    """YAML forbids a key twice in a mapping; PyYAML takes the last.
+    """YAML forbids a key twice in a mapping; PyYAML takes the last. It also reads 010 as 8 and 1:30 as 90: refused.
 
     A section `callbacks:` or `loggers:` without content is left out: it sets nothing. A null that is written out, as on
     the command line, removes all.
@@ -31,6 +33,18 @@ class _Loader(yaml.SafeLoader):
                     raise yaml.constructor.ConstructorError(None, None, problem, key.start_mark)
                 seen.add(key.value)
         return super().construct_mapping(node, deep)
+
+    def construct_number(self, node: yaml.ScalarNode) -> Any:
+        """A number as everybody reads it."""
+        number = self.construct_yaml_int(node) if node.tag == INT else self.construct_yaml_float(node)
+        if ":" in node.value or (re.fullmatch(r"[-+]?0[0-7_]+", node.value) and number != int(node.value)):
+            problem = f"to YAML {node.value} is {number} (octal, or to base 60): write that, or quote it as text"
+            raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+        return number
+
+
+for _tag in (INT, FLOAT):
+    _Loader.add_constructor(_tag, _Loader.construct_number)
 
 
 def _is_empty(value: yaml.Node) -> bool:

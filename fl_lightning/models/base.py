@@ -27,8 +27,15 @@ def targets(n: int, shape: Sequence[int], classes: int, text: Text | None, *, fl
     return samples.float() if floats else samples.contiguous()
 
 
+def check_sizes(name: str, *sizes: int) -> None:
+    """Raise `BadInput` for the argument `name` of a model unless all its `sizes` are above 0: without numbers between
+    input and classes a model learns nothing but how frequent these are."""
+    check(f"model.init_args.{name}", list(sizes), min(sizes, default=1) >= 1, "it must be at least 1")
+
+
 def check_heads(heads: int, width: int) -> None:
     """Raise `BadInput` unless attention of that `width` can be split among its `heads`."""
+    check_sizes("width", width)
     fine = heads >= 1 and width % heads == 0
     check("model.heads", heads, fine, f"the width {width} must be a multiple of it")
 

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from torch import Tensor, nn
 
 from fl_lightning.config import check
+from fl_lightning.models.base import check_sizes
 
 
 class CNN(nn.Module):
@@ -35,6 +36,8 @@ class CNN(nn.Module):
     ) -> None:
         super().__init__()
         check("model.init_args.hidden", list(hidden), len(hidden) in (1, 2), "one or two layers before the classifier")
+        check_sizes("hidden", *hidden)
+        check_sizes("channels", *channels)
         sides = [_pooled(_pooled(side, padding), padding) for side in input_shape[1:]]
         allowed = f"its two 5x5 convolutions need larger images than {(*input_shape,)}; padding 2 takes 4x4 pixels"
         check("model.init_args.padding", padding, len(input_shape) == 3 and min(sides, default=0) >= 1, allowed)

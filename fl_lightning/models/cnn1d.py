@@ -8,6 +8,7 @@ from itertools import pairwise
 from torch import Tensor, nn
 
 from fl_lightning.config import check
+from fl_lightning.models.base import check_sizes
 
 
 class CNN1D(nn.Module):
@@ -32,6 +33,7 @@ class CNN1D(nn.Module):
         allowed = f"samples of shape {(*input_shape,)} are no windows (channels, samples) of {least}"
         check("model", "cnn1d", fine, allowed)
         check("model.init_args.width", width, width >= 1, "it must be at least 1")
+        check_sizes("channels", *channels)
         sizes = pairwise([input_shape[0], *channels])
         self.convs = nn.ModuleList(nn.Conv1d(before, after, width, padding="same") for before, after in sizes)
         self.pool = nn.MaxPool1d(2)

@@ -167,6 +167,20 @@ def test_own_classes_are_found_in_the_current_directory(own: str) -> None:
     }
 
 
+def test_text_for_a_function_is_read_by_what_it_wants(own: str, tmp_path: Path) -> None:
+    """`1e-3` was text, `no` for a text was false, and what is no YAML ended in a traceback."""
+    with (tmp_path / f"{own}.py").open("a") as file:
+        file.write("def net(num_classes, share: float = 0.5, kind: str = '', **more):\n    pass\n")
+    flags = ["--model", f"{own}.net", "--model.share", "1e-3", "--model.kind", "no", "--model.further", "2E4"]
+    assert resolved(*flags).models[0].component.init_args == {"share": 0.001, "kind": "no", "further": 20000.0}
+    with pytest.raises(BadInput, match=r"^model\.share: '\[1' is not allowed; it is not valid YAML"):
+        resolved(*flags, "--model.share", "[1")
+    with pytest.raises(BadInput, match=r"^model\.share: nan is not allowed; it must be a finite number"):
+        resolved(*flags, "--model.share", ".nan")
+    with pytest.raises(BadInput, match=r"^model\.further: \[1, nan\] is not allowed; it must be a finite number"):
+        resolved(*flags, "--model.further", "[1, .nan]")
+
+
 def test_an_argument_without_default_must_be_given(own: str) -> None:
     with pytest.raises(BadInput, match=r"callbacks.watch.where: .*must be given"):
         resolved("--callbacks", f"{own}.Watch")

@@ -242,6 +242,8 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults() -> None:
         ("data: {alpha: 0.1}\nseed: 1\ndata: {alpha: 0.3}\n", "line 3, column 1: the key 'data' is given twice"),
         ("data:\n  alpha: 0.1\n  alpha: 0.3\n", "line 3, column 3: the key 'alpha' is given twice"),
         ("data: {alpha: [}\n", "line 1, column 16: "),
+        ("federation:\n  rounds: 010\n", "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)"),
+        ("federation.rounds: 1:30\n", "line 1, column 20: to YAML 1:30 is 90"),
     ],
 )
 def test_a_config_with_a_key_twice_or_broken_is_one_line(text: str, said: str, tmp_path: Path) -> None:

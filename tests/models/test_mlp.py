@@ -1,8 +1,14 @@
 from __future__ import annotations
 
+import re
+
 import pytest
 
+from fl_lightning.errors import BadInput
+from fl_lightning.models.cnn import CNN
+from fl_lightning.models.cnn1d import CNN1D
 from fl_lightning.models.mlp import MLP
+from fl_lightning.models.transformer import Transformer
 
 
 @pytest.mark.parametrize(
@@ -12,3 +18,17 @@ from fl_lightning.models.mlp import MLP
 )
 def test_parameters(shape: tuple[int, ...], hidden: tuple[int, ...], expected: int) -> None:
     assert sum(p.numel() for p in MLP(shape, 10, hidden).parameters()) == expected
+
+
+def test_layers_without_numbers_are_refused() -> None:
+    """`hidden [0]` trained a bias alone, in silence."""
+    for name, sizes, make in (
+        ("hidden", [8, 0], lambda: MLP((20,), 10, (8, 0))),
+        ("hidden", [-1], lambda: MLP((20,), 10, (-1,))),
+        ("channels", [4, 0], lambda: CNN((1, 28, 28), 10, (4, 0))),
+        ("hidden", [0], lambda: CNN((1, 28, 28), 10, hidden=(0,))),
+        ("channels", [0], lambda: CNN1D((3, 64), 10, (0,))),
+        ("width", [0], lambda: Transformer((8,), 10, 20, width=0)),
+    ):
+        with pytest.raises(BadInput, match=rf"model\.init_args\.{name}: {re.escape(str(sizes))} is not allowed"):
+            make()
