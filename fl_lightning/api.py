@@ -37,6 +37,7 @@ __all__ = ["Run", "Worth", "compare", "fit", "study", "tune", "worth"]
 
 Config = Mapping[str, Any] | str | os.PathLike[str] | Iterable[str]
 Definition = Mapping[str, Any] | str | os.PathLike[str]
+TWICE = "it is given twice: here and by keyword"
 BATCH = 500
 """Samples of a forward pass of `Run.predict`: `evaluation.batch_size`'s default."""
 
@@ -289,8 +290,14 @@ def _layers(config: Config, beneath: Layer) -> tuple[list[Layer], str | None]:
         files = files if isinstance(files, list) else [files]
         layers = [layer for file in files for layer in read_config(str(file))]
         for key in ("model", "method"):
-            check(key, given.get(key), key not in given or key not in beneath, "it is given twice: here and by keyword")
-        return [*layers, beneath, *layers_of("fit", given, Path())], str(files[0]) if files else None
+            check(key, given.get(key), key not in given or key not in beneath, TWICE)
+        if "base" in given:  # what a script hands over goes over it, too
+            layers += layers_of("fit", {"base": given.pop("base")}, Path())
+        own = layers_of("fit", given, Path())
+        for key in ("source", "root"):
+            value = next((layer["data"][key] for layer in own if key in layer.get("data", {})), None)
+            check(f"data.{key}", value, value is None or "data" not in beneath, TWICE)
+        return [*layers, beneath, *own], str(files[0]) if files else None
     allowed = "it must be a mapping, a config file or its name, or flags"
     check("config", config, isinstance(config, Iterable), allowed)
     flags = [*config]

@@ -208,6 +208,17 @@ def test_a_study_and_its_comparison(workplace: Path, capsys: pytest.CaptureFixtu
         fl_lightning.compare("studies/a", baseline="local")
 
 
+def test_keywords_go_over_the_base_of_a_mapping(workplace: Path) -> None:
+    """The base's method was trained, and its number of clients was taken, in place of what the call gave."""
+    mapping = {**QUIET, "base": "kapc_digits"}
+    run = fit(mapping, data=(X, Y, SITES), method="fedavg")
+    assert (run.config["method"]["name"], run.config["data"]["source"]) == ("fedavg", "arrays")
+    assert run.config["federation"]["clients"] == 3 and run.config["federation"]["rounds"] == 2
+    for given in ({"data.source": "digits"}, {"data": {"root": "other"}}):
+        with pytest.raises(BadInput, match=r"^data\.(source|root): '\w+' is not allowed; it is given twice"):
+            fit({**QUIET, **given}, data=(X, Y, SITES))
+
+
 def test_keys_of_a_study_are_passed_on_whole(monkeypatch: pytest.MonkeyPatch) -> None:
     """Lists and texts of more than 80 characters were cut off; a text of digits came in quotes."""
     import fl_lightning.api as api

@@ -24,7 +24,8 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
         BadInput: there is no such study, it cannot be read, or it is like itself.
     """
     file, content = yamltext.read("studies", "study", name, beside)
-    check("like", name, file not in taken, "the study is like itself")
+    place = file.resolve()
+    check("like", name, place not in taken, "the study is like itself")
     if not isinstance(content, dict):
         return content
     if content.get("base") is not None:
@@ -34,7 +35,7 @@ def read(name: str, beside: Path = Path(), taken: tuple[Path, ...] = ()) -> Any:
         return content
     like = content.pop("like")
     check("like", like, isinstance(like, str), "it must be a study's name or file")
-    other = read(like, file.parent, (*taken, file))
+    other = read(like, file.parent, (*taken, place))
     if not isinstance(other, dict):
         return other
     if isinstance(other.get("paper"), dict) and isinstance(content.get("paper"), dict):

@@ -21,6 +21,7 @@ from fl_lightning.catalogue import shipped, table
 from fl_lightning.cli import main, studyfile
 from fl_lightning.cli.study import resolve
 from fl_lightning.csvtable import CsvTable
+from fl_lightning.errors import BadInput
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.results.result import RunResult
 from fl_lightning.study import papers
@@ -354,6 +355,15 @@ def test_what_cannot_be_is_one_line(
     assert err.count("\n") == 1
     assert re.search(said, err), err
     assert not (tmp_path / "studies").exists()
+
+
+def test_studies_like_each_other_are_named(tmp_path: Path) -> None:
+    """By paths that grow from one to the other, until the file system refused them."""
+    (folder := tmp_path / "x").mkdir()
+    for one, other in ("ab", "ba"):
+        (folder / f"{one}.yaml").write_text(f"like: ../x/{other}.yaml")
+    with pytest.raises(BadInput, match="the study is like itself"):
+        studyfile.read(str(folder / "a.yaml"))
 
 
 def test_data_that_are_nowhere_are_one_line(ask: Callable[..., Any], tmp_path: Path) -> None:
