@@ -381,10 +381,10 @@ def _run(words: list[str]) -> None:
             process.terminate()
             raise
     if process.returncode:
-        line = last.removeprefix("fl-train: error: ") or f"exit code {process.returncode}"
+        reason = last.removeprefix("fl-train: error: ") or f"exit code {process.returncode}"
         if process.returncode == BadInput.exit_code:
-            key, _, allowed = line.partition(": ")
+            key, _, allowed = reason.partition(": ")
             error = BadInput(key, None, allowed)
-            error.args = (line,)
+            error.args = (reason,)
             raise error
-        raise RunFailed(line)
+        raise RunFailed(reason)
