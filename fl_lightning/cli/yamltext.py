@@ -36,11 +36,12 @@ class _Loader(yaml.SafeLoader):
 
     def construct_number(self, node: yaml.ScalarNode) -> Any:
         """A number as everybody reads it."""
-        number = self.construct_yaml_int(node) if node.tag == INT else self.construct_yaml_float(node)
-        if ":" in node.value or (re.fullmatch(r"[-+]?0[0-7_]+", node.value) and number != int(node.value)):
-            problem = f"to YAML {node.value} is {number} (octal, or to base 60): write that, or quote it as text"
+        read = self.construct_yaml_int if node.tag == INT else self.construct_yaml_float
+        octal = re.fullmatch(r"[-+]?0[0-7_]+", node.value) and int(node.value, 8) != int(node.value)
+        if octal or ":" in node.value:
+            problem = f"to YAML {node.value} is {read(node)} (octal, or to base 60): write that, or quote it as text"
             raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
-        return number
+        return read(node)
 
 
 for _tag in (INT, FLOAT):
