@@ -134,8 +134,7 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
     seldom = scored_seldom(cell.run for cell in cells) if target is not None else ""
     notes += [f"target: {seldom}"] if seldom else []
-    notes += _time(cells) + _how(rows, compared) + rank_notes
-    notes += harm_notes(cells, any(row.harmed is not None for row in rows))
+    notes += _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells)
     return Compared(rows, ranks, notes, target, best)
 
 

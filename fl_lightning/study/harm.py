@@ -47,17 +47,16 @@ def test_sizes(cell: Cell) -> dict[int, float]:
     return {int(row["client"]): row["test_samples"] for row in cell.run.rows("split") if "test_samples" in row}
 
 
-def harm_notes(cells: Sequence[Cell], counted: bool = True) -> list[str]:
-    """What `harmed` counts, where it is `counted`, and over whom a further metric is a mean."""
+def harm_notes(cells: Sequence[Cell]) -> list[str]:
+    """What `harmed` counts, and over whom a further metric is a mean."""
     if not cells:
         return []
-    what = "every client below training alone counts; how much is noise is not known here"
     if all(test_sizes(cell) for cell in cells) and cells[0].metric == ACCURACY.name:
-        what = (
-            "below training alone by more than the noise of the client's test samples (one-sided 5 %); of "
+        return [
+            "harmed: below training alone by more than the noise of the client's test samples (one-sided 5 %); of "
             "100 clients that lose nothing 5 are counted by chance at most"
-        )
-    notes = [f"harmed: {what}"] if counted else []
+        ]
+    notes = ["harmed: every client below training alone counts; how much is noise is not known here"]
     if cells[0].metric in FURTHER:
         entered = [(len(cell.scores), len(cell.run.rows("final"))) for cell in cells]
         least = [cell.run.summary.get("least_test_class") for cell in cells]

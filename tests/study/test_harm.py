@@ -43,7 +43,6 @@ def test_what_is_counted_is_said() -> None:
     assert "100 clients that lose nothing 5" in harm_notes([cell("a", [0.5])])[0]
     validation = cell("a", [0.5], setting=lambda key: "validation")
     assert "every client below" in harm_notes([validation])[0]
-    assert harm_notes([cell("a", [0.5])], counted=False) == []  # training alone has not been run
     few = cell("a", [0.5], metric="auroc", final=[{}, {}, {}], summary={"least_test_class": 1})
     assert harm_notes([few])[1] == (
         "auroc: means are over 1 of 3 clients; the rarest class of a client's test part has 1 samples"
