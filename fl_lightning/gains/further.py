@@ -237,7 +237,8 @@ def costs(out: Path, measured: Measured, folder: str) -> tuple[dict[str, Any], S
     numbers_of = [answer.silo.number for answer in measured.answers]
     sums = run.clients.groupby("client")[["upload_bytes", "download_bytes"]].sum()
     sums = sums.reindex(numbers_of, fill_value=0).astype(float)
-    seconds = (run.total("seconds_client") or 0.0) / max(run.clients["client"].nunique(), 1)
+    at_once = run.summary.get("world_size") or 1  # processes train their silos at once: the slowest one's time counts
+    seconds = (run.total("seconds_client") or 0.0) * at_once / max(run.clients["client"].nunique(), 1)
     content = {"rounds": run.rounds_done, "seconds_a_silo": seconds} | sums.to_dict("list")
     text = (
         f"One training of {measured.method}: {run.rounds_done} rounds, {seconds:.2g} seconds of training for a silo on "

@@ -8,6 +8,7 @@ import shlex
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -86,6 +87,15 @@ def test_runs_of_two_processes_are_scored_as_those_of_one(out: Path, tmp_path: P
     for label in rows:
         with np.load(place(out, label, 1)) as one, np.load(place(tmp_path, label, 1)) as two:
             assert {name: two[name].tolist() for name in two} == {name: one[name].tolist() for name in one}
+
+
+def test_a_silos_seconds_count_processes_that_train_beside_each_other(out: Path, tmp_path: Path) -> None:
+    run = shutil.copytree(out / "runs/fedavg,personalised/seed-1", tmp_path / "run")
+    measured: Any = SimpleNamespace(answers=[SimpleNamespace(silo=SimpleNamespace(number=0, name="Aarau"))], method="a")
+    one = further.costs(tmp_path, measured, "run")[0]["seconds_a_silo"]
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"world_size": 2}))
+    assert further.costs(tmp_path, measured, "run")[0]["seconds_a_silo"] == pytest.approx(2 * one) != 0
 
 
 def test_every_sample_is_tested_once_a_cycle_by_models_that_have_not_seen_it(out: Path) -> None:
