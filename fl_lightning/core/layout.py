@@ -241,7 +241,8 @@ class Binding:
         self._sizes = [n for b, end in zip(layout.blocks, ends, strict=True) for n in (b.size, end - b.stop)]
         self._own = [tensors[n] for n in layout.own_names]
         places = [b.name for b in layout.blocks if b.kind == "buffer"] + layout.own_names
-        self._buffers = [(model.get_submodule(n.rpartition(".")[0])._buffers, n, tensors[n]) for n in places]
+        owned = [(model.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in places]
+        self._buffers = [(*own, tensors[n], n) for own, n in zip(owned, places, strict=True)]
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
         self.vector: Tensor | None = None
         self.buffers: Sequence[Tensor] = ()
@@ -269,9 +270,9 @@ class Binding:
             self._check_buffers()
 
     def _check_buffers(self) -> None:
-        for owner, name, tensor in self._buffers:
-            if owner[name.rpartition(".")[2]] is not tensor:
-                allowed = "this buffer is assigned anew: write into it (copy_, mul_, add_), or it is no client's own"
+        for buffers, leaf, tensor, name in self._buffers:
+            if buffers.get(leaf) is not tensor:
+                allowed = "this buffer is assigned anew or removed: write into it (copy_, mul_), or it is no client's"
                 raise BadInput("model", name, allowed)
 
 

@@ -24,7 +24,7 @@ Make = Callable[..., Federation]
 class Keeping(nn.Module):
     """Notes the mean of what it sees in a buffer of its own, in evaluation too."""
 
-    anew = False
+    anew, gone = False, False
 
     def __init__(self) -> None:
         super().__init__()
@@ -33,6 +33,9 @@ class Keeping(nn.Module):
 
     def forward(self, x: Tensor) -> Tensor:
         mean = x.mean().detach()
+        if self.gone:
+            del self.seen
+            return self.out(self.body(x))
         if self.anew:
             self.seen = self.seen + mean
         else:
@@ -44,6 +47,12 @@ class Anew(Keeping):
     """Puts a new tensor into its place."""
 
     anew = True
+
+
+class Gone(Keeping):
+    """Removes it."""
+
+    gone = True
 
 
 class Lit(LightningModule):
@@ -73,10 +82,13 @@ def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
 
 @pytest.mark.parametrize("executor", ["loop", "vmap"])
 @pytest.mark.parametrize("clients", [1, 3])
-def test_a_buffer_that_is_assigned_anew_is_refused(made: Make, executor: str, clients: int) -> None:
+@pytest.mark.parametrize("net", [Anew, Gone])
+def test_a_buffer_that_is_assigned_anew_is_refused(
+    made: Make, net: type[nn.Module], executor: str, clients: int
+) -> None:
     """It would pass from client to client, and no checkpoint would have it."""
-    with pytest.raises(BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew"):
-        fed = made(Anew, FedAvg(), clients=clients, fabric={"executor": executor})
+    with pytest.raises(BadInput, match=r"^model: 'seen' is not allowed; this buffer is assigned anew or removed"):
+        fed = made(net, FedAvg(), clients=clients, fabric={"executor": executor})
         fed.prepare()
         fed.round(1)
         fed.round(2)
