@@ -1,6 +1,6 @@
 """The atlas as a rule: which method to take, or none, from what clients can tell before training.
 
-    python benchmarks/atlas_rule.py [--leaves 5] [--picture FILE]
+    python benchmarks/atlas_rule.py [--leaves 5] [--agreement] [--picture FILE]
 
 A tree of at most leaves - 1 questions predicts every method's points above training alone; its advice is the method
 with the greatest prediction, of those that it has seen in no setting below training alone beyond the interval. It is
@@ -15,7 +15,7 @@ from pathlib import Path
 import numpy as np
 from atlas_page import ALONE, RIVAL, Atlas, interval, read
 from measure import markdown
-from pandas import Series, read_csv
+from pandas import DataFrame, Series, concat, read_csv
 from sklearn.tree import DecisionTreeRegressor, plot_tree
 
 from atlas import ATLAS, FEATURES
@@ -26,10 +26,14 @@ NOISE = 0.1
 """Points squared, mean over methods, that a question must explain. Ours: the variance of means over ten seeds."""
 
 
-def features(atlas: Atlas, file: Path) -> np.ndarray:
-    """`FEATURES` of the atlas's settings, (settings, features)."""
-    rows = read_csv(file, dtype={"strength": str}).set_index(["kind", "strength"])
-    return rows.loc[atlas.settings, list(FEATURES)].to_numpy(float)
+def features(atlas: Atlas, folder: Path, agreement: bool = False) -> DataFrame:
+    """`FEATURES` of the atlas's settings, a row for each; `agreement`: also that of the clients' first updates."""
+    names = {"settings": list(FEATURES)} | ({"agreement": ["agreement"]} if agreement else {})
+    tables = [
+        read_csv(folder / f"{name}.csv", dtype={"strength": str}).set_index(["kind", "strength"])[columns]
+        for name, columns in names.items()
+    ]
+    return concat(tables, axis=1).loc[atlas.settings].astype(float)
 
 
 def gains_of(atlas: Atlas) -> np.ndarray:
@@ -38,7 +42,7 @@ def gains_of(atlas: Atlas) -> np.ndarray:
     return np.where(np.isnan(means), np.nanmin(means, axis=1, keepdims=True), means)
 
 
-def grown(x: np.ndarray, gains: np.ndarray, leaves: int) -> DecisionTreeRegressor:
+def grown(x: DataFrame, gains: np.ndarray, leaves: int) -> DecisionTreeRegressor:
     """The tree of mean gains (settings, methods)."""
     tree = DecisionTreeRegressor(
         max_leaf_nodes=leaves, min_samples_leaf=LEAST, min_impurity_decrease=NOISE, random_state=0
@@ -53,12 +57,12 @@ def harmless(atlas: Atlas, settings: np.ndarray) -> np.ndarray:
     return np.asarray(((high >= 0) & ~np.isnan(gains).any(axis=-1)).all(axis=0))
 
 
-def advised(tree: DecisionTreeRegressor, x: np.ndarray, allowed: np.ndarray) -> np.ndarray:
+def advised(tree: DecisionTreeRegressor, x: DataFrame, allowed: np.ndarray) -> np.ndarray:
     """The method's place for each row of x, of those that are `allowed`."""
     return np.asarray(np.where(allowed, tree.predict(x), -np.inf).argmax(axis=1))
 
 
-def left_out(atlas: Atlas, x: np.ndarray, leaves: int) -> np.ndarray:
+def left_out(atlas: Atlas, x: DataFrame, leaves: int) -> np.ndarray:
     """The advice for each setting by the tree of all other kinds."""
     gains = gains_of(atlas)
     kinds = np.array([kind for kind, _ in atlas.settings])
@@ -136,7 +140,7 @@ def written(tree: DecisionTreeRegressor, atlas: Atlas, node: int = 0, depth: int
     inner, leaves = tree.tree_, leaves_of(tree, atlas)
     if node in leaves:
         return [f"{'    ' * depth}{leaves[node]}"]
-    name, limit = FEATURES[inner.feature[node]], inner.threshold[node]
+    name, limit = tree.feature_names_in_[inner.feature[node]], inner.threshold[node]
     lines = []
     for child, sign in ((inner.children_left[node], "<="), (inner.children_right[node], ">")):
         lines += [f"{'    ' * depth}{name} {sign} {limit:.3g}:", *written(tree, atlas, int(child), depth + 1)]
@@ -161,11 +165,11 @@ def draw(tree: DecisionTreeRegressor, atlas: Atlas, file: Path) -> None:
 
     figure, axes = plt.subplots(figsize=(9, 1.3 + tree.get_depth()), layout="constrained")
     inner, leaves = tree.tree_, leaves_of(tree, atlas)
-    boxes = plot_tree(tree, ax=axes, feature_names=list(FEATURES), impurity=False, fontsize=9)
+    boxes = plot_tree(tree, ax=axes, feature_names=list(tree.feature_names_in_), impurity=False, fontsize=9)
     shown = [box for box in boxes if "samples" in box.get_text()]  # not the words on its edges
     for node, box in zip(in_order(tree), shown, strict=True):
         assert f"samples = {inner.n_node_samples[node]}\n" in box.get_text()
-        question = f"{FEATURES[inner.feature[node]]} <= {inner.threshold[node]:.3g}?"
+        question = f"{tree.feature_names_in_[inner.feature[node]]} <= {inner.threshold[node]:.3g}?"
         box.set_text(leaves[node].replace(" (", "\n(") if node in leaves else question)
     figure.savefig(file, dpi=100)
 
@@ -173,10 +177,11 @@ def draw(tree: DecisionTreeRegressor, atlas: Atlas, file: Path) -> None:
 if __name__ == "__main__":
     parser = argparse.ArgumentParser(description=(__doc__ or "").partition("\n")[0])
     parser.add_argument("--leaves", type=int, default=5)
+    parser.add_argument("--agreement", action="store_true", help="ask for that of the first updates, too")
     parser.add_argument("--picture", type=Path)
     given = parser.parse_args()
     atlas = read(ATLAS)
-    x = features(atlas, ATLAS / "settings.csv")
+    x = features(atlas, ATLAS, given.agreement)
     print(*judged(atlas, left_out(atlas, x, given.leaves)), sep="\n")
     tree = without_idle_questions(grown(x, gains_of(atlas), given.leaves), atlas)
     print("\nThe rule, of all kinds:\n", *written(tree, atlas), sep="\n")

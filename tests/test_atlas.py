@@ -13,6 +13,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from scipy import stats
 
 from fl_lightning.cli import studyfile
@@ -25,7 +26,7 @@ FOLDER = Path(__file__).resolve().parents[1] / "benchmarks"
 def atlas(monkeypatch: pytest.MonkeyPatch) -> Iterator[ModuleType]:
     monkeypatch.syspath_prepend(str(FOLDER))
     yield importlib.import_module("atlas")
-    for name in ("atlas", "atlas_page", "atlas_rule"):
+    for name in ("atlas", "atlas_page", "atlas_rule", "atlas_agreement"):
         sys.modules.pop(name, None)
 
 
@@ -179,7 +180,7 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     (tmp_path / "iid-cells.csv").write_text(as_csv(cells))
     (tmp_path / "settings.csv").write_text(as_csv(settings))
     read = page.read(tmp_path)
-    x = rule.features(read, tmp_path / "settings.csv")
+    x = rule.features(read, tmp_path)
     advice = rule.left_out(read, x, leaves=5)
     names = [read.methods[k] for k in advice]
     assert names == ["ditto" if strength == "3.0" else "fedavg after" for _, strength in read.settings]
@@ -194,7 +195,34 @@ def test_the_rule_advises_for_kinds_that_it_has_not_seen(atlas: ModuleType, tmp_
     assert lines[0].startswith("feature_shift_within <= 0.5") and "fedavg after (+10.0" in lines[1]
     rule.draw(tree, read, tmp_path / "rule.png")
     assert (tmp_path / "rule.png").stat().st_size > 1000
-    rule.draw(rule.grown(rng.uniform(size=(18, 5)), rng.normal(0, 9, size=(18, 4)), 5), read, tmp_path / "deep.png")
+    deep = rule.grown(x * 0 + rng.uniform(size=x.shape), rng.normal(0, 9, size=(18, 4)), 5)
+    rule.draw(deep, read, tmp_path / "deep.png")
+    (tmp_path / "agreement.csv").write_text(as_csv([row | {"agreement": row["strength"]} for row in settings[::-1]]))
+    assert list(rule.features(read, tmp_path, agreement=True)["agreement"]) == [row["strength"] for row in settings]
+
+
+def test_agreement_is_the_mean_cosine_of_two_clients_first_changes(
+    atlas: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By hand for three vectors; in runs, clients with moved labels agree less than those that are alike."""
+    agreement = importlib.import_module("atlas_agreement")
+    vectors = torch.tensor([[1.0, 0.0], [1.0, 1.0], [-1.0, 0.0]], dtype=torch.float64)
+    gram = SimpleNamespace(total=lambda: SimpleNamespace(full=(vectors @ vectors.T)[None]))
+    inputs = SimpleNamespace(gram=lambda of: gram, samples=torch.ones(3, dtype=torch.float64))
+    mean = agreement.Measured()
+    torch.testing.assert_close(mean.weights(inputs)[0, 0], torch.full((3,), 1 / 3, dtype=torch.float64))
+    assert mean.agreement == pytest.approx(-1 / 3)  # of 1 / sqrt 2, -1 and -1 / sqrt 2
+
+    read = studyfile.read
+
+    def tiny(name: str, *rest: Any) -> Any:
+        content = read(name, *rest) | {"seeds": "40-41"}
+        return content | {"grid": {axis: values[:1] for axis, values in content["grid"].items()}}
+
+    monkeypatch.setattr(studyfile, "read", tiny)
+    (alike,), (moved,) = ([*agreement.measured(tmp_path, kind)] for kind in ("iid", "labels"))
+    assert alike["strength"] == "20" and moved["strength"] == "2"
+    assert 1 > alike["agreement"] > moved["agreement"] + 0.1 > 0.1
 
 
 @pytest.mark.slow
