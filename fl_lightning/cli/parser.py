@@ -31,6 +31,7 @@ COMPONENTS = {
 
 PLACE = {"root", "download", "resident"}
 """Keys of `data` that say where the data are."""
+_OF_A_START = {"print_config", "resume", "accept_changed_code"}
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 
@@ -107,8 +108,10 @@ def fit_keys() -> dict[str, Action]:
 
 def passed_on(command: str) -> dict[str, Action]:
     """The keys of `fit` that a command accepts beside its own: all of them, or those that a study's base may set."""
-    if command in ("submit", "plan", "check-method", "deploy"):
+    if command == "submit":
         return fit_keys()
+    if command in ("plan", "check-method", "deploy"):  # which neither go on with a run nor stop before one
+        return {key: action for key, action in fit_keys().items() if key not in _OF_A_START}
     if command in ("study", "reproduce", "tune", "worth"):
         more = {"config"} if command == "worth" else set()
         return {key: action for key, action in fit_keys().items() if "." in key or key in {*COMPONENTS, *more}}

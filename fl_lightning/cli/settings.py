@@ -189,6 +189,9 @@ def read_config(name: str, key: str = "config", folder: Path = Path(), above: tu
     place = str(file.resolve())
     check(key, name, place not in above, f"a config cannot be its own base: {' -> '.join([*above, place])}")
     check(key, name, isinstance(content, dict | None), "it must hold keys and values")
+    once: Layer = {}
+    for dotted, value in sorted((content or {}).items(), key=lambda item: "." in str(item[0])):
+        _update(once, _nested(str(dotted), value), str(dotted))
     return layers_of(name, content or {}, file.parent, (*above, place))
 
 
@@ -253,10 +256,13 @@ def _nested(key: str, value: Any) -> Layer:
     return value
 
 
-def _update(old: Layer, new: Layer) -> None:
+def _update(old: Layer, new: Layer, once: str = "") -> None:
+    """Put `new` over `old`; `BadInput` where `once`, the key that gives it, replaces a value."""
     for key, value in new.items():
         if isinstance(value, dict) and isinstance(old.get(key), dict):
-            _update(old[key], value)
+            _update(old[key], value, once)
+        elif once and key in old and not (key in COMPONENTS and isinstance(value, dict)):  # a name, then its arguments
+            raise BadInput(once, value, f"it is given twice, also as {old[key]!r}: with dots and nested")
         else:
             old[key] = copy.deepcopy(value)
 

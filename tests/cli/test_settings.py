@@ -244,6 +244,8 @@ def test_a_bare_fit_is_the_recommended_method_with_its_own_defaults() -> None:
         ("data: {alpha: [}\n", "line 1, column 16: "),
         ("federation:\n  rounds: 010\n", "line 2, column 11: to YAML 010 is 8 (octal, or to base 60)"),
         ("federation.rounds: 1:30\n", "line 1, column 20: to YAML 1:30 is 90"),
+        ("data: {alpha: 0.1}\ndata.alpha: 0.3\n", "data.alpha: 0.3 is not allowed; it is given twice, also as 0.1"),
+        ("method.lam: 3\nmethod: {name: ditto, lam: 1}\n", "method.lam: 3 is not allowed; it is given twice"),
     ],
 )
 def test_a_config_with_a_key_twice_or_broken_is_one_line(text: str, said: str, tmp_path: Path) -> None:
@@ -268,6 +270,15 @@ def test_a_file_may_name_a_component_and_set_its_arguments_with_dots(turned: boo
     assert settings.callbacks["quantize"].init_args == {"bits": 4}
     with pytest.raises(BadInput, match=r"^model: .*give a list's items their own arguments"):
         layer_of("own.yaml", {"model": ["cnn", "mlp"], "model.hidden": [3]})
+
+
+@pytest.mark.parametrize("command", ["plan", "check-method x.Y", "deploy --out x"])
+@pytest.mark.parametrize("flag", ["resume", "print_config", "accept_changed_code"])
+def test_a_command_that_starts_no_run_refuses_the_keys_of_a_start(command: str, flag: str) -> None:
+    name, *words = command.split()
+    with pytest.raises(BadInput, match=f"^{flag}: .*no such key.*see fl-train {name} --help"):
+        read_line([*words, f"--{flag}", "true"], name)
+    assert read_line(["--resume"], "submit").flags == ["--resume"]
 
 
 # ---------------------------------------------------------------- base
