@@ -18,7 +18,7 @@ from fl_lightning.rng import numpy_rng
 
 @dataclass
 class Attack(Transform):
-    """A SIMULATION of malicious clients. It comes before all callbacks that change what travels.
+    """A SIMULATION of malicious clients. It comes before all callbacks that change what is sent.
 
     Args:
         kind: `sign_flip` uploads s - scale (w - s), where s is what the server counts the client's change from;

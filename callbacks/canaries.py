@@ -30,7 +30,7 @@ LONG = 1e4
 
 @dataclass
 class Canaries(Transform, Observer):
-    """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon, and no honest training.
+    """A TEST of `localprivacy` or `centralprivacy`: it gives a lower bound on epsilon; canaries upload no model.
 
     The change that a canary uploads is replaced, before it is bounded: by a random direction, the same in all rounds,
     if the canary's coin says in, and by 0 if it says out. What leaves through the noise (its noisy uploads, or the

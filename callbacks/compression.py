@@ -76,7 +76,7 @@ class Quantize(Transform):
 
 @dataclass
 class TopK(Transform):
-    """Upload only the largest differences from the server's copy, each with its position; the rest waits.
+    """Upload only the largest differences from the server's copy, each with its position; later rounds send the rest.
 
     What was left out stays in the next difference: error feedback in the sense of Stich, Cordonnier, Jaggi (Sparsified
     SGD with Memory, NeurIPS 2018), on models instead of gradients.

@@ -8,7 +8,7 @@ from fl_lightning.core import RunContext
 
 
 class Ledger(Observer):
-    """Draw nothing: `fl-train report RUN --figures png` draws what travelled, accuracy and costs of any run."""
+    """Draw nothing: `fl-train report RUN --figures png` draws bytes, accuracy and costs of any run."""
 
     def __init__(self, every: int | None = None) -> None:
         """`every`: not read."""

@@ -36,7 +36,7 @@ SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "valida
 
 @dataclass
 class LocalPrivacy(Transform, Observer):
-    """Each client bounds and noises every kind of what it uploads: differential privacy against the server and all.
+    """Each client clips all that it uploads and adds noise: differential privacy against the server and all others.
 
     The unit is a client: all of its data. Epsilon is of adding or removing what the client contributes to its uploads,
     composed over the rounds in which it took part, by dp-accounting's privacy loss distributions. Whatever the server

@@ -59,7 +59,7 @@ class Median(Unweighted):
 
 @dataclass
 class Krum(Aggregator):
-    """The model whose nearest neighbours are nearest, or the mean of some such (Blanchard et al., NeurIPS 2017).
+    """The model nearest to its nearest neighbours, or the mean of several such models (Blanchard et al., NeurIPS 2017).
 
     A model's score is the sum of its squared distances, over all that is sent, to the n - attackers - 2 models nearest
     to it. Equal scores: the lower client number.

@@ -90,7 +90,7 @@ def search(omega: int, fits: list[bool], how: Literal["swapped", "printed"], ste
 
 @dataclass
 class LayerSelection(Transform):
-    """Bidirectional layer selection: layers travel only where they are worth it.
+    """Bidirectional layer selection: client and server each send only a part of the layers.
 
     Args:
         mu: server side: layer l is not sent to client i when r_ii >= mu. 0.7: the journal's cost study. null: send all.

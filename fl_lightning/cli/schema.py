@@ -179,7 +179,7 @@ COMMANDS = {
     }, "STUDY"),
     "archive": Command("Pack a study into one file, or run a cell of such a file again.", {
         "out": (str | None, None, "FILE.zip: the archive (default: STUDY.zip); with --rerun a new folder for the run."),
-        "rerun": (str | None, None, "CELL: run it again, such as runs/kapc/seed-0, and compare the results."),
+        "rerun": (str | None, None, "CELL: train this cell again, such as runs/kapc/seed-0, and compare the results."),
     }, "STUDY | FILE.zip"),
     "check-method": Command("Test your own method: seeds, resume, cohorts, bytes, ranks. Also takes keys of fit.", {
         "only": (str | None, None, "Some checks by name, separated by commas (default: all)."),

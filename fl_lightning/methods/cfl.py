@@ -18,9 +18,9 @@ from fl_lightning.search import LogRange, Whole, searched
 
 @dataclass(frozen=True)
 class CFL(Clustered):
-    """FedAvg within clusters: one whose updates have come to rest on average, but not one by one, is split by angle.
+    """FedAvg within clusters; a cluster whose mean update is small, but a client's update large, is split by angle.
 
-    That is where ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates are changes of
+    That is if ||mean update|| < eps1 and max ||update|| > eps2 among more than two clients; updates are changes of
     the parameters in this round. Means are weighted by samples, as FedAvg's (the authors' code: plain). Who has not
     answered in that round stays with one half. Scored: the cluster's model.
 

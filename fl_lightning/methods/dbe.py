@@ -21,7 +21,7 @@ from fl_lightning.search import LogRange, Range, searched
 
 @dataclass(frozen=True)
 class DBE(Method):
-    """FedAvg whose clients each add a vector of their own to the features, the mean of which is drawn to a global one.
+    """FedAvg whose clients each add a personal vector to the features, and draw the features' mean to a global mean.
 
     Loss: CE at head(z + m_i) + kappa / 2 mean_d (u_i - u)^2, where u_i <- (1 - momentum) u_i + momentum (mean z of the
     batch) begins a round at 0; m_i is never sent. u is the clients' mean u_i, by samples, of a first round in which all

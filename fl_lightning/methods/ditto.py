@@ -15,7 +15,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class Ditto(Method):
-    """FedAvg, and beside it a personal model that is pulled towards the global model as it was received.
+    """FedAvg, and a personal model with a proximal term towards the global model as it was received.
 
     Client: FedAvg's w, and v <- v - lr (grad f(v) + lam (v - w_received)) on the same batches. Scored: v.
 

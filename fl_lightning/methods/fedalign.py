@@ -20,7 +20,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class FedAlign(Method):
-    """FedAvg whose clients have a slimmed copy of the last block stretch its input as much as the whole block does.
+    """FedAvg whose local loss draws the Lipschitz constant of a slimmed last block to the whole block's.
 
     Local loss: CE + mu (CE / L, held constant) L with L = MSE(k_slim, k), k the spectral norm of a b^T / (H W) of a
     block's input a and output b. The slim block is the block's first channels, on the first channels of its own input;

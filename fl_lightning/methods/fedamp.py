@@ -17,7 +17,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class FedAMP(OwnStatistics):
-    """Every client is pulled towards its own mix of all models, in which similar models weigh more.
+    """Every client has a proximal term towards its own mix of all models, in which similar models weigh more.
 
     Args:
         lam: weight of the pull (lam / (2 alpha)) ||w - u||^2; 0 is local training. (With sigma None alpha has no unit,

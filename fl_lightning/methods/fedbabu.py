@@ -13,7 +13,7 @@ from fl_lightning.methods.base import OwnClassifier
 
 @dataclass(frozen=True)
 class FedBABU(OwnClassifier):
-    """FedAvg of the body alone, under the one classifier that all began with; in the end clients fine-tune everything.
+    """FedAvg of the body alone, with the initial classifier fixed; after the last round clients fine-tune everything.
 
     Scored: a fine-tuned copy of body and first classifier (`evaluation.finetune_epochs`); as `global`: these unchanged.
     The mean is by samples, as FedAvg's (the authors' code: plain).

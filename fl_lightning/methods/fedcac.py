@@ -21,7 +21,7 @@ from fl_lightning.search import Choice, Range, searched
 
 @dataclass(frozen=True)
 class FedCAC(Method):
-    """FedAvg, but for each client's critical numbers, which it shares with clients alone whose critical ones are alike.
+    """FedAvg, except each client's critical parameters, averaged only with clients whose critical ones are alike.
 
     After local training those numbers are critical whose |(w_i - w) w_i| is among a tensor's greatest tau. A client
     receives FedAvg's mean, and in place of its critical numbers the plain mean of its own model and of those j whose

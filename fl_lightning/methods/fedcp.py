@@ -19,7 +19,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class FedCP(Method):
-    """A gate shares each feature out, sample by sample, to a classifier of the client's own and a frozen global one.
+    """A gate divides each sample's features between a classifier of the client's own and a frozen global one.
 
     (r, s) = softmax over the two of gate(z v / ||v||), v the sum of the rows of the own classifier h as the round
     begins; loss CE(h(r z) + g(s z)) + lam MMD(z, z_g), where z_g are the features under the received body. Body, gate

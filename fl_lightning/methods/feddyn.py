@@ -18,7 +18,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class FedDyn(PlainMean):
-    """FedAvg whose local losses are bent so that their minima agree: f(w) - <g_i, w> + alpha/2 ||w - w_global||^2.
+    """FedAvg with a dynamic regulariser on local losses: f(w) - <g_i, w> + alpha/2 ||w - w_global||^2.
 
     After training g_i <- g_i - alpha (w_i - w_global). Server: h <- h - alpha / N sum of the cohort's w_i - w_global,
     w = mean of w_i - h / alpha. Means are plain. Running statistics are the plain mean.

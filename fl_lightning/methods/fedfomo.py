@@ -21,7 +21,7 @@ from fl_lightning.search import Whole, searched
 
 @dataclass(frozen=True)
 class FedFomo(Method):
-    """Every client fetches a few models of others and goes towards those that do better on its validation data.
+    """Every client fetches a few models of others and moves towards those that do better on its validation data.
 
     With theta the model before the client's last training and candidates theta_j, its own trained one among them:
     a_j = (L(theta) - L(theta_j)) / ||theta_j - theta||, theta <- theta + sum_j w_j (theta_j - theta), w = max(a, 0)

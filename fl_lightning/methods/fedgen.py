@@ -18,7 +18,7 @@ from fl_lightning.search import Choice, LogRange, searched
 
 @dataclass(frozen=True)
 class FedGen(Method):
-    """FedAvg, and a generator of features on the server that clients' classifiers have taught; it teaches them in turn.
+    """FedAvg with a generator of features, trained on the server by clients' classifiers; its features train clients.
 
     Client, from the second round: CE + ratio alpha CE(head(G(y', e)), y') + beta KL(head(G(y, e)) || model(x)), with y'
     drawn as labels are in the cohort that taught, y those of the batch. Server: Adam on the cross entropy of the mean

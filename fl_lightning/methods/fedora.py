@@ -17,7 +17,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class FEDORA(OwnStatistics):
-    """Clients are pulled towards models propagated over a graph of like data, as far as that helps on validation data.
+    """A proximal term towards models propagated over a graph of similar data, weighted by its gain on validation data.
 
     Client k minimises f_k(w) + lambda_k ||w - w^_k||^2 with lambda_k = max(epsilon, L_val(w_k) - L_val(w^_k)).
 

@@ -15,7 +15,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class FedProx(Method):
-    """FedAvg whose local loss is pulled towards the round's global model.
+    """FedAvg whose local loss has a proximal term towards the round's global model.
 
     Args:
         mu: weight of (mu/2) ||w - w_global||^2; 0 is FedAvg. 0.01 lies inside the authors' grid {0.001, ..., 1}.

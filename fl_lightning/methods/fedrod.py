@@ -16,7 +16,7 @@ from fl_lightning.methods.common.two_heads import TwoHeads
 
 @dataclass(frozen=True)
 class FedRoD(Method):
-    """A body and a generic classifier g for all, trained on a balanced loss; on top a personal one, h, for the rest.
+    """A shared body and classifier g, trained on a balanced loss, and a personal classifier h, added to g's scores.
 
     Loss: CE(g(z) + log n_y) for body and g, CE(g(z) + h(z)) for h alone, with z the features and n_y the client's
     samples of each class. Scored: g + h; as `global`: g.

@@ -23,7 +23,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class GPFL(Method):
-    """A client's own classifier on features under its own condition; class embeddings guide those under a global one.
+    """A personal classifier on features conditioned by client; class embeddings guide globally conditioned features.
 
     f(z, k) = ReLU((gamma(k) + 1) z + beta(k)); g is the mean of the class embeddings e, q_i their mean by the client's
     class shares, both of e as received. Loss: CE(h_i(f(z, q_i))) + CE(cos(f(z, g), e)) + lam ||f(z, g) - e_y|| (e as

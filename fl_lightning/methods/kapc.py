@@ -17,7 +17,7 @@ from fl_lightning.ranges import Needs
 
 @dataclass(frozen=True)
 class KAPC(Method, CubeSettings):
-    """Every client is coached, layer by layer, towards its own mix of all models by a learned relation cube.
+    """A proximal term draws each layer of a client to its own mix of all models, given by a learned relation cube.
 
     Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l constant (Eq. 16).
     Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (Eq. 10, 12), or solve it. No factor m_i / m

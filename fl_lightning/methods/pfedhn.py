@@ -18,7 +18,7 @@ from fl_lightning.search import LogRange, searched
 
 @dataclass(frozen=True)
 class PFedHN(OwnStatistics):
-    """A hypernetwork on the server makes each client's model of an embedding; both learn from what training changes.
+    """A hypernetwork on the server makes each client's model from an embedding; both learn from the client's update.
 
     theta_i = h(v_i; phi) is sent and trained to theta'_i; then phi and v_i step down J^T (theta_i - theta'_i), one
     client of the cohort after the other. The authors have one client a round; a cohort of m divides hyper_lr by m,
