@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import fcntl
 import os
+import shutil
 import socket
 import time
 from collections.abc import Iterable, Iterator
@@ -44,12 +45,27 @@ def atomic_write(path: Path, durable: bool = True) -> Iterator[Path]:
     aside = aside_of(path)
     with writing(path):
         make_folder(path.parent)
-        yield aside
-        if durable:
-            flush(aside)
-        os.replace(aside, path)
+        try:
+            yield aside
+            if durable:
+                flush(aside)
+            os.replace(aside, path)
+        except BaseException:
+            with contextlib.suppress(OSError):  # on a full disk a part would take the room that is left
+                aside.unlink()
+            raise
         if durable:
             flush(path.parent)
+
+
+@contextlib.contextmanager
+def whole_folder(path: Path) -> Iterator[None]:
+    """What makes the new folder `path`: where it fails nothing is left, and the same command finds its name free."""
+    try:
+        yield
+    except BaseException:
+        shutil.rmtree(path, ignore_errors=True)
+        raise
 
 
 def aside_of(path: Path) -> Path:

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import math
 import pickle
 
@@ -7,6 +8,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.files import write_whole
 from fl_lightning.record import RelationView, RoundRecord
 from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests
 
@@ -35,6 +37,16 @@ def test_rows_come_back_with_every_digit(folder) -> None:
     text = (folder.path / "metrics.csv").read_text().splitlines()
     always = ",".join([*CLIENT_LOSSES, *CLIENT_FLOPS])  # empty where no step was taken, and nothing counted
     assert text[:2] == [f"round,mean_accuracy,upload_bytes,{always}", f"1,{1 / 3!r},{2**40 + 1},,,,,,"]
+
+
+def test_a_file_that_cannot_be_written_leaves_no_part_on_the_full_disk(tmp_path, monkeypatch) -> None:
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    monkeypatch.setattr("fl_lightning.files.flush", full)
+    with pytest.raises(RunFailed, match=r"cannot write .*a\.html: No space left on device"):
+        write_whole(tmp_path / "a.html", "page")
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_traffic_is_kept_by_round(folder) -> None:

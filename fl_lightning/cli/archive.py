@@ -14,6 +14,7 @@ from fl_lightning.cli.settings import Layer, read_line
 from fl_lightning.cli.study import train
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
+from fl_lightning.files import whole_folder
 from fl_lightning.study import archive as archives
 from fl_lightning.study.folder import StudyFolder, is_search
 
@@ -87,7 +88,8 @@ def _run_again(file: Path, cell: str, out: str | None, layers: list[Layer]) -> N
         place = Path(made) / Path(cell).name if out is None else Path(out)
         saved = runs.saved_layer(folder / cell)
         assert saved is not None, "every run that was packed has one"
-        train(complete(plan([saved, {"loggers": None}, *layers])), place)
+        with whole_folder(place):
+            train(complete(plan([saved, {"loggers": None}, *layers])), place)
         differ = archives.differences(place, folder / cell, index["weights"][cell])
         now = _where(archives.trained(place)[-1])
     if differ:

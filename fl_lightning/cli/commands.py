@@ -15,8 +15,9 @@ from fl_lightning.cli.schema import SUFFIXES
 from fl_lightning.cli.settings import Layer, Settings, read_line
 from fl_lightning.config import check, flat
 from fl_lightning.configuration.explain import explained
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.extras import require
+from fl_lightning.files import write_whole
 from fl_lightning.metric import BY_TASK, FURTHER
 from fl_lightning.provenance import name_of
 
@@ -116,7 +117,6 @@ def report(argv: list[str]) -> None:
         report_study(words[0], values)
         return
     require("report", "report", words[0])
-    from fl_lightning.files import write_whole
     from fl_lightning.report import MARKER, load, render, run_folders
 
     loaded = load(run_folders([Path(word) for word in words]))
@@ -168,7 +168,11 @@ def _write_loader(
     from fl_lightning.exporting.loader import loader
 
     text = loader(folder, whose, out, facts, kind)
-    beside.write_text(text, encoding="utf-8")
+    try:
+        write_whole(beside, text)
+    except RunFailed:  # a full disk: once it has room, the same command is to find its names free
+        out.unlink(missing_ok=True)
+        raise
     print("".join(line for line in text.splitlines(keepends=True)[:2] if line.startswith("#")), end="")
     print(f"from {beside.stem} import predict  # {beside}: predict(rows) names the class of each raw row")
 

@@ -11,6 +11,7 @@ from fl_lightning.cli.resolve import complete, plan, to_yaml
 from fl_lightning.cli.settings import read_line
 from fl_lightning.config import Component, Config, check
 from fl_lightning.errors import RunFailed
+from fl_lightning.files import whole_folder
 
 CHECKPOINT = Component("fl_lightning.callbacks.checkpoint.Checkpoint", {"every": 1, "seconds": 0.0})
 """Of the centre: after every round, so that a centre that goes on asks for no round that a site has left behind."""
@@ -48,10 +49,13 @@ def deploy(argv: list[str]) -> None:
         print("noise: every site draws it from its operating system, since all sites know the seed")
     data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     name = folder.name
-    files = app.write(folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config)))
+    with whole_folder(folder):
+        files = app.write(folder, name, to_yaml(config), Facts.of(data), owncode.read(owncode.paths(config)))
+        if sites is not None:
+            with whole_folder(sites):
+                written = write_sites(data, sites)
     print(f"app: {folder} ({len(files)} files); the commands: {folder / 'README.md'}")
     if sites is not None:
-        written = write_sites(data, sites)
         print(f"data of {len(written)} sites to rehearse with: {written[0]} to {written[-1].name}")
 
 

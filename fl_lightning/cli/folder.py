@@ -21,7 +21,7 @@ from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
 from fl_lightning.cli.settings import Layer, read_config
 from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput
-from fl_lightning.files import Taken, flush, make_folder, take, write_whole
+from fl_lightning.files import Taken, aside_of, flush, make_folder, take, write_whole
 from fl_lightning.log import now, say
 
 CONFIG = "config.yaml"
@@ -56,7 +56,8 @@ def check_name(start: Start) -> None:
     there = Path(start.out) / start.name
     try:
         exists, is_run = there.exists(), (there / CONFIG).exists()
-        empty = not exists or not any(there.iterdir())
+        begun = {LOCK, aside_of(there / CONFIG).name}  # of a start that was stopped, or had a full disk
+        empty = not exists or {path.name for path in there.iterdir()} <= begun
     except (OSError, ValueError) as error:
         raise BadInput("name", start.name, f"it can be no folder: {error}") from None
     if outer_rank() > 0:
@@ -132,7 +133,8 @@ def opened(start: Start, stem: str, config: Config) -> Iterator[Path]:
             if _content(folder / "metrics.csv") != done:
                 raise
             if before is not None:
-                (folder / CONFIG).write_bytes(before)  # the run goes on from where it was, as it was
+                if _content(folder / CONFIG) != before:
+                    write_whole(folder / CONFIG, before)  # the run goes on from where it was, as it was
             elif isinstance(error, BadInput) and is_new:
                 shutil.rmtree(folder)
                 with contextlib.suppress(OSError):  # another run may have come in

@@ -14,7 +14,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.extras import require
 from fl_lightning.files import atomic_write
 
@@ -63,6 +63,8 @@ def write(model: nn.Module, kind: Format, out: Path, example: Tensor, about: Map
                     graph, (), str(aside), input_names=["x"], output_names=["scores"], dynamo=True,
                     external_data=False, verbose=False,
                 )  # fmt: skip
+    except RunFailed:  # the disk refuses the file
+        raise
     except Exception as error:  # torch's exporters raise a dozen kinds
         line = (str(error).strip() or type(error).__name__).splitlines()[0]
         instead = "" if kind == "torch_export" else " or torch_export"

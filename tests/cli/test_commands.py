@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -77,6 +78,26 @@ def test_export_writes_the_lines_that_load_the_model(engine: Any, capsys: pytest
     names: dict[str, Any] = {}
     exec(text.partition("load_model(")[0], names)
     assert names["model"].classifier.out_features == 10
+
+
+def test_an_export_that_the_disk_refuses_can_be_repeated(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    out = Path("m.safetensors")
+    monkeypatch.setattr(engine, "export", lambda *a, export=engine.export: (out.touch(), export(*a))[1])
+    line = ["export", "--run", "runs/a", "--client", "3", "--out", str(out)]
+    before = sorted(Path().iterdir())
+
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    with monkeypatch.context() as disk:
+        disk.setattr("fl_lightning.files.os.replace", full)
+        assert main(line) == 1
+    assert capsys.readouterr().err == "fl-train: error: cannot write m.py: No space left on device\n"
+    assert sorted(Path().iterdir()) == before
+    assert main(line) == 0
 
 
 def test_what_loads_an_exported_model_can_be_imported(

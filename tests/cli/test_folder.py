@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import errno
 import re
 import shlex
 from collections.abc import Callable
@@ -11,6 +12,7 @@ import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.cli.folder import MAY_CHANGE
+from fl_lightning.errors import MachineFailed
 
 
 def saved(folder: str) -> dict[str, Any]:
@@ -100,6 +102,35 @@ def test_resume_on_a_first_start_just_starts(engine: Any) -> None:
     assert main(line) == 0
     assert main(line) == 0
     assert [(str(folder), resume) for _, folder, resume in engine.calls] == [("runs/a", True)] * 2
+
+
+@pytest.mark.parametrize("left", [["lock"], ["lock", ".config.yaml.part"]])
+def test_what_a_first_start_left_before_its_config_does_not_stop_the_next(engine: Any, left: list[str]) -> None:
+    Path("runs/a").mkdir(parents=True)
+    for name in left:
+        Path("runs/a", name).touch()
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]) == 0
+    assert saved("runs/a")["federation"]["clients"] == 10
+
+
+def test_a_full_disk_leaves_the_config_of_a_run_that_is_resumed(
+    engine: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert main(["fit", "--config", "kapc_exact_digits", "--name", "a"]) == 0
+    before = saved("runs/a")
+
+    def full(*paths: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    def stop() -> None:
+        monkeypatch.setattr("fl_lightning.files.os.replace", full)
+        monkeypatch.setattr(Path, "write_bytes", full)
+        raise MachineFailed("cannot write runs/a/split.csv: No space left on device")
+
+    engine.action = stop
+    assert main(["fit", "--name", "a", "--resume"]) == 1
+    assert capsys.readouterr().err == "fl-train: error: cannot write runs/a/split.csv: No space left on device\n"
+    assert saved("runs/a") == before
 
 
 def test_a_first_start_is_said_and_wants_a_config(engine: Any, refused: Callable[..., str], capsys: Any) -> None:
@@ -194,6 +225,7 @@ def test_other_ranks_do_not_judge_the_folder(engine: Any, monkeypatch: pytest.Mo
     """They may come when it is there and its config.yaml is not yet."""
     Path("runs/a").mkdir(parents=True)
     Path("runs/a/lock").touch()
+    Path("runs/a/notes.txt").touch()
     line = ["fit", "--config", "kapc_exact_digits", "--name", "a", "--resume"]
     assert main(line) == 2
     monkeypatch.setenv("TORCHELASTIC_RUN_ID", "1")

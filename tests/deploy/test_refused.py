@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import re
 from pathlib import Path
 
@@ -95,3 +97,21 @@ def test_global_test_data_are_refused(
     refused(
         "--method fedavg --data.global_test true", r"data.global_test: True is not allowed; it must be false", capsys
     )
+
+
+def test_an_app_that_the_disk_refuses_leaves_its_names_free(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    move = os.replace
+
+    def full(aside: Path, path: Path) -> None:
+        if Path(path).name == "site-1.npz":
+            raise OSError(errno.ENOSPC, "No space left on device")
+        move(aside, path)
+
+    monkeypatch.setattr("fl_lightning.files.os.replace", full)
+    line = ["deploy", *SMALL.split(), "--method", "fedavg", "--rehearse", "false", "--out", "app", "--sites", "sites"]
+    assert main(line) == 1
+    assert capsys.readouterr().err == "fl-train: error: cannot write sites/site-1.npz: No space left on device\n"
+    assert list(tmp_path.iterdir()) == []

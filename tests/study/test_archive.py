@@ -17,6 +17,7 @@ import pytest
 import yaml
 
 from fl_lightning.cli import main
+from fl_lightning.errors import RunFailed
 from fl_lightning.record import RelationView
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.study import archive
@@ -199,6 +200,22 @@ def test_bad_words(
     assert (code, out, err.count("\n")) == (2, "", 1), err
     assert wanted in err
     assert (tmp_path / "thesis.zip").read_text() == "my life's work"
+
+
+def test_a_rerun_that_fails_leaves_no_folder(
+    study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
+) -> None:
+    archive.pack(StudyFolder(study), tmp_path / "a.zip")
+    monkeypatch.chdir(tmp_path)
+
+    def fails(config: object, folder: Path) -> None:
+        RunFolder(folder).write_summary({})
+        raise RunFailed("client 0 failed")
+
+    monkeypatch.setattr("fl_lightning.cli.archive.train", fails)
+    run = next(iter(archive.read_index(Path("a.zip"))["weights"]))
+    assert said(capfd, f"archive a.zip --rerun {run} --out again") == (1, "", "fl-train: error: client 0 failed\n")
+    assert not Path("again").exists()
 
 
 @pytest.mark.slow
