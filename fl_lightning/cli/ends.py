@@ -8,7 +8,7 @@ import socket
 import sys
 import uuid
 from argparse import ArgumentParser, Namespace
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -20,11 +20,13 @@ from fl_lightning.cli.settings import read_config
 from fl_lightning.config import Config, check
 from fl_lightning.deploy.app import fingerprint
 from fl_lightning.deploy.relay import REFUSED, read_frame, write_frame
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import Taken, take, write_whole
 
 CENTER, SITE = "deployed.json", "site.json"
 """What says in a run folder that its clients are elsewhere, or that it is one site's."""
+_ABOUT = {"client": int, "fingerprint": str, "data": str}
+"""What `site.json` says, and of which types."""
 IDLE = 3600.0
 """Seconds without a message after which a site's process ends; the next message starts it again."""
 
@@ -90,7 +92,7 @@ def _run_id(folder: Path, mark: str) -> str:
     """The run's name for sites, drawn when it first begins: one that begins anew under an old name is another run."""
     file = folder / CENTER
     if file.is_file():
-        return str(json.loads(file.read_text(encoding="utf-8"))["run"])
+        return str(_kept(file, {"run": str})["run"])
     run_id = f"{mark[:16]}-{uuid.uuid4().hex[:16]}"
     write_whole(file, json.dumps({"run": run_id}))
     return run_id
@@ -98,12 +100,23 @@ def _run_id(folder: Path, mark: str) -> str:
 
 def _count(folder: Path, sent: int, received: int) -> None:
     """Add the bytes of this process's messages to those of the run's processes before it."""
-    known = json.loads((folder / CENTER).read_text(encoding="utf-8"))
+    known = _kept(folder / CENTER, {"run": str})
     sums = {
         "bytes_sent": known.get("bytes_sent", 0) + sent,
         "bytes_received": known.get("bytes_received", 0) + received,
     }
     write_whole(folder / CENTER, json.dumps(known | sums))
+
+
+def _kept(file: Path, needed: Mapping[str, type]) -> dict[str, Any]:
+    """What one of the two files says; `Damaged` where it cannot be read, or lacks a key."""
+    try:
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except ValueError:
+        content = None
+    if not isinstance(content, dict) or not all(isinstance(content.get(k), kind) for k, kind in needed.items()):
+        raise Damaged("run", str(file.parent), f"its {file.name} is damaged")
+    return content
 
 
 # ---------------------------------------------------------------- a site
@@ -131,7 +144,7 @@ def _answer_all(words: Namespace, folder: Path) -> None:
     config = config_of(words.app)
     mark = fingerprint(words.app, config)
     about = {"client": words.client, "fingerprint": mark, "data": str(Path(words.data).resolve())}
-    known = json.loads((folder / SITE).read_text(encoding="utf-8")) if (folder / SITE).is_file() else about
+    known = _kept(folder / SITE, _ABOUT) if (folder / SITE).is_file() else about
     if (known["client"], known["fingerprint"]) != (words.client, mark):
         sentence = "its folder holds the state of another client, or of another configuration"
         raise Unfit("folder", str(folder), sentence, sentence)
@@ -162,7 +175,7 @@ def exported(folder: Path, client: int, out: Path) -> tuple[Config, dict[str, An
     from fl_lightning.deploy.data import Facts, at_site
     from fl_lightning.run import launch
 
-    known = json.loads((folder / SITE).read_text(encoding="utf-8"))
+    known = _kept(folder / SITE, _ABOUT)
     check("client", client, client == known["client"], f"it is the site of client {known['client']}")
     config = config_of(folder)
     data = at_site(Facts.read(folder / "facts.json"), config, client, Path(known["data"]))

@@ -16,7 +16,7 @@ from fl_lightning.cli import ends, main
 from fl_lightning.deploy import wire
 from fl_lightning.deploy.app import PACKAGE
 from fl_lightning.deploy.rehearsal import LocalTransport, rehearse
-from fl_lightning.errors import RunFailed
+from fl_lightning.errors import Damaged, RunFailed
 from fl_lightning.results.folder import RunFolder
 
 from .test_equal import SMALL, config_of
@@ -92,3 +92,16 @@ def test_a_resumed_centre_adds_to_the_bytes_of_the_process_before(tmp_path: Path
     ends._count(tmp_path, 6, 80)
     content = json.loads((tmp_path / ends.CENTER).read_text())
     assert content == {"run": "a", "bytes_sent": 11, "bytes_received": 150}
+
+
+@pytest.mark.parametrize("text", ['{"run": "a", "bytes', "[]", "{}"])
+def test_damaged_files_of_a_deployment_are_one_line(
+    text: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for name in (ends.CENTER, ends.SITE):
+        (tmp_path / name).write_text(text)
+    with pytest.raises(Damaged, match=r"its deployed\.json is damaged"):
+        ends._run_id(tmp_path, "mark")
+    assert main(["export", "--run", str(tmp_path), "--client", "0", "--out", str(tmp_path / "m.safetensors")]) == 2
+    line = f"fl-train: error: run: {str(tmp_path)!r} is not allowed; its site.json is damaged\n"
+    assert capsys.readouterr().err == line
