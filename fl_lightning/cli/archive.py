@@ -15,6 +15,7 @@ from fl_lightning.cli.study import train
 from fl_lightning.config import check
 from fl_lightning.errors import RunFailed
 from fl_lightning.files import whole_folder
+from fl_lightning.results.runs import damage
 from fl_lightning.study import archive as archives
 from fl_lightning.study.folder import StudyFolder, is_search
 
@@ -45,6 +46,9 @@ def _pack(folder: StudyFolder, out: Path) -> None:
     check("archive", str(folder.path), bool(folder), f"it is no study: it holds no study.json{near}")
     runs.check_out("out", str(out), SUFFIX)
     check("archive", str(folder.path), any(folder.finished(c["folder"]) for c in folder.cells()), "no run has ended")
+    for run in folder.ended().values():
+        what = damage(run)
+        check("archive", str(run.folder), what is None, f"{what}; delete the folder, and the study trains it again")
     if out.exists():
         archives.check_out(out, folder)
     _say(archives.pack(folder, out), out)

@@ -203,6 +203,22 @@ def load(paths: list[Path], regression: bool = True) -> list[RunResult]:
     return runs
 
 
+def damage(run: RunResult) -> str | None:
+    """What of a run that has ended is damaged, in words; None: nothing, or it has not ended."""
+    if not (run.folder / "summary.json").is_file():
+        return None
+    run.rows("final")
+    unread = {note for section in ("runs", "accuracy", "fairness") for note in run.notes[section]}
+    for name in ("summary.json", "metrics.csv", "final.csv"):
+        if f"{name} cannot be read" in unread:
+            return f"its {name} is damaged"
+    if not run.finished:
+        ended = run.files.read_summary().get("rounds") == run.rounds_asked
+        return "its metrics.csv lacks rounds" if ended else None
+    rows = len(run.files.read("final"))
+    return "its final.csv lacks clients" if 0 < rows < run.summary.clients else None
+
+
 def _names(paths: list[Path]) -> list[str]:
     """Folder names, with their parents' where that is needed to tell them apart."""
     short = [path.resolve().name for path in paths]

@@ -15,7 +15,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import ABSENT, QUIET, TIDY, labels, load, method_of, settings, words
+from fl_lightning.results.runs import ABSENT, QUIET, TIDY, damage, labels, load, method_of, settings, words
 from fl_lightning.study import code
 from fl_lightning.study.folder import StudyFolder, default
 from fl_lightning.study.grid import by_key
@@ -101,15 +101,19 @@ def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str])
     """How many runs have not ended, and which have failed: a row is a mean over the others."""
     runs = _by_run(entries)
     missing = {folder: rows for folder, rows in runs.items() if rows[0]["run"] is None}
-    failed = {folder: rows for folder, rows in missing.items() if folder in failures}
+    damaged = [rows[0]["damage"] for rows in missing.values() if rows[0]["damage"]]
+    failed = {folder: rows for folder, rows in missing.items() if folder in failures and not rows[0]["damage"]}
     notes = []
+    if damaged:
+        whole = f"{len(damaged)} of {len(runs)} runs are damaged; the first: {damaged[0]}"
+        notes.append(f"left out: {whole}: delete its folder to train it again")
     if failed:
         counts = Counter(" and ".join(row["label"] for row in rows) for rows in failed.values())
         whose = ", ".join(f"{label} {count}" for label, count in counts.items())
         first = failures[str(next(iter(failed)))]
         what = f"{len(failed)} of {len(runs)} runs failed ({whose}); the first: {first}"
         notes.append(f"left out: {what}; a row is a mean over those that ended")
-    if unfinished := len(missing) - len(failed):
+    if unfinished := len(missing) - len(failed) - len(damaged):
         notes.append(f"unfinished: {unfinished} of {len(runs)} runs have not ended and are left out")
     return notes
 
@@ -140,8 +144,9 @@ def _is_study(paths: Sequence[Path]) -> bool:
 def _of_study(folder: Path) -> list[dict[str, Any]]:
     """The cells of `study.json`; `run` is None where a run has not ended. `judge`: what a row itself names."""
     study = StudyFolder(folder)
-    runs, usual = study.results(regression=False), _judge_of_base(folder)
-    entries = [cell | {"setting": words(cell["setting"]), "run": runs.get(cell["folder"])} for cell in study.cells()]
+    runs = {name: _usable(run) for name, run in study.ended(regression=False).items()}
+    usual, none = _judge_of_base(folder), _usable(None)
+    entries = [cell | {"setting": words(cell["setting"])} | runs.get(cell["folder"], none) for cell in study.cells()]
     for entry in entries:
         own = entry["run"].setting(_JUDGE) if entry["run"] is not None and usual is not None else None
         if "judge" not in entry and own not in (None, "auto", usual):  # its method was given a judge of its own
@@ -166,10 +171,17 @@ def _of_runs(paths: Sequence[Path]) -> list[dict[str, Any]]:
     return [
         {
             "label": label, "method": method_of(run), "setting": setting, "seed": run.setting("seed"),
-            "run": run if run.finished else None,
+            **_usable(run),
         }
         for run, label, setting in named
     ]  # fmt: skip
+
+
+def _usable(run: RunResult | None) -> dict[str, Any]:
+    """`run` if it has ended and can be read, else None; `damage`: what of which cannot be read, else empty."""
+    what = None if run is None else damage(run)
+    usable = run is not None and run.finished and what is None
+    return {"run": run if usable else None, "damage": f"{run.folder}: {what}" if run is not None and what else ""}
 
 
 def _cell(entry: dict[str, Any], judge: str | None, metric: str) -> Cell:

@@ -23,7 +23,7 @@ from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, make_folder, take, write_whole
 from fl_lightning.results.result import RunResult
-from fl_lightning.results.runs import load
+from fl_lightning.results.runs import damage, load
 from fl_lightning.study.grid import Entry, Run, Study
 
 VERSION = 1
@@ -56,10 +56,13 @@ class StudyFolder:
         return (self.path / folder / "summary.json").is_file()
 
     def results(self, regression: bool = True) -> dict[str, RunResult]:
-        """Its runs that have ended, by folder; `BadInput` as `results.runs.load`."""
+        """Its runs that have ended and can be read, by folder; `BadInput` as `results.runs.load`."""
+        return {n: run for n, run in self.ended(regression).items() if run.finished and damage(run) is None}
+
+    def ended(self, regression: bool = True) -> dict[str, RunResult]:
+        """Its runs with a `summary.json`, damaged ones included, by folder; `BadInput` as `results.runs.load`."""
         names = [name for name in dict.fromkeys(cell["folder"] for cell in self.cells()) if self.finished(name)]
-        runs = load([self.path / name for name in names], regression)
-        return {name: run for name, run in zip(names, runs, strict=True) if run.finished}
+        return dict(zip(names, load([self.path / name for name in names], regression), strict=True))
 
     def cells(self) -> list[dict[str, Any]]:
         """The table of `study.json`; `BadInput` if it cannot be read."""

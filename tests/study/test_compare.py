@@ -245,6 +245,32 @@ def test_ranks_over_settings(make_study: MakeStudy) -> None:
     assert any("no Friedman test: it wants 6 settings" in note and "here 5 and 3" in note for note in few.notes)
 
 
+@pytest.mark.parametrize(
+    ("file", "text", "what"),
+    [
+        ("metrics.csv", "round,mean_accuracy\n1,0.5\n", "its metrics.csv lacks rounds"),
+        ("metrics.csv", "round,mean_accuracy\nx,y\n", "its metrics.csv is damaged"),
+        ("summary.json", '{"rounds"', "its summary.json is damaged"),
+        ("final.csv", "client,accuracy\n0,x\n", "its final.csv is damaged"),
+        ("final.csv", "client,accuracy\n0,0.5\n", "its final.csv lacks clients"),
+    ],
+)
+def test_a_damaged_run_is_left_out_and_named(file: str, text: str, what: str, make_study: MakeStudy, capsys) -> None:
+    """It was called unfinished, or scores of its last round stood for those of its end."""
+    study = make_study(plan(2))
+    run = study / "runs/all/kapc/seed-1"
+    summary = json.loads((run / "summary.json").read_text())
+    (run / "summary.json").write_text(json.dumps(summary | {"clients": 4}))
+    (run / file).write_text(text)
+    found, notes = cells.read([study])
+    whole = f"left out: 1 of 4 runs are damaged; the first: {run}: {what}: delete its folder to train it again"
+    assert notes == [whole]
+    assert row(compare(found), "kapc").seeds == 1
+    assert main(["archive", str(study)]) == 2
+    assert f"archive: {str(run)!r} is not allowed; {what}; delete the folder" in capsys.readouterr().err
+    assert not study.with_suffix(".zip").exists()
+
+
 def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
     study = make_study([*plan(2), ("kapc", {}, 2, None, {}), ("local", {}, 2, None, {}), ("kapc", {}, 3, None, {})])
     failed = {f"runs/all/kapc/seed-{seed}": "not finite" for seed in (1, 3)}  # seed 1 has ended since
