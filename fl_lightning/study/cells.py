@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -11,7 +12,7 @@ from typing import Any
 from pandas import DataFrame
 
 from fl_lightning.config import check, flat
-from fl_lightning.errors import BadInput
+from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
@@ -79,13 +80,15 @@ def read(
     what = str(paths[0]) if len(paths) == 1 else f"{len(paths)} runs"
     check("compare", what, bool(entries), "it has no runs to compare")
     ended = [entry for entry in entries if entry["run"] is not None]
-    check("compare", what, bool(ended), f"none of its {len(_by_run(entries))} runs has ended yet")
+    damaged = next((f" ({entry['damage']})" for entry in entries if entry["damage"]), "")
+    check("compare", what, bool(ended), f"none of its {len(_by_run(entries))} runs has ended yet{damaged}")
     notes = [f"left out, since they are judged otherwise: {', '.join(sorted(others))}"] if others else []
     notes += _left_out(entries, StudyFolder(paths[0]).failures())
     made_up = {entry["run"].name for entry in ended if entry["run"].facts.get("made_up_data")}
     smoke = {entry["run"].name for entry in ended if entry["run"].setting("smoke")} - made_up
     notes += [f"{len(made_up)} runs were trained on made-up data: their accuracies mean nothing"] if made_up else []
     notes += [f"{len(smoke)} are smoke runs (a few samples and steps): their accuracies mean little"] if smoke else []
+    notes += _failed_clients([rows[0]["run"] for rows in _by_run(ended).values()])
     cells = [_cell(entry, judge, metric) for entry in ended]
     notes += [f"scores are {FURTHER[metric].words}, not accuracies"] if metric in FURTHER else []
     _check_pairs(cells)
@@ -116,6 +119,16 @@ def _left_out(entries: Sequence[Mapping[str, Any]], failures: Mapping[str, str])
     if unfinished := len(missing) - len(failed) - len(damaged):
         notes.append(f"unfinished: {unfinished} of {len(runs)} runs have not ended and are left out")
     return notes
+
+
+def _failed_clients(runs: Sequence[RunResult]) -> list[str]:
+    """That runs went on without clients that had failed: their rows look like all others. A retry leaves no trace."""
+    lost: list[int] = []
+    for run in runs:
+        with contextlib.suppress(Damaged):
+            lost.append(sum(row.get("outcome") != "retried" for row in run.files.read("failures")))
+    numbers = f"{sum(lost)} visits in {sum(map(bool, lost))} of {len(runs)} runs"
+    return [f"clients failed, and runs went on without them: {numbers}, see their failures.csv"] if any(lost) else []
 
 
 def _by_run(entries: Sequence[Mapping[str, Any]]) -> dict[str | int, list[Mapping[str, Any]]]:

@@ -271,6 +271,16 @@ def test_a_damaged_run_is_left_out_and_named(file: str, text: str, what: str, ma
     assert not study.with_suffix(".zip").exists()
 
 
+def test_clients_that_failed_are_counted_below_the_table(make_study: MakeStudy) -> None:
+    study = make_study(plan(2))
+    lines = ["2,1,upload,its upload is not finite,skipped", "2,3,upload,its upload is not finite,retried"]
+    for seed, listed in enumerate((lines, lines[1:])):
+        file = study / f"runs/all/kapc/seed-{seed}/failures.csv"
+        file.write_text("\n".join(["round,client,stage,reason,outcome", *listed, ""]))
+    _, notes = cells.read([study])
+    assert notes == ["clients failed, and runs went on without them: 1 visits in 1 of 4 runs, see their failures.csv"]
+
+
 def test_a_row_whose_runs_failed_is_named(make_study: MakeStudy) -> None:
     study = make_study([*plan(2), ("kapc", {}, 2, None, {}), ("local", {}, 2, None, {}), ("kapc", {}, 3, None, {})])
     failed = {f"runs/all/kapc/seed-{seed}": "not finite" for seed in (1, 3)}  # seed 1 has ended since
