@@ -122,14 +122,13 @@ def report(argv: list[str]) -> None:
     loaded = load(run_folders([Path(word) for word in words]))
     given = str(Path(words[0] if len(words) == 1 else ".") / "report.html") if values.out is None else values.out
     out = runs.check_out("out", given, ".html", MARKER, "report")
-    page = render(loaded)
-    write_whole(out, page)
-    print(f"report: {out}")
+    page, figures = render(loaded), out.with_name(f"{out.stem}-figures")
     if values.figures is not None:
         from fl_lightning.report import vector
 
-        vector.write(loaded, folder := out.with_name(f"{out.stem}-figures"), values.figures)
-        print(f"figures: {folder}")
+        vector.write(loaded, figures, values.figures)
+    write_whole(out, page)
+    print(f"report: {out}" + (f"\nfigures: {figures}" if values.figures is not None else ""))
 
 
 def join(argv: list[str]) -> None:

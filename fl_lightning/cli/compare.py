@@ -91,11 +91,11 @@ def report(study: str, values: Any) -> None:
         compared = side_by_side(scored, notes, folder)
         drawn = picture.draw(scored, compared)
         sheet = dataclasses.replace(tables.sheet_of(compared), pictures=picture.as_svg(drawn))
-    write(sheet, "html", str(out))
-    print(f"report: {out}")
+    figures = out.with_name(f"{out.stem}-figures")
     if values.figures is not None:
-        picture.write(drawn, figures := out.with_name(f"{out.stem}-figures"), values.figures)
-        print(f"figures: {figures}")
+        picture.write(drawn, figures, values.figures)
+    write(sheet, "html", str(out))
+    print(f"report: {out}" + (f"\nfigures: {figures}" if values.figures is not None else ""))
 
 
 @contextlib.contextmanager

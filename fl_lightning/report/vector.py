@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import html
 import io
-from collections.abc import Iterator, Sequence
+import json
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import numpy as np
 
+from fl_lightning.config import check
 from fl_lightning.drawing.heatmap import top
 from fl_lightning.files import write_whole
 from fl_lightning.report import clients, figures, newcomers
@@ -21,6 +23,8 @@ if TYPE_CHECKING:
     from matplotlib.figure import Figure
 
 Kind = Literal["svg", "pdf", "png"]
+LISTED = "figures.json"
+"""Names of the pictures that reports have made in a folder."""
 _RECEIVERS = 3
 """Clients whose layers are drawn, as by the callback `heatmaps`."""
 _DASHES = {"solid": "-", "dot": ":", "dash": "--"}
@@ -35,23 +39,47 @@ def write(runs: list[RunResult], folder: Path, kind: Kind) -> list[Path]:
     drawn = figures.training(runs) | figures.fairness(runs) | figures.ledger(runs) | figures.costs(runs)
     drawn |= newcomers.curve(runs) | figures.accuracy(runs)
     drawn.pop("fairness-box", None)  # the same as in order, for eyes that want both
-    made = [_write(folder, kind, name, _chart, figure) for name, figure in drawn.items()]
+    made = {name: _image(kind, name, _chart, figure) for name, figure in drawn.items()}
     for number, split in enumerate(clients.splits(runs)):
-        made.append(_write(folder, kind, f"split-{number}", _split, split))
+        made[f"split-{number}"] = _image(kind, f"split-{number}", _split, split)
     for number, run in enumerate(runs):
-        made += [_write(folder, kind, f"relation-{number}{end}", _heat, heat) for end, heat in _relations(run)]
+        heats = [(f"relation-{number}{end}", heat) for end, heat in _relations(run)]
         if run.ledger and not figures.constant(run.ledger.share):
-            made += [_write(folder, kind, f"ledger-{way}-{number}", _heat, heat) for way, heat in _shares(run.ledger)]
-    return made
+            heats += [(f"ledger-{way}-{number}", heat) for way, heat in _shares(run.ledger)]
+        made |= {name: _image(kind, name, _heat, heat) for name, heat in heats}
+    return keep(folder, kind, made)
 
 
-def _write(folder: Path, kind: Kind, name: str, draw: Any, *what: Any) -> Path:
+def keep(folder: Path, kind: Kind, pictures: Mapping[str, bytes]) -> list[Path]:
+    """Have `folder` hold these pictures in place of those of the report before; returns their files.
+
+    Raises:
+        BadInput: a file that no report has made has one of their names.
+    """
+    try:
+        before = [str(name) for name in json.loads((folder / LISTED).read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError):
+        before = []
+    made = {f"{name}.{kind}": content for name, content in pictures.items()}
+    strange = next((folder / name for name in made if name not in before and (folder / name).exists()), folder)
+    allowed = f"{strange} exists and is of no report before, and is not written over: move it, or give another --out"
+    check("figures", kind, strange is folder, allowed)
+    write_whole(folder / LISTED, json.dumps(sorted({*before, *made})))  # first: after a kill the next report knows them
+    for name, content in made.items():
+        write_whole(folder / name, content)
+    for name in before:
+        if name not in made and Path(name).name == name and name.endswith(f".{kind}"):
+            (folder / name).unlink(missing_ok=True)
+    write_whole(folder / LISTED, json.dumps(sorted({*made, *(n for n in before if not n.endswith(f".{kind}"))})))
+    return [folder / name for name in made]
+
+
+def _image(kind: Kind, name: str, draw: Any, *what: Any) -> bytes:
     from matplotlib.figure import Figure
 
     figure = Figure(figsize=(_WIDTH, 0.62 * _WIDTH), layout="constrained")
     draw(figure.add_subplot(), *what)
-    write_whole(file := folder / f"{name}.{kind}", image(name, figure, kind))
-    return file
+    return image(name, figure, kind)
 
 
 def image(name: str, figure: Figure, kind: Kind, made_by: str | None = None) -> bytes:

@@ -9,10 +9,9 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from fl_lightning.files import write_whole
 from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.figures import COLOURS
-from fl_lightning.report.vector import Kind, image
+from fl_lightning.report.vector import Kind, image, keep
 from fl_lightning.study.cells import Cell
 from fl_lightning.study.compare import Compared, Ranks, Row
 from fl_lightning.study.grid import by_key
@@ -54,9 +53,8 @@ def draw(cells: Sequence[Cell], compared: Compared) -> dict[str, tuple[Figure, s
 
 
 def write(pictures: dict[str, tuple[Figure, str]], folder: Path, kind: Kind) -> None:
-    """Write each picture to a file of its own in `folder`."""
-    for name, (figure, _) in pictures.items():
-        write_whole(folder / f"{name}.{kind}", image(name, figure, kind, MARK))
+    """Write each picture to a file of its own in `folder`, as `vector.keep`."""
+    keep(folder, kind, {name: image(name, figure, kind, MARK) for name, (figure, _) in pictures.items()})
 
 
 def as_svg(pictures: dict[str, tuple[Figure, str]]) -> list[tuple[str, str]]:

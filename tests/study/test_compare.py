@@ -18,6 +18,7 @@ from scipy import stats
 import fl_lightning
 from fl_lightning.cli import main
 from fl_lightning.errors import BadInput
+from fl_lightning.report import vector
 from fl_lightning.study import cells, clients, picture, sheet, statistics, tables
 from fl_lightning.study.compare import Compared, Row, compare
 from fl_lightning.study.groups import ALL
@@ -564,7 +565,9 @@ def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStud
     assert curves.startswith("accuracy by round (after local training): mean over seeds; bands are one standard")
     assert forest.startswith("paired differences (after local training): intervals of 95 %")
     folder = study / "report-figures"
-    assert {file.name for file in folder.iterdir()} == {"accuracy-by-round.svg", "differences-to-local.svg"}
+    assert {file.name for file in folder.iterdir()} == {
+        "accuracy-by-round.svg", "differences-to-local.svg", "figures.json",
+    }  # fmt: skip
     texts = re.findall(r"<text[^>]*>([^<]*)</text>", (folder / "accuracy-by-round.svg").read_text())
     assert {"data.alpha=0.1", "data.alpha=0.3", "local", "kapc", "round"} <= {text.strip("\u200b") for text in texts}
     read_cells = cells.read([study])[0]
@@ -573,6 +576,27 @@ def test_the_report_of_a_study_has_curves_and_a_forest_plot(make_study: MakeStud
     before = (folder / "differences-to-local.svg").read_bytes()
     assert main(["report", str(study), "--figures", "svg"]) == 0
     assert (folder / "differences-to-local.svg").read_bytes() == before
+
+
+def test_figures_of_the_report_before_are_replaced_and_other_files_stay(
+    make_study: MakeStudy, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = tmp_path / "figures"
+    vector.keep(folder, "svg", {"a": b"1", "b": b"2"})
+    vector.keep(folder, "pdf", {"a": b"3"})
+    (folder / "mine.svg").write_text("mine")
+    assert vector.keep(folder, "svg", {"a": b"4"}) == [folder / "a.svg"]
+    assert {file.name for file in folder.iterdir()} == {"a.svg", "a.pdf", "mine.svg", "figures.json"}
+    (folder / "figures.json").write_text('["../study/study.json", "a.')  # damaged: what is in the way is nobody's
+    with pytest.raises(BadInput, match=r"a\.svg exists and is of no report before, and is not written over"):
+        vector.keep(folder, "svg", {"a": b"5"})
+    study = make_study(plan(2))
+    (study / "report-figures").mkdir()
+    (study / "report-figures/accuracy-by-round.svg").write_text("mine")
+    assert main(["report", str(study), "--figures", "svg"]) == 2
+    assert capsys.readouterr().err.startswith("fl-train: error: figures: 'svg' is not allowed; ")
+    assert (study / "report-figures/accuracy-by-round.svg").read_text() == "mine"
+    assert not (study / "report.html").exists()
 
 
 def test_curves_are_means_and_bands_over_seeds(make_study: MakeStudy) -> None:
