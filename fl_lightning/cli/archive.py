@@ -36,7 +36,8 @@ def archive(argv: list[str]) -> None:
         _run_again(place, values.rerun, values.out, line.layers)
     else:
         check("out", values.out, values.out is None, "an archive is read here; give the study's folder to write one")
-        _say(archives.read_index(place), place)
+        with archives.unpacked(place) as folder:
+            _say(archives.read_index(place), place, StudyFolder(folder).is_regression())
 
 
 def _pack(folder: StudyFolder, out: Path) -> None:
@@ -51,15 +52,16 @@ def _pack(folder: StudyFolder, out: Path) -> None:
         check("archive", str(run.folder), what is None, f"{what}; delete the folder, and the study trains it again")
     if out.exists():
         archives.check_out(out, folder)
-    _say(archives.pack(folder, out), out)
+    _say(archives.pack(folder, out), out, folder.is_regression())
 
 
-def _say(index: dict[str, Any], file: Path) -> None:
+def _say(index: dict[str, Any], file: Path, regression: bool) -> None:
     weights = index["weights"]
     without = sum(digest is None for digest in weights.values())
     bare = f", {without} of them without a checkpoint to tell their weights" if without else ""
     print(f"archive: {len(weights)} runs{bare}, {len(index['files'])} files, {_origin(index, weights)}")
-    print(f"the table: fl-train compare {file}; a cell again: fl-train archive {file} --rerun {next(iter(weights))}")
+    table = "" if regression else f"the table: fl-train compare {file}; "  # which speaks of accuracies alone
+    print(f"{table}a cell again: fl-train archive {file} --rerun {next(iter(weights))}")
 
 
 def _origin(index: dict[str, Any], cells: Iterable[str]) -> str:

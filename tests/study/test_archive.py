@@ -202,6 +202,13 @@ def test_bad_words(
     assert (tmp_path / "thesis.zip").read_text() == "my life's work"
 
 
+def test_a_regression_is_not_sent_to_a_table_that_is_refused(study: Path, capfd: pytest.CaptureFixture[str]) -> None:
+    (study / "study.yaml").write_text("base: {data: {task: regression}}")
+    for line in (f"archive {study}", f"archive {study}.zip"):
+        code, out, err = said(capfd, line)
+        assert (code, err) == (0, "") and "a cell again: " in out and "compare" not in out
+
+
 def test_a_rerun_that_fails_leaves_no_folder(
     study: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capfd: pytest.CaptureFixture[str]
 ) -> None:
