@@ -241,6 +241,16 @@ def test_a_split_is_kept_with_its_classes_where_there_are_any(folder) -> None:
     assert folder.read("split")[0] == {"client": 0, "train_samples": 3, "test_samples": 1}
 
 
+@pytest.mark.parametrize("name", ["metrics.csv", "clients.csv"])
+def test_no_run_goes_on_over_a_table_with_a_hole(folder, name: str) -> None:
+    """`clients.csv` has rows of every round, too: one in which all clients fail ends the run."""
+    file = folder.path / name
+    folder.check_whole(3)
+    file.write_text("".join(line for line in file.read_text().splitlines(True) if not line.startswith("2,")))
+    with pytest.raises(BadInput, match=rf"its {name} lacks a round up to 3"):
+        folder.check_whole(3)
+
+
 def test_a_damaged_table_is_bad_input_that_names_it(folder) -> None:
     """Whoever reads it: a run that is resumed, `fl-train test`, a comparison."""
     file = folder.path / "metrics.csv"

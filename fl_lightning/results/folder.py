@@ -112,8 +112,7 @@ class RunFolder:
             name = table.path.name
             rows = table.read(_WORDS, numbered=True)
             keys = [(int(row["round"]), row.get("client")) for row in rows if row["round"] <= round]
-            rounds = {t for t, _ in keys}
-            if len(keys) > len(set(keys)) or (table is self._metrics and rounds != set(range(1, round + 1))):
+            if len(keys) > len(set(keys)) or {t for t, _ in keys} != set(range(1, round + 1)):
                 allowed = f"its {name} lacks a round up to {round}, the checkpoint's, or holds one twice"
                 raise BadInput("run", str(self.path), allowed)
 
