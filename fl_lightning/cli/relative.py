@@ -17,7 +17,7 @@ from fl_lightning import provenance
 from fl_lightning.cli.folder import locked, write_config
 from fl_lightning.cli.resolve import to_yaml
 from fl_lightning.config import Component, Config, check
-from fl_lightning.files import write_whole
+from fl_lightning.files import make_folder, write_whole, writing
 from fl_lightning.metric import BY_TASK
 from fl_lightning.results.folder import RunFolder, final_words
 
@@ -61,7 +61,8 @@ def compare(config: Config, folder: Path) -> dict[str, Any]:
     if not (where / "summary.json").exists():
         from fl_lightning.run import fit
 
-        where.mkdir(parents=True, exist_ok=True)
+        with writing(where):
+            make_folder(where)
         with locked(where, wait=True):
             if not (where / "summary.json").exists():  # another process may have trained it meanwhile
                 write_config(where, alone)

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import yaml
 
 from fl_lightning.cli import main
 from fl_lightning.files import take
@@ -138,3 +139,17 @@ def test_a_reference_on_other_samples_is_refused(tmp_path: Path, monkeypatch, ca
     keep(0.0)
     assert main(["test", "--run", "runs/a"]) == 0
     assert "data: the data have changed" not in capsys.readouterr().err
+
+
+def test_a_folder_that_takes_no_reference_is_one_line(tmp_path: Path, monkeypatch, capsys) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert main(f"fit {QUICK} --print_config".split()) == 0
+    config = capsys.readouterr().out
+    (tmp_path / "runs/a").mkdir(parents=True)
+    (tmp_path / "runs/a/config.yaml").write_text(config)
+    rounds = yaml.safe_load(config)["federation"]["rounds"]
+    (tmp_path / "runs/a/summary.json").write_text(json.dumps({"rounds": rounds}))
+    (tmp_path / "runs/references").touch()
+    assert main(["relative", "--run", "runs/a"]) == 1
+    (line,) = capsys.readouterr().err.splitlines()
+    assert line.startswith(f"fl-train: error: cannot write {tmp_path}/runs/references/")
