@@ -14,6 +14,7 @@ from fl_lightning.errors import BadInput
 from fl_lightning.gains import FOLDS
 from fl_lightning.gains.silos import Facts, Silo
 from fl_lightning.gains.statistics import Samples, Scores
+from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.study.grid import place as folder_of
 
 Table = dict[str, np.ndarray]
@@ -76,9 +77,9 @@ def _cycle(out: Path, label: str, cycle: int) -> Table:
 
 def _table(path: Path) -> Table:
     try:
-        with np.load(path) as arrays:
+        with path.open("rb") as file, np.load(file) as arrays:
             return dict(arrays)
-    except (OSError, ValueError, EOFError) as error:
+    except UNREADABLE as error:
         allowed = f"it cannot be read ({error}); delete it, and the command scores again"
         raise BadInput("out", str(path), allowed) from None
 

@@ -126,3 +126,12 @@ def test_fingerprints_are_of_the_content() -> None:
     raw[4] = raw[1]
     keys = scores.fingerprints(raw)
     assert keys[4] == keys[1] and len(set(keys.tolist())) == 4 and keys.dtype == np.uint64
+
+
+def test_a_file_that_is_cut_short_is_one_line(tmp_path: Path) -> None:
+    silos = [list(range(100, 130))]
+    written(tmp_path, silos)
+    file = scores.place(tmp_path, "local", 3)
+    file.write_bytes(file.read_bytes()[:200])
+    with pytest.raises(BadInput, match=r"seed-3\.npz' is not allowed; it cannot be read .*; delete it"):
+        read(tmp_path, silos)
