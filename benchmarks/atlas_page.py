@@ -60,7 +60,7 @@ class Atlas:
         words = {
             "hsu": "Hsu's label skew, alpha", "dirichlet": "label skew by class, alpha", "classes": "classes a client:",
             "mixture": "groups of class mixes:", "quantity": "one large client, others have", "iid": "alike, samples:",
-            "rotation": "rotated in groups:", "labels": "labels moved in groups:", "glyphs": "typefaces, samples:",
+            "rotation": "rotated in groups:", "labels": "labels shifted in groups:", "glyphs": "typefaces, samples:",
             "watch": "persons, windows a class:",
         }  # fmt: skip
         return f"{words[kind]} {strength.removesuffix('.0')}"

@@ -99,7 +99,7 @@ def judged(atlas: Atlas, advice: np.ndarray) -> list[str]:
     lines = [
         *markdown(head, rows),
         "",
-        f"Regret less that of FedAvg judged after, mean over {kinds} kinds, in points:",
+        f"Regret minus that of FedAvg judged after local training, mean over {kinds} kinds, in points:",
         "",
         f"- the advice: {over_kinds(atlas, regret - of_rival)};",
         f"- each setting's best method, in hindsight: {over_kinds(atlas, -of_rival)};",
