@@ -122,3 +122,15 @@ def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
         words += ["--federation.rounds", "2"] if "--resume" in words else []  # as many as `long` has done, or one more
         assert main(words) == 0, (line, capsys.readouterr().err)
     assert {"client3.safetensors", "view.json"} <= {file.name for file in folder.iterdir()}
+
+
+def test_noise_of_the_privacy_page_is_possible_in_whole_runs(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """In one round there is less of it for a target, and it spoils nobody's model yet."""
+    monkeypatch.chdir(tmp_path)
+    lines = [shlex.split(line)[2:] for line in shown(ROOT / "docs" / "privacy.md") if line.startswith("fl-train fit ")]
+    quantile = next(words for words in lines if "--callbacks.centralprivacy.quantile" in words)
+    assert main(["plan", "--no_run", *quantile]) == 0, capsys.readouterr().err
+    noisy = next(words for words in lines if "--callbacks.localprivacy.noise" in words)
+    assert main(["fit", *noisy, *QUICK, "--federation.rounds", "3"]) == 0, capsys.readouterr().err

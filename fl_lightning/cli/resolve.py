@@ -87,8 +87,9 @@ def plan(layers: list[Layer], over: Config | None = None) -> Config:
     config.data.partition = catalogue.find("partitions", "data.partition", config.data.partition).name
     config.validate()
     config.method = check_arguments(config.method)
-    if config.optimizer.privacy.on:  # what accounts for it
-        config.callbacks["stepprivacy"] = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
+    if config.optimizer.privacy.on:  # what accounts for it, before what may refuse an upload that the server has seen
+        accounts = Component("fl_lightning.callbacks.stepprivacy.StepPrivacy")
+        config.callbacks = {"stepprivacy": accounts} | config.callbacks
     if config.smoke:
         _shrink(config)
     return config

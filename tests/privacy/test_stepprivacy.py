@@ -18,6 +18,7 @@ from every import FEW, NAMES, method_of
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, largest, refusal, steps_of
 from fl_lightning.cli import main
 from fl_lightning.core import Client, Payload, Phase
@@ -270,6 +271,23 @@ def test_epsilon_is_of_the_steps_that_clients_have_taken(federation: Make) -> No
     single = [epsilon([Mechanism(2.0, n, sampling_rate(sizes[c], 32))], 1e-5) for c, n in taken.items()]
     assert summary["privacy_epsilon"] == max(single)
     assert summary["privacy_unit"] == "sample" and summary["privacy_steps"] == max(taken.values())
+
+
+def test_steps_of_a_refused_upload_count(fit: Callable[..., Path], monkeypatch: pytest.MonkeyPatch) -> None:
+    """The server has seen it: what accounts for the steps stands before what refuses uploads."""
+    flags = f"--method fedavg {FLAGS} --federation.rounds 2 --federation.on_bad_client skip"
+    refuses = "--callbacks.normbound.action refuse --callbacks.normbound.bound 1e6"
+
+    def half(self: NormBound, client: Client, payload: Payload) -> None:
+        if client.id % 2 == client.round % 2:
+            raise ValueError("half of the clients of each round")
+
+    plain = RunFolder(fit("plain", flags, refuses)).read_summary()
+    monkeypatch.setattr(NormBound, "on_upload", half)
+    refused = RunFolder(fit("refused", flags, refuses)).read_summary()
+    assert plain is not None and refused is not None
+    keys = ("privacy_steps", "privacy_epsilon")
+    assert [refused[key] for key in keys] == [plain[key] for key in keys]
 
 
 @pytest.mark.slow
