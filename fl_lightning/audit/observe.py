@@ -24,12 +24,14 @@ from fl_lightning.config import Config, check
 from fl_lightning.core import Client
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
+from fl_lightning.metric import NO_TARGET
 from fl_lightning.results.folder import RunFolder
 from fl_lightning.run import alone, ended, launch
 from fl_lightning.storage import manifest as disk
 
 Confidence = dict[str, np.ndarray]
-"""By view, of each sample: log p(y) - log(1 - p(y)); NaN where there is no such model."""
+"""By view, of each sample: log p(y) - log(1 - p(y)), of a text with a target at every place their mean; NaN where there
+is no such model."""
 
 VIEWS = {
     "public: global model": "the global model, as it would be exported",
@@ -181,10 +183,16 @@ def _confidence(fed: Federation, view: str, id: int, batches: list[tuple[Tensor,
     values = []
     for x, y in batches:
         scores = fed.run.method.outputs(client, x, kind).double()
-        own = scores.gather(1, y[:, None])[:, 0]
-        others = scores.scatter(1, y[:, None], -torch.inf).logsumexp(1)
-        values.append((own - others).cpu().numpy())
+        values.append(sure(scores, y).cpu().numpy())
     return np.nan_to_num(np.concatenate(values), nan=0.0, posinf=1e6, neginf=-1e6)
+
+
+def sure(scores: Tensor, y: Tensor) -> Tensor:
+    """Confidence in the right classes, (b,), of scores (b, classes), or of a text's (b, places, classes): the mean."""
+    has_target = y != NO_TARGET
+    right = y.where(has_target, 0)[..., None]
+    each = scores.gather(-1, right)[..., 0] - scores.scatter(-1, right, -torch.inf).logsumexp(-1)
+    return each if y.ndim == 1 else each.where(has_target, 0).sum(1) / has_target.sum(1).clamp(min=1)
 
 
 def _model(fed: Federation, view: str, id: int) -> tuple[Client, str, Tensor] | None:

@@ -9,15 +9,17 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 import yaml
 from scipy.stats import norm, spearmanr
 from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_lightning.audit import attacks, page
 from fl_lightning.audit.claims import Claim
-from fl_lightning.audit.observe import VIEWS, Observed, Samples, observed
+from fl_lightning.audit.observe import VIEWS, Observed, Samples, observed, sure
 from fl_lightning.cli import main
 from fl_lightning.cli.commands import load
+from fl_lightning.metric import NO_TARGET
 
 VIEW = next(iter(VIEWS))
 
@@ -238,6 +240,31 @@ def test_a_study_is_audited(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, fit
     assert "4 clients in groups of 2, 2 can be divided in 3 ways only" in (tmp_path / "a" / "audit.html").read_text()
     assert main(["audit", "s/runs/kapc/seed-0", "--out", "a"]) == 0
     assert "audit.html" in {p.name for p in (tmp_path / "a").iterdir()}
+
+
+def test_confidence_is_the_log_of_the_odds_and_of_a_text_the_mean_over_places() -> None:
+    scores, y = torch.randn(5, 4, 3, dtype=torch.float64), torch.randint(3, (5, 4))
+    y[0, 1:] = NO_TARGET
+    p = scores.softmax(-1).gather(-1, y.clamp(min=0)[..., None])[..., 0]
+    odds = (p / (1 - p)).log()
+    torch.testing.assert_close(sure(scores[:, 0], y[:, 0]), odds[:, 0])
+    torch.testing.assert_close(sure(scores, y), torch.cat([odds[0, :1], odds[1:].mean(1)]))
+
+
+def test_a_run_on_next_characters_is_audited(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "plays").mkdir()
+    for name in ("a", "b"):
+        (tmp_path / "plays" / f"{name}.txt").write_text(f"the {name} of all that is {name} " * 12)
+    words = "--loggers null --callbacks checkpoint --callbacks.checkpoint.seconds 0 --method local --name x"
+    model = "--model lstm --model.width 8 --model.layers 1 --data.partition natural --data.min_samples 5"
+    data = "--data.source text --data.root plays --data.length 8 --federation.clients 2 --federation.rounds 1"
+    assert main(["fit", *f"{words} {data} {model}".split()]) == 0
+    assert main(["audit", "runs/x", "--out", "a"]) == 0, capsys.readouterr().err
+    rows = json.loads((tmp_path / "a" / "audit.json").read_text())["rows"]
+    assert {(r["viewer"], r["attack"]) for r in rows} == {("public: personal model", "loss threshold")}
 
 
 @pytest.mark.slow
