@@ -10,7 +10,7 @@ import pytest
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.files import write_whole
 from fl_lightning.record import RelationView, RoundRecord
-from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests
+from fl_lightning.results.folder import CLIENT_FLOPS, CLIENT_LOSSES, RunFolder, best, mean_of_bests, save_arrays
 
 
 def record(round: int, **metrics: float) -> RoundRecord:
@@ -146,6 +146,18 @@ def test_the_relation_comes_back(folder) -> None:
     np.testing.assert_array_equal(view.rows, np.full((2, 3, 2), np.float32(2 / 7)))
     with pytest.raises(FileNotFoundError):
         folder.read_relation(9)
+
+
+@pytest.mark.parametrize("content", [b"", b"x", b"[1, 2]", None])
+def test_a_damaged_relation_is_one_line(folder, content: bytes | None) -> None:
+    path = folder.relation_file(2)
+    if content is None:  # arrays that do not fit together
+        save_arrays(path, rows=np.ones((2, 1, 2)), receivers=np.arange(2), layers=np.array(["a", "b"]), sources=[0, 1])
+    else:
+        path.write_bytes(content)
+    with pytest.raises(BadInput, match=r"run: '.*' is not allowed; relation/round-0002.npz is damaged: restore it"):
+        folder.read_relation(2)
+    assert folder.intact_relation(2) is None
 
 
 def test_equal_relations_are_equal_files(folder, tmp_path) -> None:

@@ -165,17 +165,30 @@ class RunFolder:
         )
 
     def read_relation(self, round: int) -> RelationView:
-        """What `write_relation` kept for `round`; FileNotFoundError if there is nothing."""
-        with self.relation_file(round).open("rb") as file, np.load(file) as arrays:
-            receivers, layers, sources = (arrays[name].tolist() for name in ("receivers", "layers", "sources"))
-            return RelationView(arrays["rows"], receivers, layers, sources)
+        """What `write_relation` kept for `round`; FileNotFoundError if there is nothing.
+
+        Raises:
+            Damaged: the file cannot be read, or its arrays do not fit together.
+        """
+        path = self.relation_file(round)
+        try:
+            with path.open("rb") as file, np.load(file) as arrays:
+                receivers, layers, sources = (arrays[name].tolist() for name in ("receivers", "layers", "sources"))
+                view = RelationView(arrays["rows"], receivers, layers, sources)
+            fits = view.rows.shape == (len(receivers), len(layers), len(sources))
+        except FileNotFoundError:
+            raise
+        except UNREADABLE:
+            fits = False
+        if not fits:
+            raise Damaged("run", str(self.path), f"{path.relative_to(self.path)} is damaged: restore it, or delete it")
+        return view
 
     def intact_relation(self, round: int) -> RelationView | None:
-        """The relation of `round`; None if its file cannot be read, or its arrays do not fit together."""
+        """The relation of `round`; None if its file cannot be read, or holds nothing."""
         try:
             view = self.read_relation(round)
-            fits = view.rows.shape == (len(view.receivers), len(view.layers), len(view.sources))
-            return view if fits and view.rows.size else None
+            return view if view.rows.size else None
         except UNREADABLE:
             return None
 
