@@ -64,10 +64,33 @@ def edge(space: Space, value: Any) -> Any:
     return space.low if share <= EDGE else space.high if share >= 1 - EDGE else None
 
 
-def widened(space: Space, value: Any) -> Space | None:
-    """`space`, widened to hold `value`; None where it cannot: a word or null in a range, 0 in one of logarithms."""
+def refusal(space: Any) -> str | None:
+    """What a space must be that nothing can be drawn from; None: it can be searched."""
     if isinstance(space, Choice):
-        return space if value in space.values else Choice((*space.values, value))
+        fine = isinstance(space.values, tuple | list) and space.values and all(map(_plain, space.values))
+        return None if fine else "its values must be texts, numbers, true, false or null, at least one"
+    if not isinstance(space, LogRange | Range | Whole):
+        return "it must be a LogRange, Range, Whole or Choice"
+    kind = int if isinstance(space, Whole) else (int, float)
+    ends = (space.low, space.high)
+    if any(not isinstance(end, kind) or isinstance(end, bool) or not math.isfinite(end) for end in ends):
+        return f"its ends must be {'whole ' if kind is int else 'finite '}numbers"
+    if isinstance(space, LogRange) and space.low <= 0:
+        return "its low end must be above 0, for logarithms"
+    return None if space.low <= space.high else "its low end must not be above its high end"
+
+
+def _plain(value: Any) -> bool:
+    """Whether a journal gives `value` back as it is."""
+    return value is None or (isinstance(value, str | int | float) and value == value)
+
+
+def widened(space: Space, value: Any) -> Space | None:
+    """`space`, widened to hold `value`; None where it cannot: a list, a word or null in a range, 0 in one of
+    logarithms."""
+    if isinstance(space, Choice):
+        wider = Choice((*space.values, value)) if _plain(value) else None
+        return space if value in space.values else wider
     kinds = int if isinstance(space, Whole) else (int, float)
     if not isinstance(value, kinds) or isinstance(value, bool) or not math.isfinite(value):
         return None

@@ -8,7 +8,8 @@ from collections.abc import Collection
 from typing import Any
 
 from fl_lightning.config import Config
-from fl_lightning.search import LogRange, Space, widened
+from fl_lightning.errors import BadInput
+from fl_lightning.search import LogRange, Space, refusal, widened
 
 RATES: dict[str, tuple[Space, str]] = {
     "sgd": (LogRange(1e-3, 0.3), "around what the methods' papers take: 0.005 to 0.1"),
@@ -35,9 +36,15 @@ def space(config: Config, fixed: Collection[str] = ()) -> list[Dimension]:
 
     Args:
         fixed: keys that the study file sets, which are not searched; nor are those whose space cannot hold their value.
+
+    Raises:
+        BadInput: the method declares a space that nothing can be drawn from.
     """
     module, _, name = config.method.class_path.rpartition(".")
     own = dataclasses.fields(getattr(importlib.import_module(module), name))
+    for f in own:
+        if "search" in f.metadata and (allowed := refusal(f.metadata["search"])) is not None:
+            raise BadInput(f"{name}.{f.name}", f.metadata["search"], allowed)
     searched = [
         (f"method.{f.name}", f.metadata["search"], config.method.init_args.get(f.name, f.default), f.metadata["why"])
         for f in own

@@ -28,10 +28,11 @@ from fl_lightning.cli.tune import Search
 from fl_lightning.config import DataConfig
 from fl_lightning.data import digits
 from fl_lightning.errors import BadInput, RunFailed
+from fl_lightning.methods.fedprox import FedProx
 from fl_lightning.metric import BY_TASK
 from fl_lightning.ranges import Range as Bounds
 from fl_lightning.ranges import allowed, limit
-from fl_lightning.search import Choice, LogRange, Range, Whole, edge, widened
+from fl_lightning.search import Choice, LogRange, Range, Whole, edge, refusal, widened
 from fl_lightning.study.chosen import chosen as values_chosen
 from fl_lightning.study.grid import Entry
 from fl_lightning.study.space import Dimension, space
@@ -548,9 +549,33 @@ def test_settings_of_a_grid_have_one_range_each(tmp_path: Path) -> None:
             keys(sgd, other)
 
 
+@pytest.mark.parametrize(
+    ("where", "says"),
+    [
+        (LogRange(0, 1), "above 0, for logarithms"),
+        (Range(1, 0.1), "low end must not be above"),
+        (Range(0, math.inf), "finite numbers"),
+        (Whole(1, 3.5), "whole numbers"),  # type: ignore[arg-type]
+        (Choice(()), "at least one"),
+        (Choice(((1, 2), (3,))), "its values must be texts, numbers, true, false or null"),
+        ((0, 1), "it must be a LogRange, Range, Whole or Choice"),
+    ],
+)
+def test_a_space_that_nothing_can_be_drawn_from_is_one_line(where: Any, says: str) -> None:
+    """Before the search: some failed after a trial or after all of them, and some were searched at one point alone."""
+    assert refusal(where) is not None
+    config = complete(plan([{"method": "fedprox"}]))
+    with pytest.MonkeyPatch.context() as patch:
+        fields = dataclasses.fields(FedProx)
+        patch.setattr(next(f for f in fields if f.name == "mu"), "metadata", {"search": where, "why": "none"})
+        with pytest.raises(BadInput, match=rf"FedProx\.mu: .* is not allowed; .*{says}"):
+            space(config)
+
+
 def test_spaces_are_widened() -> None:
     assert widened(Range(0, 1), 2) == Range(0, 2)
     assert widened(Whole(2, 4), 7) == Whole(2, 7)
     assert widened(Whole(2, 4), 2.5) is None
     assert widened(LogRange(1, 2), None) is None
     assert widened(Choice((1, 2)), None) == Choice((1, 2, None))
+    assert widened(Choice((1, 2)), [3]) is None  # a journal would not give it back
