@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 from statistics import median
@@ -42,7 +43,8 @@ class Tuned:
         """Of `tuned.csv`: scores are on validation data; `gain` is what the best trial has over the first."""
         chosen = self.best
         scores = [trial.score for trial in self.ended if trial.score is not None]
-        first, last = self.metric.merit(self.ended[0].score or 0.0), self.metric.merit(max(scores))
+        start = self.ended[0].score  # None: its models came to no number
+        first, last = self.metric.merit(math.nan if start is None else start), self.metric.merit(max(scores))
         return {
             "method": self.entry.label,
             "trials": len(self.ended),
@@ -53,7 +55,7 @@ class Tuned:
             "median": median(map(self.metric.merit, scores)),
             "max": max(map(self.metric.merit, scores)),
             "best": last,
-            "gain": self.metric.merit(last - first),
+            "gain": self.metric.merit(last - first) + 0.0,  # 0, not -0
             "trial": chosen.number,
             "values": json.dumps(chosen.values),
             "start_values": json.dumps(self.ended[0].values),

@@ -467,6 +467,19 @@ def test_scores_that_are_no_numbers_are_one_line(tmp_path: Path) -> None:
         found.row()
 
 
+@pytest.mark.parametrize(("score", "start", "gain"), [(math.nan, "nan", "nan"), (-3.0, "3.0", "0.0")])
+def test_a_start_without_a_score_has_no_number(tmp_path: Path, score: float, start: str, gain: str) -> None:
+    """It had 0, as if it were the best of all errors, and the gain went by that."""
+    trials = Trials(tmp_path, "m", TWO, 2, 0)
+    for number in (score, -3.0):
+        claim = trials.claim()
+        assert claim is not None
+        claim.tell(number)
+        claim.let_go()
+    row = Tuned(Entry("methods[0]", "m", "m"), trials.ended(), BY_TASK["regression"]).row()
+    assert (str(row["start"]), str(row["gain"]), row["best"]) == (start, gain, 3.0)
+
+
 def test_processes_share_a_journal_and_no_trial(tmp_path: Path) -> None:
     ours, theirs = (Trials(tmp_path, "mine", TWO, 3, seed=0) for _ in range(2))
     claims = [ours.claim(), theirs.claim(), ours.claim(), theirs.claim()]
