@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from fl_lightning.callbacks.base import Observer, Transform, Unweighted
-from fl_lightning.callbacks.privacy import check_account, check_noise_stays, uploads
+from fl_lightning.callbacks.privacy import INPUTS, check_account, check_noise_stays, uploads
 from fl_lightning.callbacks.relations import SampleCounts
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client, Payload, RoundRecord, RunContext
@@ -228,7 +228,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             "privacy_noise_model": self._noise,
             "privacy_covers": "global models of all rounds against other clients and their readers"
             + (", who do not know the cohorts" if least < known else "")
-            + "; not against the server, nor a client's scores, tables and personal model",
+            + f"; not against the server, nor a client's scores, tables and personal model, nor {INPUTS}",
         }
 
 

@@ -30,6 +30,8 @@ UPLOADS, NOISE = "privacy.uploads", "privacy.noise"
 """Tensors of a client's memory: how many uploads of each kind have left it, and the noise of each kind."""
 BEHIND = (Quantize, TopK, NormBound, KeepUploads, BlurRelation)
 """Transforms that look at the noisy upload and at what the server knows alone: they run behind the noise."""
+INPUTS = "how inputs are read: what they are imputed, scaled and normalised by, tokens, values of columns, class names"
+"""All clients' training data decide it, without noise, and every exported model holds it."""
 SCORES = ("accuracy", "evaluation", "loss", "metrics", "scores", "test", "validation")
 """What users may want to have covered, and is not."""
 
@@ -194,7 +196,8 @@ class LocalPrivacy(Transform, Observer):
             **{f"privacy_clip_{kind}": noise.clip for kind, noise in self._noises.items()},
             **{f"privacy_noise_{kind}": noise.multiplier for kind, noise in self._noises.items()},
             "privacy_covers": f"uploads of a client ({covered}) against the server, other clients and readers of the "
-            "global model; not the number of its samples, its losses and scores, other tables, its personal model",
+            "global model; not the number of its samples, its losses and scores, other tables, its personal model, "
+            f"{INPUTS}",
         }
 
 

@@ -13,7 +13,7 @@ from torch import Tensor
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.callbacks.base import Observer, Transform
-from fl_lightning.callbacks.privacy import BEHIND, check_account, check_noise_stays, rounds_of
+from fl_lightning.callbacks.privacy import BEHIND, INPUTS, check_account, check_noise_stays, rounds_of
 from fl_lightning.config import Config, check
 from fl_lightning.core import Client, ModelGroup, Payload, Phase, RoundRecord, RunContext
 from fl_lightning.device import no_draws
@@ -147,7 +147,7 @@ class StepPrivacy(Transform, Observer):
             "privacy_noise_gradient": self._noise,
             "privacy_covers": "a training sample, against the server, other clients and readers of global and personal "
             "models; not how many samples a client has, losses and scores in tables, validation and test samples, "
-            "statistics that inputs are imputed, scaled and normalised by",
+            f"{INPUTS}",
         }
 
 

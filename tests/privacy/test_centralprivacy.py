@@ -18,7 +18,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.central import CentralPrivacy, refusal
 from fl_lightning.callbacks.compression import Quantize
-from fl_lightning.callbacks.privacy import LocalPrivacy
+from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
 from fl_lightning.cli import main
 from fl_lightning.engine.federation import Federation
 from fl_lightning.errors import BadInput
@@ -158,6 +158,7 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) ->
     taken = fed.run.server.memory["privacy.taken"]
     assert int(taken.sum()) == 4 * 2 and summary["privacy_uploads"] == int(taken.max())
     assert summary["privacy_epsilon_known_cohorts"] == epsilon([Mechanism(4.0, int(taken.max()))], 1e-5)
+    assert summary["privacy_covers"].endswith(f"tables and personal model, nor {INPUTS}")
     secret = epsilon([Mechanism(4.0, 4, cohort=(2, 20))], 1e-5)
     assert summary["privacy_epsilon"] == min(summary["privacy_epsilon_known_cohorts"], secret)
     assert ("do not know the cohorts" in summary["privacy_covers"]) == (

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from fl_lightning.callbacks.base import Transform
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
-from fl_lightning.callbacks.privacy import NOISE, UPLOADS, LocalPrivacy
+from fl_lightning.callbacks.privacy import INPUTS, NOISE, UPLOADS, LocalPrivacy
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.cli import main
 from fl_lightning.configuration import describe, viewers
@@ -224,7 +224,7 @@ def test_a_run_says_its_epsilon_everywhere(fit: Callable[..., Path]) -> None:
     summary = json.loads((folder / "summary.json").read_text())
     assert 7.9 < summary["privacy_epsilon"] <= 8.001
     assert (summary["privacy_delta"], summary["privacy_unit"]) == (1e-5, "client")
-    assert summary["privacy_uploads"] == 3
+    assert summary["privacy_uploads"] == 3 and summary["privacy_covers"].endswith(INPUTS)
     metrics, clients = (RunFolder(folder).read(name) for name in ("metrics", "clients"))
     assert metrics[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
     assert metrics[0]["privacy_epsilon"] < metrics[1]["privacy_epsilon"] < metrics[2]["privacy_epsilon"]

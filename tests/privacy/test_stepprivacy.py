@@ -18,6 +18,7 @@ from every import FEW, NAMES, method_of
 from torch import Tensor, nn
 
 from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.privacy import INPUTS
 from fl_lightning.callbacks.robust import NormBound
 from fl_lightning.callbacks.stepprivacy import STEPS, StepPrivacy, largest, refusal, steps_of
 from fl_lightning.cli import main
@@ -270,6 +271,7 @@ def test_epsilon_is_of_the_steps_that_clients_have_taken(federation: Make) -> No
     sizes, taken = fed.run.data.train_sizes, {c: int(s.memory[STEPS]) for c, s in fed.run.states.items()}
     single = [epsilon([Mechanism(2.0, n, sampling_rate(sizes[c], 32))], 1e-5) for c, n in taken.items()]
     assert summary["privacy_epsilon"] == max(single)
+    assert summary["privacy_covers"].endswith(f"validation and test samples, {INPUTS}")
     assert summary["privacy_unit"] == "sample" and summary["privacy_steps"] == max(taken.values())
 
 
