@@ -29,6 +29,8 @@ LARGE = 1e4
 of which sampling would take a part away."""
 ORDERS = (*range(2, 65), 96, 128, 256)
 """Of Renyi divergences: dp-accounting's whole numbers; the fractions between them take most of the time."""
+LEAST_NOISE = 1e-100
+"""Below it (ours) its square is 0 to a computer."""
 MOST_NOISE = 1e4
 """Beyond it (ours) nothing is left of what is sent."""
 
@@ -54,7 +56,7 @@ def sampling_rate(samples: int, batch_size: int) -> float:
 
 
 def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool = False) -> float:
-    """Epsilon at `delta` of all messages together; infinite where one has no noise.
+    """Epsilon at `delta` of all messages together; infinite where one has no noise, or next to none.
 
     `replace_one`: of putting another contribution in a client's place; else of adding or removing it. Cohorts drawn
     without replacement are accounted for replacing alone, by Renyi divergences (Wang, Balle, Kasiviswanathan, AISTATS
@@ -63,7 +65,7 @@ def epsilon(mechanisms: Sequence[Mechanism], delta: float, *, replace_one: bool 
     sent = tuple(sorted((m for m in mechanisms if m.times), key=lambda m: (m.noise, m.times, m.sampled, m.cohort)))
     if not sent:
         return 0.0
-    if any(m.noise <= 0 for m in sent):
+    if any(m.noise < LEAST_NOISE for m in sent):
         return math.inf
     return _epsilon(sent, delta, replace_one)
 

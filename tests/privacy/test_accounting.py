@@ -72,6 +72,8 @@ def test_sampled_batches_are_accounted_as_such(z: float, n: int, q: float) -> No
 
 def test_what_noise_is_not_there_is_infinite_and_what_is_not_sent_is_nothing() -> None:
     assert epsilon([Mechanism(0.0, 1)], 1e-5) == math.inf
+    for sampled in (1, 0.5):
+        assert epsilon([Mechanism(1e-200, 1, sampled)], 1e-5) == math.inf  # its square is 0
     assert epsilon([Mechanism(0.0, 0)], 1e-5) == epsilon([], 1e-5) == 0
     assert epsilon([Mechanism(1e-4, 3)], 1e-5) == pytest.approx(dp.get_epsilon_gaussian(1e-4 / 3**0.5, 1e-5))
 
