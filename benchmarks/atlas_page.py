@@ -251,7 +251,7 @@ def _draw_heat(atlas: Atlas, baseline: str, words: str, file: Path) -> None:
     axes.set_yticks(range(len(order)), [atlas.methods[m] for m in order], fontsize=7)
     figure.colorbar(image, label=f"points above {words}", extend="both")
     whole = io.BytesIO()
-    figure.savefig(whole, dpi=76)
+    figure.savefig(whole, dpi=70)
     few = Image.open(whole).convert("P", palette=Image.Palette.ADAPTIVE, colors=48)  # a fraction of its size
     few.save(file, optimize=True)
 

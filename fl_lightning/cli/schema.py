@@ -154,8 +154,8 @@ COMMANDS = {
     }, "STUDY | RUN"),
     "worth": Command("Estimate what each silo gains by federating. Also takes --config FILE and keys of fit.", {
         "out": (str, REQUIRED, "DIR: folder for runs and results; an existing one is continued."),
-        "methods": (str | None, None, "Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc and "
-                    "the config's)."),
+        "methods": (str | None, None, "Methods besides FedAvg, separated by commas (default: fedper,ditto,selfkapc,"
+                    "fedcac and the config's)."),
         "repeats": (Annotated[int, Range(2)] | None, None, "Trainings of each method, rounded up to a multiple of 5, "
                     "the number of folds (default: 20)."),
         "minutes": (PositiveFloat | None, None, "In place of repeats: as many cycles of 5 folds as end in this time."),

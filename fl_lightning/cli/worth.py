@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 CYCLES, MOST_CYCLES = 4, 10
 """Without --repeats; with --minutes at most. More than 4 hardly narrow an interval: samples decide then (simulated)."""
-METHODS = ("fedper", "ditto", "selfkapc")
+METHODS = ("fedper", "ditto", "selfkapc", "fedcac")
 """Without --methods: what the atlas's rule advises, and FedPer, the best where labels conflict in many groups; none is
 significantly below training alone in any setting there (docs/results/atlas.md)."""
 SLACK = 1.1
