@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -287,6 +288,7 @@ def test_charts_become_files_that_are_the_same_every_time(
         assert main(["report", "a", "b", "--figures", kind]) == 0
         assert capsys.readouterr().out == "report: report.html\nfigures: report-figures\n"
         files = {file.stem: file.read_bytes() for file in Path("report-figures").iterdir()}
+        assert json.loads(files.pop("figures")) == sorted(f"{name}.{kind}" for name in names)
         assert files.keys() == names
         kept.append(files)
     assert kept[0] == kept[1]
