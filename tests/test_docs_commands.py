@@ -127,7 +127,7 @@ def test_commands_run(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
 def test_noise_of_the_privacy_page_is_possible_in_whole_runs(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    """In one round there is less of it for a target, and it spoils nobody's model yet."""
+    """A target epsilon needs more noise over all rounds than over one, and models diverge only after some rounds."""
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[2:] for line in shown(ROOT / "docs" / "privacy.md") if line.startswith("fl-train fit ")]
     quantile = next(words for words in lines if "--callbacks.centralprivacy.quantile" in words)

@@ -183,12 +183,12 @@ def _confidence(fed: Federation, view: str, id: int, batches: list[tuple[Tensor,
     values = []
     for x, y in batches:
         scores = fed.run.method.outputs(client, x, kind).double()
-        values.append(sure(scores, y).cpu().numpy())
+        values.append(log_odds(scores, y).cpu().numpy())
     return np.nan_to_num(np.concatenate(values), nan=0.0, posinf=1e6, neginf=-1e6)
 
 
-def sure(scores: Tensor, y: Tensor) -> Tensor:
-    """Confidence in the right classes, (b,), of scores (b, classes), or of a text's (b, places, classes): the mean."""
+def log_odds(scores: Tensor, y: Tensor) -> Tensor:
+    """Log odds of the right classes, (b,), from scores (b, classes), or (b, places, classes) of texts: their mean."""
     has_target = y != NO_TARGET
     right = y.where(has_target, 0)[..., None]
     each = scores.gather(-1, right)[..., 0] - scores.scatter(-1, right, -torch.inf).logsumexp(-1)

@@ -32,6 +32,7 @@ COMPONENTS = {
 PLACE = {"root", "download", "resident"}
 """Keys of `data` that say where the data are."""
 _OF_A_START = {"print_config", "resume", "accept_changed_code"}
+"""Keys that say how a run starts, or that none does."""
 
 set_parsing_settings(docstring_parse_attribute_docstrings=True)
 

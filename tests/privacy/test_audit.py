@@ -16,7 +16,7 @@ from sklearn.metrics import roc_auc_score, roc_curve
 
 from fl_lightning.audit import attacks, page
 from fl_lightning.audit.claims import Claim
-from fl_lightning.audit.observe import VIEWS, Observed, Samples, observed, sure
+from fl_lightning.audit.observe import VIEWS, Observed, Samples, log_odds, observed
 from fl_lightning.cli import main
 from fl_lightning.cli.commands import load
 from fl_lightning.metric import NO_TARGET
@@ -247,8 +247,8 @@ def test_confidence_is_the_log_of_the_odds_and_of_a_text_the_mean_over_places() 
     y[0, 1:] = NO_TARGET
     p = scores.softmax(-1).gather(-1, y.clamp(min=0)[..., None])[..., 0]
     odds = (p / (1 - p)).log()
-    torch.testing.assert_close(sure(scores[:, 0], y[:, 0]), odds[:, 0])
-    torch.testing.assert_close(sure(scores, y), torch.cat([odds[0, :1], odds[1:].mean(1)]))
+    torch.testing.assert_close(log_odds(scores[:, 0], y[:, 0]), odds[:, 0])
+    torch.testing.assert_close(log_odds(scores, y), torch.cat([odds[0, :1], odds[1:].mean(1)]))
 
 
 def test_a_run_on_next_characters_is_audited(
