@@ -35,8 +35,8 @@ from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.base import Method
 from fl_lightning.models import build
-from fl_lightning.planning.setting import DataSizes, made_up
-from fl_lightning.planning.trace import one_process
+from fl_lightning.parallel import one_process
+from fl_lightning.planning.made_up import DataSizes, made_up
 from fl_lightning.rng import key
 from fl_lightning.training.executors.together import Together
 
@@ -107,7 +107,7 @@ class Workload:
         sizes = [
             [(n + k) // self.clients for k in range(self.clients)] for n in (self.train_samples, self.test_samples)
         ]
-        return made_up(DataSizes(*sizes, sample_shape=self.shape, classes=10, raw=0))
+        return made_up(DataSizes(*sizes, sample_shape=self.shape, classes=10))
 
     def initial(self, data: FederatedData) -> nn.Module:
         """A new model with the common initial weights."""

@@ -166,9 +166,6 @@ class Aggregator(Callback):
     At most one callback of a run is one, and only where the method's relation is a global model's.
     """
 
-    inner_products: ClassVar[bool] = False
-    """`weights` asks for inner products of the uploads (`inputs.gram`), which `fl-train plan` counts."""
-
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where there is no global model, or another aggregator."""
         allowed = "it needs a method whose relation is a global model's, as fedavg's is"

@@ -143,7 +143,7 @@ class LearnedCube(Relation):
     journal's Alg. 5, which moves weight to oneself without any gradient).
     """
 
-    per_layer = measures = inner_products = True
+    per_layer = measures = True
 
     def __init__(self, settings: CubeSettings) -> None:
         self.settings = settings

@@ -44,7 +44,7 @@ class CosineAttention(Relation):
         sources: as in `Attention`.
     """
 
-    several = inner_products = True
+    several = True
 
     own: float
     sigma: float
@@ -77,7 +77,7 @@ class CollaborationGraph(Relation):
         sources: as in `Attention`.
     """
 
-    several = inner_products = True
+    several = True
 
     alpha: float
     near: float

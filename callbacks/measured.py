@@ -75,7 +75,7 @@ class MeasuredCube(Relation):
         keep: share of the noise of what a client received that its local training leaves.
     """
 
-    per_layer = measures = inner_products = True
+    per_layer = measures = True
     sources = "uploaded"
 
     kappa: float

@@ -30,8 +30,6 @@ class Relation(Callback):
     """Every layer has weights of its own."""
     sums_to_one: bool = True
     """Whether its rows sum to 1."""
-    inner_products: ClassVar[bool] = False
-    """`weights` asks for inner products of the models (`inputs.gram`), which `fl-train plan` counts."""
     measures: ClassVar[bool] = False
     """It follows an objective of its own: `measured`."""
     sources: Literal["cohort", "known", "uploaded", "all"] = "cohort"
@@ -140,7 +138,7 @@ class Attention(Relation):
         sources: `known` as in the paper, where the server keeps everyone's model; or `cohort`, or `uploaded`.
     """
 
-    several = inner_products = True
+    several = True
 
     alpha: float
     sigma: float | None

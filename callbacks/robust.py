@@ -69,8 +69,6 @@ class Krum(Aggregator):
         keep: models of least score that are averaged; 1 is Krum, more is Multi-Krum.
     """
 
-    inner_products = True
-
     attackers: NonNegativeInt
     keep: PositiveInt = 1
 

@@ -124,12 +124,14 @@ def free_bytes(device: torch.device) -> float:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))
 
 
-def total_bytes() -> float | None:
-    """Memory of this machine's first accelerator; None: there is none, or its kind does not say."""
-    module: Any = torch.get_device_module(kind) if (kind := here()) else None
-    if hasattr(module, "get_device_properties"):
-        return float(module.get_device_properties(0).total_memory)
-    return float(module.recommended_max_memory()) if hasattr(module, "recommended_max_memory") else None
+def resident_bytes() -> float:
+    """Main memory that this process holds now.
+
+    Raises:
+        OSError: the system is not Linux.
+    """
+    pages = int(Path("/proc/self/statm").read_text().split()[1])
+    return float(pages * os.sysconf("SC_PAGE_SIZE"))
 
 
 def peak_bytes(device: torch.device) -> float | None:

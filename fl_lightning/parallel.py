@@ -10,6 +10,7 @@ import os
 import signal
 import threading
 import time
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from functools import cached_property
 from itertools import count
@@ -151,6 +152,15 @@ def fabric_of(
         plugins=plugins or None,
         strategy=ClientParallelStrategy(start_method=start_method),
     )
+
+
+def one_process(precision: Any, accelerator: str = "cpu") -> Fabric:
+    """Fabric for this process alone; 16-mixed, which wants a GPU, becomes bf16-mixed on a CPU."""
+    if precision == "16-mixed" and accelerator == "cpu":
+        precision = "bf16-mixed"
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", ".*srun.* command is available.*")
+        return fabric_of(accelerator, precision)
 
 
 def launched_from_outside() -> bool:

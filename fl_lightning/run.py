@@ -255,9 +255,17 @@ def written(
 
 
 def assemble(
-    fabric: Fabric, config: Config, folder: Path, callbacks: list[Callback], data: FederatedData | None = None
+    fabric: Fabric,
+    config: Config,
+    folder: Path,
+    callbacks: list[Callback],
+    data: FederatedData | None = None,
+    most_batches: int | None = None,
 ) -> Federation:
-    """The federation of `config`, ready to run: data (None: the config's), model with its first weights, method."""
+    """The federation of `config`, ready to run: data (None: the config's), model with its first weights, method.
+
+    `most_batches`: batches of an epoch, and steps of a phase, at most (None: all).
+    """
     if data is None:
         with fabric.rank_zero_first(local=True):  # one rank downloads
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
@@ -265,7 +273,7 @@ def assemble(
     for each in config.models:
         torch.manual_seed(key(config.seed, "initial model"))  # no model depends on those before it in the list
         models.append(build(each.component, data.input_shape, data.num_classes, data.text))
-    return federation(fabric, config, data, models, config.method.build(), callbacks, folder)
+    return federation(fabric, config, data, models, config.method.build(), callbacks, folder, most_batches)
 
 
 def instantiate(key_: str, component: Component) -> Any:

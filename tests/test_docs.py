@@ -50,6 +50,7 @@ ELSEWHERE = {
     "export": "e2e/test_commands.py",
     "report": "report/test_command.py",
     "join": "test_newcomers.py",
+    "plan": "test_plan.py",
     "relative": "cli/test_relative.py",
     "status": "cli/test_status.py",
     "study": "study/test_study.py",
@@ -137,13 +138,9 @@ def test_decisions_that_the_code_and_the_pages_name_exist() -> None:
     assert named <= {path.name[:4] for path in (ROOT / "docs" / "decisions").iterdir()}
 
 
-@pytest.mark.sampled(
-    "README.md-False", "CHANGELOG", "own-model", "add-a-method", "reference", "studies", "methods", "tune"
-)
-@pytest.mark.parametrize("timed", [False, pytest.param(True, marks=pytest.mark.slow)])
+@pytest.mark.sampled("README.md", "CHANGELOG", "own-model", "add-a-method", "reference", "studies", "methods", "tune")
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
-def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    """A plan's visits are run where there is time for it."""
+def test_commands_are_understood(page: Path, folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for line in commands(page):
         _, command, *words = shlex.split(line)
         if command == "fit" and "--help" in words:
@@ -158,15 +155,13 @@ def test_commands_are_understood(page: Path, timed: bool, folder: Path, capsys: 
         elif command == "submit":
             assert main(["submit", *words, "--dry-run"]) == 0, line
             assert capsys.readouterr().out.startswith("#!/bin/bash"), line
-        elif command == "plan":
-            assert main(["plan", *words, *([] if timed else ["--no-run"])]) == 0, line
-            assert ("total" if "--json" in words else "peak") in capsys.readouterr().out, line
         else:
             tests = (ROOT / "tests" / ELSEWHERE[command]).read_text()
             assert re.search(rf"""["'\s]{command}["'\s]""", tests), line
             known = {*keys(parser.parser_of(command))} if command != "status" else set()
             flags = {word[2:].partition("=")[0].replace("-", "_") for word in words if word.startswith("--")}
             own = command in (
+                "plan",
                 "study",
                 "reproduce",
                 "tune",
@@ -204,7 +199,6 @@ SMALL = shlex.split("--federation.rounds 2 --federation.local_epochs 1 --data.fr
 LESS = {
     "fit": [*QUIET, *SMALL, "--fabric.devices", "1"],
     "study": [*SMALL, "--workers", "1"],
-    "plan": ["--no-run"],
     "worth": shlex.split("--federation.rounds 2 --repeats 5 --methods fedper --workers 1 --fabric.accelerator cpu"),
     "check-method": ["--only", "runs,seed", "--federation.rounds", "3"],
 }

@@ -131,6 +131,6 @@ def test_noise_of_the_privacy_page_is_possible_in_whole_runs(
     monkeypatch.chdir(tmp_path)
     lines = [shlex.split(line)[2:] for line in shown(ROOT / "docs" / "privacy.md") if line.startswith("fl-train fit ")]
     quantile = next(words for words in lines if "--callbacks.centralprivacy.quantile" in words)
-    assert main(["plan", "--no_run", *quantile]) == 0, capsys.readouterr().err
+    assert main(["plan", *quantile]) == 0, capsys.readouterr().err
     noisy = next(words for words in lines if "--callbacks.localprivacy.noise" in words)
     assert main(["fit", *noisy, *QUICK, "--federation.rounds", "3"]) == 0, capsys.readouterr().err

@@ -31,7 +31,7 @@ Personalised federated learning on PyTorch Lightning.
   relative      compare with local training  fl-train relative --run runs/fedora
   compare       compare methods over seeds   fl-train compare studies/digits --baseline local
   dashboard     build a W&B workspace        fl-train dashboard --project fl_lightning --json view.json
-  plan          estimate memory and time     fl-train plan --config kapc_resnet18 --nodes 2 --gpus-per-node 4
+  plan          rehearse a round             fl-train plan --config kapc_resnet18
   submit        submit a run to SLURM        fl-train submit --config kapc_resnet18 --gpus-per-node 4 --time 04:00:00
   deploy        write a Flower app           fl-train deploy --config kapc_digits.yaml --out app
   study         run a grid of experiments    fl-train study study.yaml --out studies/digits --workers 2

@@ -113,18 +113,10 @@ COMMANDS = {
         "json": (str | None, None, "FILE: write the view there and send nothing."),
         "sweep": (str | None, None, "STUDY.yaml: write a W&B sweep of the study beside it."),
     }),
-    "plan": Command("Estimate memory and traffic of a fit; run a round to time it. Also takes the keys of fit.", {
-        "nodes": (PositiveInt, 1, "Number of machines; 1 means fabric.num_nodes."),
-        "gpus_per_node": (NonNegativeInt, 0, "GPUs per machine, one process each."),
-        "devices": (NonNegativeInt, 0, "Processes per machine, if gpus_per_node is 0; 0 means fabric.devices."),
-        "gpu_memory": (PositiveFloat | None, None, "GiB of memory per GPU (default: this machine's, or 80)."),
-        "node_memory": (PositiveFloat | None, None, "GiB of memory per machine without GPUs (default: this one's)."),
-        "samples": (PositiveInt, 500, "Training samples per client to assume if the data are missing."),
-        "no_run": (bool, False, "Run no round: estimate memory and bytes only, no seconds."),
-        "together": (PositiveInt | None, None, "Estimate only the memory of a process in which N runs train "
-                     "together: runs of the config, or of the STUDY's largest kind."),
-        "json": (bool, False, "Print bytes, operations and seconds as JSON."),
-    }, "[STUDY]"),
+    "plan": Command("Rehearse a round: memory, bytes and seconds of a fit. Also takes the keys of fit.", {
+        "samples": (PositiveInt, 500, "Training samples per client to make up if the data are missing."),
+        "json": (bool, False, "Print bytes and seconds as JSON."),
+    }),
     "submit": Command("Submit a fit to SLURM: a job that resumes, or an array. Also takes the keys of fit.", {
         **JOB,
         "array": (str | None, None, "A sweep, with a run folder for each point: 'seed=0-4 data.alpha=0.1,0.3'."),

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import math
 import tempfile
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
@@ -12,13 +11,12 @@ from typing import TYPE_CHECKING, Any, cast
 
 from fl_lightning import log
 from fl_lightning.config import Config
-from fl_lightning.errors import BadInput, redact
+from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.files import write_whole
 from fl_lightning.study.grid import by_key
 
 if TYPE_CHECKING:
     from fl_lightning.engine.federation import Federation
-    from fl_lightning.planning.memory import Part, Setup
     from fl_lightning.study.folder import StudyFolder
     from fl_lightning.study.grid import Run
     from fl_lightning.study.workers import More
@@ -29,10 +27,9 @@ RECORD = "executors.json"
 """In the study's folder: how the clients of each kind of run train, so that a continued study stays as it is."""
 FULL = 256
 """Clients that train at once, where `auto` says how many runs do: two passes of the widest. Ours."""
-SHARE = 0.9
-"""Of the memory that is free, what a study's processes may plan with. Ours: plans are within 10 % of what is taken."""
-MOST_KEPT = 4
-"""Runs of one method take at most so many times the memory of another's: none keeps more vectors of a client. Ours."""
+SHARE = 0.5
+"""Of the memory that is free, what a study's processes may take by what one run was measured to take. Ours: a pass over
+all runs at once takes more than one run's."""
 WORTH_MEASURING = 2_000
 """Visits of clients in a study from which `auto` measures. Ours: fewer take half a minute in the loop."""
 
@@ -54,63 +51,38 @@ def most_at_once(number: int | str, configs: Sequence[Config]) -> int:
 def within_memory(most: int, workers: int, configs: Sequence[Config]) -> int:
     """`most` runs at a time in each of so many processes, or as many as there is memory for; a line says so.
 
-    It is planned in a process of its own: this one must run no threads when it forks the workers.
+    Memory is measured in a process of its own: this one must run no threads when it forks the workers.
     """
     if most == 1:
         return most
     import torch
 
     from fl_lightning import device
-
-    room = SHARE * device.free_bytes(torch.device("cpu")) / workers
     from fl_lightning.study.workers import in_a_process
 
-    fits, line = in_a_process(_planned, (most, room, list(configs)))
-    if line:
-        log.say(f"together: {line}")
-    return int(fits)
-
-
-def heaviest(configs: Sequence[Config], runs: int, samples: int = 500) -> tuple[Setup, list[Part]]:
-    """Of several kinds of runs the one of which `runs` together take most memory, and the parts of that.
-
-    Raises:
-        BadInput: the data or the model are not to be had.
-    """
-    from fl_lightning.planning.beside import together
-    from fl_lightning.planning.memory import peak
-    from fl_lightning.planning.plan import Planner
-    from fl_lightning.planning.setting import Hardware, sizes_of
-
-    alike = {repr(replace(config, seed=0)): config for config in configs}
-    each = []
-    for config in alike.values():
-        setup = Planner(config, sizes_of(config, samples)).setup(Hardware("cpu", 1, 1, math.inf))
-        each.append((setup, together(setup, runs)))
-    return max(each, key=lambda pair: peak(pair[1]))
-
-
-def _planned(given: tuple[int, float, list[Config]]) -> tuple[int, str]:
-    """How many runs fit, and a line where that is fewer than was asked for, or not known."""
-    from fl_lightning.planning.beside import WORKER_MIB, most_that_fit
-    from fl_lightning.planning.memory import MIB, peak
-
-    most, room, configs = given
-    kinds = {kind_of(config): config for config in configs}
+    room = SHARE * device.free_bytes(torch.device("cpu")) / workers
+    one_of_each = {kind_of(config): config for config in configs}
     try:
-        _, parts = heaviest(list(kinds.values()), most)
-        if MOST_KEPT * (peak(parts) - WORKER_MIB * MIB) + WORKER_MIB * MIB <= room:
-            return most, ""
-        setup, parts = heaviest(configs, most)
-        fits = most_that_fit(setup, most, room)
-    except Exception as error:
+        measured = [in_a_process(_measured_bytes, config) for config in one_of_each.values()]
+    except (BadInput, RunFailed) as error:
         reason = redact(" ".join(str(error).split()))
-        return most, f"the memory of {most} runs is not known ({reason}); if it does not suffice, give a smaller number"
-    if fits == most and peak(parts) <= room:
-        return most, ""
-    method = setup.config.method.class_path.rpartition(".")[2]
-    takes = f"{most} runs of {method} take {log.in_bytes(peak(parts))}, and a process has {log.in_bytes(room)}"
-    return fits, f"{fits} at a time: {takes}"
+        log.say(f"together: the memory of {most} runs is not known ({reason}); if it does not suffice, give fewer")
+        return most
+    one, further = max(measured, key=lambda pair: pair[0] + most * pair[1])
+    whole = one + (most - 1) * further
+    if whole <= room:
+        return most
+    fits = 1 + int(max(0.0, room - one) / further) if further else 1
+    takes = f"{most} runs take some {log.in_bytes(whole)}, and a process may take {log.in_bytes(room)}"
+    log.say(f"together: {fits} at a time: {takes}")
+    return fits
+
+
+def _measured_bytes(config: Config) -> tuple[float, float]:
+    from fl_lightning.planning.rehearsal import run_bytes
+
+    stacked = replace(config, fabric=replace(config.fabric, executor="vmap"))
+    return run_bytes(stacked)
 
 
 def with_executors(

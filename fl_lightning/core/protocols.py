@@ -115,7 +115,6 @@ class Method(Protocol):
     changes_download: ClassVar[bool]
     changes_upload: ClassVar[bool]
     client_memory: ClassVar[bool]
-    server_models: ClassVar[int | None]
     everyone_first: ClassVar[bool]
     newcomers: ClassVar[Rule | None]
 

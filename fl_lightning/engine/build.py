@@ -46,6 +46,7 @@ def federation(
     method: Method,
     callbacks: Sequence[Callback],
     folder: Path,
+    most_batches: int | None = None,
 ) -> Federation:
     """N clients with a model each, and the server between them.
 
@@ -54,6 +55,7 @@ def federation(
         models: the network of each architecture in `config.models`, with the initial weights its clients begin from.
         callbacks: in the order in which their hooks run.
         folder: the run folder.
+        most_batches: batches of an epoch, and steps of a phase, at most; None: all.
 
     Raises:
         BadInput: these do not fit together.
@@ -78,7 +80,7 @@ def federation(
             allowed = f"BatchNorm cannot train on the single sample of {data.called(alone)}: at least 2"
             raise BadInput("data.min_samples", config.data.min_samples, allowed)
         groups.append(group)
-    run = run_of(fabric, config, data, method, callbacks, groups, folder)
+    run = run_of(fabric, config, data, method, callbacks, groups, folder, most_batches)
     if len(groups) > 1 and not (run.relation.several and method.several):
         allowed = f"one architecture: {run.method_name} mixes the models of all clients"
         raise BadInput("model", [g.name for g in groups], allowed)
@@ -113,7 +115,7 @@ def _check_same_start(run: RunContext) -> None:
 
 def run_of(
     fabric: Fabric, config: Config, data: FederatedData, method: Method, callbacks: Sequence[Callback],
-    groups: list[ModelGroup], folder: Path,
+    groups: list[ModelGroup], folder: Path, most_batches: int | None = None,
 ) -> RunContext:  # fmt: skip
     """What the rounds of `groups` work on, before the first."""
     relation, processes = method.relation(), Group(fabric)
@@ -124,7 +126,7 @@ def run_of(
         store=VectorStore(config.fabric.bank, folder, fabric.device), policy=policy,
         home=assign_homes(data.train_sizes, processes.size),
         judge=method.judge if config.evaluation.judge == "auto" else config.evaluation.judge,
-        callbacks=list(callbacks), most_batches=SMOKE_BATCHES if config.smoke else None,
+        callbacks=list(callbacks), most_batches=SMOKE_BATCHES if config.smoke else most_batches,
     )  # fmt: skip
 
 

@@ -17,7 +17,7 @@ def schedule_of(
     batch_size: int | None = None, public: bool = False,
 ) -> BatchSchedule:  # fmt: skip
     """The batches of the phase of `client` after `index` of the same purpose and length, on its own data or on `public`
-    ones, which the planner does not cut short (`batch_size` None: the federation's)."""
+    ones, which a rehearsed round does not cut short (`batch_size` None: the federation's)."""
     most = run.most_batches if not public or run.config.smoke else None
     length = length if most is None else length.at_most(most)
     size = batch_size or run.config.federation.batch_size

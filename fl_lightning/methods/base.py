@@ -72,13 +72,6 @@ class Method:
     """Whether `upload` may send another vector than the client's own model, or other blocks than `scope` says."""
     client_memory: ClassVar[bool] = False
     """Whether `init_client` gives anything, or hooks ask how many rounds a client has taken part in."""
-    server_models: ClassVar[int | None] = None
-    """Vectors of a model's size that the server keeps beside slots: global models (one for each cluster, where their
-    number is known beforehand), a momentum; None: one, where the relation is a global model's."""
-    inner_products: ClassVar[Literal["updates", "updates by layer", "updates and models"] | None] = None
-    """Of what `aggregate` takes inner products, which `fl-train plan` counts: of the clients' updates, over all layers
-    or by layer, or by layer of updates and the models that were mixed, of which it keeps copies. What a relation takes,
-    that declares."""
     everyone_first: ClassVar[bool] = False
     """Whether all clients take part in the first round, whatever the participation: a method that begins with what it
     must know of everybody."""

@@ -31,7 +31,6 @@ class CFL(Clustered):
     """
 
     family = "clusters"
-    inner_products = "updates"
 
     eps1: NonNegativeFloat = searched(0.4, LogRange(0.04, 4), "a decade around the authors': it depends on the model")
     eps2: NonNegativeFloat = searched(1.6, LogRange(0.16, 16), "as eps1")

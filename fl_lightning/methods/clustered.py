@@ -51,11 +51,6 @@ class KClusters(Clustered, ABC):
     clusters: PositiveInt = 4
     weighting: Literal["samples", "uniform"] = "uniform"
 
-    @property
-    def server_models(self) -> int:  # type: ignore[override]
-        """`clusters`."""
-        return self.clusters
-
     def relation(self) -> Relation:
         """The mean."""
         return mean_relation(self.weighting, self.averages)

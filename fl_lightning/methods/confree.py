@@ -41,11 +41,6 @@ class ConFREE(PlainMean):
     classifier: Literal["own", "shared"] = "own"
     rescaled: bool = False
 
-    @property
-    def inner_products(self) -> Literal["updates", "updates by layer"]:  # type: ignore[override]
-        """Of all that is exchanged, or by layer."""
-        return "updates by layer" if self.by == "layer" else "updates"
-
     def scope(self, block: Block) -> Scope:
         """All, or all but the classifier."""
         return "personal" if block.head and self.classifier == "own" else "shared"

@@ -32,7 +32,6 @@ class FedAPA(Method):
     family = "mixing"
     judge = "after"
     several = False
-    inner_products = "updates and models"
     newcomers = Rule("the mean of all, then its own mix by weights that it has moved; local training", remembers=True)
 
     eta: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")

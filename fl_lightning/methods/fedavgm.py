@@ -23,8 +23,6 @@ class FedAvgM(ServerOptimizer):
         momentum: beta. 0.9: the paper's best of {0, 0.7, 0.9, 0.97, 0.99, 0.997} for most settings; 0 is FedAvg.
     """
 
-    server_models = 2
-
     momentum: ShareBelow1 = searched(0.9, Range(0.0, 0.99), "the paper's grid reaches from 0 to 0.997")
 
     def step(self, server: Server, change: Tensor) -> Tensor:

@@ -29,7 +29,6 @@ class FedDyn(PlainMean):
 
     family = "one global model"
     several = False
-    server_models = 2
 
     alpha: PositiveFloat = searched(0.01, LogRange(0.001, 0.1), "the paper's grid: 0.001, 0.01, 0.1")
 

@@ -20,8 +20,6 @@ from fl_lightning.search import LogRange, searched
 class Adaptive(ServerOptimizer, ABC):
     """Base of Algorithm 2: m <- beta1 m + (1 - beta1) change, w <- w + server_lr m / (sqrt(v) + tau)."""
 
-    server_models = 3
-
     server_lr: PositiveFloat = searched(0.1, LogRange(0.001, 1), "the decades in which the paper's best values lie")
     beta1: ShareBelow1 = 0.9
     tau: PositiveAdamRate = searched(1e-3, LogRange(1e-5, 1e-1), "the paper's grid")

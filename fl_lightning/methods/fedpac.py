@@ -37,7 +37,6 @@ class FedPAC(ClassMeans):
     family = "partial sharing"
     several = False
     newcomers = Rule("global body under its own mix of classifiers, then local training", remembers=True)
-    server_models = 1
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.1, 10), "a decade around the paper's")
     head_epochs: PositiveFloat = 1

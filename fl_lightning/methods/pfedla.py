@@ -32,7 +32,6 @@ class PFedLA(OwnStatistics):
     family = "hypernetwork"
     judge = "before"
     several = False
-    inner_products = "updates and models"
     newcomers = Rule("own mix by layer, of a network of its own; then local training", remembers=True)
     changes_download = True
 

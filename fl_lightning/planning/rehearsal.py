@@ -1,197 +1,279 @@
-"""Seconds of a round: one that is run, of the real federation, in one process of this machine."""
+"""A rehearsed round of a run: the memory, bytes and seconds that it takes here, scaled to the cohort and all rounds."""
 
 from __future__ import annotations
 
-import os
+import math
 import tempfile
-import time
+from collections.abc import Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
-from statistics import median
+from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from fl_lightning import device
+from fl_lightning.config import Config
+from fl_lightning.core.run import cohort_of
+from fl_lightning.data import FederatedData, prepare
+from fl_lightning.data.source import Absent
 from fl_lightning.engine.federation import Federation
-from fl_lightning.errors import BadClient, BadInput, RunFailed
+from fl_lightning.errors import BadInput
 from fl_lightning.heap import keep_freed
-from fl_lightning.log import in_bytes
-from fl_lightning.planning.memory import Setup
-from fl_lightning.planning.plan import Plan
-from fl_lightning.planning.setting import cohorts, made_up, met
-from fl_lightning.planning.trace import one_process
+from fl_lightning.parallel import one_process
+from fl_lightning.planning.made_up import in_shape_of
+from fl_lightning.planning.start import check_start
+from fl_lightning.record import RoundRecord
 from fl_lightning.run import assemble, instantiate
-from fl_lightning.training.schedule import Length
 
 BUDGET = 8.0
-"""Seconds for rehearsed rounds, start-up aside: a plan is to take half a minute."""
-FEW, MADE_UP = 2, 8
-"""Clients of each architecture in the first rounds; clients of a federation whose data are made up."""
-REPEATS = 5
-"""Rounds of a kind at most, of which the median counts: more where they are short (at least 0.3 s in all)."""
+"""Seconds of a rehearsed round that local training is cut to, so that a plan takes some half a minute (our choice)."""
+MOST_CLIENTS = 16
+"""Clients of the rehearsed round: twice as many as train at once on a CPU (our choice)."""
+MADE_UP_CLIENTS = 16
+"""Clients of a federation whose data are made up."""
 _WATCHING = ("checkpoint.Checkpoint", "progress.Progress", "heatmaps.Heatmaps")
-"""Callbacks that are left out: what they do comes on top of a round's seconds."""
+"""Callbacks that are left out: their seconds come on top of a round's."""
 
 
 @dataclass(frozen=True)
-class Timing:
-    """Seconds of a round in one process of this machine, or why they are not known."""
+class Plan:
+    """A rehearsed round in one process of this machine, and the run that follows from it."""
 
+    method: str
+    models: list[str]
+    """Names and lengths of their vectors."""
+    accelerator: str
+    precision: str
+    clients: int
+    """Clients of the run."""
+    cohort: int
+    """Clients of a round."""
+    rounds: int
+    rehearsed: int
+    """Clients of the rehearsed round."""
+    trained: float
+    """The rehearsed share of their local training, 0 to 1."""
+    assumed_data: bool
+    """The data are not here: noise was trained on."""
+    memory: float
+    """Peak of the rehearsing process, bytes of main memory."""
+    memory_device: float | None
+    """Peak of torch on the accelerator, bytes; None on a CPU."""
+    stored: float
+    """Bytes that further clients add until the last round: their vectors, and their samples where these are kept."""
+    upload: float
+    """Bytes of a round from clients to server, the cohort's."""
+    download: float
     seconds: dict[str, float]
-    """By what is done: `clients`, `evaluation`, `server`; empty where they are not known."""
-    basis: str
-    """What was run for them, in words."""
+    """Of a round: `clients`, `evaluation`, `server`."""
+    privacy: dict[str, Any]
+    """What the summary of the run will say of its privacy, at most."""
 
     @property
-    def round_seconds(self) -> float | None:
-        """A whole round."""
-        return sum(self.seconds.values()) if self.seconds else None
+    def round_seconds(self) -> float:
+        """Seconds of a whole round."""
+        return sum(self.seconds.values())
 
 
-def timed(setup: Setup, plan: Plan, run: bool = True) -> Timing:
-    """Rehearse a round, where this machine can: it has the accelerator, and memory for one client."""
-    here, hardware = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"), setup.hardware
-    if not run:
-        return Timing({}, "unknown: nothing was run (--no-run)")
-    if hardware.accelerator not in ("cpu", device.here()):
-        return Timing({}, "unknown: this machine has no such accelerator to rehearse a round on")
-    alone = max(p.bytes for p in plan.memory if not p.at_once)
-    if setup.sizes.data is not None:
-        alone += sum(p.bytes for p in plan.memory if p.name in ("samples as read", "server"))
-    if alone > here / 2:
-        return Timing({}, f"unknown: what a first visit holds ({in_bytes(alone)}) is too large to try on this machine")
-    try:
-        return rehearse(setup)
-    except (BadInput, RunFailed) as error:
-        return Timing({}, f"unknown: the rehearsal failed: {error}")
+def rehearse(config: Config, samples: int = 500) -> Plan:
+    """Run a short round of some clients of `config` here, then a measured one of as many steps as `BUDGET` allows.
 
-
-def rehearse(setup: Setup) -> Timing:
-    """Run rounds of the real federation here: of few clients and steps, then of as many as there is time for.
+    Args:
+        config: the run; nothing of it is written.
+        samples: training samples a client, where the data are not here.
 
     Raises:
-        BadInput: the run cannot begin.
+        BadInput: the run cannot begin, or this machine has no such accelerator.
         RunFailed: a client fails.
     """
-    callbacks = {k: c for k, c in setup.config.callbacks.items() if not c.class_path.endswith(_WATCHING)}
-    data = setup.sizes.data
-    config = replace(setup.config, loggers={}, callbacks=callbacks)
-    config = replace(config, fabric=replace(config.fabric, devices=1, num_nodes=1))
-    config = replace(config, evaluation=replace(config.evaluation, every=1))
-    rounds = max(1, config.federation.rounds)
-    config = replace(config, federation=replace(config.federation, rounds=rounds, on_bad_client="stop"))
+    accelerator = device.resolved(config.fabric.accelerator)
+    if accelerator not in ("cpu", device.here()):
+        raise BadInput("fabric.accelerator", accelerator, "this machine has none to rehearse a round on")
+    data = _data(config)
+    check_start(config, data)
+    rehearsal = _alone(config)
     if data is None:
-        models = [replace(m, count=None if m.count is None else min(m.count, MADE_UP)) for m in config.models]
-        clients = sum(m.count or 0 for m in models) or min(MADE_UP, config.clients)
-        federation, everyone = replace(config.federation, clients=clients), replace(config.data, held_out_clients=0.0)
-        config = replace(config, models=models, federation=federation, data=everyone)
-        data = made_up(replace(setup.sizes, train=setup.sizes.train[:clients], test=setup.sizes.test[:clients]))
-    keep_freed()  # as a run does
+        rehearsal = _few_clients(rehearsal)
+        data = in_shape_of(config, rehearsal.clients, samples)
+        if data is None:
+            raise BadInput("data.root", config.data.root, "a rehearsal needs the data, which are not here")
+    with _one_run_alone(rehearsal):
+        _, first = _run(rehearsal, data, accelerator, most_batches=1, rounds=1)
+        seconds = first.metrics["seconds_client"]
+        whole = max(data.train_sizes) // config.federation.batch_size + 1
+        most_batches = min(whole, max(1, int(BUDGET / max(seconds, 1e-3))))
+        fed, record = _run(rehearsal, data, accelerator, most_batches, rounds=2)
+    return _scaled(config, fed, record, most_batches, assumed_data=data.made_up)
+
+
+def _data(config: Config) -> FederatedData | None:
+    """The data of `config`; None where they are not here (nothing is downloaded)."""
+    try:
+        here = replace(config.data, download=False)
+        return prepare(here, config.federation.clients, config.seed, config.smoke)
+    except Absent:
+        return None
+
+
+def _alone(config: Config) -> Config:
+    """`config` in one process, without loggers and callbacks that watch; every round is scored, a failure ends it."""
+    callbacks = {k: c for k, c in config.callbacks.items() if not c.class_path.endswith(_WATCHING)}
+    return replace(
+        config,
+        loggers={},
+        callbacks=callbacks,
+        fabric=replace(config.fabric, devices=1, num_nodes=1),
+        evaluation=replace(config.evaluation, every=1),
+        federation=replace(config.federation, on_bad_client="stop"),
+    )
+
+
+def _few_clients(config: Config) -> Config:
+    """`config` with at most `MADE_UP_CLIENTS` of each architecture, all of whom take part."""
+    models = [
+        replace(model, count=None if model.count is None else min(model.count, MADE_UP_CLIENTS))
+        for model in config.models
+    ]
+    clients = sum(model.count or 0 for model in models) or min(MADE_UP_CLIENTS, config.clients)
+    return replace(
+        config,
+        models=models,
+        federation=replace(config.federation, clients=clients),
+        data=replace(config.data, held_out_clients=0.0),
+    )
+
+
+@contextmanager
+def _one_run_alone(config: Config) -> Any:
+    """Give the process the run's threads and its way to keep freed memory."""
+    keep_freed()
     before = torch.get_num_threads()
     torch.set_num_threads(config.fabric.threads or before)
     try:
-        fabric = one_process(config.fabric.precision, setup.hardware.accelerator)
-        fabric.launch()
-        with tempfile.TemporaryDirectory() as folder:
-            made = [instantiate(f"callbacks.{name}", c) for name, c in callbacks.items()]
-            fed = assemble(fabric, config, Path(folder), made, data)
-            fed.prepare()
-            return _Rehearsal(setup, fed).run()
+        yield
     finally:
         torch.set_num_threads(before)
 
 
-class _Rehearsal:
-    """Rounds of chosen clients, cut after some batches of each epoch."""
-
-    def __init__(self, setup: Setup, fed: Federation) -> None:
-        self.setup, self.fed, run = setup, fed, fed.run
-        known = round(met(setup.config) / setup.config.clients * run.clients)
-        run.server.uploaded.update(range(known))  # in the end so many are mixed
-        drawn = set(range(run.clients)) if run.data.made_up else set(cohorts(setup.config)[0].tolist())
-        sizes = run.data.train_sizes
-        kinds = ([c for c in group.members if c in drawn] for group in run.groups)
-        self._members = [sorted(members, key=lambda c: (sizes[c], c)) for members in kinds if members]
-
-    def run(self) -> Timing:
-        """First more steps, up to whole epochs; then more clients, as far as time and memory go."""
-        run, end = self.fed.run, time.perf_counter() + BUDGET
-        few = max(FEW, *(trainer.executor.at_once for trainer in self.fed.worker.trainers))
-        chosen, cohort = self._chosen(few), self._chosen(run.clients)
-        federation, most = run.config.federation, max(run.data.train_sizes[c] for c in cohort)
-        limit, whole = 1, max(-(-most // federation.batch_size), federation.local_steps or 0)
-        vectors = self.setup.policy.client_vectors + 1 + self.setup.states
-        room = int(self.setup.hardware.capacity / 4 / (vectors * self.setup.widest.vector))
-        self._round(chosen, limit)  # whatever is made once
-        seconds = self._round(chosen, limit)
-        measured, broken = (chosen, limit, seconds), ""
-        while time.perf_counter() + 2.2 * sum(seconds) < end:
-            if limit < whole:
-                limit *= 2
-            elif 2 * few <= room and len(chosen) < len(cohort):
-                few *= 2
-                chosen = self._chosen(few)
-            else:
-                break
-            try:
-                seconds = self._round(chosen, limit)
-            except BadClient as failure:  # models that train for longer than the run's may diverge
-                broken = f"; a longer rehearsal ended since {failure}"
-                break
-            measured = chosen, limit, seconds
-        timing = self._scaled(*measured)
-        return replace(timing, basis=timing.basis + broken)
-
-    def _chosen(self, count: int) -> list[int]:
-        """So many clients of each architecture, from that with the fewest samples to that with the most."""
-        places = ((members, np.linspace(0, len(members) - 1, min(count, len(members)))) for members in self._members)
-        return sorted({members[round(k)] for members, spread in places for k in spread})
-
-    def _round(self, chosen: list[int], limit: int) -> list[float]:
-        """Seconds of clients, evaluation and server."""
-        fed, run = self.fed, self.fed.run
-        times: list[list[float]] = []
-        run.most_batches = limit
-        start = time.perf_counter()
-        while len(times) < REPEATS and (not times or time.perf_counter() - start < 0.3):
-            next_round = run.server.round + 1  # no more than the run has: privacy is planned for these
-            record = fed.round(next_round if next_round <= run.rounds else min(2, run.rounds), chosen)
+def _run(
+    config: Config, data: FederatedData, accelerator: str, most_batches: int, rounds: int
+) -> tuple[Federation, RoundRecord]:
+    """Run rounds of some clients, their epochs cut after `most_batches`; the federation and the last record."""
+    fabric = one_process(config.fabric.precision, accelerator)
+    fabric.launch()
+    with tempfile.TemporaryDirectory() as folder:
+        callbacks = [instantiate(f"callbacks.{k}", c) for k, c in config.callbacks.items()]
+        fed = assemble(fabric, config, Path(folder), callbacks, data, most_batches)
+        fed.prepare()
+        for t in range(1, min(rounds, config.federation.rounds) + 1):
+            record = fed.round(t, _chosen(fed))
             fed.tell("on_round_end", record)
-            client, evaluation = (record.metrics[f"seconds_{name}"] for name in ("client", "evaluation"))
-            times.append([client, evaluation, record.metrics["seconds"] - client - evaluation])
-        return [median(part) for part in zip(*times, strict=True)]
+    return fed, record
 
-    def _scaled(self, chosen: list[int], limit: int, seconds: list[float]) -> Timing:
-        """From the clients and steps that were run to a mean cohort's, by samples; the server's as they are."""
-        config, data, sizes = self.setup.config, self.fed.run.data, self.setup.sizes
-        done = self._samples([data.train_sizes[c] for c in chosen], limit)
-        all_of_it = self._samples([data.train_sizes[c] for c in chosen])
-        drawn = cohorts(config)
-        train, test = np.array(sizes.train), np.array(sizes.test)
-        ratio = float(np.mean([self._samples(train[c].tolist()) for c in drawn])) / max(done, 1e-9)
-        judged = float(np.mean([test[c].sum() for c in drawn])) / max(sum(data.test_sizes[c] for c in chosen), 1)
-        client, evaluation, server = seconds
-        evaluation *= judged / config.evaluation.every
-        parts = {"clients": client * ratio, "evaluation": evaluation, "server": server}
-        basis = f"from a round of {len(chosen)} of {len(drawn[0])} clients, run in one process of this machine"
-        basis += ", on made-up data" if sizes.data is None else ""
-        if done < all_of_it:
-            basis += f", cut to {done / all_of_it:.0%} of their local training"
-        if len(chosen) < len(drawn[0]) or done < all_of_it:
-            basis += f"; scaled to the cohort by samples, but for the server's part, that of {len(chosen)} clients"
-        if self.setup.hardware.ranks > 1:
-            basis += f"; how long {self.setup.hardware.ranks} processes take was not measured"
-        return Timing(parts, basis)
 
-    def _samples(self, train: list[int], limit: int | None = None) -> float:
-        """Samples of all local steps of clients with so many, epochs cut after `limit` batches."""
-        federation = self.setup.config.federation
-        length, size = Length.of(federation), federation.batch_size
-        length = length if limit is None else length.at_most(limit)
-        total = 0.0
-        for samples in train:
-            batches = -(-samples // size)
-            cut = batches if limit is None else min(batches, limit)
-            total += length.steps_of(cut) / max(cut, 1) * min(samples, cut * size)
-        return total
+def _chosen(fed: Federation) -> list[int]:
+    """At most `MOST_CLIENTS` of the first cohort, two of each architecture at least: from few samples to most."""
+    run = fed.run
+    cohort = set(fed.cohort(1))
+    chosen: list[int] = []
+    for group in run.groups:
+        members = sorted((c for c in group.members if c in cohort), key=lambda c: run.data.train_sizes[c])
+        share = max(2, MOST_CLIENTS * len(members) // len(cohort))
+        places = np.linspace(0, len(members) - 1, min(share, len(members))).round().astype(int)
+        chosen += [members[place] for place in places]
+    return sorted(chosen)
+
+
+def _scaled(config: Config, fed: Federation, record: RoundRecord, most_batches: int, *, assumed_data: bool) -> Plan:
+    run, metrics = fed.run, record.metrics
+    data, rehearsed = run.data, record.cohort
+    mean_cohort = run.cohort_size * config.clients / run.clients
+    by_clients = mean_cohort / len(rehearsed)
+    batch = config.federation.batch_size
+    samples = [data.train_sizes[c] for c in rehearsed]
+    trained = sum(min(n, most_batches * batch) for n in samples) / sum(samples)
+    train_ratio = np.mean(data.train_sizes) * mean_cohort / sum(samples) / trained
+    tests = sum(data.test_sizes[c] for c in rehearsed)
+    test_ratio = np.mean(data.test_sizes) * mean_cohort / max(tests, 1) / config.evaluation.every
+    client, evaluation = metrics["seconds_client"], metrics["seconds_evaluation"]
+    met = _clients_met(config)
+    device_mib = metrics.get("memory_device_mib")
+    return Plan(
+        method=run.method_name,
+        models=[f"{group.name} ({group.layout.size / 1e6:.3g} million numbers)" for group in run.groups],
+        accelerator=run.device.type,
+        precision=config.fabric.precision,
+        clients=config.clients,
+        cohort=round(mean_cohort),
+        rounds=config.federation.rounds,
+        rehearsed=len(rehearsed),
+        trained=trained,
+        assumed_data=assumed_data,
+        memory=metrics["memory_mib"] * 2**20,
+        memory_device=None if device_mib is None else device_mib * 2**20,
+        stored=max(0, met - len(rehearsed)) * _bytes_of_a_client(fed, rehearsed),
+        upload=metrics["upload_bytes"] * by_clients,
+        download=metrics["download_bytes"] * by_clients,
+        seconds={
+            "clients": float(client * train_ratio),
+            "evaluation": float(evaluation * test_ratio),
+            "server": metrics["seconds"] - client - evaluation,
+        },
+        privacy=_privacy(config, fed),
+    )
+
+
+def _clients_met(config: Config) -> int:
+    """Clients that have taken part by the last round (expected)."""
+    share = len(cohort_of(config, 1)) / config.clients
+    met = 1 - (1 - share) ** config.federation.rounds
+    return math.ceil(met * config.clients - 1e-9)
+
+
+def _bytes_of_a_client(fed: Federation, rehearsed: Sequence[int]) -> float:
+    """Bytes that stay in memory of a client that took part, mean over the rehearsed: vectors, memory and samples."""
+    run = fed.run
+    stored = sum(_tensor_bytes(state.vectors, state.received, state.memory) for state in run.states.values())
+    if run.config.fabric.bank != "memory":
+        stored = 0
+    if run.config.data.resident != "never":
+        numbers = math.prod(run.data.input_shape)
+        samples = sum(run.data.train_sizes[c] + run.data.test_sizes[c] for c in rehearsed)
+        stored += samples * numbers * run.groups[0].initial.element_size()
+    return stored / len(rehearsed)
+
+
+def _tensor_bytes(*named: Mapping[str, Tensor]) -> int:
+    """Bytes of all tensors, those that share their memory counted once."""
+    storages = [tensor.untyped_storage() for tensors in named for tensor in tensors.values()]
+    return sum({storage.data_ptr(): storage.nbytes() for storage in storages}.values())
+
+
+def _privacy(config: Config, fed: Federation) -> dict[str, Any]:
+    """What callbacks that account for privacy report for all rounds; empty where there is none."""
+    run = fed.run
+    sends = any(group.down_mask.any() for group in run.groups)
+    report: dict[str, Any] = {}
+    for component in config.callbacks.values():
+        if getattr(component.load(), "accounts", False):
+            report |= component.build().planned(config, run.method, sends, run.data.train_sizes)
+    return report
+
+
+def run_bytes(config: Config) -> tuple[float, float]:
+    """Bytes of a process with one run of `config` after a round cut to a batch an epoch, and what a second run adds.
+
+    Raises:
+        BadInput: the run cannot begin, or its data are not here.
+    """
+    data = prepare(replace(config.data, download=False), config.federation.clients, config.seed)
+    rehearsal = _alone(config)
+    runs, measured = [], []
+    with _one_run_alone(rehearsal):
+        for _ in range(3):  # the first run also makes what all share
+            runs.append(_run(rehearsal, data, "cpu", most_batches=1, rounds=1)[0])
+            measured.append(device.resident_bytes())
+    return measured[0], max(0.0, measured[2] - measured[1])

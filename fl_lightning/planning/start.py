@@ -12,7 +12,7 @@ from fl_lightning.components import Component, Network
 from fl_lightning.config import Config
 from fl_lightning.data import FederatedData, prepare
 from fl_lightning.data.source import Absent
-from fl_lightning.planning.trace import one_process
+from fl_lightning.parallel import one_process
 from fl_lightning.run import assemble, instantiate
 
 

@@ -1,4 +1,4 @@
-"""What is kept of a client and of the server from round to round: decided here, for the engine and for the planner."""
+"""What is kept of a client and of the server from round to round: decided in this one place."""
 
 from __future__ import annotations
 
@@ -30,12 +30,8 @@ class StoragePolicy:
     """With each client stays the model that it began its last round with: the judge asks for it at the end."""
     one_download: bool
     """The server keeps one global model for all beside the initial one; else it composes a download for each client."""
-    slots: int
-    """Vectors that a client owns beside its model."""
     exchanged: int
-    """Of these, those of which the server keeps what it last received."""
-    models: int
-    """Global models that the server keeps, one for each cluster; 0 where all that clients receive is composed."""
+    """Vectors beside the model of which the server keeps what it last received."""
 
     @classmethod
     def of(
@@ -72,18 +68,5 @@ class StoragePolicy:
             for_judge=judge == "after" and not keeps,
             keeps_start=judge == "before" and (mixed or method.starts == "both"),
             one_download=relation.is_global,
-            slots=len(slots),
             exchanged=sum(slot.exchanged for slot in slots.values()),
-            models=int(relation.is_global) if method.server_models is None else method.server_models,
         )
-
-    @property
-    def client_vectors(self) -> int:
-        """Vectors of a model's size that a client takes between its rounds, beside its optimiser's state."""
-        return 1 + self.keeps_received + self.slots + self.exchanged
-
-    @property
-    def server_vectors(self) -> int:
-        """Vectors that the server has at the most, beside what it composes: the initial model, and with their
-        successors the global one and those of further slots."""
-        return 1 + 2 * (self.models + self.exchanged)

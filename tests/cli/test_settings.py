@@ -61,7 +61,7 @@ def test_one_reader_serves_every_command() -> None:
     ("command", "words", "message"),
     [
         ("tune", "s --out o --trials 0", "trials: 0 is not allowed; it must be at least 1"),
-        ("plan", "--gpu-memory inf", "gpu_memory: 'inf' is not allowed; it must be a number or null"),
+        ("plan", "--samples inf", "samples: 'inf' is not allowed; it must be a whole number"),
         ("compare", "a --out --judge after", "out: it needs a value"),
         (
             "study",

@@ -292,7 +292,7 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("words", REFUSED)
-@pytest.mark.parametrize("command", [f"{BASE} --dry-run", "plan --config kapc_exact_digits.yaml --no-run"])
+@pytest.mark.parametrize("command", [f"{BASE} --dry-run", "plan --config kapc_exact_digits.yaml"])
 def test_what_no_run_begins_with_is_refused(command: str, words: str, tmp_path: Path, monkeypatch, capsys) -> None:
     monkeypatch.chdir(tmp_path)
     assert main(shlex.split(f"{command} {words}")) == 2

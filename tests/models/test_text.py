@@ -27,7 +27,7 @@ from fl_lightning.metric import ACCURACY, NO_TARGET
 from fl_lightning.models import build, head_of
 from fl_lightning.models.base import SelfAttention
 from fl_lightning.models.vit import ViT
-from fl_lightning.planning.setting import DataSizes, made_up
+from fl_lightning.planning.made_up import DataSizes, made_up
 
 Make = Callable[..., Federation]
 SMALL: dict[str, dict[str, Any]] = {
@@ -118,7 +118,7 @@ def test_positions_without_a_target_do_not_count() -> None:
 def texts(per_position: bool = True, classes: int = VOCABULARY) -> FederatedData:
     """Tokens that count up, from anywhere: the next one is known."""
     text = Text(VOCABULARY, per_position)
-    data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, 0, text=text))
+    data = made_up(DataSizes([40] * 4, [10] * 4, (LENGTH,), classes, text=text))
     for samples in (data._train, data._test):
         first = torch.randint(VOCABULARY, (len(samples.raw), 1), generator=torch.Generator().manual_seed(0))
         samples.raw.copy_((first + torch.arange(LENGTH)) % VOCABULARY)

@@ -182,7 +182,7 @@ def test_a_plan_says_the_epsilon_that_the_run_has(
     assert rows[-1]["privacy_epsilon"] == pytest.approx(summary["privacy_epsilon"])
     assert RunFolder(folder).read("clients")[-1]["privacy_epsilon"] <= summary["privacy_epsilon"]
     words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4"
-    plan = f"plan {words} --federation.rounds 3 --method fedavg {private} --no_run --json"
+    plan = f"plan {words} --federation.rounds 3 --method fedavg {private} --json"
     capsys.readouterr()
     assert main(plan.split()) == 0
     planned = json.loads(capsys.readouterr().out)["privacy"]

@@ -423,7 +423,7 @@ def test_a_plan_says_epsilon_before_the_run(fit: Callable[..., Path], capsys: py
     folder = fit("x", "--method fedavg --federation.participation 0.5", NOISY)
     summary = json.loads((folder / "summary.json").read_text())
     words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 --federation.clients 4"
-    plan = f"plan {words} --federation.rounds 3 --method fedavg --federation.participation 0.5 {NOISY} --no_run"
+    plan = f"plan {words} --federation.rounds 3 --method fedavg --federation.participation 0.5 {NOISY}"
     capsys.readouterr()
     assert main([*plan.split(), "--json"]) == 0
     planned = json.loads(capsys.readouterr().out)["privacy"]

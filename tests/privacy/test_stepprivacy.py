@@ -316,7 +316,7 @@ def test_a_plan_says_epsilon_before_the_run(fit: Callable[..., Path], capsys: py
     summary = json.loads((folder / "summary.json").read_text())
     assert 5.9 < summary["privacy_epsilon"] <= 6.001
     words = "--config kapc_exact_digits --loggers null --callbacks null --data.fraction 0.4 --federation.clients 4"
-    more = "--federation.local_epochs 1 --federation.rounds 3 --optimizer.privacy.epsilon_target 6 --no_run"
+    more = "--federation.local_epochs 1 --federation.rounds 3 --optimizer.privacy.epsilon_target 6"
     capsys.readouterr()
     assert main(f"plan {words} {given} {more}".split()) == 0
     assert (

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.objective import Objective
-from fl_lightning.planning.trace import one_process
+from fl_lightning.parallel import one_process
 from fl_lightning.training.kernels import Terms, clip_factor, direction, max_pool
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import AnyOptimizer, FastSGD
