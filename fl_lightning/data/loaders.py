@@ -163,7 +163,7 @@ def _content(sample: Any) -> list[bytes]:
     for part in parts:
         try:
             array = np.asarray(part)
-        except Exception:  # whatever a part does that is none; its reader says so
+        except Exception:  # whatever a part raises that cannot be an array; its reader says so
             continue
         if array.dtype != object:
             contents.append(array.tobytes())

@@ -28,6 +28,7 @@ from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import make_optimizer
 from fl_lightning.training.schedule import Length
+from fl_lightning.training.standin import place
 
 WORTH_TOGETHER = 0.7
 """Runs train together for what takes at most this share of the loop's time: passes are not always full."""
@@ -45,7 +46,8 @@ class Trainer:
         group.module = self.module
         for tensor in group.frozen.values():
             tensor.data = tensor.data.to(run.dtype) if tensor.is_floating_point() else tensor.data
-        self.module.fabric = fabric
+        place(model, fabric.device, run.dtype)
+        self.module.last.rounds = run.rounds
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
         if run.config.fabric.channels_last:

@@ -324,9 +324,10 @@ def _step(
     module.train_only(phase.trains)
     live.peak = live.now
     if phase.step is not None:  # as many passes as it likes: what is saved is told by a step of the optimiser
-        phase.step(client, batch)
+        with module.last.trial():
+            phase.step(client, batch)
         return 0, live.peak
-    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), module.cast():
+    with torch.autograd.graph.saved_tensors_hooks(keep, lambda t: t), module.cast(), module.last.trial():
         loss = module.training_step(batch, 0)
     module.coaching()
     parameters = [p for p in module.binding.parameters if p.requires_grad]
