@@ -14,6 +14,7 @@ from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.device import seed
+from fl_lightning.errors import BadInput
 from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
 from fl_lightning.training.module import ClientModule, Skipped
 from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes
@@ -122,6 +123,9 @@ def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> T
     """A step down `loss` and the objective's terms: their sum before it, shape ()."""
     coaching = module.coaching()
     if coaching is None:
+        if module.own_step and not loss.requires_grad:
+            allowed = "its training_step returned a loss of no parameter that trains; to pass a batch over, return None"
+            raise BadInput("model", type(module.model).__name__, allowed)
         optimizer.step(loss)
         return loss
     module.last.coaching, gradients = coaching

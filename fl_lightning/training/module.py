@@ -23,7 +23,15 @@ from fl_lightning.training.kernels import Columns, Terms, max_pool
 from fl_lightning.training.standin import Last, stand_in
 
 UNHEEDED = (
-    *("configure_callbacks", "configure_model", "setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
+    *(
+        "configure_callbacks",
+        "configure_model",
+        "setup",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_batch_start",
+    ),
     *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
     *("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward"),
     *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "lr_scheduler_step"),
@@ -209,7 +217,7 @@ class ClientModule(LightningModule):
         return Terms(room, anchor, linear, columns)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Task loss (or the objective's own), without the objective's terms. `Skipped`: the batch is to be passed over."""
+        """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is to be taken."""
         own = self.objective.loss
         return self.task_loss(batch, batch_idx) if own is None else own(self, batch)
 
