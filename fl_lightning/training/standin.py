@@ -49,8 +49,8 @@ class Last:
     """Of the run."""
     read: str | None = None
     """What a model has read of these numbers last."""
-    said: set[str] = field(default_factory=set)
-    """Lines that the user has had."""
+    lines: set[str] = field(default_factory=set)
+    """Those that the user has had."""
 
     def at(self, epoch: int, per_epoch: int, per_round: int) -> None:
         """From now on local steps of this epoch are taken."""
@@ -71,8 +71,8 @@ class Last:
 
     def say(self, line: str) -> None:
         """Print a line, once."""
-        if line not in self.said:
-            self.said.add(line)
+        if line not in self.lines:
+            self.lines.add(line)
             log.say(line)
 
 
