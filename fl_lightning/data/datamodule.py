@@ -10,6 +10,7 @@ import numpy as np
 
 from fl_lightning.components import Component
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data import loaders
 from fl_lightning.data.source import Pool, Source, check_class_names, source_of
 from fl_lightning.errors import BadInput
 
@@ -17,11 +18,11 @@ LAYOUT = "a data set of known length whose samples are (x, y) or (x, y, client):
 
 
 def load(data: DataConfig) -> Source:
-    """The data sets behind `train_dataloader()` and, where there is one, `test_dataloader()`, read whole.
+    """The samples that `train_dataloader()` and, where there is one, `test_dataloader()` can yield.
 
     x: float or uint8 (channels, height, width), (channels, samples) or (features), or int64 (length): tokens, of which
-    the module's attribute `vocabulary` says how many there are. Loaders' own batches and order are not used. `root` is
-    passed to a module that takes it.
+    the module's attribute `vocabulary` says how many there are. Loaders' own batches and order are not used
+    (`data.loaders`). `root` is passed to a module that takes it.
 
     Raises:
         BadInput: no such class, it fails, or its samples do not fit together.
@@ -37,14 +38,9 @@ def load(data: DataConfig) -> Source:
     check("data.source", name, fine, "an import path must be that of a LightningDataModule")
     try:
         module = cls(root=root) if "root" in inspect.signature(cls).parameters else cls()
-        module.prepare_data()
-        module.setup("fit")
-        train = _samples(module.train_dataloader())
-        test = None
-        if cls.test_dataloader is not LightningDataModule.test_dataloader:
-            if data.reads_test:
-                module.setup("test")
-            test = _samples(module.test_dataloader()) if data.reads_test else train
+        train, test = loaders.parts_of(loaders.Owner("data.source", name), module, reads_test=data.reads_test)
+    except BadInput:
+        raise
     except Exception as error:  # whatever a user's class raises
         line = (str(error) or type(error).__name__).splitlines()[0]
         raise BadInput("data.source", name, f"its training and test data cannot be read: {line}") from error
@@ -68,11 +64,6 @@ def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | N
     check("data.source", name, counted, "whole numbers are tokens: its attribute vocabulary must count them")
     made = source_of(data, pools[0], None if test is None else pools[1], names, clients)
     return replace(made, vocabulary=vocabulary)
-
-
-def _samples(loader: Any) -> list[Any]:
-    dataset = loader.dataset
-    return [dataset[k] for k in range(len(dataset))]
 
 
 def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import hashlib
 import io
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from lightning import LightningDataModule
-from torch.utils.data import Dataset
+from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.config import check
+from fl_lightning.data import loaders
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 
@@ -58,18 +59,17 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
     """What the file holds: x (`raw`: with axes as clients train on them), y and client of each part, and where they are
     known class names and vocabulary."""
     names: Any = None
+    owner = loaders.Owner("data", type(data).__name__)
     if isinstance(data, LightningDataModule):
-        data.prepare_data()
-        data.setup("fit")
-        columns = {"train": _columns(data.train_dataloader().dataset)}
-        if type(data).test_dataloader is not LightningDataModule.test_dataloader:
-            data.setup("test")
-            columns["test"] = _columns(data.test_dataloader().dataset)
+        train, test = loaders.parts_of(owner, data)
+        columns = {"train": _columns(train)} | ({} if test is None else {"test": _columns(test)})
         names = getattr(data, "class_names", None)
     elif isinstance(data, Dataset):
-        columns = {"train": _columns(data)}
+        loaders.check_data_set(owner, data)
+        columns = {"train": _columns(loaders.of_data_set(owner, data))}
     else:
         fine = isinstance(data, tuple | list) and len(data) in (2, 3)
+        fine = fine and not any(isinstance(part, Dataset | DataLoader) for part in data)
         check("data", type(data).__name__, fine, LAYOUT)
         columns = {"train": [_x(np.asarray(data[0])), *(np.asarray(each) for each in data[1:])]}
     arrays: dict[str, np.ndarray] = {}
@@ -86,9 +86,10 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
     return _numbered(arrays, names) | {"raw": np.ones(1)} | counted
 
 
-def _columns(samples: Any) -> list[np.ndarray]:
-    """The samples of a Dataset side by side."""
-    rows = [tuple(samples[k]) for k in range(len(samples))]
+def _columns(samples: Sequence[Any]) -> list[np.ndarray]:
+    """Samples side by side."""
+    check("data", "samples", all(isinstance(sample, tuple | list) for sample in samples), LAYOUT)
+    rows = [tuple(sample) for sample in samples]
     fine = bool(rows) and len({len(row) for row in rows}) == 1 and len(rows[0]) in (2, 3)
     check("data", f"{len(rows)} samples", fine, LAYOUT)
     try:

@@ -11,10 +11,11 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 from types import TracebackType
-from typing import Self
+from typing import Any, Self
 
 import torch
 from torch import Tensor
+from torch.utils._pytree import tree_leaves
 
 from fl_lightning.core import PLAIN, Client
 from fl_lightning.training.module import ClientModule
@@ -70,18 +71,21 @@ def sample_cost(client: ClientModule, batch: tuple[Tensor, Tensor]) -> SampleCos
     client.model.train()
     client.set_objective(PLAIN)
     n = len(batch[1])
-    with FlopCounterMode(display=False) as passed:
-        out = client.model(batch[0])
-    with FlopCounterMode(display=False) as returned:
-        back(_total(out))
-    with FlopCounterMode(display=False) as whole:
-        back(client.training_step(batch, 0))
+    with client.last.trial():
+        with FlopCounterMode(display=False) as passed:
+            out = client.model(batch[0])
+        with FlopCounterMode(display=False) as returned:
+            back(_total(out))
+        with FlopCounterMode(display=False) as whole:
+            back(client.training_step(batch, 0))
     forward, backward, step = (mode.get_total_flops() / n for mode in (passed, returned, whole))
     return SampleCost(forward, backward, max(step - forward - backward, 0.0))
 
 
-def _total(out: Tensor | tuple[Tensor, ...]) -> Tensor:
-    return out.sum() if isinstance(out, Tensor) else torch.stack([o.sum() for o in out]).sum()
+def _total(out: Any) -> Tensor:
+    """The sum of all numbers in what a model has returned that a gradient reaches."""
+    tensors = [leaf for leaf in tree_leaves(out) if isinstance(leaf, Tensor) and leaf.requires_grad]
+    return torch.stack([tensor.sum() for tensor in tensors]).sum()
 
 
 class Meter(Passes):

@@ -13,7 +13,7 @@ from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.joining import newcomers
 from fl_lightning.engine.pool import Pool
 from fl_lightning.engine.record import Timer, gather
-from fl_lightning.engine.trainer import choose_executors, count_costs
+from fl_lightning.engine.trainer import choose_executors, count_costs, say_unused
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.common.adapters import check_ranks, product_error
@@ -47,6 +47,7 @@ class Federation:
         """Let all parts refuse what they cannot work with, choose executors, and count what training costs."""
         self.check(self.run.callbacks)
         choose_executors(self.run, self.worker.trainers)
+        say_unused(self.run, self.worker.trainers)
         count_costs(self.run, self.worker.trainers)
 
     def check(self, callbacks: Iterable[Configured]) -> None:

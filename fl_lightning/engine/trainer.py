@@ -9,7 +9,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from lightning import LightningModule
 from lightning.fabric import Fabric
+from lightning.pytorch.utilities.model_helpers import is_overridden
 from torch import Tensor, nn
 
 from fl_lightning import log
@@ -25,12 +27,17 @@ from fl_lightning.training.executors.choice import MEASURED_STEPS, Contest, fast
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.local import autocast
-from fl_lightning.training.module import ClientModule
+from fl_lightning.training.module import ClientModule, Skipped
 from fl_lightning.training.optimizers import make_optimizer
 from fl_lightning.training.schedule import Length
+from fl_lightning.training.standin import place
 
 WORTH_TOGETHER = 0.7
 """Runs train together for what takes at most this share of the loop's time: passes are not always full."""
+
+
+LOADERS = ("train_dataloader", "val_dataloader", "test_dataloader")
+"""Hooks of a LightningModule that give data."""
 
 
 class Trainer:
@@ -45,7 +52,8 @@ class Trainer:
         group.module = self.module
         for tensor in group.frozen.values():
             tensor.data = tensor.data.to(run.dtype) if tensor.is_floating_point() else tensor.data
-        self.module.fabric = fabric
+        place(model, fabric.device, run.dtype)
+        self.module.last.rounds = run.rounds
         self.meter = Meter(self.module)
         self.module.cast = autocast(fabric)
         if run.config.fabric.channels_last:
@@ -141,6 +149,8 @@ class Trainer:
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
                     self.module.train_only(trains)
                     return sample_cost(self.module, pair)
+            except Skipped:
+                why = "it returned None"
             except Exception as error:
                 self.module.set_objective(PLAIN)
                 why = redact(f"{type(error).__name__}: {error}".splitlines()[0])
@@ -186,6 +196,22 @@ def faster_together(trainer: Trainer, jobs: int) -> str | tuple[Name, str]:
     loop, stacked = seconds["loop"], seconds.get("vmap", math.inf)
     times = f"a client: loop {1000 * loop:.3g} ms, stacked {1000 * stacked:.3g} ms"
     return ("vmap" if stacked < WORTH_TOGETHER * loop else "loop"), times
+
+
+def say_unused(run: RunContext, trainers: Sequence[Trainer]) -> None:
+    """Lines that name what users' LightningModules define and this run does not call."""
+    optimizer = run.config.optimizer.name
+    for model in [trainer.module.model for trainer in trainers if run.is_main]:
+        if not isinstance(model, LightningModule):
+            continue
+        name = type(model).__name__
+        loaders = [hook for hook in LOADERS if is_overridden(hook, model)]
+        if loaders:
+            log.say(f"model: {', '.join(loaders)} of {name}: not called, data come from data.source")
+        if optimizer != "module" and is_overridden("configure_optimizers", model):
+            log.say(
+                f"model: configure_optimizers of {name}: not called, optimizer.name is {optimizer} (module: its own)"
+            )
 
 
 def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:

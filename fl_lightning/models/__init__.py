@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import copy
 import inspect
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.parameter import is_lazy
 
 from fl_lightning.components import Network, Text
 from fl_lightning.config import Component, check
@@ -121,24 +123,63 @@ def _try_out(
     model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int, text: Text | None
 ) -> None:
     """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits (of tokens with next ones as
-    targets: for each position); leaves no trace."""
+    targets: for each position); leaves no trace. They must in training mode, too, unless a `training_step` takes what
+    the model gives there."""
     data = f"the data have samples of shape {input_shape} and {num_classes} classes"
     rows = (2, *input_shape) if text is not None and text.per_position else (2,)
-    modes = [(module, module.training) for module in model.modules()]
+    shape = (*rows, num_classes)
+    samples = inputs(2, input_shape, text)
     try:
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            output = model.eval()(inputs(2, input_shape, text))
+        output = _output(model, samples, training=False)
     # A model that does not fit can fail in any way.
     except Exception as error:
         raise BadInput("model", class_path, f"{data}, on which its forward fails: {_line(error)}") from error
+    if (other := _misfit(output, shape)) is not None:
+        raise BadInput("model", class_path, f"{data}, but for two samples it gives {other}")
+    if getattr(type(model), "training_step", None) not in (None, LightningModule.training_step):
+        return
+    try:
+        output = _output(model, samples, training=True)
+    except Exception:  # two zeros may not be enough to train on; where samples fail, the client is named
+        return
+    if (other := _misfit(output, shape)) is not None:
+        allowed = " (torchvision: aux_logits false), or make it a LightningModule whose training_step takes the rest"
+        raise BadInput("model", class_path, f"while it trains it gives {other}{allowed}")
+
+
+def _output(model: nn.Module, samples: Tensor, *, training: bool) -> Any:
+    """What the model gives for `samples`; its modes, its buffers and torch's generators are left as they were."""
+    modes = [(module, module.training) for module in model.modules()]
+    buffers = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
+    kept = [(module, name, buffer) for module, name, buffer in buffers if not is_lazy(buffer)]
+    try:
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer.clone()
+        with torch.no_grad(), torch.random.fork_rng(devices=[]):
+            return model.train(training)(samples)
     finally:
         for module, mode in modes:
             module.training = mode
-    fits = isinstance(output, Tensor) and output.shape[:-1] == rows and output.shape[-1] >= num_classes
-    if not fits:
-        given = tuple(output.shape) if isinstance(output, Tensor) else type(output).__name__
-        shape = (*rows, num_classes)
-        raise BadInput("model", class_path, f"{data}, but for two samples it gives {given} instead of {shape}")
+        for module, name, buffer in kept:
+            module._buffers[name] = buffer
+
+
+def _misfit(output: Any, shape: tuple[int, ...]) -> str | None:
+    """What a model has given in place of class scores of this `shape`; None: it has given those."""
+    if not isinstance(output, Tensor):
+        return f"{_described(output)} instead of {shape}; have its forward return class scores alone"
+    if output.shape[:-1] != shape[:-1] or output.shape[-1] < shape[-1]:
+        return f"{tuple(output.shape)} instead of {shape}"
+    return None if output.is_floating_point() else f"numbers of {output.dtype} instead of class scores"
+
+
+def _described(output: Any) -> str:
+    """What a model has returned that is no tensor: its class, and the names or number of its parts."""
+    name = type(output).__name__
+    parts = list(output) if isinstance(output, Mapping) else getattr(output, "_fields", ())
+    if parts:
+        return f"{name} ({', '.join(map(str, parts))})"
+    return f"{name} of {len(output)}" if isinstance(output, tuple | list) else name
 
 
 def _line(error: Exception) -> str:

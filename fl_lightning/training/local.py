@@ -14,8 +14,9 @@ from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
 from fl_lightning.device import seed
+from fl_lightning.errors import BadInput
 from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
-from fl_lightning.training.module import ClientModule
+from fl_lightning.training.module import ClientModule, Skipped
 from fl_lightning.training.optimizers import FastSGD, LocalOptimizer, step_sizes
 from fl_lightning.training.schedule import BatchSchedule, batches, order_key
 
@@ -47,13 +48,22 @@ def train(
     losses: list[Tensor] = []
     terms: list[Tensor] = []
     samples = 0
+    per_epoch = schedule.steps_per_epoch(len(part))
     for epoch, first, count in schedule.pieces(len(part)):
+        last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         drawn = order_key(schedule, epoch)
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
             seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
             last.coaching, last.batch_idx = None, k
-            with cast():
-                loss = step(batch, k)
+            try:
+                with cast():
+                    loss = step(batch, k)
+            except Skipped:
+                if own is not None:
+                    raise
+                name = type(module.model).__name__
+                last.say(f"model: the training_step of {name} returned None: no step is taken for such a batch")
+                continue
             if own is None:
                 loss = _descend(module, optimizer, loss)
             losses.append(loss.detach())
@@ -73,8 +83,11 @@ def train_private(
     module.model.train()
     expected = min(schedule.batch_size, len(part))
     losses, terms, samples = list[Tensor](), list[Tensor](), 0
-    count = sum(n for _, _, n in schedule.pieces(len(part)))  # as many steps as with batches in order
-    for step in range(private.first, private.first + count):
+    per_epoch = schedule.steps_per_epoch(len(part))
+    taken = schedule.steps(len(part))  # as many as with batches in order
+    for step, (epoch, k) in enumerate(taken, private.first):
+        module.last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
+        module.last.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))
         draws = private.draws("noise", step)
         seed(int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device)  # dropout
@@ -110,6 +123,9 @@ def _descend(module: ClientModule, optimizer: LocalOptimizer, loss: Tensor) -> T
     """A step down `loss` and the objective's terms: their sum before it, shape ()."""
     coaching = module.coaching()
     if coaching is None:
+        if module.own_step and not loss.requires_grad:
+            allowed = "its training_step returned a loss of no parameter that trains; to pass a batch over, return None"
+            raise BadInput("model", type(module.model).__name__, allowed)
         optimizer.step(loss)
         return loss
     module.last.coaching, gradients = coaching

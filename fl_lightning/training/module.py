@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass
 from types import MethodType
 from typing import Any
 
@@ -18,12 +17,21 @@ from fl_lightning.core import PLAIN, Batch, Layout, Objective
 from fl_lightning.core.layout import Binding
 from fl_lightning.data import Part
 from fl_lightning.device import wide
-from fl_lightning.errors import check
+from fl_lightning.errors import BadInput, check
 from fl_lightning.metric import ACCURACY, Metric
 from fl_lightning.training.kernels import Columns, Terms, max_pool
+from fl_lightning.training.standin import Last, stand_in
 
 UNHEEDED = (
-    *("configure_model", "setup", "on_fit_start", "on_train_start", "on_train_epoch_start", "on_train_batch_start"),
+    *(
+        "configure_callbacks",
+        "configure_model",
+        "setup",
+        "on_fit_start",
+        "on_train_start",
+        "on_train_epoch_start",
+        "on_train_batch_start",
+    ),
     *("on_before_batch_transfer", "transfer_batch_to_device", "on_after_batch_transfer"),
     *("on_before_zero_grad", "optimizer_zero_grad", "on_before_backward", "backward", "on_after_backward"),
     *("on_before_optimizer_step", "configure_gradient_clipping", "optimizer_step", "lr_scheduler_step"),
@@ -32,14 +40,8 @@ UNHEEDED = (
 """Hooks that a Lightning Trainer calls in training. There is none here: a model that relies on one is refused."""
 
 
-@dataclass
-class Last:
-    """Of a training step. No attribute of the module: to set one takes longer than to add up a small model's loss."""
-
-    coaching: Tensor | None = None
-    """The coaching term (detached), None where there is none."""
-    batch_idx: int = 0
-    """The number of its batch in the epoch; 0 outside of training."""
+class Skipped(BadInput):
+    """The user's `training_step` returned None: no step is taken for the batch. Bad input where its loss is needed."""
 
 
 class ClientModule(LightningModule):
@@ -85,7 +87,6 @@ class ClientModule(LightningModule):
             _check_steps(model)
             self.own_step = type(model).training_step is not LightningModule.training_step
             self._numbered = is_param_in_hook_signature(model.training_step, "batch_idx", min_args=2)
-            model.log = model.log_dict = _ignore  # type: ignore[method-assign]  # no Trainer to log to
         self.trainable = np.array([p.requires_grad for p in self.binding.parameters], dtype=bool)
         """Bool: the parameters, in the order of the blocks, that a method has not frozen in what it has built."""
         self.used = layout.parameters.stop
@@ -100,6 +101,7 @@ class ClientModule(LightningModule):
         self._adds = False
         self.last = Last()
         """What the last training step came to."""
+        stand_in(model, self.last)
 
     @property
     def head(self) -> nn.Module:
@@ -169,12 +171,15 @@ class ClientModule(LightningModule):
         """The user's `training_step` where the model has one, else the task's mean loss.
 
         `batch_idx`: for that step; None: that of the training step that is being taken, else 0.
+
+        Raises:
+            Skipped: that step returned None.
+            BadInput: it returned something else that is no loss.
         """
         if self.own_step:
             index = self.last.batch_idx if batch_idx is None else batch_idx
             out = self.model.training_step(*((batch, index) if self._numbered else (batch,)))  # type: ignore[operator]
-            loss: Tensor = out["loss"] if isinstance(out, dict) else out
-            return loss
+            return _loss_in(out, type(self.model).__name__, self.method)
         x, y = batch
         return self.metric.loss(self.model(x), y)
 
@@ -212,7 +217,7 @@ class ClientModule(LightningModule):
         return Terms(room, anchor, linear, columns)
 
     def training_step(self, batch: Batch, batch_idx: int = 0) -> Tensor:
-        """Task loss (or the objective's own), without the objective's terms."""
+        """Task loss (or the objective's own), without the objective's terms; `Skipped`: no step is to be taken."""
         own = self.objective.loss
         return self.task_loss(batch, batch_idx) if own is None else own(self, batch)
 
@@ -281,5 +286,18 @@ def _stays(norm: nn.Module, mode: bool = True) -> nn.Module:
     return norm
 
 
-def _ignore(*args: Any, **kwargs: Any) -> None:
-    """Stands in for `self.log` of a user's LightningModule: there is no Trainer."""
+def _loss_in(out: Any, model: str, method: str) -> Tensor:
+    """The loss, shape (), in what the user's `training_step` has returned."""
+    if out is None:
+        allowed = "its training_step returned None, which passes a batch over in plain local training alone"
+        raise Skipped("model", model, f"{allowed}: {method} needs a loss of every batch")
+    loss = out.get("loss") if isinstance(out, Mapping) else out
+    if isinstance(loss, Tensor) and loss.numel() == 1:
+        return loss if loss.ndim == 0 else loss.reshape(())
+    returned = type(out).__name__
+    if isinstance(out, Mapping):
+        returned = f"a {returned} without a loss of one number as 'loss'"
+    elif isinstance(out, Tensor):
+        returned = f"numbers of shape {tuple(out.shape)}"
+    allowed = "it must return a loss of one number, a dict with it as 'loss', or None to pass the batch over"
+    raise BadInput("model", model, f"its training_step returned {returned}; {allowed}")

@@ -84,6 +84,12 @@ class BatchSchedule:
             yield epoch, first, taken
             step += taken
 
+    def steps(self, samples: int) -> Iterator[tuple[int, int]]:
+        """(absolute epoch, number of the batch in it) of each step."""
+        for epoch, first, count in self.pieces(samples):
+            for number in range(first, first + count):
+                yield epoch, number
+
 
 def order_key(schedule: BatchSchedule, epoch: int) -> int:
     """What the order of an absolute epoch's samples is drawn from."""

@@ -1,9 +1,12 @@
 from __future__ import annotations
 
+import re
+from collections import namedtuple
 from typing import Any
 
 import pytest
 import torch
+from lightning import LightningModule
 from torch import Tensor, nn
 
 from fl_lightning.config import Component
@@ -188,3 +191,61 @@ def test_what_cannot_begin_otherwise_is_refused(monkeypatch: pytest.MonkeyPatch)
     linear = nn.Linear(3, 2)
     other: Any = another(linear)
     assert not torch.equal(other.weight, linear.weight)
+
+
+class Branching(nn.Module):
+    """Gives `what` makes of its scores, always or while it trains."""
+
+    def __init__(self, what: str, always: bool = False) -> None:
+        super().__init__()
+        self.what, self.always = what, always
+        self.norm, self.out = nn.BatchNorm2d(1), nn.Linear(64, 10)
+
+    def forward(self, x: Tensor) -> Any:
+        scores = self.out(self.norm(x).flatten(1))
+        return OUTPUTS[self.what](scores) if self.training or self.always else scores
+
+
+class Judged(Branching, LightningModule):
+    """A `training_step` takes what it gives."""
+
+    def training_step(self, batch: Any, batch_idx: int) -> Tensor:
+        return self(batch[0])[0].sum()
+
+
+Scores = namedtuple("Scores", "logits aux")
+OUTPUTS = {
+    "Scores (logits, aux)": lambda scores: Scores(scores, scores),
+    "tuple of 2": lambda scores: (scores, scores),
+    "list of 1": lambda scores: [scores],
+    "dict (logits)": lambda scores: {"logits": scores},
+    "NoneType": lambda scores: None,
+    "(2, 3)": lambda scores: scores[:, :3],
+    "(2, 1)": lambda scores: scores[:, :1],
+    "numbers of torch.int64": lambda scores: scores.long(),
+}
+
+
+@pytest.mark.parametrize("always", [False, True])
+@pytest.mark.parametrize("what", OUTPUTS)
+def test_what_is_no_class_scores_is_named(what: str, always: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HERE}.Branching", Branching, raising=False)
+    when = "but for two samples" if always else "while it trains"
+    line = rf"{when} it gives {re.escape(what)} instead of "
+    with pytest.raises(BadInput, match=rf"^model: 'fl_lightning.errors.Branching' is not allowed; .*{line}"):
+        build(Component(f"{HERE}.Branching", {"what": what, "always": always}), (1, 8, 8), 10)
+
+
+def test_a_training_step_takes_what_the_model_gives_while_it_trains(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HERE}.Judged", Judged, raising=False)
+    build(Component(f"{HERE}.Judged", {"what": "tuple of 2"}), (1, 8, 8), 10)
+
+
+def test_trying_a_model_in_training_leaves_no_trace(theirs: str) -> None:
+    torch.manual_seed(0)
+    model = build(Component(theirs), (1, 8, 8), 10)
+    drawn = torch.rand(1)
+    torch.manual_seed(0)
+    Theirs()
+    assert torch.equal(drawn, torch.rand(1)) and not model.norm.training and model.training
+    assert model.norm.num_batches_tracked == 0 and torch.equal(model.norm.running_var, torch.ones(1))

@@ -108,7 +108,8 @@ def _probed(
     module.model.train()
     before, counted = {n: b.clone() for n, b in module.model.named_buffers()}, _counted(module.model)
     parameters = [p for p in binding.parameters if p.requires_grad]
-    with no_draws(device):
+    module.last.read = None
+    with no_draws(device), module.last.trial():
         states = random_states(device)
         loss = module.metric.loss(module.model(x), y)
         gradients = torch.autograd.grad(loss, parameters, allow_unused=True)
@@ -117,6 +118,8 @@ def _probed(
     reason = None
     if drawn:
         reason = "the model draws random numbers (dropout)"
+    elif module.last.read is not None:
+        reason = f"the model reads {module.last.read}"
     elif changed:
         reason = f"the model's forward pass changes its {min(changed)}"
     elif name == "graph" and any(g is None for g in gradients):

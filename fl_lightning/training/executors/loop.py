@@ -34,5 +34,5 @@ class Loop(Executor):
                 job.kept = {k: v.clone() for k, v in optimizer.state().items()}
         finally:
             module.train_only(None)
-            module.last.batch_idx = 0
+            module.last.outside()
         return fit
