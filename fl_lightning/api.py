@@ -26,6 +26,7 @@ from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.gains.answer import Worth
+from fl_lightning.log import print_anything
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
@@ -372,6 +373,8 @@ def _run(words: list[str]) -> None:
     path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), os.getcwd()]))
     line, last = [sys.executable, "-m", "fl_lightning", *words], ""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
+    options |= {"errors": "replace"}
+    print_anything()
     with subprocess.Popen(line, env=os.environ | {"PYTHONPATH": path}, **options) as process:
         try:
             for text in process.stdout or ():

@@ -57,7 +57,7 @@ def data_of(folder: Path) -> str | None:
 
 def _starts(folder: Path) -> list[dict[str, Any]]:
     try:
-        starts = json.loads((folder / "provenance.json").read_text())
+        starts = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return starts if isinstance(starts, list) else []
@@ -66,7 +66,7 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
 def ended(folder: Path) -> None:
     """Write down that the last start has come to its end, and when."""
     file = folder / "provenance.json"
-    starts = json.loads(file.read_text())
+    starts = json.loads(file.read_text(encoding="utf-8"))
     starts[-1]["ended"] = now()
     write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
 
@@ -113,7 +113,8 @@ def _git(folder: str) -> dict[str, Any] | None:
 
     def output(*words: str) -> str:
         line = ["git", "-C", folder, *words]
-        return subprocess.run(line, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=True, timeout=10)
+        return done.stdout.strip()
 
     try:
         return {"commit": output("rev-parse", "HEAD"), "dirty": bool(output("status", "--porcelain", "-uno"))}
@@ -142,6 +143,6 @@ def processor() -> str:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text().splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []

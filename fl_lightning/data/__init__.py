@@ -15,6 +15,7 @@ from fl_lightning.data import newcomers, owntest, partition, planted, public
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
+from fl_lightning.data.named import composed
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import HeldOut, Pool, Source
@@ -213,7 +214,7 @@ def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
         BadInput: there are more or fewer than clients, or two are equal.
     """
     natural = source.group_names[:clients] if data.partition == partition.NATURAL else []
-    names = natural if data.client_names is None else data.client_names
+    names = natural if data.client_names is None else [composed(name) for name in data.client_names]
     key = "data.root" if data.client_names is None else "data.client_names"
     value = data.root if data.client_names is None else names
     fine = data.client_names is None or len(names) == clients
