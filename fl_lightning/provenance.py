@@ -25,10 +25,12 @@ from fl_lightning.names import SOURCES
 _PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
-def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None) -> None:
+def keep(
+    folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None, source: str | None = None
+) -> None:
     """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on.
 
-    `data`: the digest of the samples that it trains on.
+    `data`: the digest of the samples that it trains on. `source`: that of all that was read, the same for every seed.
     """
     starts = _starts(folder)
     installed = _installed()
@@ -41,6 +43,7 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None =
         "versions": {"python": platform.python_version()} | {k: installed[k] for k in _PACKAGES if k in installed},
         "first_round": round,
         "data": data,
+        "source": source,
     }
     if names := owncode.keep(folder, code, round):
         say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
@@ -51,8 +54,18 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None =
 
 def data_of(folder: Path) -> str | None:
     """The digest of the samples that the run in `folder` last trained on; None: it is not known."""
+    return _last(folder, "data")
+
+
+def source_of(folder: Path) -> str | None:
+    """The digest of all that the run in `folder` last read, the same for every seed; None: it is not known."""
+    return _last(folder, "source")
+
+
+def _last(folder: Path, key: str) -> str | None:
     last = next(reversed(_starts(folder)), None)
-    return last.get("data") if isinstance(last, dict) else None
+    digest = last.get(key) if isinstance(last, dict) else None
+    return digest if isinstance(digest, str) else None
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:

@@ -46,7 +46,13 @@ def load(data: DataConfig) -> Source:
             images[place, 0] = _drawn(file, CLASSES[labels[number]], rng, fonts)
         return images
 
-    return source_of(data, Pool(labels, read, groups), None, list(CLASSES), [composed(file.stem) for file in files])
+    def mark(index: np.ndarray) -> list[bytes]:
+        drawn = (files[number // each] for number in index.tolist())
+        return [f"{file.name} {file.stat().st_size}".encode() for file in drawn]
+
+    return source_of(
+        data, Pool(labels, read, groups, mark=mark), None, list(CLASSES), [composed(file.stem) for file in files]
+    )
 
 
 def _files(root: str | None) -> list[Path]:

@@ -47,7 +47,8 @@ def load(data: DataConfig) -> Source:
     kind = type(whole.features[columns[0]]).__name__
     if len(columns) == 1 and kind == "Image":
         for name, part in parts.items():
-            pools[name] = replace(pools[name], read=_images(part, name, columns[0], data.root))
+            read = _images(part, name, columns[0], data.root)
+            pools[name] = replace(pools[name], read=read, mark=_marks(part, columns[0]))
     elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
         if "test" in pools:  # samples are places among all texts
@@ -65,6 +66,19 @@ def _images(part: Any, name: str, column: str, root: str | None) -> Callable[[np
         return f"column {column!r} of row {index + 1} of {name}"
 
     return decoder(lambda index: part[index][column], root, where)
+
+
+def _marks(part: Any, column: str) -> Callable[[np.ndarray], list[bytes]]:
+    """What tells pictures from others: their files' content, or where these lie."""
+    import datasets
+
+    files = part.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+
+    def mark(indices: np.ndarray) -> list[bytes]:
+        cells = files[indices.tolist()][column]
+        return [b"" if cell is None else cell["bytes"] or str(cell["path"]).encode() for cell in cells]
+
+    return mark
 
 
 def _parts(root: str | None) -> dict[str, Any]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import cache
@@ -101,11 +101,7 @@ def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, 
     files = [file for name in names for file in by_class[name]]
     labels = np.repeat(np.arange(len(names)), [len(by_class[name]) for name in names])
     read = decoder(lambda index: opened(files[index]), root, lambda index: str(files[index]))
-
-    def mark(indices: np.ndarray) -> list[bytes]:
-        return [_mark(files[index], folder) for index in indices.tolist()]
-
-    return Pool(labels, read, mark=mark), names
+    return Pool(labels, read, mark=marks(files, folder)), names
 
 
 @cache
@@ -153,6 +149,11 @@ def _say_left_out(folder: Path, others: list[Path], hidden: list[Path]) -> None:
         log.say(f"data: left out in {folder.name}/: {'; '.join(parts)}")
 
 
+def marks(files: Sequence[Path], folder: Path) -> Callable[[np.ndarray], list[bytes]]:
+    """`Pool.mark` of the pictures in `files`, by their places in `folder`."""
+    return lambda indices: [_mark(files[index], folder) for index in indices.tolist()]
+
+
 def _mark(file: Path, folder: Path) -> bytes:
     """What tells a picture from others without decoding it: its place, size and beginning."""
     try:
@@ -161,7 +162,7 @@ def _mark(file: Path, folder: Path) -> bytes:
             size = os.fstat(content.fileno()).st_size
     except OSError:  # it is said where the picture is read
         begin, size = b"", 0
-    return f"{composed(str(file.relative_to(folder)))} {size} ".encode(errors="surrogateescape") + begin
+    return f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape") + begin
 
 
 def opened(path: str | Path) -> Any:

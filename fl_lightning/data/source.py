@@ -120,6 +120,8 @@ class Reading:
     """Of texts."""
     preprocessing: Preprocessing | None = None
     """What has been fitted; its clients have the numbers that the data were dealt to."""
+    digest: str | None = None
+    """Of all that was read (data/identity.py); None: not all of it is here."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,7 @@ import numpy as np
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
-from fl_lightning.data.images import decoder, opened
+from fl_lightning.data.images import decoder, marks, opened
 from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Reading, Source, at_root, source_of
 from fl_lightning.errors import BadInput
@@ -53,7 +53,8 @@ def load(data: DataConfig) -> Source:
         places = Pool(labels, lambda index: index, groups)
         return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
-        files = [Path(data.root or "").expanduser().parent / cell for cell in first]
+        beside = Path(data.root or "").expanduser().parent
+        files = [beside / cell for cell in first]
         read = decoder(
             lambda index: opened(files[index]), data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
@@ -62,7 +63,8 @@ def load(data: DataConfig) -> Source:
         absent = next((name for name in data.one_hot or [] if name not in chosen), None)
         check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
         read = Pool.of(_features(data, features, columns), labels).read
-    source = source_of(data, Pool(labels, read, groups), None, class_names, group_names)
+    pool = Pool(labels, read, groups, mark=marks(files, beside) if images else None)
+    source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
 

@@ -69,7 +69,10 @@ def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
         row[data.length - len(tokens) :] = tokens
 
     def tokens_of(pool: Pool) -> Pool:
-        return replace(pool, read=lambda index: encoded[pool.read(index)])
+        def mark(index: np.ndarray) -> list[bytes]:
+            return [texts[place].encode() for place in pool.read(index).tolist()]
+
+        return replace(pool, read=lambda index: encoded[pool.read(index)], mark=mark)
 
     reading = replace(source.reading, tokens=Tokens(names, data.length, "first", pieces))
     train, test = tokens_of(source.train), tokens_of(source.test)
