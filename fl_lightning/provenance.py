@@ -62,6 +62,11 @@ def source_of(folder: Path) -> str | None:
     return _last(folder, "source")
 
 
+def write_source(folder: Path, digest: str | None) -> None:
+    """Keep the digest of a run whose `provenance.json` is elsewhere, as `source_of` reads it."""
+    write_whole(folder / "provenance.json", json.dumps([{"source": digest}]), durable=False)
+
+
 def _last(folder: Path, key: str) -> str | None:
     last = next(reversed(_starts(folder)), None)
     digest = last.get(key) if isinstance(last, dict) else None

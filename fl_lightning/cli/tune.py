@@ -193,9 +193,8 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
         check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
         same = not now["data"] or before.get("data", now["data"]) == now["data"]
-        check(
-            "data.root", base["data"].get("root"), same, f"the data have changed since trials in {out} trained on them"
-        )
+        root = searches[0].base.data.root
+        check("data.root", root, same, f"the data have changed since trials in {out} trained on them")
         searches[0].trials().ended()  # `BadInput` for a damaged journal, before anything is written
     write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
 
