@@ -135,12 +135,12 @@ def test_what_is_alike_is_seen() -> None:
 
 def test_text_files_are_utf_8_whatever_the_locale() -> None:
     """`open`, `read_text` and the like name an encoding, or read bytes."""
-    missing = []
+    missing = {}
     for file in sources():
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
-            if isinstance(node, ast.Call) and _opens_text(node):
-                missing.append(f"{file.relative_to(ROOT)}:{node.lineno}")
-    assert missing == []
+        calls = (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+        if lines := [call.lineno for call in calls if _opens_text(call)]:
+            missing[str(file.relative_to(ROOT))] = lines
+    assert missing == {}
 
 
 def _opens_text(call: ast.Call) -> bool:

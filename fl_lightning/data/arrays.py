@@ -59,8 +59,8 @@ def load(data: DataConfig) -> Source:
         what = f"label {classes - 1} is above {samples} training samples: number from 0"
         check("data.root", root, classes <= samples, what)
         class_names = arrays["class_names"].tolist() if "class_names" in arrays else [str(k) for k in range(classes)]
+        class_names = [composed(name) if isinstance(name, str) else name for name in class_names]
         check_class_names("data.root", root, class_names, classes)
-        class_names = [composed(name) for name in class_names]
     source = source_of(data, pools["train"], None if whole else pools[parts[-1]], class_names, group_names)
     return replace(source, vocabulary=int(arrays.get("vocabulary", 0)))
 

@@ -105,7 +105,7 @@ def say_merged(names: Sequence[str], numbers: np.ndarray) -> None:
         return
     rows = numbers[:: -(-len(numbers) // PROBED)]
     rounded = (rows.astype(np.float32) != rows).any(axis=0)
-    losses = {names[place]: _loss(rows[:, place]) for place in np.flatnonzero(rounded)}
+    losses = {names[place]: _loss(rows[:, place]) for place in np.flatnonzero(rounded).tolist()}
     lossy = [name for name, loss in losses.items() if loss]
     if lossy:
         also = f" (and {some(lossy[1:])})" if lossy[1:] else ""

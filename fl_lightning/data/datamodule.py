@@ -64,8 +64,8 @@ def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | N
     check("data.source", name, fine, "its training and test samples differ in shape")
     classes = 1 + max(int(pool.labels.max()) for pool in pools)
     names = list(getattr(module, "class_names", map(str, range(classes))))
+    names = [composed(each) if isinstance(each, str) else each for each in names]
     check_class_names("data.source", name, names, classes)
-    names = [composed(each) for each in names]
     vocabulary = int(getattr(module, "vocabulary", 0))
     counted = firsts[0].dtype != np.int64 or vocabulary > 0
     check("data.source", name, counted, "whole numbers are tokens: its attribute vocabulary must count them")

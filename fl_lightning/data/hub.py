@@ -141,10 +141,10 @@ def _names(part: Any, column: str) -> list[str]:
 
 def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
     """The cells of each part, NaN as None; a ClassLabel's numbers go by the names of training, whatever their order."""
-    known, cells = _names(parts["train"], column), {}
+    known, cells = _names(parts["train"], column), dict[str, list[Any]]()
     for name, part in parts.items():
         own = _names(part, column)
-        filled = [None if cell != cell else cell for cell in part[column]]
+        filled: list[Any] = [None if cell != cell else cell for cell in part[column]]
         cells[name] = [composed(cell) if isinstance(cell, str) else cell for cell in filled]
         for row, cell in enumerate(cells[name] if known and own != known else []):
             text = own[cell] if own and cell is not None and cell >= 0 else cell

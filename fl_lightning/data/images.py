@@ -74,7 +74,7 @@ def load(data: DataConfig) -> Source:
 
 
 def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, list[str]]:
-    """The pictures in `folder`, a folder for each class, and the classes. Files that are none are named in one line.
+    """The pictures in `folder`, a folder for each class, and the classes. One line names files that are left out.
 
     Raises:
         BadInput: there is no such folder, no class in it, or a class without pictures; it says the `layout`.

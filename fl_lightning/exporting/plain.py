@@ -115,10 +115,11 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
         with Image.open(row) as image:
             if image.mode[0] in "IF":  # Pillow cuts their numbers off at 255
                 raise ValueError(f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8")
-            image = ImageOps.exif_transpose(image)
-            if image.has_transparency_data:
-                image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
-            row = np.array(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+            upright: Image.Image = ImageOps.exif_transpose(image)
+            if upright.has_transparency_data:
+                white = Image.new("RGBA", upright.size, "white")
+                upright = Image.alpha_composite(white, upright.convert("RGBA"))
+            row = np.array(upright.convert("RGB").resize(size, Image.Resampling.BILINEAR))
     x = torch.as_tensor(row)
     if list(x.shape) != list(shape):
         x = x[None] if x.ndim == 2 else x.permute(2, 0, 1) if x.ndim == 3 else x

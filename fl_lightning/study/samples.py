@@ -33,7 +33,7 @@ def digests(configs: Iterable[Config]) -> dict[str, str]:
     """
     from fl_lightning.study.workers import in_a_process
 
-    first = {}
+    first: dict[str, Config] = {}
     for config in configs:
         first.setdefault(reading(config.data), config)
     known = {}
