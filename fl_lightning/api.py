@@ -24,7 +24,6 @@ from fl_lightning.cli import stop_ranks
 from fl_lightning.cli.commands import load, trained
 from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config, read_line, values_of
 from fl_lightning.config import check
-from fl_lightning.data.named import composed
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.gains.answer import Worth
 from fl_lightning.log import print_anything
@@ -88,6 +87,8 @@ class Run(RunResult):
             whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
             check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
+        from fl_lightning.data.named import composed
+
         names, client = {name: number for number, name in self.client_names.items()}, composed(client)
         allowed = f"no such client; names: {', '.join(names) or 'clients have none here'}"
         check("client", client, client in names, allowed)
