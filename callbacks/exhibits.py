@@ -146,7 +146,7 @@ class Gain:
         self._alone = {int(row["client"]): row.get(self.metric.name, np.nan) for row in alone.read("final")}
         check(key, folder, bool(self._alone), "it must be the folder of a finished run of training alone")
         try:
-            saved = yaml.safe_load((alone.path / "config.yaml").read_text())
+            saved = yaml.safe_load((alone.path / "config.yaml").read_text(encoding="utf-8"))
         except (OSError, yaml.YAMLError):
             saved = None
         fine = isinstance(saved, dict) and isinstance(saved.get("data"), dict)

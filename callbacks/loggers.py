@@ -185,7 +185,7 @@ class WandB(Observer):
         import wandb
 
         id_file = run.folder / "wandb_id.txt"
-        known = id_file.read_text().strip() if run.resumed_from and id_file.exists() else None
+        known = id_file.read_text(encoding="utf-8").strip() if run.resumed_from and id_file.exists() else None
         config = run.config
         opened = wandb.init(
             project=self.project,
@@ -205,7 +205,7 @@ class WandB(Observer):
             ),
         )
         with atomic_write(id_file) as aside:
-            aside.write_text(f"{opened.id}\n")
+            aside.write_text(f"{opened.id}\n", encoding="utf-8")
         opened.define_metric("round")
         opened.define_metric("*", step_metric="round")
         if run.data.task == "classification" and run.data.holds_all:

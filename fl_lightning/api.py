@@ -26,6 +26,7 @@ from fl_lightning.cli.settings import CommandLine, Layer, layers_of, read_config
 from fl_lightning.config import check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.gains.answer import Worth
+from fl_lightning.log import print_anything
 from fl_lightning.results.result import RunResult
 
 if TYPE_CHECKING:
@@ -86,7 +87,9 @@ class Run(RunResult):
             whole = isinstance(client, int | np.integer) and not isinstance(client, bool)
             check("client", client, whole, "it must be a client's number, from 0, or its name")
             return int(client)
-        names = {name: number for number, name in self.client_names.items()}
+        from fl_lightning.data.named import composed
+
+        names, client = {name: number for number, name in self.client_names.items()}, composed(client)
         allowed = f"no such client; names: {', '.join(names) or 'clients have none here'}"
         check("client", client, client in names, allowed)
         return names[client]
@@ -372,6 +375,8 @@ def _run(words: list[str]) -> None:
     path = os.pathsep.join(dict.fromkeys([*filter(None, sys.path), os.getcwd()]))
     line, last = [sys.executable, "-m", "fl_lightning", *words], ""
     options: dict[str, Any] = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT, "text": True, "bufsize": 1}
+    options |= {"errors": "replace"}
+    print_anything()
     with subprocess.Popen(line, env=os.environ | {"PYTHONPATH": path}, **options) as process:
         try:
             for text in process.stdout or ():

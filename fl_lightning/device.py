@@ -118,7 +118,7 @@ def free_bytes(device: torch.device) -> float:
     if hasattr(module, "recommended_max_memory"):  # MPS
         return float(module.recommended_max_memory() - module.driver_allocated_memory())
     try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
+        lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
     except OSError:  # not Linux: trust that the data fit
         return float("inf")
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable"))

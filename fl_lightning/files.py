@@ -115,7 +115,7 @@ def take(path: Path) -> IO[str]:
         Taken: another process holds it.
         OSError: the file cannot be opened, or the file system knows no locks.
     """
-    file = path.open("a+")
+    file = path.open("a+", encoding="utf-8")
     deadline = time.monotonic() + _ENDING
     while True:
         try:
@@ -136,7 +136,7 @@ def take(path: Path) -> IO[str]:
 
 def join(path: Path) -> IO[str]:
     """Hold the lock `path` together with the process that has taken it, and that has started this one."""
-    file = path.open()
+    file = path.open(encoding="utf-8")
     fcntl.flock(file, fcntl.LOCK_SH)
     return file
 

@@ -63,6 +63,14 @@ _log: ContextVar[Log | None] = ContextVar("log", default=None)
 """Of the run that is going on: runs that train together each have a context of their own."""
 
 
+def print_anything() -> None:
+    """Have stdout and stderr write characters that their encoding lacks as `\\u0141`: names of clients and classes are
+    any text, and no line that is printed may end a run."""
+    for stream in (sys.stdout, sys.stderr):
+        if hasattr(stream, "reconfigure"):  # a notebook's streams take any character
+            stream.reconfigure(errors="backslashreplace")
+
+
 def say(line: str) -> None:
     """Print a line on stderr, and keep it."""
     print(line, file=sys.stderr, flush=True)

@@ -26,7 +26,7 @@ from lightning.fabric.strategies.launchers import _MultiProcessingLauncher
 from torch import Tensor
 from torch.nn import Module
 
-from fl_lightning import device
+from fl_lightning import device, port
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed, redact
 from fl_lightning.shared_memory import SharedMemory, joined
 
@@ -72,7 +72,8 @@ class ClientParallelStrategy(DDPStrategy):
         if self.num_nodes * self.num_processes == 1:
             self._set_world_ranks()
         else:
-            super()._setup_distributed()
+            with port.named_if_taken():
+                super()._setup_distributed()
 
 
 class TorchAccelerator(Accelerator):
@@ -136,6 +137,8 @@ def fabric_of(
     Raises:
         BadInput: the device cannot do this precision.
     """
+    if start_method == "spawn" and devices > 1:
+        port.leave_if_taken()
     ours = kind == device.here() and kind != "cuda"
     plugins: list[Any] = []
     if ours and precision.endswith("-mixed"):  # Lightning takes every device that it does not know for CUDA

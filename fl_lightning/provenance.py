@@ -25,10 +25,12 @@ from fl_lightning.names import SOURCES
 _PACKAGES = ("fl_lightning", "torch", "lightning", "torchmetrics", "numpy")
 
 
-def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None) -> None:
+def keep(
+    folder: Path, code: Mapping[str, bytes], round: int, data: str | None = None, source: str | None = None
+) -> None:
     """Add a start to `provenance.json`, list what is installed, and keep own `code`, which trains from `round` on.
 
-    `data`: the digest of the samples that it trains on.
+    `data`: the digest of the samples that it trains on. `source`: that of all that was read, the same for every seed.
     """
     starts = _starts(folder)
     installed = _installed()
@@ -41,6 +43,7 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None =
         "versions": {"python": platform.python_version()} | {k: installed[k] for k in _PACKAGES if k in installed},
         "first_round": round,
         "data": data,
+        "source": source,
     }
     if names := owncode.keep(folder, code, round):
         say(f"code: {', '.join(names)} changed: rounds from {round} on are of another version ({owncode.ROUNDS})")
@@ -51,13 +54,28 @@ def keep(folder: Path, code: Mapping[str, bytes], round: int, data: str | None =
 
 def data_of(folder: Path) -> str | None:
     """The digest of the samples that the run in `folder` last trained on; None: it is not known."""
+    return _last(folder, "data")
+
+
+def source_of(folder: Path) -> str | None:
+    """The digest of all that the run in `folder` last read, the same for every seed; None: it is not known."""
+    return _last(folder, "source")
+
+
+def write_source(folder: Path, digest: str | None) -> None:
+    """Keep the digest of a run whose `provenance.json` is elsewhere, as `source_of` reads it."""
+    write_whole(folder / "provenance.json", json.dumps([{"source": digest}]), durable=False)
+
+
+def _last(folder: Path, key: str) -> str | None:
     last = next(reversed(_starts(folder)), None)
-    return last.get("data") if isinstance(last, dict) else None
+    digest = last.get(key) if isinstance(last, dict) else None
+    return digest if isinstance(digest, str) else None
 
 
 def _starts(folder: Path) -> list[dict[str, Any]]:
     try:
-        starts = json.loads((folder / "provenance.json").read_text())
+        starts = json.loads((folder / "provenance.json").read_text(encoding="utf-8"))
     except (OSError, ValueError):
         return []
     return starts if isinstance(starts, list) else []
@@ -66,7 +84,7 @@ def _starts(folder: Path) -> list[dict[str, Any]]:
 def ended(folder: Path) -> None:
     """Write down that the last start has come to its end, and when."""
     file = folder / "provenance.json"
-    starts = json.loads(file.read_text())
+    starts = json.loads(file.read_text(encoding="utf-8"))
     starts[-1]["ended"] = now()
     write_whole(file, json.dumps(starts, indent=1) + "\n", durable=False)
 
@@ -113,7 +131,8 @@ def _git(folder: str) -> dict[str, Any] | None:
 
     def output(*words: str) -> str:
         line = ["git", "-C", folder, *words]
-        return subprocess.run(line, capture_output=True, text=True, check=True, timeout=10).stdout.strip()
+        done = subprocess.run(line, capture_output=True, text=True, errors="replace", check=True, timeout=10)
+        return done.stdout.strip()
 
     try:
         return {"commit": output("rev-parse", "HEAD"), "dirty": bool(output("status", "--porcelain", "-uno"))}
@@ -142,6 +161,6 @@ def processor() -> str:
 
 def _lines(file: Path) -> list[str]:
     try:
-        return file.read_text().splitlines()
+        return file.read_text(encoding="utf-8").splitlines()
     except OSError:
         return []

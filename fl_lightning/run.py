@@ -346,6 +346,7 @@ def _guarded(
     """One rank: its share of the cores, and a note for the parent process when it ends badly."""
     global _note
     _note = note
+    log.print_anything()
     if note is not None:
         signal.signal(signal.SIGTERM, signal.default_int_handler)  # unwind, as for Ctrl-C: close what is open
         # It ends with the process that started it. Torch asks for SIGINT, which a script's background jobs ignore.

@@ -131,3 +131,25 @@ def test_what_is_alike_is_seen() -> None:
     assert (
         len(code_lines('"""Words."""\nimport a\n\n# more\nx = 1  # here\ndef f():\n    """\n    Said.\n    """\n')) == 2
     )
+
+
+def test_text_files_are_utf_8_whatever_the_locale() -> None:
+    """`open`, `read_text` and the like name an encoding, or read bytes."""
+    missing = {}
+    for file in sources():
+        calls = (node for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))) if isinstance(node, ast.Call))
+        if lines := [call.lineno for call in calls if _opens_text(call)]:
+            missing[str(file.relative_to(ROOT))] = lines
+    assert missing == {}
+
+
+def _opens_text(call: ast.Call) -> bool:
+    """Whether a call reads or writes text in the locale's encoding."""
+    name = call.func.attr if isinstance(call.func, ast.Attribute) else getattr(call.func, "id", "")
+    words = {word.arg: word.value for word in call.keywords}
+    modes = [node.value for node in [*call.args, words.get("mode")] if isinstance(node, ast.Constant)]
+    if "encoding" in words or name not in ("open", "read_text", "write_text", "fdopen"):
+        return False
+    owner = getattr(getattr(call.func, "value", None), "id", "")
+    binary = any(isinstance(mode, str) and "b" in mode and len(mode) < 4 for mode in modes)
+    return not binary and owner not in ("Image", "tarfile", "memory", "self") and (owner, name) != ("os", "open")

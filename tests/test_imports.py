@@ -19,7 +19,7 @@ ORDER = (
     ("log", "ranges"),
     ("components", "datakeys", "extras", "optimizerkeys", "renames", "search"),
     ("configuration",),
-    ("catalogue", "config", "device", "files"),
+    ("catalogue", "config", "device", "files", "port"),
     ("csvtable", "owncode"),
     ("data", "models", "parallel", "provenance", "results", "storage"),
     ("core", "drawing"),

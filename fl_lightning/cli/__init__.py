@@ -17,6 +17,7 @@ from types import FrameType
 from fl_lightning import __version__
 from fl_lightning.errors import BadInput, RunFailed, redact
 from fl_lightning.extras import needs
+from fl_lightning.log import print_anything
 from fl_lightning.signals import answered
 
 HELP = """usage: fl-train COMMAND [--key value ...]
@@ -74,6 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 def guarded(work: Callable[[], None]) -> int:
     """Do `work`; the exit code of `main`, with one line on what is wrong."""
+    print_anything()
     try:
         with answered(_terminated, signal.SIGTERM):
             work()

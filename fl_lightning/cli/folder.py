@@ -235,7 +235,7 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
     file = folder / LOCK
     is_new = not file.exists()
     try:
-        before = "" if is_new else file.read_text()
+        before = "" if is_new else file.read_text(encoding="utf-8")
         lock = _next(file) if wait else take(file)
     except Taken as error:
         allowed = f"a run is going on in {folder} ({error}); wait for it, or end it"

@@ -82,7 +82,7 @@ def _jobs(out: Path) -> Iterator[tuple[str, tuple[str, int], list[Any]]]:
     """The jobs submitted into `out`: number, when, runs (folder, method, rounds)."""
     for file in (out / "jobs").glob("*.json"):
         try:
-            content = json.loads(file.read_text())
+            content = json.loads(file.read_text(encoding="utf-8"))
             yield content["job"], (content["submitted"], int(content["job"])), content["runs"]
         except (OSError, ValueError, KeyError, TypeError):
             continue
@@ -92,7 +92,7 @@ def _squeue() -> dict[str, tuple[State, str]] | None:
     """The state of the user's jobs by number (`4711`, `4711_3`), and why they wait; None without an answer."""
     line = ["squeue", "--noheader", "--array", f"--user={getpass.getuser()}", "--format=%i %T %r"]
     try:
-        answer = subprocess.run(line, capture_output=True, text=True, check=True, timeout=15).stdout
+        answer = subprocess.run(line, capture_output=True, text=True, errors="replace", check=True, timeout=15).stdout
     except (OSError, KeyError, subprocess.SubprocessError):
         return None
     states: dict[str, tuple[State, str]] = {}

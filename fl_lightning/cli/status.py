@@ -108,7 +108,7 @@ def standings(out: Path) -> list[Standing]:
 
 def locked(folder: Path) -> bool | None:
     """Whether a process holds the lock of `folder`; None if there is none to ask."""
-    with contextlib.suppress(OSError), (folder / LOCK).open() as file:
+    with contextlib.suppress(OSError), (folder / LOCK).open(encoding="utf-8") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

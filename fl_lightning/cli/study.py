@@ -24,7 +24,7 @@ from fl_lightning.cli.settings import Layer, layer_of, own_layers, read_config, 
 from fl_lightning.cli.submit import MOST_RUNS, check_cluster, check_job, check_ranks, script, send
 from fl_lightning.config import Config, check, flat
 from fl_lightning.errors import BadInput, RunFailed, redact
-from fl_lightning.study import code
+from fl_lightning.study import code, samples
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run, Study, check_together
 from fl_lightning.study.part import Part, part_of, with_seeds
@@ -72,6 +72,7 @@ def start(definition: Study, over: Sequence[Layer], values: Any, line: list[str]
     chosen, executors = together.with_executors(folder, chosen, 1 if values.slurm else most_together, configs)
     todo = [(run, config) for run, config in chosen if not folder.finished(run.folder)]
     code.check_same(folder, todo, values.accept_changed_code)
+    samples.check_same(folder, list(zip(all_runs, configs, strict=True)), todo)
     if values.slurm:
         _hand_over(folder, (definition, base, all_runs), chosen, executors, values)
         return folder

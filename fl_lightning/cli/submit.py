@@ -78,7 +78,7 @@ def send(values: Namespace, text: str, out: Path, name: str, runs: Sequence[tupl
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise BadInput("out", str(out), f"{file.parent} cannot be written ({error.strerror})") from None
-    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, check=False)
+    done = subprocess.run(["sbatch", str(file)], capture_output=True, text=True, errors="replace", check=False)
     if done.returncode:
         file.unlink()
         answer = " ".join(done.stderr.split())
@@ -219,7 +219,7 @@ def check_cluster(values: Namespace) -> None:
     partition = [f"--partition={values.partition}"] if values.partition else []
     line = ["sinfo", "--noheader", "--Node", "--format=%N %G", *partition]
     try:
-        answer = subprocess.run(line, capture_output=True, text=True, check=False, timeout=30)
+        answer = subprocess.run(line, capture_output=True, text=True, errors="replace", check=False, timeout=30)
     except subprocess.TimeoutExpired:
         return  # sbatch will say what is the matter
     nodes = dict(words.split(" ", 1) for words in answer.stdout.splitlines() if " " in words)

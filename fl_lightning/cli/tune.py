@@ -28,6 +28,7 @@ from fl_lightning.extras import require
 from fl_lightning.files import aside_of, write_whole
 from fl_lightning.metric import BY_TASK, Metric
 from fl_lightning.results.folder import RunFolder
+from fl_lightning.study import samples
 from fl_lightning.study.chosen import UNTUNED, words
 from fl_lightning.study.folder import PLACE, Busy, StudyFolder
 from fl_lightning.study.grid import LONGEST, Entry, Run, Study, safe
@@ -172,6 +173,7 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
     methods = {s.entry.label: s.record() for s in searches}
     now = {"trials": values.trials, "seed": values.seed, "base": base, "grid": study.grid, "methods": methods}
     now["code"] = {k: v for s in searches for k, v in owncode.now(s.config({}, s.settings[0])).items()}
+    now["data"] = sorted(samples.digests(s.config({}, setting) for s in searches for setting in s.settings).values())
     file = out / "tune.yaml"
     if not file.is_file():
         names = {path.name for path in out.iterdir()} if out.is_dir() else set()
@@ -190,6 +192,9 @@ def _check_same(out: Path, base: dict[str, Any], study: Study, values: Any, sear
         fine = values.accept_changed_code or not changed
         check("code", ", ".join(changed), fine, f"{allowed}, or go on with --accept_changed_code")
         now["code"] = code | now["code"]
+        same = not now["data"] or before.get("data", now["data"]) == now["data"]
+        root = searches[0].base.data.root
+        check("data.root", root, same, f"the data have changed since trials in {out} trained on them")
         searches[0].trials().ended()  # `BadInput` for a damaged journal, before anything is written
     write_whole(file, yaml.safe_dump(now, sort_keys=False, allow_unicode=True))
 

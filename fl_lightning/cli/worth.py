@@ -21,6 +21,7 @@ from fl_lightning.config import Config, check
 from fl_lightning.errors import BadInput, RunFailed
 from fl_lightning.extras import require
 from fl_lightning.gains import FOLDS
+from fl_lightning.study import code, samples
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import Run, Study
 
@@ -161,6 +162,10 @@ def _prepared(plan: Plan) -> tuple[dict[str, tuple[Config, dict[str, Any]]], Fac
     named = base.data.held_out
     check("data.held_out", named, named is None, "worth judges every silo: it must be null")
     plan.folder.check(definition, to_settings(base), [run for run, _ in runs])
+    changed = ", ".join(code.changes(plan.folder, runs))
+    allowed = f"runs in {plan.folder.path} were trained with another version: change it back, or give another --out"
+    check("code", changed, not changed, allowed)
+    samples.check_same(plan.folder, runs, runs)
     from fl_lightning.gains.runs import look
     from fl_lightning.study.workers import in_a_process
 

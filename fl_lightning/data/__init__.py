@@ -11,10 +11,11 @@ import numpy as np
 import torch
 
 from fl_lightning.config import DataConfig, check, held_out
-from fl_lightning.data import newcomers, owntest, partition, planted, public
+from fl_lightning.data import identity, newcomers, owntest, partition, planted, public
 from fl_lightning.data.columns import Columns, Preprocessing
 from fl_lightning.data.federated import ClientData, FederatedData
 from fl_lightning.data.load import SMOKE_TEST, SMOKE_TRAIN, load, per_class
+from fl_lightning.data.named import composed
 from fl_lightning.data.part import Part, ResidentPart, Samples
 from fl_lightning.data.sampling import stratified
 from fl_lightning.data.source import HeldOut, Pool, Source
@@ -36,6 +37,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
         heir = None if data.rest_to is None else data.rest_to % clients
         data = replace(data, min_samples=min(2, data.min_samples), rest_to=heir, groups=min(clients, data.groups))
     seed, fold = divmod(seed, data.folds) if data.folds else (seed, 0)
+    is_told = identity.is_told(data)
     data = replace(data, test_seed=seed if data.test_seed is None else data.test_seed)
     source, made_up = load(data, clients, smoke)
     tasks = planted.tasks(data, clients, len(source.class_names), _dealer(data, seed))
@@ -50,7 +52,11 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
     trains, validations, tests = dealt.shares
     labels_train = planted.relabelled(dealt.train.labels, [*trains, *validations], [*groups, *groups], tasks)
     labels = labels_train, planted.relabelled(dealt.test.labels, tests, groups, tasks)
-    samples = _samples(source, dealt, labels, away, data, made_up, seed, smoke)
+    unlabelled = public.pool(data, smoke)
+    samples = _samples(source, dealt, labels, away, data, unlabelled, made_up, seed, smoke)
+    if is_told:
+        digest = identity.of(source, None if made_up else unlabelled, data.reads_test)
+        samples["reading"] = replace(samples["reading"], digest=digest)
     absent = {who.number for who in away}
     return FederatedData(
         shares=here,
@@ -69,7 +75,7 @@ def prepare(data: DataConfig, clients: int, seed: int, smoke: bool = False) -> F
 
 def _samples(
     source: Source, dealt: _Dealt, labels: tuple[np.ndarray, np.ndarray], away: list[HeldOut], data: DataConfig,
-    made_up: bool, seed: int, smoke: bool,
+    unlabelled: Pool | None, made_up: bool, seed: int, smoke: bool,
 ) -> dict[str, Any]:  # fmt: skip
     """Read the samples, fit what is to be fitted, and work out the normalisation: as `FederatedData` takes them.
 
@@ -84,7 +90,7 @@ def _samples(
     if dealt.held_back is not None:
         public_ = dealt.held_back.read_all()
     elif data.public is not None:
-        public_, made_up = public.load(data, train, made_up, seed, smoke)
+        public_, made_up = public.load(data, unlabelled, train, made_up, seed, smoke)
     if fits is not None:
         shared = np.delete(np.arange(len(dealt.names)), [who.number for who in away])
         seen = np.concatenate([dealt.shares[0][c] for c in shared])
@@ -99,11 +105,11 @@ def _samples(
     common = tested if dealt.common is dealt.test else None
     if common is None and dealt.common is not None:
         common = samples(dealt.common.read_all(), dealt.common.labels)
-    unlabelled = None if public_ is None else samples(public_, np.zeros(0, np.int64))
+    shared_by_all = None if public_ is None else samples(public_, np.zeros(0, np.int64))
     named = client_names(source, data, len(dealt.names))
     reading = replace(source.reading, client_names=named, columns=columns, preprocessing=fits)
     trained = samples(train, labels[0], fitted=True)
-    pools = {"train": trained, "test": tested, "public": unlabelled, "common": common}
+    pools = {"train": trained, "test": tested, "public": shared_by_all, "common": common}
     return {**pools, "reading": reading, "made_up": made_up}
 
 
@@ -213,7 +219,7 @@ def client_names(source: Source, data: DataConfig, clients: int) -> list[str]:
         BadInput: there are more or fewer than clients, or two are equal.
     """
     natural = source.group_names[:clients] if data.partition == partition.NATURAL else []
-    names = natural if data.client_names is None else data.client_names
+    names = natural if data.client_names is None else [composed(name) for name in data.client_names]
     key = "data.root" if data.client_names is None else "data.client_names"
     value = data.root if data.client_names is None else names
     fine = data.client_names is None or len(names) == clients

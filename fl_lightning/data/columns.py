@@ -18,6 +18,7 @@ import numpy as np
 from fl_lightning import log
 from fl_lightning.components import Component
 from fl_lightning.config import FLOAT32, DataConfig, check
+from fl_lightning.data.named import some
 from fl_lightning.errors import BadInput
 
 SCALERS = {
@@ -35,6 +36,12 @@ FAR = 2.0**31
 """Where its slope is measured: between 0 and 1 a scaler of large numbers rounds it away."""
 MERGED = 0.01
 """Share of a column's different values that float32 may merge without a word: two random numbers are one by chance."""
+BLURRED = 0.01
+"""Share of a column's deviation that rounding to float32 may reach without a word. Ours: noise of a hundredth."""
+PROBED = 10_000
+"""Rows that are looked at, evenly spaced. Ours: half a second for the features of MNIST."""
+EXACT = ("float32", "float16", "bool", "uint8", "int8", "uint16", "int16")
+"""Types whose values float32 holds as they are."""
 EMPTY = ("", "na", "nan", "null")
 """What an empty cell may hold, in small letters."""
 INDEX = re.compile("|__index_level_[0-9]+__|Unnamed: 0")
@@ -92,12 +99,39 @@ def number(cell: str) -> float:
         return math.inf
 
 
-def say_merged(name: str, numbers: np.ndarray) -> None:
-    """A line where float32 makes one number of many different ones (n,) of the column `name`."""
-    before, after = len(np.unique(numbers)), len(np.unique(numbers.astype(np.float32)))
-    if after < (1 - MERGED) * before:
+def say_merged(names: Sequence[str], numbers: np.ndarray) -> None:
+    """A line on columns of `numbers` (n, columns), called `names`, whose values float32 merges or rounds coarsely."""
+    if numbers.dtype.name in EXACT or not len(numbers):
+        return
+    rows = numbers[:: -(-len(numbers) // PROBED)]
+    rounded = (rows.astype(np.float32) != rows).any(axis=0)
+    losses = {names[place]: _loss(rows[:, place]) for place in np.flatnonzero(rounded).tolist()}
+    lossy = [name for name, loss in losses.items() if loss]
+    if lossy:
+        also = f" (and {some(lossy[1:])})" if lossy[1:] else ""
         instead = "subtract a constant in the file, such as the time of the first sample"
-        log.say(f"data: column {name!r}: of {before} different values {after} are left in 32 bits; {instead}")
+        log.say(f"data: {lossy[0]}{also}: {losses[lossy[0]]}; {instead}")
+
+
+def say_merged_samples(name: str, samples: np.ndarray) -> None:
+    """`say_merged` for the array `name`: by feature of vectors (n, features), of images and series all values."""
+    vectors = samples.ndim == 2
+    names = [f"feature {k} of {name}" for k in range(samples.shape[1])] if vectors else [name]
+    say_merged(names, samples if vectors else samples.reshape(-1, 1))
+
+
+def _loss(column: np.ndarray) -> str:
+    """What float32 loses of the numbers in a column, in words; empty: nothing to speak of."""
+    values = np.sort(column[np.isfinite(column)])
+    stored = values.astype(np.float32)
+    if not len(values):
+        return ""
+    before, after = (1 + int(np.count_nonzero(each[1:] != each[:-1])) for each in (values, stored))
+    if after < (1 - MERGED) * before:
+        return f"of {before} different values {after} are left in 32 bits"
+    error, deviation = float(np.abs(stored.astype(np.float64) - values).max()), float(values.std())
+    coarse = before > 1 and error > BLURRED * deviation
+    return f"32 bits round its values by up to {error:.3g}, of a deviation of {deviation:.3g}" if coarse else ""
 
 
 def columns_of(data: DataConfig, head: Sequence[str]) -> tuple[str, str | None, list[str]]:

@@ -11,6 +11,8 @@ import numpy as np
 from fl_lightning.components import Component
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import loaders
+from fl_lightning.data.columns import say_merged_samples
+from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Source, check_class_names, source_of
 from fl_lightning.errors import BadInput
 
@@ -58,6 +60,7 @@ def _source(data: DataConfig, module: Any, train: list[Any], test: list[Any] | N
     check("data.source", name, fine, "its training and test samples differ in shape")
     classes = 1 + max(int(pool.labels.max()) for pool in pools)
     names = list(getattr(module, "class_names", map(str, range(classes))))
+    names = [composed(each) if isinstance(each, str) else each for each in names]
     check_class_names("data.source", name, names, classes)
     vocabulary = int(getattr(module, "vocabulary", 0))
     counted = firsts[0].dtype != np.int64 or vocabulary > 0
@@ -78,9 +81,11 @@ def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
         check("data.source", name, known, f"its sample {number} for tests is of a client without training data")
     x = np.stack([np.asarray(sample[0]) for sample in samples])
     check("data.source", name, x.dtype.kind in "iufb", f"its samples hold {x.dtype}; it must give {LAYOUT}")
-    x = x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
+    exact, x = x, x if x.dtype in (np.uint8, np.int64) else x.astype(np.float32)
     finite = np.isfinite(x.reshape(len(x), -1)).all(1)
     check("data.source", name, finite.all(), f"its sample {finite.argmin()} holds values that are not finite")
+    if x.dtype != np.int64:
+        say_merged_samples("its samples", exact)
     places = {client: place for place, client in enumerate(clients)}
     groups = np.array([places[_client(sample)] for sample in samples], np.int64) if clients else None
     return Pool(np.array([int(sample[1]) for sample in samples], np.int64), lambda index: x[index], groups)
@@ -89,7 +94,7 @@ def _pool(name: str, samples: list[Any], clients: list[str]) -> Pool:
 def _client(sample: Any) -> str:
     """The name of a sample's client, (x, y, client): text, a whole number, or a tensor of one."""
     plain = np.asarray(sample[2])
-    return str(plain.item() if plain.size == 1 and plain.dtype.kind in "iu" else sample[2])
+    return composed(str(plain.item() if plain.size == 1 and plain.dtype.kind in "iu" else sample[2]))
 
 
 def _is_class(label: Any) -> bool:

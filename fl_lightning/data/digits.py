@@ -31,7 +31,7 @@ def _table() -> np.ndarray:
     package = find_spec("sklearn")
     file = Path(package.origin).parent / FILE if package and package.origin else None
     if file is not None and file.is_file():
-        with gzip.open(file, "rt") as rows:
+        with gzip.open(file, "rt", encoding="utf-8") as rows:
             return np.loadtxt(rows, delimiter=",")
     from sklearn.datasets import load_digits
 

@@ -10,6 +10,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import digits, images, vision
+from fl_lightning.data.named import composed, entries
 from fl_lightning.data.sampling import in_turn, split, stratified
 from fl_lightning.data.source import TEST_SHARE, Pool, Source, at_root
 from fl_lightning.rng import numpy_rng
@@ -23,7 +24,7 @@ def load(data: DataConfig) -> Source:
     A fifth of each class of a domain is its test part, drawn from `data.test_seed`. Groups: `of_domains`.
     """
     root, folder = at_root(data, LAYOUT)
-    folders = sorted(path for path in folder.iterdir() if path.is_dir() and not path.name.startswith("."))
+    folders = [path for path in entries(folder) if path.is_dir()]
     check("data.root", root, bool(folders), f"it holds no folder; it must be {LAYOUT}")
     read = [images.class_folders(root, domain, LAYOUT) for domain in folders]
     names = sorted({name for _, own in read for name in own})
@@ -33,7 +34,7 @@ def load(data: DataConfig) -> Source:
         pool = replace(pool, labels=numbers[pool.labels])
         train, test = split(pool.labels, TEST_SHARE, numpy_rng(data.split_seed, "data.split"))
         parts.append((pool.part(train), pool.part(test if data.reads_test else train)))
-    return of_domains(parts, names, [domain.name for domain in folders], data.clients_per_domain)
+    return of_domains(parts, names, [composed(domain.name) for domain in folders], data.clients_per_domain)
 
 
 def digit_pair(data: DataConfig) -> Source:

@@ -16,6 +16,7 @@ from fl_lightning import catalogue
 from fl_lightning.components import Text
 from fl_lightning.data.augment import Augmentation
 from fl_lightning.data.columns import NEWCOMER
+from fl_lightning.data.named import composed
 from fl_lightning.data.part import LoadedPart, Part, Relabelling, ResidentPart, Rows, Samples, TargetPart
 from fl_lightning.data.planted import Tasks
 from fl_lightning.data.source import HeldOut, Reading
@@ -320,7 +321,7 @@ def _strata(pool: Samples, task: Task) -> np.ndarray:
 
 def number_of(data: FederatedData, client: str) -> int:
     """The number of the client that goes by this name, or has it; `BadInput` if there is none."""
-    names = data.client_names
+    names, client = data.client_names, composed(client)
     if client in names:
         return names.index(client)
     known = client.isdigit() and int(client) < data.clients

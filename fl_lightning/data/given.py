@@ -14,6 +14,9 @@ from torch.utils.data import DataLoader, Dataset
 
 from fl_lightning.config import check
 from fl_lightning.data import loaders
+from fl_lightning.data.arrays import channels_of
+from fl_lightning.data.columns import say_merged_samples
+from fl_lightning.data.named import composed
 from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 
@@ -78,6 +81,8 @@ def _arrays(data: Any) -> dict[str, np.ndarray]:
         lengths = sorted({len(each) for each in (x, y, *client)})
         check("data", part, len(lengths) == 1, f"x, y and client must have one length, not {lengths}")
         whole = np.issubdtype(x.dtype, np.integer) and x.dtype != np.uint8
+        if x.dtype != np.uint8 and not (whole and tokens):
+            say_merged_samples(f"x ({part})", x)
         x = x.astype(np.int64 if whole and tokens else np.float32) if x.dtype != np.uint8 else x
         arrays |= {f"x_{part}": x, f"y_{part}": y}
         # Whole numbers stay numbers: as text, 10 would come before 2.
@@ -103,6 +108,9 @@ def _x(x: np.ndarray) -> np.ndarray:
     fine = x.ndim in (2, 3, 4) and (np.issubdtype(x.dtype, np.number) or x.dtype == bool)
     allowed = "x must hold numbers, (n, features), (n, height, width) or (n, height, width, channels)"
     check("data", f"x of shape {x.shape}, {x.dtype}", fine, allowed)
+    fine = x.ndim != 4 or channels_of(x.shape) == "last"
+    allowed = "its channels may be first: put them last, or give a Dataset, whose samples have them first as in torch"
+    check("data", f"x of shape {x.shape}", fine, allowed)
     return x if x.ndim == 2 else x[:, None] if x.ndim == 3 else x.transpose(0, 3, 1, 2)
 
 
@@ -112,7 +120,8 @@ def _text(what: str, values: np.ndarray) -> np.ndarray:
 
     if len(absent := np.flatnonzero(isna(values))):
         raise BadInput("data", what, f"sample {1 + absent[0]} has none (None or NaN); every sample needs one")
-    return np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
+    texts = np.char.decode(values, "utf-8") if values.dtype.kind == "S" else values.astype(str)
+    return texts if texts.size == 0 else np.array([composed(text) for text in texts.ravel()]).reshape(texts.shape)
 
 
 def _numbered(arrays: Mapping[str, np.ndarray], names: Any) -> dict[str, np.ndarray]:

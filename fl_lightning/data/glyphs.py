@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data.named import composed, is_hidden
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
@@ -45,7 +46,13 @@ def load(data: DataConfig) -> Source:
             images[place, 0] = _drawn(file, CLASSES[labels[number]], rng, fonts)
         return images
 
-    return source_of(data, Pool(labels, read, groups), None, list(CLASSES), [file.stem for file in files])
+    def mark(index: np.ndarray) -> list[bytes]:
+        drawn = (files[number // each] for number in index.tolist())
+        return [f"{file.name} {file.stat().st_size}".encode() for file in drawn]
+
+    return source_of(
+        data, Pool(labels, read, groups, mark=mark), None, list(CLASSES), [composed(file.stem) for file in files]
+    )
 
 
 def _files(root: str | None) -> list[Path]:
@@ -60,7 +67,8 @@ def _files(root: str | None) -> list[Path]:
     folder = Path(root).expanduser()
     if not folder.is_dir():
         raise Absent("data.root", root, "the source glyphs wants a folder with .ttf or .otf files, or null")
-    files = sorted(path for path in folder.rglob("*") if path.suffix.lower() in (".ttf", ".otf"))
+    shown = (path for path in folder.rglob("*") if not is_hidden(path))
+    files = sorted(path for path in shown if path.suffix.lower() in (".ttf", ".otf"))
     check("data.root", root, bool(files), "it holds no .ttf or .otf file")
     for path in files:
         try:

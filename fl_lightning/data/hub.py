@@ -13,6 +13,7 @@ from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import columns_of, say_merged
 from fl_lightning.data.images import decoder
+from fl_lightning.data.named import composed, entries
 from fl_lightning.data.source import Absent, Pool, Source, source_of
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import needs
@@ -46,7 +47,8 @@ def load(data: DataConfig) -> Source:
     kind = type(whole.features[columns[0]]).__name__
     if len(columns) == 1 and kind == "Image":
         for name, part in parts.items():
-            pools[name] = replace(pools[name], read=_images(part, name, columns[0], data.root))
+            read = _images(part, name, columns[0], data.root)
+            pools[name] = replace(pools[name], read=read, mark=_marks(part, columns[0]))
     elif len(columns) == 1 and getattr(whole.features[columns[0]], "dtype", "") in ("string", "large_string"):
         texts = [text or "" for part in parts.values() for text in part[columns[0]]]
         if "test" in pools:  # samples are places among all texts
@@ -66,6 +68,19 @@ def _images(part: Any, name: str, column: str, root: str | None) -> Callable[[np
     return decoder(lambda index: part[index][column], root, where)
 
 
+def _marks(part: Any, column: str) -> Callable[[np.ndarray], list[bytes]]:
+    """What tells pictures from others: their files' content, or where these lie."""
+    import datasets
+
+    files = part.select_columns([column]).cast_column(column, datasets.Image(decode=False))
+
+    def mark(indices: np.ndarray) -> list[bytes]:
+        cells = files[indices.tolist()][column]
+        return [b"" if cell is None else cell["bytes"] or str(cell["path"]).encode() for cell in cells]
+
+    return mark
+
+
 def _parts(root: str | None) -> dict[str, Any]:
     """`train`, and `test` where there is one."""
     try:
@@ -77,7 +92,7 @@ def _parts(root: str | None) -> dict[str, Any]:
     if root is None or not path.exists():
         raise Absent("data.root", root, f"the source hf wants {LAYOUT}")
     try:
-        if path.is_file() or (files := sorted(path.glob("*.parquet"))):
+        if path.is_file() or (files := entries(path, "*.parquet")):
             by_part = {"train": [path]} if path.is_file() else _by_name(files)
             parts = {
                 name: datasets.concatenate_datasets([datasets.Dataset(parquet.read_table(file)) for file in own])
@@ -91,7 +106,14 @@ def _parts(root: str | None) -> dict[str, Any]:
     other = parts.get("test", parts.get("validation"))
     if "train" not in parts or not len(parts["train"]):
         raise BadInput("data.root", root, f"it has no part called train, but {', '.join(parts)}")
-    return {"train": parts["train"]} | ({} if other is None else {"test": other})
+    every = {"train": parts["train"]} | ({} if other is None else {"test": other})
+    return {name: _renamed(part) for name, part in every.items()}
+
+
+def _renamed(part: Any) -> Any:
+    """The part with its columns' names composed."""
+    names = {name: composed(name) for name in part.column_names if composed(name) != name}
+    return part.rename_columns(names) if names else part
 
 
 def _by_name(files: list[Path]) -> dict[str, list[Path]]:
@@ -114,15 +136,16 @@ def _labels(parts: dict[str, Any], column: str) -> tuple[dict[str, np.ndarray], 
 
 def _names(part: Any, column: str) -> list[str]:
     """Of the classes of a ClassLabel."""
-    return getattr(part.features[column], "names", None) or []
+    return [composed(name) for name in getattr(part.features[column], "names", None) or []]
 
 
 def _cells(parts: dict[str, Any], column: str) -> dict[str, list[Any]]:
     """The cells of each part, NaN as None; a ClassLabel's numbers go by the names of training, whatever their order."""
-    known, cells = _names(parts["train"], column), {}
+    known, cells = _names(parts["train"], column), dict[str, list[Any]]()
     for name, part in parts.items():
         own = _names(part, column)
-        cells[name] = [None if cell != cell else cell for cell in part[column]]
+        filled: list[Any] = [None if cell != cell else cell for cell in part[column]]
+        cells[name] = [composed(cell) if isinstance(cell, str) else cell for cell in filled]
         for row, cell in enumerate(cells[name] if known and own != known else []):
             text = own[cell] if own and cell is not None and cell >= 0 else cell
             if isinstance(text, str):
@@ -175,8 +198,9 @@ def _numbers(parts: dict[str, Any], columns: list[str]) -> dict[str, np.ndarray]
                     what = f"column {column!r} of row {row} of {name} holds {str(cell)[:40]!r}: {len(numbers)} numbers"
                     raise BadInput("data.columns", column, f"{what}, where row 1 of train has {width}")
                 rows.append(numbers)
-            if widths[column] == 1:
-                say_merged(column, np.concatenate(rows))
-            made.append(np.array(rows, np.float32))
+            exact = np.array(rows)
+            places = [""] if exact.shape[1] == 1 else [f", number {k}" for k in range(exact.shape[1])]
+            say_merged([f"column {column!r}{place}" for place in places], exact)
+            made.append(exact.astype(np.float32))
         features[name] = np.concatenate(made, axis=1)
     return features

@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from fl_lightning import log
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data.named import composed, entries, is_hidden, some
 from fl_lightning.data.source import Pool, Source, at_root, source_of
 from fl_lightning.errors import BadInput
-from fl_lightning.extras import require
 
 SIZE = 32
 """Image files are resized to SIZE x SIZE colour pixels (bilinear, antialiased): the size of CIFAR, GTSRB and SVHN."""
+MARK = 2**16
+"""Bytes of a file by which, with its size, a picture is told from others: smaller ones are told by all they hold."""
 LAYOUT = "a folder with train/CLASS/*.png and test/CLASS/*.png, or CLASS/*.png alone (split 80/20)"
 
 
@@ -55,6 +61,8 @@ def load(data: DataConfig) -> Source:
     if not (folder / "train").is_dir():
         pool, names = class_folders(root, folder)
         return source_of(data, pool, None, names)
+    if unread := [path.name for path in entries(folder) if path.name not in ("train", "test")]:
+        log.say(f"data: beside train/ and test/ in {folder.name}/, and not read: {some(unread)}")
     train, names = class_folders(root, folder / "train")
     if not data.reads_test:
         return Source(train, train, names)
@@ -62,37 +70,125 @@ def load(data: DataConfig) -> Source:
     strangers = sorted(set(test_names) - set(names))
     check("data.root", root, not strangers, f"test/ has classes that train/ has not: {', '.join(strangers)}")
     numbers = np.array([names.index(name) for name in test_names])
-    return Source(train, Pool(numbers[tests.labels], tests.read), names)
+    return Source(train, replace(tests, labels=numbers[tests.labels]), names)
 
 
 def class_folders(root: str, folder: Path, layout: str = LAYOUT) -> tuple[Pool, list[str]]:
-    """The images in `folder`, a folder for each class, and the classes; `BadInput` that says the `layout`."""
-    require("vision", "data.root", root)
-    from torchvision.datasets import ImageFolder
+    """The pictures in `folder`, a folder for each class, and the classes. One line names files that are left out.
 
+    Raises:
+        BadInput: there is no such folder, no class in it, or a class without pictures; it says the `layout`.
+    """
+    if not folder.is_dir():
+        raise BadInput("data.root", root, f"it must be {layout} (there is no folder {folder.name}/)")
+    every = sorted(folder.iterdir())
+    by_class: dict[str, list[Path]] = {}
+    hidden = [path for path in every if is_hidden(path)]
+    others = [path for path in every if not is_hidden(path) and not path.is_dir()]
+    for path in every:
+        if path.is_dir() and not is_hidden(path):
+            files = sorted(_files(path, frozenset(), hidden), key=lambda file: (str(file.parent), file.name))
+            pictures = [file for file in files if file.suffix.lower() in openable()]
+            others += [file for file in files if file.suffix.lower() not in openable()]
+            by_class.setdefault(composed(path.name), []).extend(pictures)
+    _say_left_out(folder, others, hidden)
+    if not by_class:
+        raise BadInput("data.root", root, f"it must be {layout} (there is no class folder in {folder.name}/)")
+    empty = next((name for name, files in by_class.items() if not files), None)
+    what = f"its class folder {empty!r} in {folder.name}/ holds no picture that Pillow opens: fill it or delete it"
+    check("data.root", root, empty is None, what)
+    names = sorted(by_class)
+    files = [file for name in names for file in by_class[name]]
+    labels = np.repeat(np.arange(len(names)), [len(by_class[name]) for name in names])
+    read = decoder(lambda index: opened(files[index]), root, lambda index: str(files[index]))
+    return Pool(labels, read, mark=marks(files, folder)), names
+
+
+@cache
+def openable() -> frozenset[str]:
+    """Ends of names, in small letters, of all formats that Pillow reads here."""
+    from PIL import Image, ImageFile
+
+    Image.init()
+    stubs = {name for name, (kind, _) in Image.OPEN.items() if _is_stub(kind, ImageFile.StubImageFile)}
+    formats = Image.OPEN.keys() - stubs
+    return frozenset(end for end, name in Image.registered_extensions().items() if name in formats)
+
+
+def _is_stub(kind: Any, stub: type) -> bool:
+    """Whether a format is recognised alone, and nothing here reads it (`.h5`)."""
+    return isinstance(kind, type) and issubclass(kind, stub)
+
+
+def _files(folder: Path, above: frozenset[Path], hidden: list[Path]) -> Iterator[Path]:
+    """All files in `folder` and its folders, links followed, but `hidden` ones, which are collected."""
+    place = folder.resolve()
+    if place in above:  # a link to a folder that it lies in
+        return
+    for path in folder.iterdir():
+        if is_hidden(path):
+            hidden.append(path)
+        elif path.is_dir():
+            yield from _files(path, above | {place}, hidden)
+        else:
+            yield path
+
+
+def _say_left_out(folder: Path, others: list[Path], hidden: list[Path]) -> None:
+    """One line on files and folders that are no pictures, or lie beside the class folders."""
+    parts = []
+    if others:
+        counts = Counter(file.suffix.lower() or "no ending" for file in others)
+        kinds = ", ".join(f"{count} {kind}" for kind, count in counts.most_common())
+        first = others[0].relative_to(folder)
+        parts.append(f"{len(others)} files that are no pictures of a class ({kinds}; the first: {first})")
+    if hidden:
+        names = Counter(path.name for path in hidden)
+        parts.append(f"hidden: {some(f'{name} ({count})' if count > 1 else name for name, count in names.items())}")
+    if parts:
+        log.say(f"data: left out in {folder.name}/: {'; '.join(parts)}")
+
+
+def marks(files: Sequence[Path], folder: Path) -> Callable[[np.ndarray], list[bytes]]:
+    """`Pool.mark` of the pictures in `files`, by their places in `folder`."""
+    return lambda indices: [_mark(files[index], folder) for index in indices.tolist()]
+
+
+def _mark(file: Path, folder: Path) -> bytes:
+    """What tells a picture from others without decoding it: its place, size and beginning."""
     try:
-        dataset = ImageFolder(folder, loader=opened)  # its own turns what has more bits white
-    except OSError as error:
-        reason = str(error).split("\n")[0]
-        raise BadInput("data.root", root, f"it must be {layout} ({reason})") from error
-    read = decoder(lambda index: dataset[index][0], root, lambda index: dataset.samples[index][0])
-    return Pool(np.array(dataset.targets, np.int64), read), dataset.classes
+        with file.open("rb") as content:
+            begin = content.read(MARK)
+            size = os.fstat(content.fileno()).st_size
+    except OSError:  # it is said where the picture is read
+        begin, size = b"", 0
+    return f"{composed(os.path.relpath(file, folder))} {size} ".encode(errors="surrogateescape") + begin
 
 
 def opened(path: str | Path) -> Any:
-    """The image in a file, in colour."""
-    from PIL import Image
+    """The picture in a file, in colour and as its orientation tag says; of several frames the first."""
+    from PIL import Image, ImageOps
 
     with Image.open(path) as image:
-        return _colour(image)
+        _check_bits(image)
+        return _colour(ImageOps.exif_transpose(image))
 
 
 def _colour(image: Any) -> Any:
-    """A PIL image in 8 bits for each of three channels; Pillow cuts numbers of more bits off at 255 and says nothing.
+    """A PIL image in 8 bits for each of three channels, transparent pixels over white; Pillow cuts numbers of more bits
+    off at 255, and shows what lies below transparency.
 
     Raises:
         ValueError: it has more bits. `exporting.plain` refuses the same.
     """
+    from PIL import Image
+
+    _check_bits(image)
+    if image.has_transparency_data:
+        image = Image.alpha_composite(Image.new("RGBA", image.size, "white"), image.convert("RGBA"))
+    return image.convert("RGB")
+
+
+def _check_bits(image: Any) -> None:
     if image.mode[0] in "IF":  # I;16, I, F
         raise ValueError(f"it has more than 8 bits a channel, mode {image.mode}: convert it to 8")
-    return image.convert("RGB")

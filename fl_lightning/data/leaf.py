@@ -14,8 +14,11 @@ from typing import Any
 
 import numpy as np
 
+from fl_lightning import log
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
+from fl_lightning.data.columns import say_merged
+from fl_lightning.data.named import composed, entries, some
 from fl_lightning.data.source import Absent, Pool, Reading, Source, Tokens, at_root, source_of
 from fl_lightning.errors import BadInput
 
@@ -33,15 +36,16 @@ def load(data: DataConfig) -> Source:
     root, folder = at_root(data, LAYOUT)
     whole = not (folder / "train").is_dir()
     train = _files(root, folder if whole else folder / "train")
-    first = next(iter(train.values()))[0][0]
+    users = sorted(user for user, (x, _) in train.items() if x)
+    first = train[users[0]][0][0]
     test: Samples = {} if whole or not data.reads_test else _files(root, folder / "test", first)
-    users = sorted(train)
-    strangers = sorted(set(test) - set(users))
+    strangers = sorted(set(test) - set(train))
     if strangers:
         raise BadInput("data.root", root, f"the user {strangers[0]!r} has test samples and none for training")
+    _say_empty(train, test)
     if isinstance(first, str):
         return _texts(train, test, users, data)
-    classes = 1 + max(max(y) for part in (train, test) for _, y in part.values())
+    classes = 1 + max(max(y, default=0) for part in (train, test) for _, y in part.values())
     samples = sum(len(y) for _, y in train.values())
     check("data.root", root, classes <= samples, f"class {classes - 1} is above {samples} training samples: from 0 on")
     pools = [_pool(part, users) for part in (train, test) if part]
@@ -67,6 +71,15 @@ def _texts(train: Samples, test: Samples, users: list[str], data: DataConfig) ->
     return replace(source_of(data, ours, theirs, names, users), vocabulary=len(names), reading=reading)
 
 
+def _say_empty(train: Samples, test: Samples) -> None:
+    """A line on users who have no sample to train on: they are no clients."""
+    empty = sorted(user for user, (x, _) in train.items() if not x)
+    unused = sum(len(test[user][0]) for user in empty if user in test)
+    if empty:
+        what = f"{len(empty)} of {len(train)} users have no training samples and are left out"
+        log.say(f"data: {what}, with {unused} test samples: {some(map(repr, empty))}")
+
+
 def _numbered(part: Samples, users: list[str]) -> list[tuple[Any, Any, int]]:
     """x, y and the number of its user of each sample."""
     nothing: tuple[list[Any], list[Any]] = ([], [])
@@ -75,7 +88,9 @@ def _numbered(part: Samples, users: list[str]) -> list[tuple[Any, Any, int]]:
 
 def _pool(part: Samples, users: list[str]) -> Pool:
     numbered = _numbered(part, users)
-    raw = np.array([x for x, _, _ in numbered], np.float32)
+    exact = np.array([x for x, _, _ in numbered])
+    say_merged([f"value {k} of samples" for k in range(exact.shape[1])], exact)
+    raw = exact.astype(np.float32)
     side = math.isqrt(raw.shape[1])
     if side * side == raw.shape[1] and side > 1:
         raw = raw.reshape(-1, 1, side, side)
@@ -86,9 +101,9 @@ def _pool(part: Samples, users: list[str]) -> Pool:
 def _files(root: str, folder: Path, like: Any = None) -> Samples:
     """All users of a folder's files; a user in two of them has the samples of both.
 
-    All samples are `like` this one: a text, or as many numbers. None: like the first.
+    All samples are `like` this one: a text, or as many numbers. None: like the first. Users may have no sample.
     """
-    files = sorted(folder.glob("*.json"))
+    files = entries(folder, "*.json")
     if not files:
         raise Absent("data.root", root, f"there is no .json file in {folder.name}/; it must be {LAYOUT}")
     by_user: Samples = {}
@@ -101,16 +116,18 @@ def _files(root: str, folder: Path, like: Any = None) -> Samples:
             raise BadInput("data.root", root, what) from error
         for user, own in users.items():
             x, y = (own.get("x"), own.get("y")) if isinstance(own, dict) else (None, None)
-            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y) or not x:
+            if not isinstance(x, list) or not isinstance(y, list) or len(x) != len(y):
                 what = f"{file.name}: the user {user!r} must have lists x and y of one length"
                 raise BadInput("data.root", root, what)
-            like = x[0] if like is None else like
+            like = x[0] if like is None and x else like
             wrong = _wrong(str(user), x, y, like)
             check("data.root", root, wrong is None, f"{file.name}: {wrong}")
-            before = by_user.setdefault(str(user), ([], []))
+            before = by_user.setdefault(composed(str(user)), ([], []))
             before[0].extend(x)
             before[1].extend(y)
     check("data.root", root, bool(by_user), f"the files of {folder.name}/ name no user")
+    samples = sum(len(x) for x, _ in by_user.values())
+    check("data.root", root, samples > 0, f"no user in the files of {folder.name}/ has a sample")
     return by_user
 
 

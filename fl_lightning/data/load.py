@@ -8,10 +8,12 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 from fl_lightning.config import DataConfig, check
+from fl_lightning.data.named import composed
 from fl_lightning.data.partition import NATURAL
 from fl_lightning.data.source import Absent, Pool, Source
 from fl_lightning.errors import BadInput
@@ -39,6 +41,8 @@ LOADERS = {
 torchvision's, or an import path."""
 MADE_UP_TOKENS = 80
 """Different tokens of texts that are not there: LEAF's Shakespeare has so many characters."""
+LISTS = ("columns", "one_hot")
+"""Keys that name several columns."""
 TARGETS = ("table", "arrays", "hf")
 """Sources whose labels may be numbers."""
 OVERRIDES = {".npz": "arrays", ".csv": "table", ".parquet": "hf"}
@@ -88,11 +92,17 @@ def check_name(key: str, name: str) -> None:
 
 def read(data: DataConfig) -> Source:
     """The source that `data.source` names; `BadInput` for data that are absent (then `Absent`) or malformed."""
+    data = replace(data, **{key: _composed(getattr(data, key)) for key in ("label_column", "group_column", *LISTS)})
     path = LOADERS.get(data.source, "datamodule.load" if "." in data.source else "vision.load")
     module, _, function = path.partition(".")
     # Imported here: scikit-learn and torchvision take seconds to load.
     loader: Callable[[DataConfig], Source] = getattr(import_module(f"fl_lightning.data.{module}"), function)
     return loader(data)
+
+
+def _composed(value: Any) -> Any:
+    """Column names in the spelling that sources have."""
+    return [composed(name) for name in value] if isinstance(value, list) else value and composed(value)
 
 
 def made_up(name: str, data: DataConfig, clients: int) -> Source:

@@ -57,8 +57,28 @@ def apart(held_back: Pool, *judged: tuple[Pool, Sequence[np.ndarray]]) -> Pool:
     return held_back.part(left)
 
 
-def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke: bool) -> tuple[np.ndarray, bool]:
+def pool(data: DataConfig, smoke: bool) -> Pool | None:
+    """All samples of another set that `data.public` names; None where there is none, or it is absent in a smoke run.
+
+    Raises:
+        BadInput: the set is absent or malformed.
+    """
+    if data.public in (None, HELD_BACK):
+        return None
+    try:
+        return _pool(data.public or "", data, smoke)
+    except Absent:
+        if not smoke:
+            raise
+        return None
+
+
+def load(
+    data: DataConfig, every: Pool | None, private: np.ndarray, made_up: bool, seed: int, smoke: bool
+) -> tuple[np.ndarray, bool]:
     """Raw samples [n, ...] of the set that `data.public` names, shaped as `private`, and whether any data are made up.
+
+    `every`: what `pool` gives.
 
     In a smoke run they are where they are absent, or the private data are `made_up`. Grey images are repeated for the
     three channels of private ones in colour, as KT-pFL does.
@@ -67,22 +87,16 @@ def load(data: DataConfig, private: np.ndarray, made_up: bool, seed: int, smoke:
         BadInput: the set is absent, empty, or differs from the private data in shape or number format.
     """
     name = data.public or ""
-    try:
-        pool = _pool(name, data, smoke)
-    except Absent:
-        if not smoke:
-            raise
-        made_up = True
-    if made_up:
+    if made_up or every is None:
         noise = numpy_rng(0, "made up public").integers(0, 256, (SMOKE_SAMPLES, *private.shape[1:]), dtype=np.uint8)
         return noise.astype(private.dtype), True
-    size = len(pool.labels)
+    size = len(every.labels)
     check("data.public", name, size != 0, "it holds no samples")
     limits = [size, *([data.public_samples] if data.public_samples else []), *([SMOKE_SAMPLES] if smoke else [])]
     index = np.arange(size)
     if min(limits) < size:
         index = np.sort(numpy_rng(seed, "data.public").choice(size, min(limits), replace=False))
-    raw = pool.read(index)
+    raw = every.read(index)
     if raw.ndim == private.ndim == 4 and raw.shape[1] == 1 and private.shape[1] == 3:
         raw = np.repeat(raw, 3, axis=1)
     what = f"its samples have the shape {raw.shape[1:]}, but the private data {private.shape[1:]}"

@@ -38,6 +38,9 @@ class Pool:
     spans: np.ndarray | None = None
     """Of windows of recordings: number of the recording, first sample and the one after the last, int64 [n, 3]. Shares
     of them that are to be judged by are cut in time (data/windows.py)."""
+    mark: Callable[[np.ndarray], Sequence[bytes]] | None = None
+    """Indices [m] to what tells each sample from others, where reading all of them would take long (data/identity.py);
+    None: they are told by what `read` gives."""
 
     @classmethod
     def of(cls, samples: np.ndarray, labels: np.ndarray) -> Pool:
@@ -55,7 +58,9 @@ class Pool:
         """The samples at `index` as a pool of their own."""
         groups = None if self.groups is None else self.groups[index]
         spans = None if self.spans is None else self.spans[index]
-        return Pool(self.labels[index], lambda inner: self.read(index[inner]), groups, spans)
+        own_mark = self.mark
+        mark = None if own_mark is None else lambda inner: own_mark(index[inner])
+        return Pool(self.labels[index], lambda inner: self.read(index[inner]), groups, spans, mark)
 
     def read_all(self) -> np.ndarray:
         """All raw samples, [n, ...]."""
@@ -73,11 +78,20 @@ class Pool:
             samples[ours], samples[~ours] = first, second
             return samples
 
+        marks = self.mark, other.mark
+
+        def mark(index: np.ndarray) -> list[bytes]:
+            ours = index < len(self.labels)
+            places = np.where(ours, index, index - len(self.labels))
+            each = zip(places, np.where(ours, 0, 1).tolist(), strict=True)
+            return [marks[which](np.array([place]))[0] for place, which in each]  # type: ignore[misc]
+
         ours, theirs = (self.groups, self.spans), (other.groups, other.spans)
         groups, spans = (
             None if a is None or b is None else np.concatenate([a, b]) for a, b in zip(ours, theirs, strict=True)
         )
-        return Pool(np.concatenate([self.labels, other.labels]), read, groups, spans)
+        labels = np.concatenate([self.labels, other.labels])
+        return Pool(labels, read, groups, spans, None if None in marks else mark)
 
 
 @dataclass(frozen=True)
@@ -106,6 +120,8 @@ class Reading:
     """Of texts."""
     preprocessing: Preprocessing | None = None
     """What has been fitted; its clients have the numbers that the data were dealt to."""
+    digest: str | None = None
+    """Of all that was read (data/identity.py); None: not all of it is here."""
 
 
 @dataclass(frozen=True)

@@ -14,7 +14,8 @@ import numpy as np
 from fl_lightning.config import FLOAT32, DataConfig, check
 from fl_lightning.data import text
 from fl_lightning.data.columns import EMPTY, Columns, columns_of, number, say_merged
-from fl_lightning.data.images import decoder, opened
+from fl_lightning.data.images import decoder, marks, opened
+from fl_lightning.data.named import composed
 from fl_lightning.data.source import Pool, Reading, Source, at_root, source_of
 from fl_lightning.errors import BadInput
 
@@ -42,7 +43,8 @@ def load(data: DataConfig) -> Source:
     groups, group_names = None, list[str]()
     if group is not None:
         group_names, groups = _numbered(cells[group], group, data.root)
-    features = {name: cells[name] for name in chosen}
+    words = set(data.one_hot or [])
+    features = {name: [composed(cell) for cell in cells[name]] if name in words else cells[name] for name in chosen}
     columns, first = Columns.of(features, data.one_hot or []), features[chosen[0]]
     filled = next((cell for cell in first if cell.lower() not in EMPTY), "0")
     images = len(chosen) == 1 and not columns.values and not _is_number(filled)
@@ -51,7 +53,8 @@ def load(data: DataConfig) -> Source:
         places = Pool(labels, lambda index: index, groups)
         return text.as_tokens(source_of(data, places, None, class_names, group_names), first, data)
     if images:
-        files = [Path(data.root or "").expanduser().parent / cell for cell in first]
+        beside = Path(data.root or "").expanduser().parent
+        files = [beside / cell for cell in first]
         read = decoder(
             lambda index: opened(files[index]), data.root,
             lambda index: f"column {chosen[0]!r} of sample {index + 1}, {files[index].name}",
@@ -59,8 +62,9 @@ def load(data: DataConfig) -> Source:
     else:
         absent = next((name for name in data.one_hot or [] if name not in chosen), None)
         check("data.one_hot", absent, absent is None, "it must name columns of features (data.columns)")
-        read = Pool.of(_features(data, cells, columns), labels).read
-    source = source_of(data, Pool(labels, read, groups), None, class_names, group_names)
+        read = Pool.of(_features(data, features, columns), labels).read
+    pool = Pool(labels, read, groups, mark=marks(files, beside) if images else None)
+    source = source_of(data, pool, None, class_names, group_names)
     return replace(source, reading=Reading(columns=None if images else columns))
 
 
@@ -70,6 +74,7 @@ def _read(data: DataConfig) -> dict[str, list[str]]:
     try:
         with path.open(newline="", encoding="utf-8-sig") as file:
             head, *rows = [[cell.strip() for cell in row] for row in csv.reader(file, strict=True) if row]
+        head = [composed(name) for name in head]
     except (csv.Error, OSError, ValueError) as error:  # undecodable bytes, no line at all
         raise BadInput("data.root", root, f"it must be {LAYOUT} ({str(error).splitlines()[0]})") from error
     twice = [name for name, count in Counter(head).items() if count > 1]
@@ -83,6 +88,7 @@ def _read(data: DataConfig) -> dict[str, list[str]]:
 
 def _numbered(cells: list[str], column: str, root: str | None) -> tuple[list[str], np.ndarray]:
     """The values of a column in order, and each cell's place among them, int64 [n]."""
+    cells = [composed(cell) for cell in cells]
     empty = next((sample for sample, cell in enumerate(cells, 1) if cell.lower() in EMPTY), None)
     if empty is not None:
         cell = f" ({cells[empty - 1]})" if cells[empty - 1] else ""
@@ -106,8 +112,8 @@ def _features(data: DataConfig, cells: Mapping[str, Sequence[str]], columns: Col
     features = columns.encoded(cells)
     fine = (np.abs(features) < FLOAT32) | (np.isnan(features) & (data.impute is not None))
     if fine.all():
-        for place in np.flatnonzero(columns.numeric):
-            say_merged(columns.features[place], features[:, place])
+        numeric = np.flatnonzero(columns.numeric)
+        say_merged([f"column {columns.features[place]!r}" for place in numeric], features[:, numeric])
         return features.astype(np.float32)
     sample, place = np.argwhere(~fine)[0]
     name = columns.features[place]

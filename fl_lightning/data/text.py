@@ -10,6 +10,7 @@ import numpy as np
 
 from fl_lightning.config import DataConfig, check
 from fl_lightning.data import windows
+from fl_lightning.data.named import composed, entries
 from fl_lightning.data.source import TEST_SHARE, Pool, Reading, Source, Tokens, at_root
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
@@ -28,7 +29,7 @@ def load(data: DataConfig) -> Source:
         BadInput: no folder (then `Absent`), no text in it, bytes that are no UTF-8, a file that is too short.
     """
     root, folder = at_root(data, LAYOUT)
-    files, length = sorted(folder.glob("*.txt")), data.length
+    files, length = entries(folder, "*.txt"), data.length
     check("data.root", root, bool(files), f"it holds no .txt file; it must be {LAYOUT}")
     texts = [_read(root, file) for file in files]
     names, encode, pieces = learn((text[: len(text) - round(TEST_SHARE * len(text))] for text in texts), data)
@@ -41,7 +42,7 @@ def load(data: DataConfig) -> Source:
     spans = windows.cut([len(tokens) for tokens in encoded], length + 1, length)
     train, test = (_next_tokens(encoded, part) for part in spans)
     reading = Reading(tokens=Tokens(names, length, "first", pieces))
-    return Source(train, test, names, [file.stem for file in files], vocabulary=len(names), reading=reading)
+    return Source(train, test, names, [composed(file.stem) for file in files], vocabulary=len(names), reading=reading)
 
 
 def learn(texts: Iterable[str], data: DataConfig) -> tuple[list[str], Encode, str | None]:
@@ -68,7 +69,10 @@ def as_tokens(source: Source, texts: Sequence[str], data: DataConfig) -> Source:
         row[data.length - len(tokens) :] = tokens
 
     def tokens_of(pool: Pool) -> Pool:
-        return replace(pool, read=lambda index: encoded[pool.read(index)])
+        def mark(index: np.ndarray) -> list[bytes]:
+            return [texts[place].encode() for place in pool.read(index).tolist()]
+
+        return replace(pool, read=lambda index: encoded[pool.read(index)], mark=mark)
 
     reading = replace(source.reading, tokens=Tokens(names, data.length, "first", pieces))
     train, test = tokens_of(source.train), tokens_of(source.test)

@@ -60,7 +60,7 @@ def read_frame(source: Any) -> tuple[dict[str, Any], bytes]:
 def memory_for(count: int) -> Iterator[None]:
     """Within this, the process may take `count` bytes more and `SLACK`; beyond that it gets a `MemoryError`. Linux."""
     status = Path("/proc/self/status")
-    lines = status.read_text().splitlines() if status.is_file() else []
+    lines = status.read_text(encoding="utf-8").splitlines() if status.is_file() else []
     now = next((1024 * int(line.split()[1]) for line in lines if line.startswith("VmData:")), None)
     soft, hard = resource.getrlimit(resource.RLIMIT_DATA)
     least = [limit for limit in (soft, hard) if limit != resource.RLIM_INFINITY]

@@ -307,7 +307,7 @@ class Site:
         digest = file.with_suffix(".xxh3")
         if not (file.is_file() and digest.is_file()):
             return None
-        message, stored = digest.read_text().split()
+        message, stored = digest.read_text(encoding="utf-8").split()
         made = file.read_bytes()
         if message != xxhash.xxh3_128_hexdigest(content) or stored != xxhash.xxh3_128_hexdigest(made):
             raise wire.Unreadable(f"round {self.round} has been answered, to another message")

@@ -68,7 +68,7 @@ class RunFolderWriter(Observer):
         if run.is_main:
             first, self._recorded = not self._recorded, True
             if first:  # record nothing if the run failed before its first round
-                provenance.keep(run.folder, self._code, record.round, self._data)
+                provenance.keep(run.folder, self._code, record.round, self._data, run.data.reading.digest)
             self.folder.append(record)
             self.folder.write_columns(run.judge)
             if first:

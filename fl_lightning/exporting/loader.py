@@ -26,6 +26,7 @@ if __name__ == "__main__":  # python THIS_FILE rows.csv: a prediction for each r
 
     if len(sys.argv) != 2:
         sys.exit(f"usage: python {sys.argv[0]} rows.csv")
+    sys.stdout.reconfigure(errors="backslashreplace")
     with open(sys.argv[1], newline="", encoding="utf-8-sig") as file:
         for name in predict(list(csv.DictReader(file))):
             print(name)
@@ -76,7 +77,7 @@ def loader(folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str
         return text
     known = f"ABOUT = {pprint.pformat(facts['about'], width=120, compact=True, sort_dicts=False)}\n"
     functions = inspect.getsource(plain).partition("import torch\n")[2]
-    imports = "import math\nfrom collections.abc import Mapping, Sequence\nfrom typing import Any\n"
+    imports = "import math\nimport unicodedata\nfrom collections.abc import Mapping, Sequence\nfrom typing import Any\n"
     main = _MAIN if facts["about"]["input"] == "table" else ""
     return f"{text}{known}\n{imports}{functions}{_END}{main}"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import unicodedata
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -80,7 +81,7 @@ def _features(columns: Sequence[tuple[str, Sequence[str] | None]], row: Any) -> 
         if name not in row if isinstance(row, Mapping) else place >= len(row):
             raise ValueError(f"it lacks the column {name}")
         cell = row[name] if isinstance(row, Mapping) else row[place]
-        text = "" if cell is None else str(cell).strip()
+        text = "" if cell is None else unicodedata.normalize("NFC", str(cell).strip())
         if values is not None:
             own = _value(text, values)
             if own is None and text.lower() not in EMPTY:
@@ -108,13 +109,17 @@ def _sample(row: Any, shape: Sequence[int]) -> torch.Tensor:
     """A vector, a series or an image with its channels first."""
     if isinstance(row, str) or hasattr(row, "__fspath__"):
         import numpy as np
-        from PIL import Image
+        from PIL import Image, ImageOps
 
         size = (shape[2], shape[1])
         with Image.open(row) as image:
             if image.mode[0] in "IF":  # Pillow cuts their numbers off at 255
                 raise ValueError(f"{row} has more than 8 bits a channel, mode {image.mode}: convert it to 8")
-            row = np.array(image.convert("RGB").resize(size, Image.Resampling.BILINEAR))
+            upright: Image.Image = ImageOps.exif_transpose(image)
+            if upright.has_transparency_data:
+                white = Image.new("RGBA", upright.size, "white")
+                upright = Image.alpha_composite(white, upright.convert("RGBA"))
+            row = np.array(upright.convert("RGB").resize(size, Image.Resampling.BILINEAR))
     x = torch.as_tensor(row)
     if list(x.shape) != list(shape):
         x = x[None] if x.ndim == 2 else x.permute(2, 0, 1) if x.ndim == 3 else x

@@ -107,7 +107,9 @@ def incomparable(runs: list[RunResult]) -> list[str]:
 
 
 def _other_samples(runs: list[RunResult]) -> bool:
-    """Whether runs with one seed are known to have trained on different samples: their files are others by now."""
+    """Whether runs are known to have trained on different data, or with one seed on different samples of them."""
+    if len({provenance.source_of(run.folder) for run in runs} - {None}) > 1:
+        return True
     known = [(repr(run.setting("seed")), provenance.data_of(run.folder)) for run in runs]
     digests = {(seed, digest) for seed, digest in known if isinstance(digest, str)}
     return len(digests) > len({seed for seed, _ in digests})

@@ -93,7 +93,7 @@ def read_manifest(folder: Path, round: int) -> Manifest:
     """
     file = _file(folder, round)
     try:
-        content = json.loads(_inside(folder, file.name).read_text())
+        content = json.loads(_inside(folder, file.name).read_text(encoding="utf-8"))
         manifest: Manifest = content["manifest"]
         if content["xxh3"] != _digest(json.dumps(manifest)):
             raise Damaged(f"{file.name} has changed since it was written")

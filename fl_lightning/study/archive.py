@@ -27,7 +27,7 @@ from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.owncode import ROUNDS
-from fl_lightning.provenance import processor
+from fl_lightning.provenance import processor, source_of, write_source
 from fl_lightning.results.folder import UNREADABLE
 from fl_lightning.storage import manifest
 from fl_lightning.study.code import ACCEPTED
@@ -76,6 +76,7 @@ def pack(folder: StudyFolder, out: Path) -> dict[str, Any]:
         **here(),
         "runs": {run: trained(folder.path / run) for run in runs},
         "weights": {run: weights(folder.path / run) for run in runs},
+        "sources": {run: source_of(folder.path / run) for run in runs},
         "files": {name: _digest(files[name].read_bytes()) for name in names},
     }
     text = json.dumps(index, indent=1).encode()
@@ -137,10 +138,12 @@ def check_out(file: Path, folder: StudyFolder) -> None:
 @contextlib.contextmanager
 def unpacked(file: Path) -> Iterator[Path]:
     """The study folder in an archive, as long as the block lasts; `BadInput` as `read_index`."""
-    read_index(file)
+    sources = read_index(file).get("sources", {})
     with tempfile.TemporaryDirectory() as folder:
         with zipfile.ZipFile(file) as archive:
             archive.extractall(folder)
+        for run, source in sources.items():
+            write_source(Path(folder) / run, source)
         yield Path(folder)
 
 

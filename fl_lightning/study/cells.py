@@ -17,7 +17,7 @@ from fl_lightning.metric import ACCURACY, FURTHER, MODELS
 from fl_lightning.report.tables import incomparable
 from fl_lightning.results.result import RunResult
 from fl_lightning.results.runs import ABSENT, QUIET, TIDY, damage, labels, load, method_of, settings, words
-from fl_lightning.study import code
+from fl_lightning.study import code, samples
 from fl_lightning.study.folder import StudyFolder, default
 from fl_lightning.study.grid import by_key
 
@@ -97,6 +97,11 @@ def read(
         label: [(cell.seed, cell.run.folder) for cell in those]
         for label, those in by_key(cells, lambda cell: cell.label).items()
     }
+    settings_of = {
+        setting: {cell.run.folder: cell.seed for cell in those}
+        for setting, those in by_key(cells, lambda cell: cell.setting).items()
+    }
+    notes += samples.notes(settings_of)
     return cells, notes + code.check_rows(rows, code.accepted(paths[0]), accept_code)
 
 

@@ -184,7 +184,7 @@ def _rounded(dimension: Dimension, value: Any) -> Any:
 @contextlib.contextmanager
 def _alone(path: Path) -> Iterator[None]:
     """Wait until this process alone is in the block. A process that is gone, however it went, is in it no longer."""
-    with path.open("a") as file:
+    with path.open("a", encoding="utf-8") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         yield
 

@@ -184,7 +184,9 @@ def _serve(pipe: Connection, parents: Connection, serve: Serve, log: Path, paren
     into = os.open(log, os.O_WRONLY | os.O_CREAT | os.O_APPEND)
     for stream in (1, 2):
         os.dup2(into, stream)
-    sys.stdout, sys.stderr = os.fdopen(1, "w", buffering=1), os.fdopen(2, "w", buffering=1)
+    sys.stdout, sys.stderr = (
+        os.fdopen(stream, "w", buffering=1, encoding="utf-8", errors="backslashreplace") for stream in (1, 2)
+    )
     gc.freeze()  # what has been imported is not looked through again and again
 
     def more(waits: bool) -> tuple[int, Any] | None:

@@ -108,3 +108,85 @@ def test_what_is_no_archive_is_said_so(tmp_path: Path) -> None:
     for read in (lambda: arrays.newcomer(str(file), "classification"), lambda: arrays.public("data.public", str(file))):
         with pytest.raises(BadInput, match=r"it is no \.npz archive, which numpy\.savez writes$"):
             read()
+
+
+def test_channels_may_be_first_where_the_file_says_so(tmp_path: Path) -> None:
+    first = good((5, 8, 9))
+    for layout, shape in (("first", (5, 8, 9)), ("last", (9, 5, 8))):
+        read = load(tmp_path, {**first, "channels": layout}).train.read(np.array([0]))
+        assert read.shape[1:] == shape
+    with pytest.raises(BadInput, match="channels holds 'both', and must be first or last"):
+        load(tmp_path, {**first, "channels": "both"})
+
+
+@pytest.mark.parametrize(
+    ("shape", "where"),
+    [
+        ((3, 32, 32), "first"), ((32, 32, 3), "last"), ((12, 64, 64), "first"), ((64, 64, 12), "last"),
+        ((2, 20, 28), "first"), ((20, 28, 2), "last"), ((3, 3, 3), "last"), ((8, 8, 8), "unsaid"),
+        ((16, 128, 20), "unsaid"),
+    ],
+)  # fmt: skip
+def test_where_channels_are(shape: tuple[int, ...], where: str, tmp_path: Path) -> None:
+    """Of more than four channels the shape tells where they are, or the file must."""
+    assert arrays.channels_of((6, *shape)) == where
+    if where == "last":
+        assert load(tmp_path, good(shape)).train.read(np.array([0])).shape[1:] == (shape[2], *shape[:2])
+        return
+    what = "seems to have its channels first" if where == "first" else "may have its channels first or last"
+    with pytest.raises(BadInput, match=rf"x_train of shape .* {what}: .* channels='first'"):
+        load(tmp_path, good(shape))
+
+
+def merged(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line.split("; ")[0] for line in capsys.readouterr().err.splitlines()]
+
+
+def test_values_that_32_bits_merge_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    rng, contents = np.random.default_rng(0), good((4,), np.float64)
+    n = 500
+    x = rng.normal(size=(n, 5))
+    x[:, 1] = 1.76e9 + np.arange(n) % 100
+    x[:, 2] = 1e6 + 0.01 * rng.normal(size=n)
+    x[:, 3] = np.arange(n) + 0.1
+    x[:, 4] = 2.0**31 + 300.0 * (np.arange(n) % 10)  # no two become one, but all are moved
+    contents |= {"x_train": x, "y_train": np.arange(n) % 3, "x_test": rng.normal(size=(3, 5))}
+    load(tmp_path, contents)
+    [line] = merged(capsys)
+    assert line.startswith(
+        "data: feature 1 of x_train (and feature 2 of x_train, feature 4 of x_train): of 100 different"
+    )
+    contents["x_train"] = x[:, [4]]
+    contents["x_test"] = contents["x_test"][:, :1]
+    load(tmp_path, contents)
+    assert merged(capsys) == [
+        "data: feature 0 of x_train: 32 bits round its values by up to 124, of a deviation of 862"
+    ]
+
+
+@pytest.mark.parametrize("kind", [np.int64, np.uint32, np.float64])
+def test_whole_numbers_above_2_to_24_are_named(kind: type, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contents = good((4,), np.int64)
+    contents["x_train"][:, 2] = 2**24 + np.arange(6)
+    contents["x_train"] = contents["x_train"].astype(kind)
+    load(tmp_path, contents)
+    assert merged(capsys) == ["data: feature 2 of x_train: of 6 different values 3 are left in 32 bits"]
+
+
+def test_images_and_targets_are_looked_at_too(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    contents = good((8, 9, 3), np.float64)
+    contents["x_train"] += 1e9
+    contents |= {"y_train": 1.76e9 + np.arange(6), "y_test": np.zeros(3)}
+    np.savez(tmp_path / "a.npz", **contents)
+    arrays.load(DataConfig(root=str(tmp_path / "a.npz"), task="regression"))
+    first, second = merged(capsys)
+    assert first.startswith("data: y_train: of 6 different values 1 are left")
+    assert second.startswith("data: x_train: of ")
+    load(tmp_path, good(dtype=np.float64))
+    assert merged(capsys) == []
+
+
+def test_clients_of_one_name_in_two_spellings_are_one(tmp_path: Path) -> None:
+    names = np.array(["Zu\u0308rich", "Z\u00fcrich", "Bern"] * 2)
+    source = load(tmp_path, good() | {"client_train": names, "client_test": names[:3]})
+    assert source.group_names == ["Bern", "Z\u00fcrich"] and source.train.groups.tolist() == [1, 1, 0] * 2

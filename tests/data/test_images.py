@@ -87,3 +87,102 @@ def test_more_than_8_bits_a_channel_are_refused(tmp_path: Path, mode: str, kind:
         images.load(DataConfig(root=str(tmp_path))).train.read(np.arange(2))
     with pytest.raises(ValueError, match=line):
         plain.raw({"input": "images", "shape": [3, 32, 32]}, [tmp_path / "a" / "0.tiff"])
+
+
+def lines(capsys: pytest.CaptureFixture[str]) -> list[str]:
+    return [line for line in capsys.readouterr().err.splitlines() if line.startswith("data:")]
+
+
+def test_hidden_folders_and_files_are_no_classes_and_no_samples(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    fill(tmp_path, {"cat": 1, "dog": 2, ".ipynb_checkpoints": 3, "__MACOSX": 4})
+    fill(tmp_path / "cat", {".ipynb_checkpoints": 3, "more": 1})
+    for name in (".DS_Store", "Thumbs.db", "._0.png"):
+        (tmp_path / "dog" / name).write_bytes(b"")
+    source = images.load(DataConfig(root=str(tmp_path)))
+    assert source.class_names == ["cat", "dog"]
+    assert len(source.train.labels) + len(source.test.labels) == 15
+    [line] = lines(capsys)
+    assert ".ipynb_checkpoints (2)" in line and "__MACOSX" in line and ".DS_Store" in line
+
+
+def test_what_is_no_picture_is_counted_and_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    fill(tmp_path, {"cat": 1, "dog": 2})
+    for name in ("cat/a.heic", "cat/b.HEIC", "dog/notes.txt", "labels.csv", "dog/c.h5"):
+        (tmp_path / name).write_bytes(b"")
+    images.load(DataConfig(root=str(tmp_path)))
+    [line] = lines(capsys)
+    assert "5 files that are no pictures of a class (2 .heic, " in line and "1 .txt" in line and "1 .h5" in line
+
+
+@pytest.mark.parametrize(("end", "form"), [("gif", "GIF"), ("jfif", "JPEG"), ("JP2", "JPEG2000"), ("tga", "TGA")])
+def test_every_format_of_pillow_is_read(tmp_path: Path, end: str, form: str) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(5):
+        Image.new("RGB", (8, 8), (200, 0, 0)).save(tmp_path / "a" / f"{number}.{end}", form)
+    read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
+    assert read.shape == (4, 3, 32, 32) and abs(read[:, 0].astype(int) - 200).max() < 4 and read[:, 1].max() < 4
+
+
+def test_of_several_frames_the_first_is_read(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    frames = [Image.new("RGB", (8, 8), color) for color in ("red", "blue")]
+    for number in range(5):
+        frames[0].save(tmp_path / "a" / f"{number}.gif", save_all=True, append_images=frames[1:])
+    assert images.load(DataConfig(root=str(tmp_path))).train.read_all()[0, :, 0, 0].tolist() == [255, 0, 0]
+
+
+def exported(file: Path) -> np.ndarray:
+    return plain.raw({"input": "images", "shape": [3, 32, 32]}, [file])[0].numpy()
+
+
+def test_orientation_tags_are_heeded(tmp_path: Path) -> None:
+    """A camera that was held upright stores a lying picture, and a tag; an exported model turns it alike."""
+    (tmp_path / "a").mkdir()
+    lying = Image.new("L", (32, 32))
+    lying.paste(255, (0, 0, 16, 32))  # the left half is white
+    tag = Image.Exif()
+    tag[0x0112] = 6  # turned by 90 degrees to the right: the top half is
+    for number in range(5):
+        lying.save(tmp_path / "a" / f"{number}.png", exif=tag)
+    read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
+    assert (read[:, :, :16] == 255).all() and (read[:, :, 16:] == 0).all()
+    assert np.array_equal(exported(tmp_path / "a/0.png"), read[0])
+
+
+def test_transparent_pixels_lie_over_white(tmp_path: Path) -> None:
+    (tmp_path / "a").mkdir()
+    for number in range(5):
+        Image.new("RGBA", (32, 32), (10, 20, 30, 0)).save(tmp_path / "a" / f"{number}.png")
+    read = images.load(DataConfig(root=str(tmp_path))).train.read_all()
+    assert (read == 255).all() and (exported(tmp_path / "a/0.png") == 255).all()
+
+
+def test_one_class_in_two_spellings_is_one(tmp_path: Path) -> None:
+    fill(tmp_path / "train", {"Zu\u0308rich": 1, "b": 2})
+    fill(tmp_path / "test", {"Z\u00fcrich": 1, "b": 2})
+    assert images.load(DataConfig(root=str(tmp_path))).class_names == ["Z\u00fcrich", "b"]
+
+
+def test_a_class_without_pictures_is_named(tmp_path: Path) -> None:
+    fill(tmp_path, {"cat": 1, "dog": 2})
+    (tmp_path / "owl").mkdir()
+    with pytest.raises(BadInput, match=r"its class folder 'owl' in .* holds no picture that Pillow opens"):
+        images.load(DataConfig(root=str(tmp_path)))
+
+
+def test_a_linked_folder_is_read_once(tmp_path: Path) -> None:
+    fill(tmp_path / "elsewhere", {"x": 1})
+    fill(tmp_path / "data", {"a": 1})
+    (tmp_path / "data" / "b").symlink_to(tmp_path / "elsewhere" / "x")
+    (tmp_path / "data" / "a" / "circle").symlink_to(tmp_path / "data" / "a")
+    source = images.load(DataConfig(root=str(tmp_path / "data")))
+    assert source.class_names == ["a", "b"] and len(source.train.labels) + len(source.test.labels) == 10
+
+
+def test_folders_beside_train_and_test_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for part in ("train", "test", "val"):
+        fill(tmp_path / part, {"a": 1})
+    images.load(DataConfig(root=str(tmp_path)))
+    assert lines(capsys) == [f"data: beside train/ and test/ in {tmp_path.name}/, and not read: val"]

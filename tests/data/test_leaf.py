@@ -95,7 +95,7 @@ def test_shakespeare(tmp_path: Path) -> None:
     ("users", "message"),
     [
         ({"a": ([[1.0, 2.0]], [0, 1])}, r"all_data_0\.json: the user 'a' must have lists x and y of one length"),
-        ({"a": ([], [])}, r"the user 'a' must have lists"),
+        ({"a": ([], [])}, r"no user in the files of .* has a sample"),
         ({"a": ([[1.0, 2.0], [1.0]], [0, 1])}, r"all_data_0\.json: sample 2 of user 'a': x must hold 2 numbers"),
         ({"a": ([[1.0, 2.0]], [-1])}, r"sample 1 of user 'a': .*y is -1"),
         ({"b": ([[1.0, 2.0]], [0]), "a": ([[1.0, "x"]], [0])}, r"sample 1 of user 'a': x must hold 2 numbers"),
@@ -140,3 +140,40 @@ def test_bad_files_are_named(tmp_path: Path) -> None:
     write(tmp_path, "test", {"f9": images(1, 2)})
     with pytest.raises(BadInput, match=r"the user 'f9' has test samples and none for training"):
         leaf.load(config)
+
+
+def test_users_without_training_samples_are_left_out_in_a_line(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path, "train", {"f0": images(0, 16), "f1": ([], []), "f2": images(2, 14)})
+    write(tmp_path, "test", {"f0": images(0, 4), "f1": images(1, 3), "f2": images(2, 2)})
+    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+    assert source.group_names == ["f0", "f2"] and len(source.test.labels) == 6
+    line = "data: 1 of 3 users have no training samples and are left out, with 3 test samples: 'f1'"
+    assert line in capsys.readouterr().err
+
+
+def test_a_user_without_test_samples_is_named_with_what_to_do(tmp_path: Path) -> None:
+    write(tmp_path, "train", {"f0": images(0, 16), "f1": images(1, 16)})
+    write(tmp_path, "test", {"f0": images(0, 4), "f1": ([], [])})
+    config = DataConfig(source="leaf", root=str(tmp_path), partition="natural")
+    with pytest.raises(BadInput, match=r"the client 'f1' has no test sample: data\.client_test sets"):
+        prepare(config, 2, 0)
+    shares = DataConfig(source="leaf", root=str(tmp_path), partition="natural", client_test=0.25)
+    assert prepare(shares, 2, 0).test_sizes == [5, 4]
+
+
+def test_users_of_one_name_in_two_spellings_are_one(tmp_path: Path) -> None:
+    write(tmp_path, "train", {"Zu\u0308rich": images(0, 16), "f1": images(1, 16)})
+    write(tmp_path, "test", {"Z\u00fcrich": images(0, 4), "f1": images(1, 4)})
+    write(tmp_path, "test", {"._": images(0, 1)}, "._hidden")
+    source = leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+    assert source.group_names == ["Z\u00fcrich", "f1"]
+    assert source.test.groups is not None and np.bincount(source.test.groups).tolist() == [4, 4]
+
+
+def test_numbers_that_32_bits_merge_are_named(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    write(tmp_path, "train", {"a": ([[1.76e9 + k, k, 0] for k in range(20)], [k % 2 for k in range(20)])})
+    write(tmp_path, "test", {"a": ([[1.76e9, 0, 0]], [0])})
+    leaf.load(DataConfig(source="leaf", root=str(tmp_path)))
+    assert "data: value 0 of samples: of 20 different values 1 are left in 32 bits" in capsys.readouterr().err

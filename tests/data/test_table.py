@@ -10,6 +10,8 @@ from PIL import Image
 
 from fl_lightning.config import DataConfig
 from fl_lightning.data import prepare, table
+from fl_lightning.data.federated import number_of
+from fl_lightning.data.load import read
 from fl_lightning.errors import BadInput
 
 FARMS = "farm,b1,b2,label\n" + "".join(f"{(i % 3) * 5},{i},{i * i},{'wheat' if i % 2 else 'oats'}\n" for i in range(90))
@@ -154,3 +156,19 @@ def test_names_with_digits_and_underscores_are_no_numbers(tmp_path: Path) -> Non
     assert source.class_names == ["34", "3_4", "5"]
     with pytest.raises(BadInput, match=r"column 'a' of sample 2 holds '3_4', which is not a number"):
         table.load(DataConfig(root=write(tmp_path, "a,label\n5,1\n3_4,0\n")))
+
+
+COMPOSED, APART = "Z\u00fcrich", "Zu\u0308rich"
+"""One name in two spellings: macOS writes the second in file names."""
+
+
+def test_names_in_two_spellings_are_one(tmp_path: Path) -> None:
+    rows = "".join(f"{(COMPOSED, APART, 'Bern')[i % 3]},{i},{(COMPOSED, APART)[i % 2]},{i % 2}\n" for i in range(60))
+    (tmp_path / "t.csv").write_text(f"gro\u0308\u00dfe,b,wo,label\n{rows}", encoding="utf-8")
+    keys = {"group_column": "gr\u00f6\u00dfe", "columns": ["b", "wo"], "one_hot": ["wo"]}
+    source = read(DataConfig(source="table", root=str(tmp_path / "t.csv"), **keys))
+    assert source.group_names == ["Bern", COMPOSED]
+    assert source.reading.columns is not None and source.reading.columns.values == {"wo": [COMPOSED]}
+    apart = {"group_column": "gro\u0308\u00dfe", "client_names": [APART, "Bern"], "partition": "natural"}
+    data = prepare(DataConfig(source="table", root=str(tmp_path / "t.csv"), columns=["b"], **apart), 2, 0)
+    assert data.client_names == [COMPOSED, "Bern"] and number_of(data, APART) == 0

@@ -200,7 +200,7 @@ def _measured(contest: Contest) -> dict[Name, float]:
 def _known(file: Path, architectures: int) -> list[Name] | None:
     """What an earlier part of the run has found."""
     try:
-        names: list[Name] = json.loads(file.read_text())["executors"]
+        names: list[Name] = json.loads(file.read_text(encoding="utf-8"))["executors"]
     except FileNotFoundError:
         return None
     except (OSError, ValueError, KeyError, TypeError) as error:

@@ -1,0 +1,62 @@
+"""Which data a run is of: one digest of all samples of a source and of its public samples, whatever is dealt to whom.
+
+It is the same for every seed, so that runs of one row of a table can be seen to be of other data.
+"""
+
+from __future__ import annotations
+
+import json
+
+import numpy as np
+import xxhash
+
+from fl_lightning.config import DataConfig
+from fl_lightning.data import public
+from fl_lightning.data.load import load
+from fl_lightning.data.source import Pool, Source
+
+BLOCK = 4096
+"""Samples that are in memory at a time."""
+
+
+def current(data: DataConfig, clients: int, smoke: bool) -> str:
+    """The digest of what `data` names now; `BadInput` for data that are absent or malformed."""
+    source, made_up = load(data, clients, smoke)
+    return of(source, None if made_up else public.pool(data, smoke), data.reads_test)
+
+
+def is_told(data: DataConfig) -> bool:
+    """Whether a run with `data` keeps a digest that is the same for every seed: where models are scored on validation
+    data no test sample is read, and without `data.test_seed` other ones are for each seed."""
+    return data.score_on == "test" or (not data.pooled and data.test_seed is not None)
+
+
+def of(source: Source, unlabelled: Pool | None, reads_test: bool = True) -> str:
+    """XXH3 in hexadecimal, in which samples have no order: the test part of a table is another one for each seed."""
+    state = xxhash.xxh3_128(json.dumps([source.class_names, source.group_names]).encode())
+    labelled = [source.train, source.test] if reads_test else [source.train]
+    for pools in (labelled, [] if unlabelled is None else [unlabelled]):
+        count = sum(len(pool.labels) for pool in pools)
+        total = sum(_sum(pool) for pool in pools)
+        state.update(f"{count} {total % 2**64} ".encode())
+    return str(state.hexdigest())
+
+
+def _sum(pool: Pool) -> int:
+    """The sum of the samples' digests, of each with its label and group."""
+    total = 0
+    groups = np.zeros(len(pool.labels), np.int64) if pool.groups is None else pool.groups
+    for start in range(0, len(pool.labels), BLOCK):
+        index = np.arange(start, min(start + BLOCK, len(pool.labels)))
+        contents = _rows(pool.read(index)) if pool.mark is None else pool.mark(index)
+        beside = zip(_rows(pool.labels[index]), _rows(groups[index]), strict=True)
+        for content, (label, group) in zip(contents, beside, strict=True):
+            total += xxhash.xxh3_64_intdigest(b"".join((content, label, group)))
+    return total
+
+
+def _rows(array: np.ndarray) -> list[bytes]:
+    """The bytes of each row of an array (n, ...)."""
+    width = array[:1].nbytes
+    content = array.tobytes()
+    return [content[place * width : (place + 1) * width] for place in range(len(array))]

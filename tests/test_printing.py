@@ -1,0 +1,89 @@
+"""No line that is printed ends a run, whatever characters names have and the terminal takes."""
+
+from __future__ import annotations
+
+import io
+import os
+import socket
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from fl_lightning import port
+from fl_lightning.cli import guarded
+from fl_lightning.errors import BadInput
+from fl_lightning.study.workers import run_all
+
+
+@pytest.mark.parametrize(("encoding", "name"), [("ascii", "\\u0141\\xf3d\\u017a"), ("latin-1", "\\u0141ód\\u017a")])
+def test_a_name_that_the_terminal_lacks_is_printed_in_escapes(
+    encoding: str, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    out, err = (io.TextIOWrapper(io.BytesIO(), encoding) for _ in range(2))
+    monkeypatch.setattr(sys, "stdout", out)
+    monkeypatch.setattr(sys, "stderr", err)
+
+    def work() -> None:
+        print("Łódź")
+        raise BadInput("client", "Łódź", "東京 is no client")
+
+    assert guarded(work) == 2
+    out.flush()
+    err.flush()
+    assert out.buffer.getvalue().decode(encoding) == f"{name}\n"
+    assert name in err.buffer.getvalue().decode(encoding)
+
+
+def test_what_workers_print_is_kept_in_utf_8(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("PYTHONIOENCODING", "ascii")
+    jobs = run_all(lambda name: print(name), ["Łódź"], 1, tmp_path, lambda numbers: None)
+    assert [ended.error for ended in jobs] == [None]
+    assert (tmp_path / "worker-1.log").read_text(encoding="utf-8") == "Łódź\n"
+
+
+def test_the_command_line_itself_prints_any_name(tmp_path: Path) -> None:
+    line = [sys.executable, "-m", "fl_lightning", "status", str(tmp_path / "Łódź")]
+    done = subprocess.run(line, capture_output=True, env=os.environ | {"PYTHONIOENCODING": "ascii"}, check=False)
+    assert done.returncode == 2 and b"\\u0141\\xf3d\\u017a" in done.stderr and b"Traceback" not in done.stderr
+
+
+# ---------------------------------------------------------------- a port that is in use
+
+
+@pytest.fixture
+def taken() -> Iterator[int]:
+    """A port that something listens at."""
+    with socket.socket() as held:
+        held.bind(("", 0))
+        held.listen(1)
+        yield held.getsockname()[1]
+
+
+def test_a_port_that_is_in_use_is_left(
+    taken: int, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    for value in (str(taken), "no port", "99999"):
+        monkeypatch.setenv(port.NAME, value)
+        port.leave_if_taken()
+        assert port.NAME not in os.environ
+        assert capsys.readouterr().err == f"MASTER_PORT={value}: no port that is free; this run takes another one\n"
+
+
+def test_a_port_that_is_free_is_kept(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    with socket.socket() as probe:
+        probe.bind(("", 0))
+        free = str(probe.getsockname()[1])
+    monkeypatch.setenv(port.NAME, free)
+    port.leave_if_taken()
+    assert os.environ[port.NAME] == free and not capsys.readouterr().err
+
+
+def test_processes_that_cannot_meet_are_one_line(taken: int, monkeypatch: pytest.MonkeyPatch) -> None:
+    from torch.distributed import TCPStore
+
+    monkeypatch.setenv(port.NAME, str(taken))
+    with pytest.raises(BadInput, match=rf"MASTER_PORT: '{taken}' .*choose a port that is free"), port.named_if_taken():
+        TCPStore("localhost", taken, 2, True)
