@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, PureLoss, RunContext
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.device import wide
+from fl_lightning.device import seed_all, wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
@@ -24,6 +24,7 @@ from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.rng import key
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
@@ -81,6 +82,7 @@ class Visit:
         self.changed: Tensor | None = None
         """What transforms have made of the server's vector (D,); None: they have left it."""
         self.result = ClientResult(client, {})
+        self._key, self._seeded = key(self.run.config.seed, "visit", client, t), 0
         self.flops: dict[str, int] = {}
         self.steps = self._steps()
 
@@ -111,6 +113,7 @@ class Visit:
         self.result.values |= {"train_samples": len(data.train), "test_samples": len(data.test)}
 
         self.stage = "download"
+        self.seed()
         if run.policy.overwritten and not client.payload.sent.all():  # what is left out would be another client's
             raise BadInput(f"{type(method).__name__}.changes_download", False, _undeclared("broadcast"))
         lent = client.payload.vector
@@ -128,6 +131,7 @@ class Visit:
         client = self.client
         start = client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
         self.stage = "training"
+        self.seed()
         with self.metered():
             planned = phases(client, client.payload)
         yield from self.train(planned)
@@ -139,6 +143,8 @@ class Visit:
         rest = iter(phases or ())
         runs = not isinstance(phases, list | tuple | None)  # between its phases a generator does what it likes
         while True:
+            if runs:
+                self.seed()
             with self.metered() if runs else nullcontext():
                 phase = next(rest, None)
             if phase is None:
@@ -178,6 +184,7 @@ class Visit:
         self.stage = "upload"
         run, client, result = self.run, self.client, self.result
         state, download = client.state, client.payload
+        self.seed()
         with self.metered():
             upload = run.method.upload(client, download)
         same = upload.vector is client[MODEL] and upload.sent.tobytes() == self.group.up_mask.tobytes()
@@ -260,6 +267,12 @@ class Visit:
             declares = hook.replace("on_", "changes_")
             if not getattr(transform, declares) and (payload.vector is not vector or payload.sent.tobytes() != sent):
                 raise BadInput(f"{type(transform).__name__}.{declares}", False, _undeclared(hook))
+
+    def seed(self) -> None:
+        """From here on hooks that draw from torch's, numpy's or Python's generator draw what follows from seed, client
+        and round, whatever was trained or scored in between."""
+        self._seeded += 1
+        seed_all(self._key ^ self._seeded, self.run.device)
 
     # ---------------------------------------------------------------- operations
 
