@@ -77,9 +77,11 @@ def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
     if not depends:
         return
     layers = ", ".join(together.by_batch)
-    why = f"{layers} normalises by the batch" if layers else "its forward pass mixes the samples of a batch"
-    cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm" if layers else "take each by itself"
-    raise BadInput("model", name, f"in evaluation {why}, so that a score depends on evaluation.batch_size; {cure}")
+    cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
+    if not layers:
+        layers, cure = "its forward pass", "take each sample by itself, or running statistics (nn.BatchNorm1d)"
+    allowed = f"scores would depend on evaluation.batch_size: {layers} goes by the batch in evaluation; {cure}"
+    raise BadInput("model", name, allowed)
 
 
 def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
