@@ -37,6 +37,7 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
+from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.exporting.about import about
@@ -149,7 +150,7 @@ def _logged(
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     fed = ended(fabric, config, folder)
     _restore(fed, which)
-    fed.evaluator.try_models()
+    try_evaluation(fed.run, fed.worker.trainers)
     scores = fed.evaluator.everyone()
     del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
@@ -260,8 +261,7 @@ def assemble(
 ) -> Federation:
     """The federation of `config`, ready to run: data (None: the config's), model with its first weights, method."""
     if data is None:
-        with fabric.rank_zero_first(local=True):  # one rank downloads
-            device.seed_all(key(config.seed, "data"), torch.device("cpu"))
+        with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):  # one rank downloads
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     models = []
     for each in config.models:  # no model depends on those before it in the list
@@ -351,7 +351,7 @@ def _guarded(
         torch.set_num_threads(threads)
     try:
         try:
-            with device.no_draws(torch.device("cpu")):  # a script that calls this goes on with its own
+            with device.no_draws(torch.device("cpu")):  # a script goes on with its own
                 answer = task(fabric, config, *args)
         except torch.OutOfMemoryError as error:  # beside the visits, which are tried again in smaller parts
             first_line = str(error).partition("\n")[0]

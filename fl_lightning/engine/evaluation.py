@@ -18,7 +18,6 @@ from fl_lightning.core.protocols import Reducer
 from fl_lightning.engine import scoring
 from fl_lightning.engine.failures import Guard, finite
 from fl_lightning.engine.phases import job_of
-from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.record import Results, means, numbers, spread
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput, RunFailed
@@ -50,11 +49,6 @@ class Evaluator:
     def keeps_start(self) -> bool:
         """Whether what a client began its last round with is kept: not where the server itself can tell it later."""
         return self.run.policy.keeps_start and (self.run.method.starts == "both" or not self.has_global)
-
-    def try_models(self) -> None:
-        """Refuse models that have no scores of their own, and say what is to be told of them (`engine.probe`)."""
-        pure = try_evaluation(self.run, self.trainers)
-        self.remembered.enabled = self.remembered.enabled and pure
 
     def global_model(self, client: int) -> Tensor | None:
         """What the server has for a client as the round begins, or has aggregated at its end; None: no whole one."""

@@ -13,6 +13,7 @@ from fl_lightning.device import seed_all
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.joining import newcomers
 from fl_lightning.engine.pool import Pool
+from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs
 from fl_lightning.engine.worker import Worker
@@ -48,7 +49,8 @@ class Federation:
     def prepare(self) -> None:
         """Let all parts refuse what they cannot work with, choose executors, and count what training costs."""
         self.check(self.run.callbacks)
-        self.evaluator.try_models()
+        if not try_evaluation(self.run, self.worker.trainers):
+            self.evaluator.remembered.enabled = False
         choose_executors(self.run, self.worker.trainers)
         count_costs(self.run, self.worker.trainers)
 

@@ -18,7 +18,7 @@ from fl_lightning.config import Component, check
 from fl_lightning.device import no_draws
 from fl_lightning.errors import BadInput
 from fl_lightning.models.base import inputs
-from fl_lightning.models.head import FOUND, last_linear, trace
+from fl_lightning.models.head import TRACED, last_linear, trace
 from fl_lightning.models.prepared import adapt, read_weights
 
 _MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int, Text | None]] = WeakKeyDictionary()
@@ -137,7 +137,7 @@ def head_of(model: nn.Module) -> str:
 
 def head_doubt(model: nn.Module) -> str | None:
     """What there is to say of a classifier that `head_of` has taken for it among others; None: nothing."""
-    traced = getattr(model, FOUND, [])
+    traced = getattr(model, TRACED, [])
     sources = _sources_of(model)
     if isinstance(getattr(model, "head", None), str) or (len(sources) == 1 and sources == traced) or not traced:
         return None
@@ -148,7 +148,7 @@ def head_doubt(model: nn.Module) -> str | None:
 def _sources_of(model: nn.Module) -> list[str]:
     """The modules, but the model itself, that its scores were traced to, by name, or whose weights are used for it."""
     modules = dict(model.named_modules())
-    traced = getattr(model, FOUND, [])
+    traced = getattr(model, TRACED, [])
     owners = [name if name in modules else name.rpartition(".")[0] for name in traced]
     return [name for name in dict.fromkeys(owners) if name and name in modules]
 

@@ -9,9 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils._pytree import tree_leaves
 
-from fl_lightning.core.layout import NORMALISATION
-
-FOUND = "_classifiers"
+TRACED = "_traced"
 """The attribute of a network in which the names that were traced are kept: copies of it have it, too."""
 
 
@@ -49,7 +47,7 @@ def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
         for parameter in frozen:
             parameter.requires_grad_(False)
     sources = _sources(scores, made, model) if isinstance(scores, Tensor) else []
-    setattr(model, FOUND, sources)
+    setattr(model, TRACED, sources)
     return scores.detach() if isinstance(scores, Tensor) else scores
 
 
@@ -61,7 +59,8 @@ def _weighted(model: nn.Module) -> dict[str, nn.Module]:
         inner = is_inside(name, modules) or ".parametrizations." in f".{name}."
         adapted = hasattr(module, "base_layer") or hasattr(module, "parametrizations")
         matrix = any(p.ndim > 1 for p in module.parameters(recurse=False))
-        if name and not inner and not isinstance(module, NORMALISATION) and (adapted or matrix):
+        scale = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        if name and not inner and not scale and (adapted or matrix):
             weighted[name] = module
     return weighted
 
