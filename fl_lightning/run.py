@@ -37,6 +37,7 @@ from fl_lightning.engine.federation import Federation
 from fl_lightning.engine.joining import architecture, rule_of
 from fl_lightning.engine.joining import join as join_client
 from fl_lightning.engine.predictor import Predictor
+from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.writer import RunFolderWriter
 from fl_lightning.errors import BadInput, MachineFailed, RunFailed
 from fl_lightning.exporting.about import about
@@ -149,6 +150,7 @@ def _logged(
 def _test(fabric: Fabric, config: Config, folder: Path, which: Literal["last", "best"]) -> dict[str, Any]:
     fed = ended(fabric, config, folder)
     _restore(fed, which)
+    try_evaluation(fed.run, fed.worker.trainers)
     scores = fed.evaluator.everyone()
     del scores["final_accuracies"], scores["final_models"], scores["final_further"]
     return {"round": fed.run.server.round, **scores}
@@ -236,7 +238,7 @@ def written(
     group = run.group_of(client)
     module = fed.worker.trainers[group.index].module
     model = module.model
-    module.binding.bind(vector, buffers)
+    module.binding.bind(vector, [b.clone() for b in buffers])
     for tensor in [*model.parameters(), *model.buffers()]:
         tensor.data = tensor.data.clone()  # memory of its own, no longer a piece of the vector
     known = about(run.data, run.data.numbers[client] if who is None else who)
@@ -267,11 +269,11 @@ def assemble(
     `most_batches`: batches of an epoch, and steps of a phase, at most (None: all).
     """
     if data is None:
-        with fabric.rank_zero_first(local=True):  # one rank downloads
+        with fabric.rank_zero_first(local=True), device.seeded(key(config.seed, "data")):  # one rank downloads
             data = prepare(config.data, config.federation.clients, config.seed, config.smoke)
     models = []
-    for each in config.models:
-        torch.manual_seed(key(config.seed, "initial model"))  # no model depends on those before it in the list
+    for each in config.models:  # no model depends on those before it in the list
+        device.seed_all(key(config.seed, "initial model"), fabric.device)
         models.append(build(each.component, data.input_shape, data.num_classes, data.text))
     return federation(fabric, config, data, models, config.method.build(), callbacks, folder, most_batches)
 
@@ -358,7 +360,8 @@ def _guarded(
         torch.set_num_threads(threads)
     try:
         try:
-            answer = task(fabric, config, *args)
+            with device.no_draws(torch.device("cpu")):  # a script goes on with its own
+                answer = task(fabric, config, *args)
         except torch.OutOfMemoryError as error:  # beside the visits, which are tried again in smaller parts
             first_line = str(error).partition("\n")[0]
             raise RunFailed(f"out of memory: {first_line}; fl-train plan says what a run takes") from error

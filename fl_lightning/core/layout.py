@@ -17,6 +17,7 @@ from torch import Tensor, nn
 from torch.nn.modules.batchnorm import _NormBase
 
 from fl_lightning.config import check
+from fl_lightning.core.buffers import spectral_weights
 from fl_lightning.errors import BadInput
 
 NORMALISATION = (_NormBase, nn.LayerNorm, nn.GroupNorm, nn.RMSNorm)
@@ -244,6 +245,8 @@ class Binding:
         owned = [(model.get_submodule(n.rpartition(".")[0])._buffers, n.rpartition(".")[2]) for n in places]
         self._buffers = [(*own, tensors[n], n) for own, n in zip(owned, places, strict=True)]
         self.parameters = [t for t, _ in self._targets if isinstance(t, nn.Parameter)]
+        self.spectral = spectral_weights(model)
+        """Weights with buffers that are computed anew of every vector that is bound."""
         self.vector: Tensor | None = None
         self.buffers: Sequence[Tensor] = ()
         """The other buffers that are bound, in the order of `own_names`."""
@@ -261,6 +264,7 @@ class Binding:
         for tensor, buffer in zip(self._own, buffers, strict=True):
             tensor.data = buffer
         self.vector, self.buffers = vector, buffers
+        self._fit()
 
     def rebind(self, vector: Tensor, buffers: Sequence[Tensor]) -> None:
         """As `bind`; nothing is done where just these are bound already."""
@@ -268,6 +272,11 @@ class Binding:
             self.bind(vector, buffers)
         else:
             self._check_buffers()
+            self._fit()
+
+    def _fit(self) -> None:
+        for weight in self.spectral:
+            weight.fit()
 
     def _check_buffers(self) -> None:
         for buffers, leaf, tensor, name in self._buffers:

@@ -15,10 +15,11 @@ from torch.nn.modules.batchnorm import _BatchNorm
 from fl_lightning.callbacks.base import Aggregator, Callback, Observer, Transform
 from fl_lightning.components import Network
 from fl_lightning.config import Config, check
+from fl_lightning.core.buffers import check_modules
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.run import ModelGroup, RunContext, layer_axis
 from fl_lightning.data import FederatedData
-from fl_lightning.device import digest, wide
+from fl_lightning.device import digest, seeded, wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.federation import Federation
@@ -148,8 +149,7 @@ def _assembled(run: RunContext, trainers: Sequence[Trainer]) -> Federation:
 
 def built(method: Method, model: nn.Module, num_classes: int, seed: int) -> nn.Module:
     """The network that clients train; what the method draws for modules of its own depends on the run's seed alone."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(key(seed, "method's modules"))
+    with seeded(key(seed, "method's modules")):
         return method.build(model, num_classes)
 
 
@@ -159,6 +159,7 @@ def make_group(
 ) -> ModelGroup:  # fmt: skip
     """The clients `members`, who begin from `model`; of it the parameters `frozen` are nobody's."""
     dtype = {"64-true": torch.float64, "bf16-true": torch.bfloat16}.get(config.fabric.precision, torch.float32)
+    check_modules(model)
     layout = Layout(model, head_of(model), frozen)
     vector, buffers = layout.read(model, dtype)
     vector = vector.to(device)
@@ -184,8 +185,7 @@ def make_group(
 
 def _another(model: nn.Module, layout: Layout, dtype: torch.dtype, device: torch.device, number: int) -> Tensor:
     """A model (D,) like `model`, drawn anew for `number`."""
-    with torch.random.fork_rng(devices=[]):
-        torch.manual_seed(number)
+    with seeded(number):
         return layout.read(another(model), dtype)[0].to(device)
 
 

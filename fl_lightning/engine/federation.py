@@ -9,15 +9,18 @@ from fl_lightning.callbacks.base import Aggregator
 from fl_lightning.core import RoundRecord, RunContext, Server
 from fl_lightning.core.protocols import Configured
 from fl_lightning.core.run import cohort_of
+from fl_lightning.device import seed_all
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.joining import newcomers
 from fl_lightning.engine.pool import Pool
+from fl_lightning.engine.probe import try_evaluation
 from fl_lightning.engine.record import Timer, gather
 from fl_lightning.engine.trainer import choose_executors, count_costs, say_unused
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.common.adapters import check_ranks, product_error
 from fl_lightning.results.summary import merged
+from fl_lightning.rng import key
 
 
 class Federation:
@@ -46,6 +49,8 @@ class Federation:
     def prepare(self) -> None:
         """Let all parts refuse what they cannot work with, choose executors, and count what training costs."""
         self.check(self.run.callbacks)
+        if not try_evaluation(self.run, self.worker.trainers):
+            self.evaluator.remembered.enabled = False
         choose_executors(self.run, self.worker.trainers)
         say_unused(self.run, self.worker.trainers)
         count_costs(self.run, self.worker.trainers)
@@ -73,12 +78,15 @@ class Federation:
         self.tell("on_round_start", t, drawn)
         server = Server(run, t, drawn, self.reducer)
 
+        draws = key(run.config.seed, "server", t)
+        seed_all(draws, run.device)
         server.sent = method.broadcast(server)  # 2. what each of this rank's clients is sent
         timer.lap("server")
 
         results = self.worker.visits(t, drawn, server.sent, scored, timer)  # 3. local work
 
         server.collect(*self.pool.answers(drawn, results))  # 4. who has answered; the server's part
+        seed_all(draws ^ 1, run.device)  # every rank draws the same
         method.aggregate(server)
         measured = product_error(server)
         self._check_reduced(server)

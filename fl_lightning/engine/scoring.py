@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from functools import lru_cache
 from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
@@ -15,9 +16,11 @@ from fl_lightning import log
 from fl_lightning.core.client import Client
 from fl_lightning.core.run import RunContext
 from fl_lightning.data.part import Part
+from fl_lightning.device import seed_all
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.methods.base import Method
 from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
+from fl_lightning.rng import key
 from fl_lightning.training.executors.base import ScoreJob
 
 T = TypeVar("T")
@@ -37,9 +40,12 @@ def further_metrics(run: RunContext) -> list[Further]:
 def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Tensor:
     """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an empty part.
 
-    Scores and labels are added to `seen`, where it is given.
+    Scores and labels are added to `seen`, where it is given. What a model draws follows from seed and client (on the
+    test set of all from the seed), not from what was scored before.
     """
     run, module, outputs = client.run, client.module, client.run.method.outputs
+    common = run.data.global_test(run.device, run.dtype)
+    seed_all(_draws_key(run.config.seed, run.clients if part is common else client.id), run.device)
     module.model.eval()
     right: Tensor | None = None
     for x, y in part.batches(run.config.evaluation.batch_size):
@@ -76,9 +82,9 @@ class Remembered:
     """Each client's last scores, so that no model is scored twice on one part of the data.
 
     `before` of a round is mostly the last round's `global` (or, where clients keep their models, `after`), and so are
-    final models. A model is known by the bytes of its vector and buffers. Its score follows from these and the data
-    wherever the method leaves `outputs` and `prepare` alone (in evaluation mode a model draws nothing); elsewhere every
-    model is scored anew. So it is on accelerators, where reading the bytes would wait for the device.
+    final models. A model is known by the bytes of its vector and buffers. Its score follows from these, the client and
+    its data wherever the method leaves `outputs` and `prepare` alone and no model writes to a buffer when it is scored;
+    elsewhere every model is scored anew. So it is on accelerators, where reading the bytes would wait for the device.
     """
 
     def __init__(self, run: RunContext, trainers: Sequence[Trainer]) -> None:
@@ -164,6 +170,11 @@ class Remembered:
 
 def _hashed(tensor: Tensor) -> bytes:
     return xxhash.xxh3_128_digest(tensor.detach().reshape(-1).view(torch.uint8).numpy().data)
+
+
+@lru_cache(maxsize=100_000)
+def _draws_key(seed: int, client: int) -> int:
+    return key(seed, "evaluation", client)
 
 
 def kinds_on_common(run: RunContext, has_global: bool) -> set[str]:

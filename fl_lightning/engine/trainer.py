@@ -67,6 +67,8 @@ class Trainer:
         """What training on one sample costs, once the run has begun; None where it could not be counted."""
         self.uncounted = "the run has not begun"
         """Then: why not."""
+        self.moved: list[str] = []
+        """Names of buffers of numbers that a training step has written to, and that are in no vector."""
         self.together: Together | None = None
         """What drives the run beside others, with which its clients then train."""
         self._masked: dict[bytes, SampleCost | None] = {}
@@ -148,7 +150,9 @@ class Trainer:
                 with self.module.cast():
                     pair = torch.cat([x, x])[:2], torch.cat([y, y])[:2]  # BatchNorm cannot train on one
                     self.module.train_only(trains)
-                    return sample_cost(self.module, pair)
+                    cost = sample_cost(self.module, pair)
+                self.moved = self._moved()
+                return cost
             except Skipped:
                 why = "it returned None"
             except Exception as error:
@@ -157,6 +161,16 @@ class Trainer:
             finally:
                 self.module.train_only(None)
         return why
+
+    def _moved(self) -> list[str]:
+        binding, names = self.module.binding, self.group.layout.own_names
+        fitted = {id(tensor) for weight in binding.spectral for tensor in (weight.u, weight.v)}
+        tensors = dict(self.module.model.named_buffers())
+        return [
+            name
+            for name, buffer, first in zip(names, binding.buffers, self.group.initial_buffers, strict=True)
+            if first.is_floating_point() and id(tensors[name]) not in fitted and not torch.equal(buffer, first)
+        ]
 
 
 def choose_executors(run: RunContext, trainers: Sequence[Trainer]) -> None:
@@ -220,6 +234,11 @@ def count_costs(run: RunContext, trainers: Sequence[Trainer]) -> None:
         counted = run.processes.gather_objects(trainer.count())
         trainer.cost = trainer.group.cost = next((c for c in counted if isinstance(c, SampleCost)), None)
         trainer.uncounted = next((c for c in counted if isinstance(c, str)), "")
+        if trainer.moved and run.is_main:
+            begins = "begins every round with their first values" if run.policy.starts_from_server else "keeps its own"
+            listed = ", ".join(trainer.moved)
+            line = f"its buffers {listed} change in training and are not averaged: a client {begins}"
+            log.say(f"model {trainer.group.name}: {line}")
 
 
 def _channels_last(model: nn.Module, inputs: tuple[Any, ...]) -> tuple[Any, ...]:

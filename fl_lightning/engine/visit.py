@@ -15,7 +15,7 @@ from torch import Tensor
 from fl_lightning.callbacks.base import Observer, Transform
 from fl_lightning.core import Client, Fit, Payload, Phase, PureLoss, RunContext
 from fl_lightning.core.layout import copy_columns
-from fl_lightning.device import wide
+from fl_lightning.device import seed_all, wide
 from fl_lightning.engine.evaluation import Evaluator
 from fl_lightning.engine.failures import Guard
 from fl_lightning.engine.phases import job_of, keep_optimizer, on_own_data
@@ -24,6 +24,7 @@ from fl_lightning.engine.record import ClientResult, Timer
 from fl_lightning.engine.scoring import ToScore
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.rng import key
 from fl_lightning.storage.state import MODEL
 from fl_lightning.training.executors.base import LocalJob
 
@@ -57,6 +58,18 @@ class Parts:
             observer.on_client_end(self.run, client)
 
 
+class Draws:
+    """What hooks of a visit draw from torch's, numpy's and Python's generators, whatever else was trained or scored."""
+
+    def __init__(self, key: int, device: torch.device) -> None:
+        self._key, self._device, self._count = key, device, 0
+
+    def renew(self) -> None:
+        """From here on they draw other numbers, which follow from the key and from how often this was called."""
+        self._count += 1
+        seed_all(self._key ^ self._count, self._device)
+
+
 class Visit:
     """It holds its client, payload and result: the engine keeps no cursor.
 
@@ -81,6 +94,7 @@ class Visit:
         self.changed: Tensor | None = None
         """What transforms have made of the server's vector (D,); None: they have left it."""
         self.result = ClientResult(client, {})
+        self.draws = Draws(key(self.run.config.seed, "visit", client, t), self.run.device)
         self.flops: dict[str, int] = {}
         self.steps = self._steps()
 
@@ -119,7 +133,7 @@ class Visit:
         self.changed = client.payload.vector if client.payload.vector is not lent else None
         if run.policy.starts_from_server:
             state.buffers = self.group.first_buffers()
-        with self.metered():
+        with self.hook():
             first = method.receive(client, client.payload)
         yield from self.train(first)
 
@@ -128,7 +142,7 @@ class Visit:
         client = self.client
         start = client[MODEL][client.layout.parameters].clone() if self.run.relation.measures else None
         self.stage = "training"
-        with self.metered():
+        with self.hook():
             planned = phases(client, client.payload)
         yield from self.train(planned)
         self.trained(start)
@@ -139,7 +153,7 @@ class Visit:
         rest = iter(phases or ())
         runs = not isinstance(phases, list | tuple | None)  # between its phases a generator does what it likes
         while True:
-            with self.metered() if runs else nullcontext():
+            with self.hook() if runs else nullcontext():
                 phase = next(rest, None)
             if phase is None:
                 return
@@ -178,12 +192,12 @@ class Visit:
         self.stage = "upload"
         run, client, result = self.run, self.client, self.result
         state, download = client.state, client.payload
-        with self.metered():
+        with self.hook():
             upload = run.method.upload(client, download)
         same = upload.vector is client[MODEL] and upload.sent.tobytes() == self.group.up_mask.tobytes()
         if not (same or run.method.changes_upload):
             raise BadInput(f"{type(run.method).__name__}.changes_upload", False, _undeclared("upload"))
-        self.check_memory(run.method)
+        _check_memory(client, run.method)
         self.transform("on_upload", upload)
         for slot in upload.vectors.keys() - {name for name, s in run.method.slots().items() if s.exchanged}:
             allowed = "its upload holds this vector: give it in slots(), as Slot(exchanged=True)"
@@ -198,7 +212,7 @@ class Visit:
             state.received[slot].copy_(vector)
         state.rounds += 1
         if self.parts.observers:
-            with self.metered():
+            with self.hook():
                 self.parts.client_ended(self.id)
         self.sum_up()
 
@@ -239,13 +253,6 @@ class Visit:
             self.result.values |= evaluator.scores(kind, self.client, vector)
             self.timer.lap("evaluation")
 
-    def check_memory(self, part: object) -> None:
-        """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of clients."""
-        if self.client.memory and not self.run.policy.keeps_clients:
-            name = next(iter(self.client.memory))
-            allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"
-            raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
-
     def transform(self, hook: str, payload: Payload) -> None:
         """Run a hook of every transform, in order.
 
@@ -254,9 +261,9 @@ class Visit:
         """
         for transform in self.parts.transforms:
             vector, sent = payload.vector, payload.sent.tobytes()
-            with self.metered():
+            with self.hook():
                 getattr(transform, hook)(self.client, payload)
-            self.check_memory(transform)
+            _check_memory(self.client, transform)
             declares = hook.replace("on_", "changes_")
             if not getattr(transform, declares) and (payload.vector is not vector or payload.sent.tobytes() != sent):
                 raise BadInput(f"{type(transform).__name__}.{declares}", False, _undeclared(hook))
@@ -266,6 +273,11 @@ class Visit:
     def metered(self) -> AbstractContextManager[object]:
         """Passes of the bound model within count as the client's operations beside its phases."""
         return self.trainer.meter.of(self.client, self.trainer.cost)
+
+    def hook(self) -> AbstractContextManager[object]:
+        """As `metered`, for a hook: what it draws follows from seed, client and round."""
+        self.draws.renew()
+        return self.metered()
 
     def count(self, phase: Phase, job: LocalJob, fit: Fit) -> None:
         """Count what a phase has cost: on other data than the client's own as `flops_extra`.
@@ -303,6 +315,14 @@ class Visit:
             return
         del result.values["flops_extra"]
         result.uncounted = f"a hook trained {name} past its classifier, unseen"
+
+
+def _check_memory(client: Client, part: object) -> None:
+    """Raise `BadInput` where `part` has written to the client's memory, and nothing is kept of clients."""
+    if client.memory and not client.run.policy.keeps_clients:
+        name = next(iter(client.memory))
+        allowed = f"it writes client.memory[{name!r}], which would be lost: set it to True"
+        raise BadInput(f"{type(part).__name__}.client_memory", False, allowed)
 
 
 def _undeclared(hook: str) -> str:

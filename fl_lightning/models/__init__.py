@@ -16,9 +16,11 @@ from torch.nn.parameter import is_lazy
 
 from fl_lightning.components import Network, Text
 from fl_lightning.config import Component, check
+from fl_lightning.device import no_draws
 from fl_lightning.errors import BadInput
 from fl_lightning.models.base import inputs
-from fl_lightning.models.prepared import adapt, is_inside, read_weights
+from fl_lightning.models.head import TRACED, last_linear, trace
+from fl_lightning.models.prepared import adapt, read_weights
 
 _MADE: WeakKeyDictionary[nn.Module, tuple[Component, tuple[int, ...], int, Text | None]] = WeakKeyDictionary()
 """What each model that is alive was built of."""
@@ -41,11 +43,12 @@ def build(component: Component, input_shape: Sequence[int], num_classes: int, te
     except Exception as error:
         raise BadInput("model", component.class_path, f"building it failed: {_line(error)}") from error
     check("model", component.class_path, isinstance(model, nn.Module), "it must make a torch.nn.Module")
+    _try_out(model, component.class_path, input_shape, num_classes, text)
     if isinstance(component, Network) and component.weights is not None:
         read_weights(model, component.weights, head_of(model))
     if isinstance(component, Network) and component.adapters is not None:
         adapt(model, component.adapters, head_of(model))
-    _try_out(model, component.class_path, input_shape, num_classes, text)
+        _try_out(model, component.class_path, input_shape, num_classes, text)
     _MADE[model] = component, input_shape, num_classes, text
     _FROZEN[model] = frozen_in(model)
     return model
@@ -107,24 +110,57 @@ def arguments_of(
 
 
 def head_of(model: nn.Module) -> str:
-    """Dotted name of the classifier: the string `model.head` if there is one, else the last `nn.Linear`."""
+    """Dotted name of the classifier: the string `model.head` if there is one, else what the scores come from.
+
+    That is known of a model that `build` has made. Of others, and where scores come from several modules, it is the
+    last `nn.Linear` in the order of definition (`head_doubt`).
+
+    Raises:
+        BadInput: there is no such module, or the last `nn.Linear` is none of those that the scores come from.
+    """
     name = type(model).__name__
     named = getattr(model, "head", None)
     modules = dict(model.named_modules())
     if isinstance(named, str):
         check("model", name, named in modules, f"its `head` names {named!r}, which is not one of its modules")
         return named
-    linear = [p for p, module in modules.items() if isinstance(module, nn.Linear) and not is_inside(p, modules)]
-    check("model", name, bool(linear), "it has no nn.Linear for a head; name its classifier in an attribute `head`")
-    return linear[-1]
+    sources = _sources_of(model)
+    if len(sources) == 1:
+        return sources[0]
+    last = last_linear(model)
+    listed = ", ".join(sources)
+    allowed = f"its scores come from {listed}: name one of them as its classifier, in an attribute `head`"
+    check("model", name, not sources or last in sources, allowed)
+    if last is None:
+        raise BadInput("model", name, "it has no nn.Linear for a head; name its classifier in an attribute `head`")
+    return last
+
+
+def head_doubt(model: nn.Module) -> str | None:
+    """What there is to say of a classifier that `head_of` has taken for it among others; None: nothing."""
+    traced = getattr(model, TRACED, [])
+    sources = _sources_of(model)
+    if isinstance(getattr(model, "head", None), str) or (len(sources) == 1 and sources == traced) or not traced:
+        return None
+    listed = ", ".join(traced)
+    return f"its scores come from {listed}; {head_of(model)} is taken for its classifier (an attribute `head` names it)"
+
+
+def _sources_of(model: nn.Module) -> list[str]:
+    """The modules, but the model itself, that its scores were traced to, by name, or whose weights are used for it."""
+    modules = dict(model.named_modules())
+    traced = getattr(model, TRACED, [])
+    owners = [name if name in modules else name.rpartition(".")[0] for name in traced]
+    return [name for name in dict.fromkeys(owners) if name and name in modules]
 
 
 def _try_out(
     model: nn.Module, class_path: str, input_shape: tuple[int, ...], num_classes: int, text: Text | None
 ) -> None:
     """Raise `BadInput` unless two zeros give two rows of at least `num_classes` logits (of tokens with next ones as
-    targets: for each position); leaves no trace. They must in training mode, too, unless a `training_step` takes what
-    the model gives there."""
+    targets: for each position). They must in training mode, too, unless a `training_step` takes what the model gives
+    there. Leaves no trace but what the scores come from.
+    """
     data = f"the data have samples of shape {input_shape} and {num_classes} classes"
     rows = (2, *input_shape) if text is not None and text.per_position else (2,)
     shape = (*rows, num_classes)
@@ -148,15 +184,19 @@ def _try_out(
 
 
 def _output(model: nn.Module, samples: Tensor, *, training: bool) -> Any:
-    """What the model gives for `samples`; its modes, its buffers and torch's generators are left as they were."""
+    """What the model gives for `samples`, traced in evaluation; modes, buffers and generators are left as they were."""
     modes = [(module, module.training) for module in model.modules()]
     buffers = [(module, name, b) for module in model.modules() for name, b in module._buffers.items() if b is not None]
     kept = [(module, name, buffer) for module, name, buffer in buffers if not is_lazy(buffer)]
     try:
         for module, name, buffer in kept:
             module._buffers[name] = buffer.clone()
-        with torch.no_grad(), torch.random.fork_rng(devices=[]):
-            return model.train(training)(samples)
+        model.train(training)
+        with no_draws(torch.device("cpu")):
+            if not training:
+                return _passed(model, samples)
+            with torch.no_grad():
+                return model(samples)
     finally:
         for module, mode in modes:
             module.training = mode
@@ -180,6 +220,23 @@ def _described(output: Any) -> str:
     if parts:
         return f"{name} ({', '.join(map(str, parts))})"
     return f"{name} of {len(output)}" if isinstance(output, tuple | list) else name
+
+
+def _passed(model: nn.Module, x: Tensor) -> Any:
+    """What the model makes of `x`, traced; of a model that cannot be differentiated, not traced."""
+    if any(map(is_lazy, [*model.parameters(), *model.buffers()])):
+        with torch.no_grad():
+            model(x)  # now they know their shapes
+    state = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    try:
+        return trace(model, lambda: model(x.clone().requires_grad_(x.is_floating_point()).clone()))
+    # Whatever a forward pass does that autograd cannot: it is tried again without.
+    except Exception:
+        for name, buffer in model.named_buffers():
+            if name in state:
+                buffer.detach().copy_(state[name])
+        with torch.no_grad():
+            return model(x)
 
 
 def _line(error: Exception) -> str:

@@ -104,9 +104,3 @@ def targets_of(model: nn.Module, named: list[str] | None, head: str) -> list[str
 _CLOSED = (nn.MultiheadAttention, nn.TransformerEncoderLayer)
 """Of torch's modules, those that read the weights of the ones in them without calling them, at least in evaluation:
 an adapter there would go unused."""
-
-
-def is_inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
-    """Whether a module is a part of an adapter, or what one wraps."""
-    parents = [path[:k] for k, letter in enumerate(path) if letter == "."]
-    return any(hasattr(modules.get(parent), "base_layer") for parent in parents)

@@ -13,7 +13,7 @@ from torch import Tensor
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.phase import Batch, Fit
 from fl_lightning.data import Part
-from fl_lightning.device import seed
+from fl_lightning.device import seed, seed_all
 from fl_lightning.errors import BadInput
 from fl_lightning.privacy.steps import Private, clipped_sum, noised, sampled
 from fl_lightning.training.module import ClientModule, Skipped
@@ -52,6 +52,7 @@ def train(
     for epoch, first, count in schedule.pieces(len(part)):
         last.at(epoch, per_epoch, schedule.length.steps_of(per_epoch))
         drawn = order_key(schedule, epoch)
+        seed_all(drawn ^ OTHER_DRAWS ^ first, device)  # Python's generator, which goes on from step to step
         for k, batch in enumerate(batches(part, schedule, epoch, first, count, drawn), first):
             seed(drawn ^ OTHER_DRAWS ^ k, device)  # every step: it may be the first of its stretch
             last.coaching, last.batch_idx = None, k
@@ -90,7 +91,7 @@ def train_private(
         module.last.batch_idx = k
         batch = sampled(part, schedule.batch_size, private.draws("batch", step))
         draws = private.draws("noise", step)
-        seed(int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device)  # dropout
+        seed_all(int(torch.randint(2**62, (), generator=private.draws("model", step))), fabric.device)  # dropout
         trained = [p for p in module.binding.parameters if p.requires_grad]
         sums, loss = [torch.zeros_like(p) for p in trained], torch.zeros((), device=fabric.device)
         if batch is not None:

@@ -81,6 +81,8 @@ class ClientModule(LightningModule):
             if type(pool) is nn.MaxPool2d:
                 pool.forward = MethodType(max_pool, pool)  # type: ignore[method-assign]
         self.binding = Binding(model, layout)
+        self.draws_in_evaluation = False
+        """Whether the model draws random numbers in evaluation, too, once that has been tried."""
         self.own_step = False
         """Whether the user's model has a `training_step`."""
         if isinstance(model, LightningModule):
@@ -239,12 +241,17 @@ class ClientModule(LightningModule):
         `features`.
         """
         seen, training = getattr(self, "_seen", x), self.model.training
+        bound, buffers = self.binding.vector, self.binding.buffers
         blocks = {b.name: vector[b.start : b.stop].view(b.shape) for b in self.layout.blocks}
         self.model.eval()
         try:
+            if self.binding.spectral:  # other buffers, too
+                self.binding.bind(vector, [b.clone() for b in buffers])
             scores = torch.func.functional_call(self.model, blocks, x)
             return self.features, scores
         finally:
+            if self.binding.spectral and bound is not None:
+                self.binding.bind(bound, buffers)
             self.model.train(training)
             self._seen = seen
 

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+import copy
 import re
 from collections import namedtuple
 from typing import Any
@@ -8,11 +9,12 @@ import pytest
 import torch
 from lightning import LightningModule
 from torch import Tensor, nn
+from torch.nn.utils.parametrizations import spectral_norm
 
 from fl_lightning.config import Component
 from fl_lightning.errors import BadInput
 from fl_lightning.methods.common.mixture import Mixture
-from fl_lightning.models import another, build, head_of
+from fl_lightning.models import another, build, head_doubt, head_of
 
 HERE = "fl_lightning.errors"  # an importable module into which the tests put their users' classes
 BUILT_IN = [
@@ -144,6 +146,129 @@ def test_heads() -> None:
         head_of(model)
     with pytest.raises(BadInput, match=r"no nn\.Linear"):
         head_of(nn.Conv2d(1, 1, 1))
+
+
+class Traced(nn.Module):
+    """A body, a classifier, and something that is defined after it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.body, self.top, self.gate = nn.Linear(64, 12), nn.Linear(12, 10), nn.Linear(12, 12)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.score(self.body(x.flatten(1)).relu())
+
+    def score(self, z: Tensor) -> Tensor:
+        return self.top(z * self.gate(z).sigmoid())
+
+
+class Probabilities(Traced):
+    """A temperature, a normalisation and logarithms behind the classifier."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.temperature, self.norm = nn.Parameter(torch.ones(())), nn.LayerNorm(10)
+
+    def score(self, z: Tensor) -> Tensor:
+        return (self.norm(super().score(z)) / self.temperature).log_softmax(1)
+
+
+class Pooled(Traced):
+    """A convolution is the classifier, and its maps are averaged."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Sequential(nn.Conv1d(12, 10, 1), nn.AdaptiveAvgPool1d(1), nn.Flatten())
+
+    def score(self, z: Tensor) -> Tensor:
+        return self.top((z * self.gate(z))[:, :, None])
+
+
+class Cosine(Traced):
+    """The classifier has a matrix of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = CosineTop()
+
+
+class CosineTop(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(10, 12))
+
+    def forward(self, z: Tensor) -> Tensor:
+        return 4 * nn.functional.normalize(z) @ nn.functional.normalize(self.weight).T
+
+
+class Frozen(Traced):
+    """Nothing of it trains."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.requires_grad_(False)
+
+
+class Normed(Traced):
+    """The classifier's weight is computed from others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = spectral_norm(nn.Linear(12, 10, bias=False))
+
+
+class Tied(Traced):
+    """Scores are products with the rows of a table that the body begins with."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.top = nn.Embedding(10, 12)
+
+    def score(self, z: Tensor) -> Tensor:
+        return nn.functional.linear(z * self.gate(z), self.top.weight)
+
+
+@pytest.mark.parametrize("net", [Traced, Probabilities, Pooled, Cosine, Frozen, Normed, Tied])
+def test_the_head_is_what_scores_come_from(net: type[nn.Module], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Not what is defined last."""
+    monkeypatch.setattr(f"{HERE}.Net", net, raising=False)
+    model = build(Component(f"{HERE}.Net"), (1, 8, 8), 10)
+    name = "top.0" if net is Pooled else "top"
+    assert head_of(model) == name and head_of(copy.deepcopy(model)) == name
+    assert (head_doubt(model) is None) == (net is not Tied)
+    assert all(p.requires_grad != (net is Frozen) for p in model.parameters())
+
+
+class Two(Traced):
+    """Two classifiers."""
+
+    def score(self, z: Tensor) -> Tensor:
+        return self.top(z) + self.gate(z)[:, :10]
+
+
+class TwoAndMore(Two):
+    """And a layer that is defined later."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.later = nn.Linear(64, 64)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return super().forward(self.later(x.flatten(1)))
+
+
+def test_of_two_classifiers_one_is_taken_aloud_or_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(f"{HERE}.Two", Two, raising=False)
+    monkeypatch.setattr(f"{HERE}.TwoAndMore", TwoAndMore, raising=False)
+    model = build(Component(f"{HERE}.Two"), (1, 8, 8), 10)
+    assert head_of(model) == "gate"
+    doubt = head_doubt(model)
+    assert doubt is not None and "its scores come from gate, top; gate is taken for its classifier" in doubt
+    other = build(Component(f"{HERE}.TwoAndMore"), (1, 8, 8), 10)
+    with pytest.raises(BadInput, match=r"its scores come from gate, top: name one of them .* attribute `head`"):
+        head_of(other)
+    other.head = "top"
+    assert head_of(other) == "top" and head_doubt(other) is None
 
 
 class Odd(nn.Module):

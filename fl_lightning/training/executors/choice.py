@@ -76,6 +76,10 @@ def unfit(name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec) 
     """Why what this run asks of a step is beyond the executor `name`, as far as its settings tell; None: it is not."""
     if module.own_step:
         return "the model has a training_step of its own"
+    if module.draws_in_evaluation:
+        return "the model draws random numbers in evaluation"
+    if module.binding.spectral:
+        return "the model's spectral normalisation writes to its buffers"
     if spec.config.name != "sgd":
         return f"optimizer.name is {spec.config.name}, and it knows sgd"
     if fabric.strategy.precision.precision == "16-mixed":

@@ -1,0 +1,124 @@
+"""Buffers that belong to weights, and modules whose buffers nobody could average (docs/own-model-and-data.md)."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensor
+from torch.nn.functional import normalize
+from torch.nn.parameter import is_lazy
+from torch.nn.utils.parametrizations import _SpectralNorm
+from torch.nn.utils.parametrize import ParametrizationList
+from torch.nn.utils.spectral_norm import SpectralNorm
+
+from fl_lightning.errors import BadInput
+
+MOST_STEPS = 300
+"""Power iterations. Ours: where two singular values are so close that these do not tell them apart, either will do."""
+ENOUGH = 1e-6
+"""How little a further iteration must change a singular value, relatively. Ours: ten times float32's rounding."""
+
+
+def check_modules(model: nn.Module) -> None:
+    """Raise `BadInput` where a module's buffers can be neither averaged, nor recomputed, nor left with a client."""
+    quantization = sys.modules.get("torch.ao.quantization")
+    observers = () if quantization is None else (quantization.ObserverBase, quantization.FakeQuantizeBase)
+    for name, module in model.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.SyncBatchNorm):
+            allowed = f"{kind} would mix batches of clients in different processes: use BatchNorm2d or the like"
+            raise BadInput("model", name, allowed)
+        if isinstance(module, observers):
+            allowed = f"{kind} keeps ranges of what it has seen, which are in no average: quantise the exported model"
+            raise BadInput("model", name, allowed)
+        lazy = [key for key, tensor in [*module._parameters.items(), *module._buffers.items()] if is_lazy(tensor)]
+        if lazy:
+            allowed = f"{kind} has no {lazy[0]} until it is called, and the model's forward pass does not call it"
+            raise BadInput("model", name, allowed)
+
+
+@dataclass(frozen=True)
+class SpectralWeight:
+    """A weight that is divided by its greatest singular value, and the singular vectors u, v by which that is known.
+
+    u, v follow from the weight: they are computed anew for whatever weight a model is given, and never averaged. As
+    they do not depend on what they were before, nothing depends on how often that was done.
+    """
+
+    matrix: Callable[[], Tensor]
+    u: Tensor
+    v: Tensor
+    renewed: Callable[[], None]
+    """What else was computed from an earlier weight is computed anew."""
+
+    @torch.no_grad()
+    def fit(self) -> None:
+        """Write to u, v those of the weight as it is now: by power iterations from a fixed vector."""
+        matrix = self.matrix().detach()
+        if isinstance(matrix, FakeTensor) or not matrix.isfinite().all() or not matrix.any():
+            return
+        matrix = matrix.to(torch.promote_types(matrix.dtype, torch.float32))
+        first = torch.randn(matrix.shape[1], generator=torch.Generator().manual_seed(0))
+        right = normalize(first.to(matrix), dim=0)
+        before = 0.0
+        for _ in range(MOST_STEPS):
+            right = normalize(matrix.T @ (matrix @ right), dim=0)
+            left = matrix @ right
+            value = float(torch.linalg.vector_norm(left))
+            if abs(value - before) <= ENOUGH * value:
+                break
+            before = value
+        self.u.copy_(normalize(left, dim=0))
+        self.v.copy_(right)
+        self.renewed()
+
+
+def spectral_weights(model: nn.Module) -> list[SpectralWeight]:
+    """Of both of torch's spectral normalisations, the parametrisation and the older hook."""
+    weights = []
+    for module in model.modules():
+        for hook in module._forward_pre_hooks.values():
+            if isinstance(hook, SpectralNorm):
+                u, v = (getattr(module, f"{hook.name}_{letter}") for letter in "uv")
+                matrix = partial(_hooked_matrix, module, hook)
+                weights.append(SpectralWeight(matrix, u, v, partial(_renew, module, hook)))
+        if isinstance(module, ParametrizationList):
+            for place, part in enumerate(module):
+                if isinstance(part, _SpectralNorm) and "_u" in part._buffers:
+                    matrix = partial(_parametrised_matrix, module, place)
+                    weights.append(SpectralWeight(matrix, part._u, part._v, _nothing))
+    return weights
+
+
+def _hooked_matrix(module: nn.Module, hook: SpectralNorm) -> Tensor:
+    matrix: Tensor = hook.reshape_weight_to_matrix(getattr(module, f"{hook.name}_orig"))
+    return matrix
+
+
+def _renew(module: nn.Module, hook: SpectralNorm) -> None:
+    """Leave no weight of the last pass: it is of another model, and cannot be copied with the module."""
+    setattr(module, hook.name, hook.compute_weight(module, do_power_iteration=False))
+
+
+def _parametrised_matrix(parts: ParametrizationList, place: int) -> Tensor:
+    """What the normalisation at a `place` of a chain of parametrisations is given."""
+    count = 0 if parts.is_tensor else parts.ntensors
+    originals = [getattr(parts, f"original{k}") for k in range(count)] or [parts.original]
+    if place == 0:
+        [weight] = originals
+    else:
+        weight = parts[0](*originals)
+    for part in list(parts)[1:place]:
+        weight = part(weight)
+    normalisation = parts[place]
+    assert isinstance(normalisation, _SpectralNorm)
+    return normalisation._reshape_weight_to_matrix(weight)
+
+
+def _nothing() -> None:
+    """There is nothing else."""

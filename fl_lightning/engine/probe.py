@@ -1,0 +1,139 @@
+"""What each model does in evaluation, tried once on made-up samples before the first round."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.modules.batchnorm import _BatchNorm
+
+from fl_lightning import log
+from fl_lightning.core import RunContext
+from fl_lightning.core.layout import Layout
+from fl_lightning.device import no_draws, random_states, same_states
+from fl_lightning.engine.trainer import Trainer
+from fl_lightning.errors import BadInput
+from fl_lightning.models import head_doubt
+from fl_lightning.models.base import inputs
+
+TOGETHER, FEWER = 4, 2
+"""Samples that are scored together, and the first of them, which are scored again. Ours: as few as can tell."""
+ROUNDING = {torch.float64: 1e-9, torch.float32: 1e-4, torch.bfloat16: 0.1}
+"""How far scores may differ by who is beside, relative to their norm. Ours: a hundred times what deep networks' do."""
+SIZE = 0.1
+"""Deviation of what weights that begin as zeros are tried with: of zeros a classifier would make zeros of anything."""
+
+
+@dataclass(frozen=True)
+class _Pass:
+    """A pass in evaluation."""
+
+    scores: Tensor
+    draws: bool
+    """Whether it drew random numbers."""
+    writes: list[str]
+    """Names of the buffers that it wrote to."""
+    by_batch: list[str]
+    """Names of the BatchNorms that normalised by the batch."""
+
+    @property
+    def usual(self) -> bool:
+        """Whether its scores can be compared."""
+        return self.scores.dtype in ROUNDING and bool(self.scores.isfinite().all())
+
+
+def try_evaluation(run: RunContext, trainers: Sequence[Trainer]) -> bool:
+    """Whether each model's scores follow from what it is given, with all that is to be told of the models said.
+
+    A model that writes to a buffer when it is scored is one whose scores do not.
+
+    Raises:
+        BadInput: a model's scores of a sample depend on the samples beside it.
+    """
+    pure = True
+    for trainer in trainers:
+        name, module = trainer.group.name, trainer.module
+        passes = _passes(run, trainer)
+        lines = [head_doubt(module.model)]
+        if passes is not None:
+            together, alone = passes
+            _check_alone(name, together, alone)
+            module.draws_in_evaluation = together.draws
+            pure = pure and not together.writes
+            drawn = "it draws random numbers when it is scored: equal runs draw the same, and scores are by chance"
+            lines += [drawn] if together.draws else []
+        for line in filter(None, lines if run.is_main else []):
+            log.say(f"model {name}: {line}")
+    return pure
+
+
+def _check_alone(name: str, together: _Pass, alone: _Pass) -> None:
+    limit = ROUNDING[alone.scores.dtype] * torch.linalg.vector_norm(alone.scores)
+    apart = torch.linalg.vector_norm(together.scores[:FEWER] - alone.scores)
+    depends = bool(apart > limit) if not together.draws else bool(together.by_batch)
+    if not depends:
+        return
+    layers = ", ".join(together.by_batch)
+    cure = "take track_running_stats=True (and leave it to eval()), or GroupNorm"
+    if not layers:
+        layers, cure = "its forward pass", "take each sample by itself, or running statistics (nn.BatchNorm1d)"
+    allowed = f"scores would depend on evaluation.batch_size: {layers} goes by the batch in evaluation; {cure}"
+    raise BadInput("model", name, allowed)
+
+
+def _passes(run: RunContext, trainer: Trainer) -> tuple[_Pass, _Pass] | None:
+    """Of several samples, and of the first of them; None: the model cannot be tried on samples that are made up."""
+    group, data = trainer.group, run.data
+    draws = torch.Generator().manual_seed(0)
+    x = inputs(TOGETHER, data.input_shape, data.text, draws).to(run.device)
+    x = x.to(run.dtype) if x.is_floating_point() else x
+    vector = _without_zeros(group.initial, group.layout, draws)
+    try:
+        with no_draws(run.device), torch.no_grad():
+            passes = _pass(trainer, vector, x), _pass(trainer, vector, x[:FEWER])
+    # A model may want samples that are like its data in more than their shape: it is not tried.
+    except Exception:
+        return None
+    finally:
+        trainer.bind_initial()
+    return passes if all(one.usual for one in passes) else None
+
+
+def _without_zeros(vector: Tensor, layout: Layout, draws: torch.Generator) -> Tensor:
+    """A copy of `vector` (D,) in which parameters that are all 0 are not."""
+    filled = vector.clone()
+    for block in layout.blocks:
+        numbers = filled[block.start : block.stop]
+        if block.kind == "parameter" and not numbers.any():
+            numbers.copy_(SIZE * torch.randn(block.size, generator=draws))
+    return filled
+
+
+def _pass(trainer: Trainer, vector: Tensor, x: Tensor) -> _Pass:
+    module, group = trainer.module, trainer.group
+    buffers = group.first_buffers()
+    module.binding.bind(vector.clone(), buffers)
+    model = module.model.eval()
+    by_batch: dict[str, None] = {}
+    hooks = []
+    for name, norm in model.named_modules():
+        if isinstance(norm, _BatchNorm):
+
+            def note(norm: _BatchNorm, seen: Any, given: Any, name: str = name) -> None:
+                if norm.training or norm.running_mean is None:
+                    by_batch[name] = None
+
+            hooks.append(norm.register_forward_hook(note))
+    before = {name: buffer.clone() for name, buffer in model.named_buffers()}
+    states = random_states(trainer.run.device)
+    try:
+        scores: Tensor = model(x)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    drew = not same_states(states, random_states(trainer.run.device))
+    writes = [name for name, buffer in model.named_buffers() if not torch.equal(buffer, before[name])]
+    return _Pass(scores, drew, writes, list(by_batch))

@@ -1,0 +1,111 @@
+"""Which module of a network is its classifier: found by what its scores come from in a forward pass."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.utils._pytree import tree_leaves
+
+TRACED = "_traced"
+"""The attribute of a network in which the names that were traced are kept: copies of it have it, too."""
+
+
+def is_inside(path: str, modules: Mapping[str, nn.Module]) -> bool:
+    """Whether a module is a part of an adapter, or what one wraps."""
+    parents = [path[:k] for k, letter in enumerate(path) if letter == "."]
+    return any(hasattr(modules.get(parent), "base_layer") for parent in parents)
+
+
+def trace(model: nn.Module, forward: Callable[[], Any]) -> Any:
+    """What `forward` returns, which passes the `model` once; the model then knows what its scores come from.
+
+    These are the last modules with weights on the way to the scores: behind them are functions, normalisations and
+    scales at most. Weights that no module is called for count by their own names.
+    """
+    made: dict[Any, str] = {}
+    hooks = []
+    for name, module in _weighted(model).items():
+
+        def note(_: nn.Module, inputs: Any, outputs: Any, name: str = name) -> None:
+            for tensor in tree_leaves(outputs):
+                if isinstance(tensor, Tensor) and tensor.grad_fn is not None:
+                    made.setdefault(tensor.grad_fn, name)
+
+        hooks.append(module.register_forward_hook(note))
+    frozen = [p for p in model.parameters() if not p.requires_grad and p.is_floating_point()]
+    try:
+        for parameter in frozen:
+            parameter.requires_grad_(True)
+        with torch.enable_grad():
+            scores = forward()
+    finally:
+        for hook in hooks:
+            hook.remove()
+        for parameter in frozen:
+            parameter.requires_grad_(False)
+    sources = _sources(scores, made, model) if isinstance(scores, Tensor) else []
+    setattr(model, TRACED, sources)
+    return scores.detach() if isinstance(scores, Tensor) else scores
+
+
+def _weighted(model: nn.Module) -> dict[str, nn.Module]:
+    """The modules with matrices of weights, by name; an adapter, or what computes weights, counts as what it is for."""
+    modules = dict(model.named_modules())
+    weighted = {}
+    for name, module in modules.items():
+        inner = is_inside(name, modules) or ".parametrizations." in f".{name}."
+        adapted = hasattr(module, "base_layer") or hasattr(module, "parametrizations")
+        matrix = any(p.ndim > 1 for p in module.parameters(recurse=False))
+        scale = isinstance(module, nn.LayerNorm | nn.RMSNorm)
+        if name and not inner and not scale and (adapted or matrix):
+            weighted[name] = module
+    return weighted
+
+
+def _sources(scores: Tensor, made: dict[Any, str], model: nn.Module) -> list[str]:
+    """Names of the modules in `made`, by what they have made, and of the weights, that `scores` come from first."""
+    weights = {id(p): name for name, p in model.named_parameters()}
+    sources: dict[str, None] = {}
+    seen = set()
+    nodes = [scores.grad_fn]
+    while nodes:
+        node = nodes.pop()
+        if node is None or node in seen or hasattr(node, "variable"):
+            continue
+        seen.add(node)
+        if node in made:
+            sources[made[node]] = None
+            continue
+        parents = [parent for parent, _ in node.next_functions if parent is not None]
+        factors = [_weights_alone(parent, made, weights) for parent in parents]
+        adds = node.name().startswith(("AddBackward", "SubBackward"))
+        if len(parents) > 1 and not adds and any(factors):
+            sources |= dict.fromkeys(name for names in factors for name in names)
+        else:
+            nodes += parents
+    return list(sources)
+
+
+def _weights_alone(node: Any, made: dict[Any, str], weights: dict[int, str]) -> list[str]:
+    """Names of the matrices that `node` is computed from; none where anything but weights is in it."""
+    names = []
+    nodes = [node]
+    while nodes:
+        node = nodes.pop()
+        weight = getattr(node, "variable", None)
+        if node in made or (weight is not None and id(weight) not in weights):
+            return []
+        if weight is not None and weight.ndim > 1:
+            names.append(weights[id(weight)])
+        nodes += [parent for parent, _ in node.next_functions if parent is not None]
+    return names
+
+
+def last_linear(model: nn.Module) -> str | None:
+    """Name of the `nn.Linear` that is defined last; None: there is none."""
+    modules = dict(model.named_modules())
+    linear = [n for n, m in modules.items() if isinstance(m, nn.Linear) and not is_inside(n, modules)]
+    return linear[-1] if linear else None

@@ -1,0 +1,195 @@
+"""Buffers that belong to weights, and modules whose buffers nobody can average."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor, nn
+from torch.nn.utils import spectral_norm as hooked
+from torch.nn.utils.parametrizations import orthogonal, spectral_norm, weight_norm
+
+from fl_lightning.config import Component
+from fl_lightning.core import Layout
+from fl_lightning.core.layout import Binding
+from fl_lightning.engine.federation import Federation
+from fl_lightning.engine.predictor import Predictor
+from fl_lightning.errors import BadInput
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedper import FedPer
+from fl_lightning.methods.moon import MOON
+from fl_lightning.models import build, head_of
+
+Make = Callable[..., Federation]
+Wrap = Callable[[nn.Linear], nn.Module]
+HERE = "fl_lightning.errors"
+
+
+class Net(nn.Module):
+    """Two layers, the first of them wrapped."""
+
+    head = "out"
+    wrap: Any = staticmethod(spectral_norm)
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden = type(self).wrap(nn.Linear(64, 16))
+        self.out = nn.Linear(16, 10)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.hidden(x.flatten(1)).relu())
+
+
+class Chained(Net):
+    """A spectral normalisation behind another parametrisation, of a matrix whose columns come first."""
+
+    wrap = staticmethod(lambda layer: spectral_norm(weight_norm(layer), dim=1))
+
+
+class Hooked(Net):
+    """The older hook."""
+
+    wrap = staticmethod(hooked)
+
+
+@pytest.fixture
+def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """As `federation`, of a network class."""
+
+    def make(net: type[nn.Module], *args: Any, **changes: Any) -> Federation:
+        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
+        return federation(*args, **changes)
+
+    return make
+
+
+def norm(model: Any) -> float:
+    """The greatest singular value of the weight that the first layer computes with."""
+    model.eval()
+    model(torch.zeros(1, 1, 8, 8))
+    return float(torch.linalg.matrix_norm(model.hidden.weight.detach(), 2))
+
+
+@pytest.mark.parametrize("net", [Net, Hooked, Chained])
+def test_an_averaged_weight_is_divided_by_its_own_norm(made: Make, net: type[nn.Module]) -> None:
+    fed = made(net, FedAvg(), optimizer={"lr": 0.5}, evaluation={"models": ["before", "after", "global"]})
+    fed.prepare()
+    for t in (1, 2):
+        fed.round(t)
+    kind, vector, buffers = fed.evaluator.final_model(0)
+    exported = Predictor(fed.evaluator.at_rest(0, buffers), kind, vector).network
+    assert norm(exported) == pytest.approx(1, abs=1e-3)
+    state = net()
+    state.load_state_dict(exported.state_dict())
+    assert norm(state) == pytest.approx(1, abs=1e-3)
+
+
+@pytest.mark.parametrize("net", [Net, Hooked])
+def test_buffers_follow_from_the_weight_alone(net: type[nn.Module]) -> None:
+    torch.manual_seed(0)
+    model = net()
+    layout = Layout(model, head_of(model))
+    vector, buffers = layout.read(model)
+    others = [torch.nn.functional.normalize(torch.randn(b.shape), dim=0) for b in buffers]
+    binding = Binding(model, layout)
+    for some in (buffers, others):
+        binding.bind(vector.clone(), some)
+        binding.rebind(binding.vector, some)
+    assert all(map(torch.equal, buffers, others))
+
+
+def test_scores_in_between_change_no_spectral_norm_that_trains(made: Make) -> None:
+    models = []
+    for every in (1, 2):
+        fed = made(Net, FedPer(), evaluation={"every": every, "models": ["before", "after"]}, rounds=3)
+        fed.prepare()
+        for t in (1, 2, 3):
+            fed.round(t)
+        models.append(fed.run.states[0].vectors["model"])
+    assert torch.equal(*models)
+
+
+def test_another_model_has_buffers_of_its_own_while_one_trains(made: Make) -> None:
+    """MOON's loss compares the model that trains with two others."""
+    fed = made(Net, MOON())
+    fed.prepare()
+    fed.round(1)
+    client = fed.evaluator.at_rest(0)
+    module, other = client.bind(), torch.randn(client.layout.size)
+    trained, buffers = module.binding.vector, [b.clone() for b in client.state.buffers]
+    x = torch.randn(3, 1, 8, 8)
+    features = module.under(other, x)[0]
+    assert module.binding.vector is trained and all(map(torch.equal, buffers, module.binding.buffers))
+    module.binding.bind(other, buffers)
+    module.model.eval()
+    module.model(x)
+    assert torch.allclose(module.features, features)
+
+
+@pytest.mark.parametrize("wrap", [weight_norm, orthogonal], ids=["weight_norm", "orthogonal"])
+def test_other_parametrisations_are_averaged_as_parameters(made: Make, wrap: Wrap) -> None:
+    net = type("Wrapped", (Net,), {"wrap": staticmethod(wrap)})
+    fed = made(net, FedAvg())
+    fed.prepare()
+    assert fed.round(1).metrics["train_loss"] > 0
+
+
+def test_statistics_are_averaged_and_counters_stay(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Counting(nn.Module):
+        head = "out"
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.norm = nn.InstanceNorm2d(1, track_running_stats=True)
+            self.lazy = nn.LazyBatchNorm1d(momentum=None)
+            self.out = nn.LazyLinear(10)
+
+        def forward(self, x: Tensor) -> Tensor:
+            return self.out(self.lazy(self.norm(x).flatten(1)))
+
+    monkeypatch.setattr(f"{HERE}.Counting", Counting, raising=False)
+    model = build(Component(f"{HERE}.Counting"), (1, 8, 8), 10)
+    layout = Layout(model, head_of(model))
+    assert [b.name for b in layout.blocks if b.kind == "buffer"] == [
+        "norm.running_mean", "norm.running_var", "lazy.running_mean", "lazy.running_var"
+    ]  # fmt: skip
+    assert layout.own_names == ["norm.num_batches_tracked", "lazy.num_batches_tracked"]
+
+
+class Uncalled(Net):
+    """A lazy layer that the forward pass does not reach."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.LazyLinear(3)
+
+
+class Observed(Net):
+    """Notes ranges of its inputs, as for quantisation."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = torch.ao.quantization.MinMaxObserver()
+
+
+class Synchronised(Net):
+    """A BatchNorm over processes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.more = nn.SyncBatchNorm(3)
+
+
+@pytest.mark.parametrize(
+    ("net", "message"),
+    [
+        (Uncalled, "'more' is not allowed; LazyLinear has no weight until it is called"),
+        (Observed, "'more' is not allowed; MinMaxObserver keeps ranges of what it has seen"),
+        (Synchronised, "'more' is not allowed; SyncBatchNorm would mix batches of clients"),
+    ],
+)
+def test_buffers_that_nobody_can_average_are_refused(made: Make, net: type[nn.Module], message: str) -> None:
+    with pytest.raises(BadInput, match=f"^model: {message}"):
+        made(net, FedAvg())

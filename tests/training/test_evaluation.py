@@ -1,0 +1,229 @@
+"""Scores that depend on who is in the batch, or on chance."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from lightning import LightningModule
+from torch import Tensor, nn
+from torch.nn import functional
+
+from fl_lightning.engine.federation import Federation
+from fl_lightning.errors import BadInput
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.fedper import FedPer
+
+Make = Callable[..., Federation]
+
+
+class Net(nn.Module):
+    """Two layers and something between them."""
+
+    head = "out"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.hidden, self.between = nn.Linear(64, 16), self.make()
+        self.out = nn.Linear(16, 10)
+
+    def make(self) -> nn.Module:
+        return nn.Identity()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.out(self.middle(self.hidden(x.flatten(1))).relu())
+
+    def middle(self, z: Tensor) -> Tensor:
+        return self.between(z)
+
+
+class NoStatistics(Net):
+    """As in HeteroFL."""
+
+    def make(self) -> nn.Module:
+        return nn.BatchNorm1d(16, track_running_stats=False)
+
+
+class Kept(Net):
+    """Its BatchNorm never leaves training."""
+
+    def make(self) -> nn.Module:
+        return nn.BatchNorm1d(16)
+
+    def train(self, mode: bool = True) -> Kept:
+        super().train(mode)
+        self.between.train()
+        return self
+
+
+class Functional(Net):
+    """Normalises by a function."""
+
+    def middle(self, z: Tensor) -> Tensor:
+        return functional.batch_norm(z, None, None, training=True)
+
+
+class Centred(Net):
+    """Takes the batch's mean away; its classifier begins with zeros, and would hide it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        nn.init.zeros_(self.out.weight)
+
+    def middle(self, z: Tensor) -> Tensor:
+        return z - z.mean(0)
+
+
+class Drops(Net):
+    """Dropout that is always on, and draws of numpy's and Python's."""
+
+    def middle(self, z: Tensor) -> Tensor:
+        return functional.dropout(z) * float(np.random.uniform(0.5, 1)) + random.gauss(0, 0.1)
+
+
+class DropsByBatch(Drops, NoStatistics):
+    """Both."""
+
+    def middle(self, z: Tensor) -> Tensor:
+        return self.between(super().middle(z))
+
+
+class Whole(Net):
+    """Normalises each sample by itself, in several ways."""
+
+    def make(self) -> nn.Module:
+        return nn.Sequential(nn.Unflatten(1, (4, 4)), nn.InstanceNorm1d(4), nn.GroupNorm(2, 4), nn.Flatten())
+
+
+class Counts(Net):
+    """Counts its passes."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("passes", torch.zeros(()))
+
+    def middle(self, z: Tensor) -> Tensor:
+        self.passes += 1
+        return z
+
+
+class Mixing(LightningModule):
+    """Mixes samples by numpy's and Python's generators."""
+
+    head = "net.out"
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.net = Net()
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.net(x)
+
+    def training_step(self, batch: tuple[Tensor, Tensor], batch_idx: int) -> Tensor:
+        x, y = batch
+        return functional.cross_entropy(self(x * np.random.uniform(0.5, 1) + random.gauss(0, 0.1)), y)
+
+
+@pytest.fixture
+def made(federation: Make, monkeypatch: pytest.MonkeyPatch) -> Make:
+    """As `federation`, of a network class."""
+
+    def make(net: type[nn.Module], *args: Any, **changes: Any) -> Federation:
+        monkeypatch.setitem(federation.__globals__["NETS"], "plain", net)
+        return federation(*args, **changes)
+
+    return make
+
+
+@pytest.mark.parametrize(
+    ("net", "layer"),
+    [
+        (NoStatistics, "between"),
+        (Kept, "between"),
+        (Functional, "its forward pass"),
+        (Centred, "its forward pass"),
+        (DropsByBatch, "between"),
+    ],
+)
+def test_a_score_that_depends_on_the_batch_is_refused(made: Make, net: type[nn.Module], layer: str) -> None:
+    with pytest.raises(BadInput, match=rf"^model: .*: {layer} goes by the batch in evaluation; ta"):
+        made(net, FedAvg()).prepare()
+
+
+@pytest.mark.parametrize("net", [Net, Whole])
+def test_samples_by_themselves_pass_without_a_word(
+    made: Make, net: type[nn.Module], capsys: pytest.CaptureFixture[str]
+) -> None:
+    made(net, FedAvg()).prepare()
+    assert capsys.readouterr().err == ""
+
+
+def test_draws_in_evaluation_are_told(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    fed = made(Drops, FedAvg(), fabric={"executor": "vmap"})
+    fed.prepare()
+    lines = capsys.readouterr().err
+    assert "model drops: it draws random numbers when it is scored" in lines
+    assert fed.worker.trainers[0].executor.name == "loop"
+
+
+def test_a_buffer_that_moves_is_told(made: Make, capsys: pytest.CaptureFixture[str]) -> None:
+    fed = made(Counts, FedAvg())
+    fed.prepare()
+    assert "its buffers passes change in training and are not averaged" in capsys.readouterr().err
+    assert not fed.evaluator.remembered.enabled
+    made(Counts, FedPer()).prepare()
+    assert "a client keeps its own" in capsys.readouterr().err
+
+
+def scores_of(fed: Federation, rounds: int) -> list[Any]:
+    """What some rounds come to."""
+    fed.prepare()
+    names = ("mean_accuracy", "train_loss", "validation_accuracy", "mean_accuracy_before", "mean_accuracy_after")
+    return [[fed.round(t).metrics.get(name) for name in names] for t in range(1, rounds + 1)]
+
+
+@pytest.mark.parametrize("net", [Drops, Mixing])
+def test_equal_seeds_equal_scores(made: Make, net: type[nn.Module]) -> None:
+    kinds = {"models": ["before", "after", "global"]}
+    runs = []
+    for process in (1, 2):
+        torch.manual_seed(process)
+        np.random.seed(process)
+        random.seed(process)
+        runs.append(scores_of(made(net, FedAvg(), evaluation=kinds), 2))
+    assert runs[0] == runs[1]
+    other = scores_of(made(net, FedAvg(), evaluation=kinds, seed=1), 2)
+    assert runs[0] != other
+
+
+def test_a_score_does_not_depend_on_what_was_scored_before(made: Make) -> None:
+    fed = made(Drops, FedAvg())
+    fed.prepare()
+    fed.evaluator.remembered.enabled = False
+    vector = fed.run.groups[0].initial
+    first = fed.evaluator.scores("before", fed.evaluator.at_rest(1), vector)
+    fed.evaluator.scores("before", fed.evaluator.at_rest(0), torch.randn_like(vector))
+    np.random.rand()
+    assert fed.evaluator.scores("after", fed.evaluator.at_rest(1), vector).popitem()[1] == first.popitem()[1]
+
+
+def test_hooks_draw_what_follows_from_client_and_round(made: Make) -> None:
+    """Whatever was trained or scored in between, and in whatever order."""
+    seen: list[dict[int, float]] = []
+
+    class Drawing(FedAvg):
+        def upload(self, client: Any, payload: Any) -> Any:
+            seen[-1][client.id] = float(np.random.rand()) + random.random() + float(torch.rand(()))
+            return super().upload(client, payload)
+
+    for kinds, order in (([], [0, 1, 2]), (["before", "after"], [2, 0])):
+        seen.append({})
+        fed = made(Net, Drawing(), evaluation={"models": kinds})
+        fed.prepare()
+        fed.round(1, order)
+    assert len(set(seen[0].values())) == 3
+    assert all(seen[1][c] == seen[0][c] for c in (0, 2))
