@@ -14,7 +14,6 @@ from typing import Any, Literal
 
 import torch
 from greenlet import getcurrent, greenlet
-from torch import Tensor
 
 from fl_lightning.core.phase import Fit
 from fl_lightning.data import Part
