@@ -34,8 +34,6 @@ MOST_OVERVIEWS, MOST_FURTHER = 700, 120
 about so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
 
 
-
-
 class TensorBoard(Observer):
     """Scalars and pictures for TensorBoard, in `tensorboard/` of the run folder; the step is the round."""
 
