@@ -1,8 +1,10 @@
-"""Pictures of who holds which classes, how each client weighs the others' layers, and who receives from whom."""
+"""Pictures of who holds which classes, who receives from whom, how clients weigh the others' layers, and the scores."""
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -10,69 +12,88 @@ from fl_lightning import log
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.config import are_numbers, check
 from fl_lightning.core import RelationView, RoundRecord, RunContext
+from fl_lightning.drawing.curves import draw_scores
 from fl_lightning.drawing.heatmap import save_png
-from fl_lightning.drawing.relation import draw_relation, draw_split
+from fl_lightning.drawing.relation import draw_client, draw_overview, draw_split
 from fl_lightning.errors import MachineFailed
+from fl_lightning.extras import missing
 from fl_lightning.results.columns import spread
 from fl_lightning.results.folder import RunFolder
 
 DRAWN = 6
-"""Rounds that are drawn unless told otherwise. The report shows up to a hundred from `relation/`, without pictures."""
+"""Rounds with files and pictures of single clients unless told otherwise: a run folder keeps few files, and the report
+shows up to a hundred rounds from `relation/`. Ours."""
+OVERVIEW = "relation/overview"
 
 
 class Heatmaps(Observer):
-    """Draw layers × clients for chosen receivers (as figure 2 of KAPC does), and receivers × sources over all layers.
+    """Draw receivers × sources over all layers, for loggers in every round.
 
-    Colours run from 0 to the greatest weight, or to 1.5 times the greatest weight given to *another* client where that
-    is less: a client's own weight is often so much greater that, with it on the scale, the rest would be one colour.
-    A round's pictures take some 30 ms. If they cannot be written, a run says so once and goes on.
+    In chosen rounds also layers × clients for chosen receivers (as figure 2 of KAPC does), and all of these as files;
+    at the end the scores by round. Colours of weights run from 0 to 1 by their square roots, in all pictures alike. A
+    picture takes some 15 to 35 ms. Without matplotlib, or if a file cannot be written, a run says so once and goes on.
     """
 
     stage = "draw"
 
     def __init__(self, every: int | None = None, clients: list[int] | None = None, png: bool = True) -> None:
-        """`every`: rounds between pictures (the last round always has them); None: six rounds spread over the run, so
-        that drawing costs a run nothing that shows, however many rounds it has. `clients`: whose rows to draw; None: 0,
-        1 and 2 where they take part, else the first three of the cohort. `png`: also write `figures/` in the run
-        folder.
+        """`every`: rounds between chosen ones (the last round always is); None: six spread over the run. `clients`:
+        whose rows to draw; None: 0, 1 and 2 where they take part, else the first three of the cohort. `png`: also write
+        `figures/` in the run folder.
         """
         fine = every is None or every >= 1
         check("callbacks.heatmaps.every", every, fine, "it must be at least 1, or null")
         check("callbacks.heatmaps.clients", clients, are_numbers(clients), "it must be a list of client numbers")
         self.every, self.clients, self.png = every, clients, png
         self._split_drawn = self._warned = False
+        self._absent = missing("matplotlib")
 
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` for a client that does not exist. Draw what a run that is resumed was killed over."""
         for client in self.clients or []:
             known = 0 <= client < run.clients
             check("callbacks.heatmaps.clients", client, known, f"clients are numbered 0 to {run.clients - 1}")
+        if self._absent and run.is_main:
+            log.say(f"callbacks.heatmaps: no pictures, {self._absent}; without this line: --callbacks.heatmaps null")
         folder = RunFolder(run.folder)
         for t in range(1, run.resumed_from + 1 if run.is_main and self.png else 1):
-            missing = self._due(run, t) and not self._file(run, f"round-{t:04d}-overview").exists()
-            if missing and folder.relation_file(t).exists():
-                self._relation(run, folder.read_relation(t), t)
+            undrawn = self._due(run, t) and not self._file(run, f"round-{t:04d}-overview").exists()
+            if undrawn and folder.relation_file(t).exists():
+                self._write(run, t, self.pictures(run, folder.read_relation(t), t))
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
         """Draw the pictures into `record.images`."""
-        if not run.is_main:
+        if not run.is_main or self._absent:
             return
         if run.data.task == "classification" and run.data.holds_all and not self._split_drawn:
             self._split_drawn = True
             split = draw_split(run.data.class_counts, run.data.client_names, run.data.class_names)
             self._save(run, "split", split)
             record.images["data/split"] = split
-        if self._due(run, record.round):
-            record.images |= self._relation(run, record.relation, record.round)
+        if self._due(run, record.round) or run.config.loggers:
+            images = self.pictures(run, record.relation, record.round)
+            record.images |= images
+            self._write(run, record.round, images)
 
-    def _relation(self, run: RunContext, view: RelationView, t: int) -> dict[str, np.ndarray]:
-        """The pictures of round `t`."""
-        if view.rows.size == 0:
+    def on_fit_end(self, run: RunContext, summary: Mapping[str, Any]) -> None:
+        """Draw the scores by round."""
+        if run.is_main and self.png and not self._absent:
+            rows, metric = RunFolder(run.folder).read("metrics"), run.data.metric
+            self._save(run, f"{metric.name}-by-round", draw_scores(rows, metric, run.judge, run.folder.name))
+
+    def pictures(self, run: RunContext, view: RelationView, t: int) -> dict[str, np.ndarray]:
+        """The pictures of the relation in round `t`, by their names for loggers."""
+        if view.rows.size == 0 or self._absent:
             return {}
-        images = draw_relation(view, self._chosen(view.receivers), t, run.data.client_names)
-        for name, image in images.items():
-            self._save(run, f"round-{t:04d}-{name}", image)
-        return {f"relation/{name}": image for name, image in images.items()}
+        names = run.data.client_names
+        chosen = self._chosen(view.receivers) if self._due(run, t) else []
+        images = {f"relation/client-{client:03d}": draw_client(view, client, t, names) for client in chosen}
+        return images | {OVERVIEW: draw_overview(view, t, names)}
+
+    def _write(self, run: RunContext, t: int, images: Mapping[str, np.ndarray]) -> None:
+        """Write the pictures of a chosen round to files."""
+        for name, image in images.items() if self._due(run, t) else ():
+            self._save(run, f"round-{t:04d}-{name.removeprefix('relation/')}", image)
 
     def _save(self, run: RunContext, name: str, image: np.ndarray) -> None:
         try:

@@ -13,6 +13,7 @@ from fl_lightning import log
 from fl_lightning.callbacks import connection, exhibits
 from fl_lightning.callbacks.base import Observer
 from fl_lightning.callbacks.exhibits import Cells, without_secrets
+from fl_lightning.callbacks.heatmaps import DRAWN, OVERVIEW, Heatmaps
 from fl_lightning.config import check
 from fl_lightning.core.run import RunContext
 from fl_lightning.csvtable import Row
@@ -28,9 +29,9 @@ if TYPE_CHECKING:
     import wandb
     from torch.utils.tensorboard import SummaryWriter
 
-Image = np.ndarray | Path
-MOST_PICTURES = 600
-"""Of a run that W&B gets, each a file: with all else a run stays below the 1,000 files that it handles well."""
+MOST_OVERVIEWS, MOST_FURTHER = 700, 120
+"""Pictures that W&B gets, each a file: of the relation in every round, of longer runs in so many rounds; of others
+about so many in all. With all else a run stays below the 1,000 files that W&B's documentation advises."""
 
 
 class TensorBoard(Observer):
@@ -116,7 +117,6 @@ class WandB(Observer):
         self._gain: exhibits.Gain | None = None
         self._defined: set[str] = set()
         self._sent = 0  # the last round that W&B has
-        self._pictures = 0
         self._so_far = CumulativeCosts()
         self._tables = exhibits.Tables()
         self._ended = False
@@ -148,6 +148,9 @@ class WandB(Observer):
         else:
             self._say(self._where())
             self._sent = int(self._run.summary.get("round", 0)) if self._run.resumed else 0
+        if run.rounds > MOST_OVERVIEWS:
+            fewer = f"the relation is drawn in {MOST_OVERVIEWS} of {run.rounds} rounds"
+            self._say(f"{fewer}: W&B advises fewer than 1,000 files a run; TensorBoard and relation/ have all")
         self._send_again(run)
 
     def on_round_end(self, run: RunContext, record: RoundRecord) -> None:
@@ -223,10 +226,10 @@ class WandB(Observer):
             clients.get(int(row["round"]), []).append(row)
         for row in rows:
             t = int(row.pop("round"))
-            prefix = f"round-{t:04d}-"
-            files = sorted((run.folder / "figures").glob(f"{prefix}*.png"))
-            images = {f"relation/{file.stem.removeprefix(prefix)}": file for file in files}
             view = folder.read_relation(t) if folder.relation_file(t).exists() else None
+            images: dict[str, np.ndarray] = {}
+            for callback in run.callbacks if view is not None else ():
+                images |= callback.pictures(run, view, t) if isinstance(callback, Heatmaps) else {}
             self._send(run, t, row, clients[t], images, view)
 
     def _send(
@@ -235,7 +238,7 @@ class WandB(Observer):
         t: int,
         metrics: Mapping[str, float],
         clients: Iterable[Mapping[str, float]],
-        images: Mapping[str, Image],
+        images: Mapping[str, np.ndarray],
         relation: RelationView | None,
     ) -> None:
         sums = self._so_far.add(metrics)  # of rounds, too, that were sent before a kill and are trained again
@@ -255,8 +258,7 @@ class WandB(Observer):
                 row["fairness/clients"] = wandb.Histogram(np_histogram=np.histogram([*scores.values()], bins=20))
             if relation is not None and relation.rows.size and self._tables.due(run, t):
                 row["relation/cube"] = _table(exhibits.cube(relation, run.data.client_names))
-            if self._has_room(run, t, len(images)):
-                row |= {name: wandb.Image(image) for name, image in images.items()}
+            row |= {name: wandb.Image(image) for name, image in self._with_room(run, t, images).items()}
             self._run.log(row, step=t, commit=True)
             self._sent = t
         except Exception as error:  # a viewer that is lost must not stop the training
@@ -264,11 +266,13 @@ class WandB(Observer):
             self._run = None
             connection.let_go()
 
-    def _has_room(self, run: RunContext, t: int, count: int) -> bool:
-        """Whether the pictures of this round are sent: of long runs with many, those of rounds spread over the run."""
-        allowed = self._pictures + count <= MOST_PICTURES and t in spread(run.rounds, MOST_PICTURES // max(count, 1))
-        self._pictures += count * allowed
-        return allowed
+    def _with_room(self, run: RunContext, t: int, images: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+        """The pictures of this round that are sent: of long runs those of rounds that are spread over the run."""
+        others = len(images.keys() - {OVERVIEW})
+        most = MOST_FURTHER // max(others, 1)
+        chosen = spread(run.rounds, most) + (spread(run.rounds, DRAWN) if most >= 2 * DRAWN else [])
+        drawn = t in spread(run.rounds, MOST_OVERVIEWS)
+        return {name: image for name, image in images.items() if (drawn if name == OVERVIEW else t in chosen)}
 
     def _keep(self, run: RunContext, summary: Mapping[str, Any]) -> None:
         """The table of clients and the split's, and the files to keep: configuration, tables, relation, checkpoint."""

@@ -47,6 +47,11 @@ def needs(module: str | None) -> str:
     return f"it needs {name}, which is not installed: {command(extra)}" if extra else ""
 
 
+def missing(module: str) -> str:
+    """What to tell a user where `module` is not installed; empty where it is."""
+    return "" if _installed(module) else needs(module)
+
+
 def command(extra: str) -> str:
     """The command that installs the packages of `extra`, as this package's own metadata lists them."""
     try:

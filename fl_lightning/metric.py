@@ -155,6 +155,52 @@ class Further(Metric):
         return _FURTHER[self.name](scores, y)
 
 
+PREDICTED = Metric("predicted_classes", "classes that the model predicts", True)
+"""Counted beside accuracy; one alone means that every sample gets the same answer."""
+ONE_CLASS = "largest_class_share"
+"""The column of `final.csv` for clients whose model predicts one class of the several in their test part."""
+
+
+MOST_NAMED = 10
+"""Clients that a line names, at most."""
+SHOWS_ONE_CLASS = ("balanced_accuracy", "auroc")
+"""Further metrics by which a model that predicts one class is no better than guessing."""
+
+
+def one_class_words(shares: Mapping[str, float], clients: int, metrics: Iterable[str] = ()) -> str:
+    """Names the clients whose final model predicts one class, and the metric to take.
+
+    Args:
+        shares: of the largest class in the test samples of each such client, by its name.
+        clients: of the run.
+        metrics: what else the run is scored by.
+    """
+    percents = {name: f"{100 * share:.1f} %" for name, share in list(shares.items())[:MOST_NAMED]}
+    listed = ", ".join(f"{name} (largest class {percent})" for name, percent in percents.items())
+    listed += ", ..." if len(shares) > MOST_NAMED else ""
+    subject = f"{len(shares)} of {clients} final models predict one class for all of the client's test samples"
+    advice = f"; accuracy does not show it, --evaluation.metrics [{','.join(SHOWS_ONE_CLASS)}] does"
+    taken = set(SHOWS_ONE_CLASS) & set(metrics)
+    return f"{subject}: client {listed}" + ("" if taken else advice)
+
+
+def predicted_classes(answers: Tensor, sizes: Sequence[int], num_classes: int) -> Tensor:
+    """How many classes each of several models predicts, int64 (models,).
+
+    Args:
+        answers: the predicted class of each sample, model after model, (sum of sizes,).
+        sizes: samples of each model.
+        num_classes: of the task.
+    """
+    import torch
+
+    models = torch.arange(len(sizes), device=answers.device)
+    owners = models.repeat_interleave(torch.tensor(sizes, device=answers.device), output_size=len(answers))
+    flags = torch.zeros(len(sizes), num_classes, dtype=torch.bool, device=answers.device)
+    flags[owners, answers] = True
+    return flags.sum(1)
+
+
 def recalls(scores: Tensor, y: Tensor) -> Tensor:
     """Share of right answers among the samples of each class, float64 (classes,); NaN of a class without any."""
     from torchmetrics.functional.classification import multiclass_stat_scores

@@ -4,17 +4,21 @@ import os
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from PIL import Image
 
-from fl_lightning.drawing.heatmap import _font, _kept, _legible, _ticks, heatmap, save_png
+from fl_lightning.drawing import heatmap as drawing
+from fl_lightning.drawing.curves import draw_scores
+from fl_lightning.drawing.heatmap import MOST_CELLS, extension, heatmap, in_blocks, save_png, weight_scale
+from fl_lightning.metric import ACCURACY, MAE
 
-YELLOW, VIOLET, GREY = (0xFD, 0xE7, 0x25), (0x44, 0x01, 0x54), (200, 200, 200)
+YELLOW, VIOLET, GREY, RED = (0xFD, 0xE7, 0x24), (0x44, 0x01, 0x54), (0xC8, 0xC8, 0xC8), (0xD6, 0x27, 0x28)
 
 
-def draw(values, rows=None, cols=None, **kwargs) -> np.ndarray:
+def draw(values: Any, rows: Any = None, cols: Any = None, **kwargs: Any) -> np.ndarray:
     values = np.asarray(values, dtype=float)
     rows = [f"layer{i}" for i in range(values.shape[0])] if rows is None else rows
     cols = list(range(values.shape[1])) if cols is None else cols
@@ -25,94 +29,114 @@ def count(image: np.ndarray, colour: tuple[int, int, int]) -> int:
     return int((image == np.array(colour)).all(axis=-1).sum())
 
 
-@pytest.mark.parametrize("shape", [(1, 1), (5, 10), (21, 10), (21, 100), (1, 100), (100, 1)])
-def test_a_picture_is_a_uint8_rgb_array_that_png_keeps(shape, tmp_path) -> None:
-    image = draw(np.linspace(0, 1, shape[0] * shape[1]).reshape(shape))
+@pytest.mark.parametrize("shape", [(1, 1), (5, 10), (21, 100), (1, 100), (100, 1), (1000, 1000)])
+def test_a_picture_is_a_bounded_uint8_rgb_array_that_png_keeps(shape: tuple[int, int], tmp_path: Path) -> None:
+    image = draw(np.linspace(0, 1, shape[0] * shape[1]).reshape(shape), rows=list(range(shape[0])))
     assert image.dtype == np.uint8
-    assert image.ndim == 3
-    assert image.shape[2] == 3
-    assert 150 <= image.shape[1] <= 1300
+    assert image.ndim == 3 and image.shape[2] == 3
+    assert 200 <= image.shape[0] <= 1000 and 300 <= image.shape[1] <= 1000
     save_png(image, tmp_path / "figures" / "one.png")
     np.testing.assert_array_equal(np.asarray(Image.open(tmp_path / "figures" / "one.png")), image)
     assert [p.name for p in (tmp_path / "figures").iterdir()] == ["one.png"]
 
 
-def test_colours_span_zero_to_the_greatest_value() -> None:
-    image = draw([[0.0] * 20, [0.05] * 20])  # 20 columns: no numbers inside the cells
-    plain = 40 * 60  # pixels of a cell: 40 wide for 20 columns, 120 / 2 rows tall
-    assert count(image, VIOLET) >= 20 * plain
-    assert count(image, YELLOW) >= 20 * plain
+def test_weights_have_one_scale_in_all_pictures() -> None:
+    """From 0 to 1, whatever else a picture holds: 0.25 has the middle colour."""
+    alone, beside = draw(np.full((2, 20), 0.25)), draw([[0.25] * 20, [0.9] * 20])
+    middle = tuple(int(x) for x in alone[alone.shape[0] // 2, alone.shape[1] // 3])
+    assert float(weight_scale()(0.25)) == 0.5
+    assert count(alone, middle) > 20 * 300
+    assert count(beside, middle) > 10 * 300
+    whole = draw([[0.0] * 20, [1.0] * 20])
+    assert count(whole, VIOLET) > 10 * 300 < count(whole, YELLOW)
 
 
-def test_equal_weights_look_equal_and_a_missing_one_is_grey() -> None:
+def test_counts_run_from_zero_to_the_greatest() -> None:
+    image = draw([[0] * 20, [7] * 20], counts=True)
+    assert count(image, VIOLET) > 10 * 300 < count(image, YELLOW)
+
+
+def test_a_missing_weight_is_grey_and_one_below_zero_red() -> None:
     values = np.full((4, 20), 0.05)
-    values[2, 3] = np.nan
+    cell = count(draw(np.full((4, 20), 1.0)), YELLOW) / 80
+    values[2, 3], values[1, 1] = np.nan, -0.1
     image = draw(values)
-    assert 40 * 30 <= count(image, GREY) < 2 * 40 * 30  # the cell, and a few pixels of text of that grey
-    assert count(image, YELLOW) >= 79 * 40 * 30
+    assert 0.8 * cell < count(image, GREY) < 1.2 * cell
+    assert 0.8 * cell < count(image, RED) < 1.5 * cell + 400  # and the end of the colour bar
 
 
-def test_a_given_range_caps_the_colours_and_the_bar_says_so() -> None:
-    capped, whole = (draw([[0.1] * 19 + [last]], high=0.2) for last in (0.9, 0.2))
-    assert count(capped, YELLOW) >= 40 * 120
-    differing = np.flatnonzero((capped != whole).any(axis=(0, 2)))
-    assert differing.size
-    assert differing.min() > capped.shape[1] - 40  # "0.2+" for "0.2", right of the bar
+@pytest.mark.parametrize(
+    ("low", "high", "shown"),
+    [(0, 1, "neither"), (-0.1, 1, "min"), (0, 1.2, "max"), (-1, 2, "both"), (0, 1 + 1e-7, "neither")],
+)
+def test_colour_bars_say_what_lies_beyond_them(low: float, high: float, shown: str) -> None:
+    assert extension(low, high, 1.0) == shown
 
 
-def test_few_columns_have_their_numbers_printed() -> None:
-    with_numbers, without = draw(np.full((2, 12), 0.5)), draw(np.full((2, 13), 0.5))
-    cell = 44 * 60
-    assert count(with_numbers, YELLOW) < 24 * cell
-    assert count(without, YELLOW) >= 26 * 40 * 60
+def test_a_kept_layout_gives_the_same_picture_as_a_new_one() -> None:
+    first, other = np.full((3, 3), 0.2), np.eye(3)
+    drawn = draw(first)
+    assert (draw(other) != drawn).any()
+    again = draw(first)
+    drawing._frame.cache_clear()
+    np.testing.assert_array_equal(drawn, again)
+    np.testing.assert_array_equal(drawn, draw(first))
+
+
+def test_the_greatest_of_a_block_stands_for_many_cells() -> None:
+    values = np.zeros((5, 4))
+    values[4, 3], values[0, 1], values[2] = 0.7, 0.3, np.nan
+    np.testing.assert_array_equal(in_blocks(values, 2, 2), [[0.3, 0.0], [0.0, 0.0], [0.0, 0.7]])
+    assert np.isnan(in_blocks(np.full((2, 2), np.nan), 2, 2)).all()
+    n = 3 * MOST_CELLS
+    spike = np.zeros((n, n))
+    spike[17, 200] = 1.0
+    assert count(draw(spike, rows=list(range(n))), YELLOW) > count(draw(np.zeros((n, n)), rows=list(range(n))), YELLOW)
+
+
+def test_few_columns_have_their_numbers_where_they_are_asked_for() -> None:
+    plain = draw(np.full((2, 10), 1.0))
+    assert count(draw(np.full((2, 10), 1.0), numbers=True), YELLOW) < count(plain, YELLOW) - 500
+    wide = np.full((2, 11), 1.0)
+    np.testing.assert_array_equal(draw(wide, numbers=True), draw(wide))
 
 
 def test_every_layer_is_named_and_crowded_numbers_are_thinned() -> None:
-    layers = draw(np.zeros((62, 100)))
+    layers = draw(np.zeros((62, 20)))
     assert layers.shape[0] > 62 * 15
-    names = (layers[:, :80] < 100).all(axis=-1).any(axis=1)  # dark pixels in the column of names, by line
-    assert np.count_nonzero(np.diff(names.astype(int)) == 1) >= 62
-    numbered = draw(np.zeros((100, 100)), rows=list(range(100)))
-    assert numbered.shape[0] < 1000
+    frame = drawing._frame(tuple(range(100)), tuple(range(100)), "x", "y", None, "neither")
+    assert [label.get_text() for label in frame.axes.get_yticklabels()] == [str(5 * k) for k in range(20)]
+    named = drawing._frame(tuple(f"l{k}" for k in range(62)), (0,), "x", "y", None, "neither")
+    assert len(named.axes.get_yticklabels()) == 62
 
 
-def test_long_names_keep_their_end() -> None:
+def test_long_names_keep_their_end_and_are_turned_below() -> None:
     prefix = "backbone.encoder.block." * 8
     one, other = (draw(np.zeros((1, 20)), rows=[prefix + end]) for end in ("query", "value"))
-    assert one.shape[1] < 1300
-    assert one.shape != other.shape or (one != other).any()
+    assert one.shape[1] < 1100 and (one != other).any()
+    names = ["Zürich", "Universitätsspital Basel", "a$b$c"]
+    turned, short = (heatmap(np.eye(3), ["a", "b", "c"], of, "t", "x", "y") for of in (names, ["a", "b", "c"]))
+    assert turned.shape[0] - short.shape[0] > 100
+    frame = drawing._frame(("a", "b", "c"), tuple(names), "x", "y", None, "neither")
+    assert [label.get_rotation() for label in frame.axes.get_xticklabels()] == [90] * 3
 
 
 @pytest.mark.parametrize("values", [np.zeros((2, 3)), np.full((2, 3), np.nan), np.full((2, 3), -1.0)])
-def test_degenerate_values_are_drawn(values) -> None:
-    assert draw(values).size
+def test_degenerate_values_are_drawn(values: np.ndarray) -> None:
+    assert draw(values, numbers=True).size
+    assert draw(values, counts=True).size
 
 
-@pytest.mark.parametrize(
-    ("low", "high", "most", "texts"),
-    [
-        (0, 1, 5, ["0", "0.2", "0.4", "0.6", "0.8", "1"]),
-        (0, 0.271, 3, ["0", "0.1", "0.2", "0.271"]),
-        (0, 0.0158, 4, ["0", "0.005", "0.010", "0.0158"]),
-        (0, 30, 3, ["0", "10", "20", "30"]),
-    ],
-)
-def test_the_bar_has_round_numbers_and_both_ends(low, high, most, texts) -> None:
-    assert [text for _, text in _ticks(low, high, most)] == texts
-
-
-@pytest.mark.parametrize(
-    ("labels", "room", "written"),
-    [
-        (range(0, 12), 5, [0, 5, 10]),
-        (range(0, 3), 20, [0, 1, 2]),
-        (range(0, 3), 1, [0]),
-        ([3, 17, 22, 40, 41, 60], 5, [3, 60]),  # a cohort
-        (["a", "b"], 1, ["a", "b"]),
-    ],
-)
-def test_numbers_that_are_written_are_round_ones(labels, room, written) -> None:
-    assert [labels[k] for k in _kept(labels, room, 20)] == written
+@pytest.mark.parametrize("metric", [ACCURACY, MAE])
+def test_scores_by_round_have_a_line_for_each_kind_of_model(metric: Any) -> None:
+    column = metric.by("after")
+    rows = [{"round": t, column: 0.1 * t} for t in (1, 2, 3)]
+    one = draw_scores(rows, metric, "after", "run $1$")
+    two = draw_scores([row | {metric.by("global"): 0.2} for row in rows], metric, "after", "run $1$")
+    assert one.shape == two.shape == (400, 640, 3)
+    assert count(one, (0x2A, 0x78, 0xD6)) > 50 and count(two, (0x1A, 0x9E, 0x6D)) > 50 > count(one, (0x1A, 0x9E, 0x6D))
+    assert draw_scores([], metric, "global", "empty").shape == (400, 640, 3)
+    assert draw_scores(rows[:1], metric, "after", "one").shape == (400, 640, 3)
 
 
 def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:
@@ -125,14 +149,3 @@ def test_the_cache_of_fonts_is_made_in_silence(tmp_path: Path) -> None:
     )
     assert "kapc" in done.stdout
     assert done.stderr == ""
-
-
-def test_long_names_below_are_turned_and_none_is_a_box(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Names of hospitals side by side ran into each other, and Pillow's own font has no letter with an accent."""
-    names = ["Zürich", "Universitätsspital Basel", "Genève"]
-    turned, short = (heatmap(np.eye(3), ["a", "b", "c"], of, "t", "x", "y") for of in (names, ["a", "b", "c"]))
-    assert turned.shape[0] - short.shape[0] > 100
-    missing, box = (bytes(_font(12, letter).getmask(letter)) for letter in ("ü", "\uffff"))
-    assert missing != box and _legible("Zürich") == "Zürich"
-    monkeypatch.setattr("fl_lightning.drawing.heatmap._more_letters", lambda: None)  # matplotlib is an extra
-    assert _legible("Zürich") == "Zurich"

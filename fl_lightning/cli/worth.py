@@ -314,9 +314,19 @@ def _bar(total: int) -> Iterator[Any]:
 def _measured(plan: Plan, first: dict[str, tuple[Config, dict[str, Any]]], facts: Facts, cycles: int) -> Measured:
     from fl_lightning.gains.measure import measure
     from fl_lightning.gains.scores import read
+    from fl_lightning.gains.training import training
+    from fl_lightning.training.schedule import Length
 
-    silos, metric, margin = read(plan.folder.path, [*first], cycles, facts), plan.values.metric, plan.values.margin
-    return measure(silos, metric, margin if margin is None or metric == "mae" else margin / 100)
+    out = plan.folder.path
+    silos, metric, margin = read(out, [*first], cycles, facts), plan.values.metric, plan.values.margin
+    measured = measure(silos, metric, margin if margin is None or metric == "mae" else margin / 100)
+    config, cell = first[measured.method]
+    finetuning = None
+    if cell.get("judge") == "finetuned":
+        epochs = config.evaluation.finetune_epochs
+        finetuning = Length(epochs) if epochs else Length.of(config.federation)
+    measured.training = training(out, cell["folder"], config.federation, facts.names, finetuning)
+    return measured
 
 
 def _further(

@@ -21,7 +21,7 @@ from fl_lightning.engine.phases import job_of
 from fl_lightning.engine.record import Results, means, numbers, spread
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.errors import BadClient, BadInput, RunFailed
-from fl_lightning.metric import MODELS
+from fl_lightning.metric import MODELS, ONE_CLASS, PREDICTED
 from fl_lightning.storage.state import MODEL, ClientState
 
 _START = "received."
@@ -66,7 +66,7 @@ class Evaluator:
         metric, judge, remembered = self.run.data.metric, self.run.judge, self.remembered
         digest = self._ready(kind, client, vector)
         measured = remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
-        scores = {m.by(kind): value for m, value in measured.items()}
+        scores = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         validation = client.data.validation
         if kind == judge and len(validation):
             scores[metric.by("validation")] = remembered.get(scoring.score, kind, client, vector, validation, digest)
@@ -217,8 +217,10 @@ class Evaluator:
         if not scored:
             raise RunFailed("no client's final model can be judged")
         named: dict[str, str] = {name: name for name in run.config.evaluation.metrics or ()}
-        further = [scoring.set_apart(c["further"], list(named))[1] for c in everyone]
-        scoring.tell_left_out(further, named if run.is_main else (), run.data.client_names)
+        further = [scoring.set_apart(c["further"], [*named, ONE_CLASS])[1] for c in everyone]
+        if run.is_main:
+            scoring.tell_left_out(further, named, run.data.client_names)
+            scoring.tell_one_class(further, run.data.client_names, [*named])
         metric = run.data.metric
         counts = Counter(kind for kind in models if kind)
         begins_with_global = run.policy.starts_from_server and self.has_global and not run.method.adapts
@@ -242,10 +244,11 @@ class Evaluator:
         client = self.at_rest(id, buffers)
         digest = self._ready(kind, client, vector)
         measured = self.remembered.get(scoring.measured, kind, client, vector, client.data.test, digest)
-        values = {m.by(kind): value for m, value in measured.items()}
+        values = {m.by(kind): value for m, value in measured.items() if m is not PREDICTED}
         values |= self._on_global_test(kind, client, vector, digest)
         columns = scoring.columns(self.run.config.evaluation.metrics, kind)
         further = {name: values.pop(column) for name, column in columns.items() if column in values}
+        further |= scoring.one_class(client, measured)
         scores = {"kind": kind, "score": values.pop(self.run.data.metric.by(kind)), "further": further, **values}
         on_global = self.run.config.data.global_test and self.has_global and self.wants("global")
         model = self.global_model(id) if on_global else None

@@ -32,6 +32,7 @@ from fl_lightning.engine.record import Timer
 from fl_lightning.engine.visit import Parts, Steps, Visit
 from fl_lightning.engine.worker import Worker
 from fl_lightning.errors import BadClient, BadInput
+from fl_lightning.metric import PREDICTED
 from fl_lightning.storage.state import MODEL, ClientState, ServerState
 from fl_lightning.storage.store import VectorStore
 from fl_lightning.training.executors.base import LocalJob
@@ -347,6 +348,7 @@ class _Newcomer:
             return {}
         seen: scoring.Seen = []
         values = scoring.measured(kind, client, test, seen)
+        values.pop(PREDICTED, None)
         scores = {m.by("received") if received else m.name: float(value) for m, value in values.items()}
         loss = client.run.data.metric.loss
         scores["loss"] = sum(float(loss(outputs.float(), y, "sum")) for outputs, y in seen) / len(test)

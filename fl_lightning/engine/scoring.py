@@ -19,13 +19,25 @@ from fl_lightning.data.part import Part
 from fl_lightning.device import seed_all
 from fl_lightning.engine.trainer import Trainer
 from fl_lightning.methods.base import Method
-from fl_lightning.metric import CLASS_SHARE, FURTHER, NO_TARGET, Further, Metric, by_shares, recalls
+from fl_lightning.metric import (
+    ACCURACY,
+    CLASS_SHARE,
+    FURTHER,
+    MOST_NAMED,
+    NO_TARGET,
+    ONE_CLASS,
+    PREDICTED,
+    Further,
+    Metric,
+    by_shares,
+    one_class_words,
+    predicted_classes,
+    recalls,
+)
 from fl_lightning.rng import key
 from fl_lightning.training.executors.base import ScoreJob
 
 T = TypeVar("T")
-MOST_NAMED = 10
-"""Clients that a line names, at most."""
 Seen = list[tuple[Tensor, Tensor]]
 """Class scores (b, classes) and labels (b,) of each batch."""
 
@@ -37,11 +49,13 @@ def further_metrics(run: RunContext) -> list[Further]:
 
 
 @torch.no_grad()
-def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Tensor:
+def score(
+    kind: str, client: Client, part: Part, seen: Seen | None = None, answers: list[Tensor] | None = None
+) -> Tensor:
     """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an empty part.
 
-    Scores and labels are added to `seen`, where it is given. What a model draws follows from seed and client (on the
-    test set of all from the seed), not from what was scored before.
+    Scores and labels are added to `seen`, and the predicted class of each sample to `answers`, where these are given. What a
+    model draws follows from seed and client (on the test set of all from the seed), not from what was scored before.
     """
     run, module, outputs = client.run, client.module, client.run.method.outputs
     common = run.data.global_test(run.device, run.dtype)
@@ -55,15 +69,20 @@ def score(kind: str, client: Client, part: Part, seen: Seen | None = None) -> Te
         right = total if right is None else right + total
         if seen is not None:
             seen.append((scores, y))
+        if answers is not None and y.ndim == 1:
+            answers.append(scores.argmax(1))
     return torch.full((), torch.nan, device=run.device) if right is None else right / len(part)
 
 
 def measured(kind: str, client: Client, part: Part, seen: Seen | None = None) -> dict[Metric, Tensor]:
     """What is bound on the client's test data, by metric: NaN where a further metric is not defined. `seen` as in
-    `score`."""
-    named = further_metrics(client.run)
+    `score`. Of a classification also `PREDICTED`."""
+    named, own = further_metrics(client.run), client.run.data.metric
     seen = [] if named and seen is None else seen
-    values: dict[Metric, Tensor] = {client.run.data.metric: score(kind, client, part, seen)}
+    answers: list[Tensor] | None = [] if own is ACCURACY else None
+    values: dict[Metric, Tensor] = {own: score(kind, client, part, seen, answers)}
+    if answers:
+        values[PREDICTED] = predicted_classes(torch.cat(answers), [len(part)], client.module.num_classes)[0]
     if named and seen:
         scores, y = _whole(seen)
         values |= {metric: metric.value(scores, y) for metric in named}
@@ -138,10 +157,11 @@ class Remembered:
                 if self._known(what, client, part, digest) is None:
                     jobs.append(ScoreJob(vector, client.state.buffers, part))
                     places.append((what, kind, client, digest))
-        totals = executor.score(jobs) if jobs else []
-        for (what, kind, client, digest), job, total in zip(places, jobs, totals, strict=True):
+        scored = executor.score(jobs) if jobs else []
+        for (what, kind, client, digest), job, (total, classes) in zip(places, jobs, scored, strict=True):
             value = total / len(job.part)
-            result = {client.run.data.metric: value} if what is measured else value
+            values = {client.run.data.metric: value} | ({} if classes is None else {PREDICTED: classes})
+            result = values if what is measured else value
             self._last.setdefault((client.id, what), {})[kind] = job.part, digest, result
 
     def _known(self, what: Any, client: Client, part: Part, digest: bytes) -> tuple[Part, bytes, Any] | None:
@@ -228,6 +248,30 @@ def tell_left_out(rows: Sequence[Mapping[str, float]], names: Iterable[str], cli
         over = f"mean over {len(rows) - len(without)} of {len(rows)} clients"
         why = "lack a class of the client" if name == CLASS_SHARE.name else "have a single class, or none"
         log.say(f"{name}: {over}; the test samples of {len(without)} {why}, and cannot show it (client {those})")
+
+
+def one_class(client: Client, measured: Mapping[Metric, Tensor]) -> dict[str, float]:
+    """`ONE_CLASS` of a client whose model predicts one class, where its test samples have several."""
+    if int(measured.get(PREDICTED, 0)) != 1:
+        return {}
+    batches = client.data.test.batches(client.run.config.evaluation.batch_size)
+    labels = torch.cat([y for _, y in batches])
+    share = float(labels.bincount().max()) / len(labels)
+    return {ONE_CLASS: share} if share < 1 else {}
+
+
+def tell_one_class(rows: Sequence[Mapping[str, float]], clients: Sequence[str], metrics: Sequence[str]) -> None:
+    """Name clients whose final model predicts one class.
+
+    Args:
+        rows: of all clients, some with `ONE_CLASS`.
+        clients: their names; empty: they have none.
+        metrics: what else the run is scored by.
+    """
+    names = clients or [str(client) for client in range(len(rows))]
+    shares = {name: row[ONE_CLASS] for name, row in zip(names, rows, strict=True) if ONE_CLASS in row}
+    if shares:
+        log.say(f"predictions: {one_class_words(shares, len(rows), metrics)}")
 
 
 def set_apart(values: Mapping[str, Any], named: Sequence[str]) -> tuple[dict[str, Any], dict[str, Any]]:

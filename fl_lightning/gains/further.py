@@ -28,6 +28,8 @@ LABELLED = [0, 5, 20]
 """Labelled samples of each class that a new silo brings."""
 SHARES = (0.1, 0.25, 0.5)
 """Of a silo's training samples; the whole has been measured already."""
+BESIDE_ACCURACY = ("balanced_accuracy", "auroc")
+"""What `--metric` may name that `evaluation.metrics` must name, too."""
 SAME = 1e-6
 """Weights of a relation that lie no further apart are the same: they were kept as 32-bit numbers."""
 Task = tuple[Config, Path, Path | None, dict[str, str | None]]
@@ -80,6 +82,9 @@ def curve(out: Path, rows: Rows, method: str) -> list[Task]:
 
 def _without(config: Config, away: list[int], fold: int) -> Config:
     data, evaluation = replace(config.data, held_out=away), replace(config.evaluation, newcomer_samples=LABELLED)
+    if data.task == "classification":  # whichever --metric a later call names, newcomers have been scored by it
+        metrics = dict.fromkeys([*(evaluation.metrics or ()), *BESIDE_ACCURACY])
+        evaluation = replace(evaluation, metrics=[*metrics])
     return replace(config, seed=fold, data=data, evaluation=evaluation)
 
 
@@ -88,20 +93,21 @@ def _without(config: Config, away: list[int], fold: int) -> Config:
 
 def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[str, Any]], Section]:
     """What a new silo gets by labelled samples, mean over silos: with the others' model, and alone."""
-    metric: numbers.Name = "mae" if measured.metric == "mae" else "accuracy"
+    metric = measured.metric
     scores: dict[tuple[str, int], list[float]] = {}
     part = min((config.evaluation.newcomer_rounds / config.federation.rounds for config, *_ in tasks), default=0.0)
-    for _, folder, _, rows in tasks:
-        for row in RunResult(folder).rows("newcomers"):
-            key = next(iter(rows)), int(row["samples_per_class"])
-            scores.setdefault(key, []).append(float(row[metric]))
+    trained = [(next(iter(rows)), row) for _, folder, _, rows in tasks for row in RunResult(folder).rows("newcomers")]
+    for label, row in trained:
+        if metric in row:
+            scores.setdefault((label, int(row["samples_per_class"])), []).append(float(row[metric]))
+    samples = "labelled samples" if metric == "mae" else "labelled samples of each class"
     text = (
-        "Every silo was left out once, and came when all was over, with so many labelled samples of each class: score "
+        f"Every silo was left out once, and came when all was over, with so many {samples}: score "
         f"of the model that {measured.method} gives it, trained on these with {100 * part:.0f} % of the passes "
         "that a whole training makes over a silo's samples, and of one that it trains on these alone, with all of "
-        f"them; mean over silos ({words.METRICS[metric]})."
-    )
-    section = Section("A silo that joins later", text, ["labelled samples of each class", "with the others", "alone"])
+        f"them; mean over silos ({words.METRICS[metric]}). {_left_out(trained, metric)}"
+    ).strip()
+    section = Section("A silo that joins later", text, [samples, "with the others", "alone"])
     means_by_count: list[dict[str, Any]] = []
     for count in LABELLED:
         each = {key: scores.get((label, count)) for key, label in (("federated", measured.method), ("alone", ALONE))}
@@ -110,6 +116,15 @@ def of_newcomers(tasks: Sequence[Task], measured: Measured) -> tuple[list[dict[s
         cells = ["-" if mean is None else words.score(mean, metric) for mean in means.values()]
         section.rows.append([str(count), *cells])
     return means_by_count, section
+
+
+def _left_out(trained: Sequence[tuple[str, Mapping[str, Any]]], metric: numbers.Name) -> str:
+    """Says over how many silos a newcomers' mean is, where the metric is not defined for all of them."""
+    silos = {row["client"] for _, row in trained}
+    scored = {row["client"] for _, row in trained if metric in row}
+    if trained and not scored:
+        return f"Its runs were not scored by {metric}: delete the folder newcomers, and the same command trains them."
+    return f"It is defined for {len(scored)} of {len(silos)} silos." if len(scored) < len(silos) else ""
 
 
 def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, Any], Section]:
@@ -134,8 +149,9 @@ def of_without(out: Path, measured: Measured, facts: Facts) -> tuple[dict[str, A
         rank = float(stats.spearmanr(effect[off], relation[off]).statistic) if off.sum() > 3 else math.nan
         content |= {"relation": relation.tolist(), "rank_correlation": rank}
     surely = "; ".join(f"{one} would miss {other}" for one, other in content["surely"]) or "of no pair is it sure"
+    worse = "error of the silo of a row rises" if metric == "mae" else "score of the silo of a row falls"
     text = (
-        f"How much the score of the silo of a row falls where the silo of a column does not take part ({method}, one "
+        f"How much the {worse} where the silo of a column does not take part ({method}, one "
         f"cycle; {words.METRICS[metric]}), with half of its 95 % interval. A positive number: it would be missed. "
         f"All pairs considered together (Holm, 5 %): {surely}."
     )

@@ -125,6 +125,10 @@ def as_json(measured: Measured) -> dict[str, Any]:
         row["between_trainings"] = one.between if one else math.nan
         row["not_counted"], row["recordings"] = answer.silo.left_out, answer.silo.recordings
         row["methods"] = answer.methods
+        if (training := measured.training) is not None:
+            name = answer.silo.name
+            row["steps_alone"], row["steps_federated"] = training.alone[name], training.federated[name]
+            row["still_falling"] = name in training.falling
         if one is not None and not answer.reason:
             row["half_after_8_cycles"] = one.half_after(max(8, one.cycles))
             scale = 1.0 if measured.metric != "mae" else measured.margin / 0.02

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from pathlib import Path
+from typing import Any
 
 from fl_lightning.csvtable import as_csv
 from fl_lightning.files import write_whole
@@ -13,6 +15,8 @@ from fl_lightning.gains.silos import Measured
 
 COLUMNS = ("silo", "samples", "method", "alone", "federated", "gain", "low", "high", "verdict", "sentence")
 """Of `worth.csv`, and the keys of each silo in `worth.json` that scripts rely on."""
+STEPS = ("steps_alone", "steps_federated", "still_falling")
+"""Further columns of `worth.csv`."""
 
 
 def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
@@ -21,7 +25,7 @@ def write(out: Path, measured: Measured, sections: list[page.Section]) -> None:
     files: dict[str, bytes | str] = {
         "worth.html": page.render(measured, sections),
         "worth.png": page.picture(measured),
-        "worth.csv": as_csv([{name: row[name] for name in COLUMNS} for row in content["silos"]]),
+        "worth.csv": as_csv([_line(row) for row in content["silos"]]),
         "worth.json": json.dumps(content, indent=1, ensure_ascii=False) + "\n",
     }
     for name, made in files.items():
@@ -46,8 +50,14 @@ def table(measured: Measured) -> str:
     ]
     margin = f"margin {words.amount(measured.margin, metric)}{words.unit_of(metric)}"
     what = f"{words.METRICS[metric]}{', %' if metric != 'mae' else ''}; method {measured.method}, {margin}"
+    notes += words.of_training(measured)
     parts = [measured.consortium["sentence"], "", f"({what})", *texts, *([""] if notes else []), *notes]
     return "\n".join(parts) + "\n"
+
+
+def _line(row: Mapping[str, Any]) -> dict[str, Any]:
+    """A silo's line of `worth.csv`."""
+    return {name: row[name] for name in (*COLUMNS, *STEPS) if name in row}
 
 
 def _aligned(cell: str, width: int, column: int) -> str:

@@ -12,6 +12,16 @@ from fl_lightning.gains.statistics import Estimate, Name, Samples, Scores, Verdi
 
 
 @dataclass(frozen=True)
+class Training:
+    """Steps of each silo in one training, and the silos whose loss still falls when training alone ends."""
+
+    alone: dict[str, int]
+    federated: dict[str, int | None]
+    """None where the operations of its runs could not be counted, from which its steps follow."""
+    falling: list[str]
+
+
+@dataclass(frozen=True)
 class Facts:
     """The silos before anything is trained."""
 
@@ -82,3 +92,5 @@ class Measured:
     """How many folds chose each method."""
     cycles: int
     consortium: dict[str, Any] = field(default_factory=dict)
+    training: Training | None = None
+    """How long the silos have trained."""

@@ -10,6 +10,7 @@ import numpy as np
 
 from fl_lightning.gains.silos import Answer, Measured, Silo
 from fl_lightning.gains.statistics import LEAST, LEAST_RECORDINGS, Name, too_few
+from fl_lightning.metric import MOST_NAMED
 
 VERDICTS = ("gains", "harmed", "no difference that matters", "cannot tell yet")
 METRICS: dict[Name, str] = {
@@ -164,6 +165,27 @@ def of_all(facts: Mapping[str, Any], measured: Measured) -> str:
     ends = f"({signed(facts['low'], metric)} to {signed(facts['high'], metric)})"
     surely = f" {sure} of them surely gain{'s' if sure == 1 else ''}, all silos considered together." if sure else ""
     return f"{begin}: of {number} silos {listed}; {mean} {ends}.{surely}"
+
+
+def of_training(measured: Measured) -> list[str]:
+    """How many steps the silos took, and a warning where more of them alone would have helped."""
+    training = measured.training
+    if training is None:
+        return []
+    federated = [steps for steps in training.federated.values() if steps is not None]
+    ours = f"{_range(federated)} with {measured.method}" if federated else f"unknown with {measured.method}"
+    lines = [f"Steps of local training of a silo: {_range([*training.alone.values()])} alone, {ours}."]
+    if training.falling:
+        names = ", ".join(training.falling[:MOST_NAMED]) + (", ..." if len(training.falling) > MOST_NAMED else "")
+        lines.append(
+            f"Warning: the loss of training alone still falls when it ends ({names}): a gain there may come from more "
+            "training, which a silo can do alone. Repeat with more rounds (--federation.rounds, another --out)."
+        )
+    return lines
+
+
+def _range(counts: Sequence[int]) -> str:
+    return f"{min(counts)}" if min(counts) == max(counts) else f"{min(counts)} to {max(counts)}"
 
 
 def beforehand(

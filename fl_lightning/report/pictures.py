@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.drawing.heatmap import top
 from fl_lightning.record import RelationView
 from fl_lightning.results.ledger import unread
 from fl_lightning.results.result import RunResult
@@ -43,6 +42,13 @@ def encode(values: np.ndarray, high: float | None = None) -> Picture:
     codes[beyond], codes[~finite] = OVER, MISSING
     over = [float(f"{value:.4g}") for value in values[beyond]]
     return {"low": low, "high": float(f"{end:.6g}"), "codes": base64.b64encode(codes.tobytes()).decode(), "over": over}
+
+
+def top(values: np.ndarray, own: np.ndarray) -> float | None:
+    """Where the colours of a relation end: at 1.5 times the greatest weight of another client's model, beside which a
+    client's `own` weight would leave the rest one colour; None: at the greatest value."""
+    others = values[~own & np.isfinite(values)].max(initial=0.0)
+    return float(1.5 * others) if 0 < 1.5 * others < values.max() else None
 
 
 def relations(runs: list[RunResult]) -> dict[str, Any]:

@@ -73,6 +73,8 @@ def remarks(runs: list[RunResult]) -> list[str]:
             lines.append(f"{run.name} was trained on made-up data: its accuracies mean nothing.")
         elif run.setting("smoke"):
             lines.append(f"{run.name} is a smoke run (a few samples and steps): its accuracies mean little.")
+        if run.one_class:
+            lines.append(f"{run.name}: {run.one_class}.")
     return lines + judges(runs)
 
 

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import numpy as np
 
 from fl_lightning.config import check
-from fl_lightning.drawing.heatmap import top
+from fl_lightning.drawing.heatmap import MISSING, NEGATIVE, WEIGHT_TICKS, extension, weight_scale
 from fl_lightning.files import write_whole
 from fl_lightning.report import clients, figures, newcomers
 from fl_lightning.results.ledger import Ledger
@@ -136,7 +136,7 @@ def _split(axes: Axes, split: dict[str, Any]) -> None:
 
 
 class _Heat(NamedTuple):
-    """Values, (rows, columns), as colours from 0, or the least value, to `high` (None: the greatest)."""
+    """Values from 0 to 1, (rows, columns), as colours: weights, or shares of the cohort."""
 
     values: np.ndarray
     rows: Sequence[Any]
@@ -145,7 +145,7 @@ class _Heat(NamedTuple):
     y: str
     words: str
     """What the colours mean."""
-    high: float | None
+    weights: bool
 
 
 def _relations(run: RunResult) -> Iterator[tuple[str, _Heat]]:
@@ -157,29 +157,33 @@ def _relations(run: RunResult) -> Iterator[tuple[str, _Heat]]:
     view = run.files.intact_relation(rounds[-1]) if rounds else None
     if view is None:
         return
-    own = np.array(view.receivers)[:, None] == np.array(view.sources)
     overall, words = view.rows.mean(axis=1), f"weight in round {rounds[-1]}"
     receivers, sources = ([*map(run.called, clients)] for clients in (view.receivers, view.sources))
-    high, mean = top(overall, own), f"{words}, mean over the layers"
-    yield "", _Heat(overall, receivers, sources, "source client", "receiving client", mean, high)
-    for receiver, rows, mine in list(zip(view.receivers, view.rows, own, strict=True))[:_RECEIVERS]:
-        high = top(rows, np.broadcast_to(mine, rows.shape))
-        yield f"-client-{receiver:03d}", _Heat(rows, view.layers, sources, "source client", "layer", words, high)
+    mean = f"{words}, mean over the layers"
+    yield "", _Heat(overall, receivers, sources, "source client", "receiving client", mean, True)
+    for receiver, rows in list(zip(view.receivers, view.rows, strict=True))[:_RECEIVERS]:
+        yield f"-client-{receiver:03d}", _Heat(rows, view.layers, sources, "source client", "layer", words, True)
 
 
 def _shares(ledger: Ledger) -> Iterator[tuple[str, _Heat]]:
     """The share of the cohort that received and sent each layer, by round; `down` and `up` are in files' names."""
     for way, verb, share in zip(("down", "up"), ("received", "sent"), ledger.share, strict=True):
         words = f"share of the cohort that {verb} the layer"
-        yield way, _Heat(share, ledger.layers, ledger.rounds, "round", "layer", words, 1.0)
+        yield way, _Heat(share, ledger.layers, ledger.rounds, "round", "layer", words, False)
 
 
 def _heat(axes: Axes, heat: _Heat) -> None:
+    from matplotlib import colormaps
+    from matplotlib.colors import Normalize
+
     values = heat.values
-    picture = axes.imshow(values, vmin=min(0.0, values.min()), vmax=heat.high, aspect="auto", cmap="viridis")
+    colours = colormaps["viridis"].with_extremes(bad=MISSING, under=NEGATIVE)
+    norm = weight_scale() if heat.weights else Normalize(0.0, 1.0)
+    picture = axes.imshow(values, norm=norm, aspect="auto", interpolation="nearest", cmap=colours)
     assert axes.figure is not None
-    beyond = heat.high is not None and values.max() > heat.high  # an arrow says that the last colour is more, too
-    axes.figure.colorbar(picture, ax=axes, label=heat.words, extend="max" if beyond else "neither")
+    ends = extension(float(np.nanmin(values, initial=0.0)), float(np.nanmax(values, initial=0.0)), 1.0)
+    ticks: dict[str, Any] = {"ticks": WEIGHT_TICKS, "format": "%g"} if heat.weights else {}
+    axes.figure.colorbar(picture, ax=axes, label=heat.words, extend=ends, **ticks).minorticks_off()
     _name(axes, heat.columns, heat.rows, heat.x, heat.y)
 
 

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
-from fl_lightning.metric import BY_TASK, FURTHER, MODELS, Metric
+from fl_lightning.metric import BY_TASK, FURTHER, MODELS, ONE_CLASS, Metric
 
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""
@@ -182,6 +182,11 @@ COLUMNS.declare(
     Column("client", "run", "number of the client, from 0"),
     Column("name", "run", "name of the client, where clients have names"),
     Column("model", "run", "kind of model that the client's final score is of"),
+    Column(
+        ONE_CLASS,
+        "final",
+        "share of the largest class in the client's test part, of clients whose final model predicts one class alone",
+    ),
     Column("loss", "training", "mean task loss of a newcomer on its test part", "min"),
     Column("train_samples", "data", "training samples of the client"),
     Column("test_samples", "data", "test samples of the client"),

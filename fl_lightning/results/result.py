@@ -19,7 +19,7 @@ from fl_lightning.configuration import index
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
-from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, Metric
+from fl_lightning.metric import ACCURACY, BY_TASK, MODELS, ONE_CLASS, Metric, one_class_words
 from fl_lightning.record import RelationView
 from fl_lightning.results.columns import COLUMNS, Column
 from fl_lightning.results.folder import UNREADABLE, RunFolder, best, final_kind, final_words, mean_of_bests
@@ -238,6 +238,13 @@ class RunResult:
         last = max((row["round"] for row in judged), default=0)
         words = f"round {int(last)}: {MODELS.get(str(kind), 'kind of model unknown')}"
         return {int(row["client"]): row[column] for row in judged if row["round"] == last}, words
+
+    @property
+    def one_class(self) -> str:
+        """Names, in words, the clients whose final model predicts one class; empty without any."""
+        final = self.rows("final")
+        shares = {self.called(int(row["client"])): row[ONE_CLASS] for row in final if ONE_CLASS in row}
+        return one_class_words(shares, len(final), self.setting("evaluation.metrics") or ()) if shares else ""
 
     @property
     def _judged_clients(self) -> list[Row]:

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fl_lightning.metric import MODELS
+from fl_lightning.metric import ACCURACY, MODELS, SHOWS_ONE_CLASS
 from fl_lightning.report.tables import reached, scored_seldom, worst_tenth
 from fl_lightning.study import statistics
 from fl_lightning.study.cells import Cell
@@ -134,7 +134,7 @@ def compare(cells: Sequence[Cell], baseline: str | None = None, target: float | 
     compared = [row for row in rows if row.baseline and row.setting == last[row.judge]]
     seldom = scored_seldom(cell.run for cell in cells) if target is not None else ""
     notes += [f"target: {seldom}"] if seldom else []
-    notes += _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells)
+    notes += _time(cells) + _how(rows, compared) + rank_notes + harm_notes(cells) + _one_class(cells)
     return Compared(rows, ranks, notes, target, best)
 
 
@@ -268,6 +268,20 @@ def _time(cells: Iterable[Cell]) -> list[str]:
     whole = sum(not run.has("seconds_evaluation") for run in timed.values())
     more = f" ({whole} of {len(timed)} runs do not tell it apart)" if whole else ""
     return [f"time: of the rounds, without scoring{more}"] if timed else []
+
+
+def _one_class(cells: Iterable[Cell]) -> list[str]:
+    """Names the rows whose runs end with models that predict one class, where accuracy is compared."""
+    flags: dict[str, list[bool]] = {}
+    for cell in cells:
+        if cell.metric == ACCURACY.name and cell.judge == cell.run.judge:
+            flags.setdefault(cell.label, []).append(bool(cell.run.one_class))
+    rows = [f"{label} ({sum(of_runs)} of {len(of_runs)} runs)" for label, of_runs in flags.items() if any(of_runs)]
+    if not rows:
+        return []
+    subject = "some final models predict one class for all of the client's test samples"
+    advice = f"accuracy does not show it, evaluation.metrics [{', '.join(SHOWS_ONE_CLASS)}] and --metric do"
+    return [f"one class: {subject}: {', '.join(rows)}; {advice}"]
 
 
 def _how(rows: list[Row], compared: list[Row]) -> list[str]:

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from fl_lightning.report import load, render
-from fl_lightning.report.pictures import MISSING, OVER, STEPS, Picture, encode, relations
+from fl_lightning.report.pictures import MISSING, OVER, STEPS, Picture, encode, relations, top
 
 from .conftest import MakeRun
 
@@ -140,3 +140,10 @@ def test_of_a_huge_cohort_some_are_shown_in_detail(make_run: MakeRun, monkeypatc
     runs = load([runs[0].folder])
     assert relations(runs)["rounds"] == []
     assert runs[0].notes["relation"] == ["60 clients are too many for this page"]
+
+
+def test_a_strong_own_weight_does_not_swallow_the_rest() -> None:
+    own = np.eye(2, dtype=bool)
+    assert top(np.array([[0.9, 0.1], [0.2, 0.8]]), own) == pytest.approx(0.3)  # 1.5 x 0.2
+    assert top(np.array([[0.5, 0.5], [0.5, 0.5]]), own) is None
+    assert top(np.eye(2), own) is None  # nothing for others: 0 to 1

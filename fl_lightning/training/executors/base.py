@@ -8,7 +8,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import ClassVar, Literal
+from typing import ClassVar, Literal, NamedTuple
 
 import numpy as np
 import torch
@@ -86,6 +86,15 @@ class ScoreJob:
     part: Part
 
 
+class Scored(NamedTuple):
+    """What a model came to on one part; both of shape ()."""
+
+    total: Tensor
+    """The sum of the run's metric over the samples: the number of right answers."""
+    classes: Tensor | None
+    """How many classes the model predicts; None where a sample is not of one class."""
+
+
 @dataclass(frozen=True)
 class ExecutorSpec:
     """What an executor needs to know of a run. Nothing in it depends on the rank."""
@@ -131,9 +140,8 @@ class Executor(ABC):
         """Whether `score` takes models on this part."""
         return False
 
-    def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
-        """What the run's metric adds up to over each part, shape (): the number of right answers. Called only where
-        `scores` says so."""
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
+        """Score each model. Called only where `scores` says so."""
         raise NotImplementedError
 
     @abstractmethod

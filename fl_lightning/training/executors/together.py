@@ -14,11 +14,10 @@ from typing import Any, Literal
 
 import torch
 from greenlet import getcurrent, greenlet
-from torch import Tensor
 
 from fl_lightning.core.phase import Fit
 from fl_lightning.data import Part
-from fl_lightning.training.executors.base import Executor, LocalJob, ScoreJob
+from fl_lightning.training.executors.base import Executor, LocalJob, Scored, ScoreJob
 from fl_lightning.training.executors.vmap import Vmap
 
 Work = Callable[[], Any]
@@ -166,6 +165,6 @@ class Shared(Executor):
         """What the executor scores."""
         return self.executor.scores(part)
 
-    def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
         """With the models of all runs that wait."""
         return self.together.wait(_Request(self.executor, "score", jobs))

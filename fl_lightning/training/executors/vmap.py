@@ -14,7 +14,8 @@ from torch.func import functional_call, grad_and_value, vmap
 
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
-from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, ScoreJob
+from fl_lightning.metric import ACCURACY, predicted_classes
+from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, Scored, ScoreJob
 from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.gradients import OwnSteps
@@ -137,7 +138,7 @@ class Vmap(Stacked):
         return self.sorts and 0 < len(part) <= MOST_SCORED and part.tensors is not None
 
     @torch.no_grad()
-    def score(self, jobs: Sequence[ScoreJob]) -> list[Tensor]:
+    def score(self, jobs: Sequence[ScoreJob]) -> list[Scored]:
         """All at once, `SCORED` samples of a model in each slot."""
         chunks = [(k, first) for k, job in enumerate(jobs) for first in range(0, len(job.part), SCORED)]
         stack, sizes, outputs = self.stack, [len(job.part) for job in jobs], list[Tensor]()
@@ -151,7 +152,11 @@ class Vmap(Stacked):
             torch._foreach_copy_([slot[: len(own)] for slot, own in zip(x, inputs, strict=False)], inputs)
             answers = self._outputs(width, x)
             outputs += [slot[: len(own)] for slot, own in zip(answers, inputs, strict=False)]
-        return self.module.metric.totals(torch.cat(outputs).split(sizes), ys, self.module.num_classes)
+        every = torch.cat(outputs)
+        totals = self.module.metric.totals(every.split(sizes), ys, self.module.num_classes)
+        classified = self.module.metric is ACCURACY and every.ndim == 2
+        counts = predicted_classes(every.argmax(1), sizes, every.shape[1]) if classified else [None] * len(jobs)
+        return [Scored(total, count) for total, count in zip(totals, counts, strict=True)]
 
     def _outputs(self, width: int, x: Tensor) -> Tensor:
         """What the first `width` models make of their inputs x (width, SCORED, ...), in evaluation mode."""

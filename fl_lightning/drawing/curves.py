@@ -1,0 +1,52 @@
+"""The scores of a run by round, drawn by matplotlib as an array of pixels."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from fl_lightning.metric import MODELS, Metric
+
+COLOURS = {
+    "before": "#e8672c",
+    "distilled": "#b8860b",
+    "after": "#2a78d6",
+    "global": "#1a9e6d",
+    "finetuned": "#7a5cd0",
+}
+"""Of each kind of model, those of the report's page."""
+
+
+def draw_scores(rows: Sequence[Mapping[str, float]], metric: Metric, judge: str, name: str) -> np.ndarray:
+    """Mean over the clients of each kind of model by round, and the worst tenth by the judge, uint8 (height, width, 3).
+
+    Args:
+        rows: of `metrics.csv`.
+        metric: of the run.
+        judge: the kind of model that the run is judged by.
+        name: of the run.
+    """
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    figure = Figure(figsize=(6.4, 4.0), dpi=100, layout="constrained")
+    canvas, axes = FigureCanvasAgg(figure), figure.add_subplot()
+    scale = 100.0 if metric.rises else 1.0
+    lines = {metric.by(kind): (words, COLOURS[kind], "-") for kind, words in MODELS.items()}
+    lines |= {metric.of("worst"): ("worst tenth of the clients", COLOURS[judge], ":")}
+    for column, (label, colour, dashes) in lines.items():
+        points = [(row["round"], scale * row[column]) for row in rows if column in row]
+        if points:
+            rounds, scores = zip(*points, strict=True)
+            marker = "o" if len(points) == 1 else ""
+            axes.plot(rounds, scores, color=colour, linestyle=dashes, marker=marker, label=label)
+    axes.locator_params(axis="x", integer=True)
+    axes.set(xlabel="round", ylabel=f"{metric.mean_words}{', %' if metric.rises else ''}")
+    axes.set_title(f"{name}, by the judge: {MODELS[judge]}".replace("$", r"\$"), fontsize=10, loc="left")
+    axes.grid(alpha=0.3)
+    axes.spines[["top", "right"]].set_visible(False)
+    if axes.lines:
+        axes.legend(frameon=False, fontsize="small")
+    canvas.draw()
+    return np.asarray(canvas.buffer_rgba())[..., :3].copy()

@@ -1,0 +1,119 @@
+"""Models that give every sample the same class: who is named, on the screen, in `final.csv`, report and comparison."""
+
+from __future__ import annotations
+
+import csv
+from collections.abc import Callable
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+from fl_lightning.cli import main
+from fl_lightning.engine.federation import Federation
+from fl_lightning.methods.fedavg import FedAvg
+from fl_lightning.methods.local import Local
+from fl_lightning.metric import one_class_words, predicted_classes
+from fl_lightning.report import tables
+from fl_lightning.results.result import RunResult
+from fl_lightning.study.compare import _one_class
+
+Make = Callable[..., Federation]
+RATE, SITES = 9, ("Aarau", "Basel", "Chur", "Zug")
+RARE = (
+    "--data.source table --data.root t.csv --data.label_column ill --data.group_column site --data.partition natural "
+    "--federation.clients 4 --model mlp --model.hidden [4] --federation.rounds 1 --fabric.accelerator cpu "
+    "--loggers null --callbacks.heatmaps null --callbacks.progress null --optimizer.lr 0.01"
+)
+
+
+def write_table(file: Path) -> None:
+    """45 patients of each site, of whom every ninth is ill, which nothing shows."""
+    draws = torch.Generator().manual_seed(0)
+    lines = ["site,a,b,ill"]
+    for site in SITES:
+        values = torch.randn(45, 2, generator=draws).tolist()
+        lines += [f"{site},{a:.4f},{b:.4f},{int(k % RATE == 0)}" for k, (a, b) in enumerate(values)]
+    file.write_text("\n".join(lines))
+
+
+def test_classes_are_counted_by_model() -> None:
+    answers = torch.tensor([2, 2, 2, 0, 1, 0, 1])
+    assert predicted_classes(answers, [3, 3, 1], 3).tolist() == [1, 2, 1]
+
+
+@pytest.mark.parametrize("executor", ["loop", "vmap"])
+def test_a_client_with_one_predicted_class_is_named(
+    federation: Make, executor: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The classifier's bias decides: with 1e6 on class 3 all predictions are 3. No sample is scored twice for it."""
+    fed = federation(Local(), rounds=1, fabric={"executor": executor})
+    fed.round(1)
+    model = fed.run.states[2].vectors["model"]
+    bias = fed.run.groups[0].layout.blocks[-1]
+    model[bias.start : bias.start + bias.size][3] = 1e6
+    final = fed.evaluator.everyone()
+    test = fed.run.data.client(2).test
+    labels = torch.cat([y for _, y in test.batches(500)])
+    share = float(labels.bincount().max()) / len(labels)
+    assert [row.get("largest_class_share") for row in final["final_further"]] == [None, None, share, None]
+    lines = [line for line in capsys.readouterr().err.splitlines() if line.startswith("predictions: ")]
+    assert lines == [
+        f"predictions: 1 of 4 final models predict one class for all of the client's test samples: client 2 (largest "
+        f"class {100 * share:.1f} %); accuracy does not show it, --evaluation.metrics [balanced_accuracy,auroc] does"
+    ]
+
+
+def test_a_client_whose_test_samples_have_one_class_is_not_named(federation: Make) -> None:
+    """There is nothing else to predict."""
+    fed = federation(FedAvg(), rounds=1)
+    test = fed.run.data.client(1).test
+    test.y = torch.full_like(test.y, 3)
+    fed.round(1)
+    bias = fed.run.groups[0].layout.blocks[-1]
+    fed.run.groups[0].vectors["model"][bias.start : bias.start + bias.size][3] = 1e6
+    shares = [row.get("largest_class_share") for row in fed.evaluator.everyone()["final_further"]]
+    assert shares[1] is None and None not in (shares[0], shares[2], shares[3])
+
+
+def test_the_metric_to_take_is_named_unless_it_is_taken() -> None:
+    shares = {str(client): 0.9 for client in range(12)}
+    words = one_class_words(shares, 20)
+    assert words.startswith("12 of 20 ") and "9 (largest class 90.0 %), ...;" in words
+    assert words.endswith("--evaluation.metrics [balanced_accuracy,auroc] does")
+    assert one_class_words(shares, 20, ["auroc"]).endswith("(largest class 90.0 %), ...")
+
+
+def test_a_run_its_test_its_report_and_a_comparison_say_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    write_table(tmp_path / "t.csv")
+    for name, method in (("alone", "local"), ("shared", "fedavg")):
+        assert main(["fit", *RARE.split(), "--method", method, "--name", name]) == 0
+    with Path("runs/alone/final.csv").open() as file:
+        rows = list(csv.DictReader(file))
+    shares = [float(row["largest_class_share"]) for row in rows]
+    assert shares == pytest.approx([float(row["accuracy"]) for row in rows]) and min(shares) > 0.7
+    subject = "4 of 4 final models predict one class for all of the client's test samples"
+    named = ", ".join(f"{site} (largest class {100 * share:.1f} %)" for site, share in zip(SITES, shares, strict=True))
+    assert capsys.readouterr().err.count(f"predictions: {subject}: client {named}; accuracy does not show it") == 2
+    assert main(["test", "--run", "runs/alone"]) == 0
+    assert capsys.readouterr().err.count(f"predictions: {subject}") == 1
+    [remark] = tables.remarks([RunResult("runs/alone")])
+    assert remark.startswith(f"alone: {subject}: client {named}")
+    assert main(["compare", "runs/alone", "runs/shared", "--judge", "after"]) == 0
+    assert "one class: some final models predict one class" in capsys.readouterr().out
+
+
+def test_a_comparison_counts_runs_by_row() -> None:
+    def cell(label: str, words: str, **more: Any) -> Any:
+        run = SimpleNamespace(judge="after", one_class=words)
+        return SimpleNamespace(**{"label": label, "metric": "accuracy", "judge": "after", "run": run, **more})
+
+    cells = [cell("local", "some"), cell("local", ""), cell("ditto", ""), cell("other", "some", judge="global")]
+    [note] = _one_class(cells)
+    assert ": local (1 of 2 runs); accuracy does not show it" in note
+    assert _one_class([cell("local", "some", metric="auroc")]) == []
