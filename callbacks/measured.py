@@ -102,9 +102,9 @@ class MeasuredCube(Relation):
         small = [f"{name} ({count} numbers)" for name, count in numbers.items() if count < run.clients]
         if small and run.is_main:
             log.say(
-                f"selfkapc: {', '.join(small)}: fewer numbers than the {run.clients} clients. There a client may take its "
-                "own noise back in the others' models, with a weight of 0 for its own, and end below FedAvg (1.3 to 3.4 "
-                "points with 30 equal silos and 18 numbers); compare with --method fedavg"
+                f"selfkapc: {', '.join(small)}: fewer numbers than the {run.clients} clients. There a client may take "
+                "its own noise back in the others' models, with a weight of 0 for its own, and end below FedAvg (1.3 "
+                "to 3.4 points with 30 equal silos and 18 numbers); compare with --method fedavg"
             )
 
     def weights(self, inputs: RelationInputs) -> Tensor:

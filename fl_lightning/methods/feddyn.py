@@ -65,11 +65,9 @@ class FedDyn(PlainMean):
 
     def alpha_of(self, client: Client) -> float:
         """The client's alpha."""
-        if self.alphas == "equal":
-            return self.alpha
         sizes = client.run.data.train_sizes
-        mean = sum(sizes) / len(sizes)
-        return self.alpha * mean / max(len(client.data.train), 1)
+        share = sum(sizes) / len(sizes) / max(len(client.data.train), 1)
+        return self.alpha * (share if self.alphas == "samples" else 1.0)
 
     def aggregate(self, server: Server) -> None:
         """w = mean - h / alpha; `correction` is h / alpha."""
@@ -88,5 +86,4 @@ class FedDyn(PlainMean):
 
     def global_model(self, group: GroupServer, client: int) -> Tensor | None:
         """The server's model, or the mean of the last uploads."""
-        model = super().global_model(group, client)
-        return group["mean"] if model is not None and "mean" in group else model
+        return group["mean"] if "mean" in group else super().global_model(group, client)

@@ -4,60 +4,14 @@ Optimization. ICLR 2021, Algorithm 2.
 
 from __future__ import annotations
 
-from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Literal
 
 import torch
 from torch import Tensor
 
-from fl_lightning.core import RunContext, Server
-from fl_lightning.methods.serveroptimizer import ServerOptimizer
-from fl_lightning.ranges import PositiveAdamRate, PositiveFloat, ShareBelow1
-from fl_lightning.search import LogRange, searched
-
-STEPS = "server.steps"
-"""In the server's memory: how many steps the server has taken, of which the bias correction depends."""
-
-
-@dataclass(frozen=True)
-class Adaptive(ServerOptimizer, ABC):
-    """Base of Algorithm 2: m <- beta1 m + (1 - beta1) change, w <- w + server_lr m / (sqrt(v) + tau)."""
-
-    server_models = 3
-
-    server_lr: PositiveFloat = searched(0.1, LogRange(0.001, 1), "the decades in which the paper's best values lie")
-    beta1: ShareBelow1 = 0.9
-    tau: PositiveAdamRate = searched(1e-3, LogRange(1e-5, 1e-1), "the paper's grid")
-    update: Literal["paper", "code"] = "paper"
-
-    @abstractmethod
-    def second(self, server: Server, square: Tensor) -> Tensor:
-        """v (P,), for the `square` of the mean change (P,)."""
-
-    @property
-    def first_second(self) -> float:
-        """What v begins as."""
-        return self.tau**2 if self.update == "paper" else 0.0
-
-    def correction(self, step: int) -> float:
-        """The factor of the server's rate in its `step`-th step (1, 2, ...), with `update code`."""
-        return 1.0
-
-    def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """With `update code` a count of steps."""
-        counted = {STEPS: torch.zeros((), dtype=torch.int64)} if self.update == "code" else {}
-        return super().init_server(run) | counted
-
-    def step(self, server: Server, change: Tensor) -> Tensor:
-        """m / (sqrt(v) + tau)."""
-        server.flops += 4 * len(change)
-        m = self.average(server, "first_moment", self.beta1, (1 - self.beta1) * change)
-        direction = m / (self.second(server, change.square()).sqrt() + self.tau)
-        if self.update == "paper":
-            return direction
-        server.memory[STEPS] = server.memory[STEPS] + 1
-        return self.correction(int(server.memory[STEPS])) * direction
+from fl_lightning.core import Server
+from fl_lightning.methods.adaptive import Adaptive
+from fl_lightning.ranges import ShareBelow1
 
 
 @dataclass(frozen=True)
@@ -83,7 +37,7 @@ class FedAdam(Adaptive):
     """Adam on the server: v <- beta2 v + (1 - beta2) change^2.
 
     Args:
-        server_lr: the server's step. 0.1: our choice, within the range of the paper's best values, of which it is none:
+        server_lr: the server's step. 0.1: our choice, within the range of the paper's best values, but not one of them:
             they go by task from 0.003 (EMNIST) over 0.01 (texts) to 1 (CIFAR-100).
         beta1: of the first moment. 0.9: paper.
         beta2: of the second moment; null: 0.99 (paper), or 0.999 with `update code`.

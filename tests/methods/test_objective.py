@@ -73,8 +73,8 @@ def test_the_logged_objective_is_the_theorys(federation: Make, solver: Any) -> N
     (slope,) = torch.autograd.grad(sum(f_per(fed, W, R, lam, beta)[1:]), R)
     assert metrics["gradient_norm_relation"] == pytest.approx(float(slope.norm()), rel=1e-9)
 
-    # The proxy of one plain step is the gradient of what the clients descend: their mixes are constant (journal version,
-    # Eq. 16).
+    # The proxy of one plain step is the gradient of what the clients descend: their mixes are constant (journal
+    # version, Eq. 16).
     V = W.clone().requires_grad_()
     pulls = V.new_zeros(())
     for k, columns in enumerate(layers_of(fed)):
