@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Annotated, Any, ClassVar
 
@@ -33,6 +33,8 @@ CLIP, NOISE, TAKEN = "privacy.clip", "privacy.noise", "privacy.taken"
 MEAN_ALONE = ("Method", "ServerOptimizer", "FedDyn", "PFedMe")
 """Classes of methods whose server sees uploads through the relation's mean alone; a method whose `aggregate` or
 `broadcast` is another's may look at single uploads."""
+STILL = ("FedBABU", "FFALoRA")
+"""Classes of our methods whose personal part never trains: it is the initial one, everybody's."""
 RATE, COUNTING = 0.2, 20
 """Of adaptive clipping (Andrew et al., 2021, section 3): the step of the clip, and n over the noise of the count."""
 
@@ -52,6 +54,23 @@ def refusal(method: Any) -> str | None:
     if not isinstance(relation, SampleCounts) or relation.sources != "cohort" or method.everyone_first:
         return "its server weighs uploads in another way, or those of earlier rounds"
     return None
+
+
+def keeps_state(config: Config, method: Any, callbacks: Iterable[Any]) -> bool:
+    """Whether clients may keep anything of their data from round to round that a later upload depends on.
+
+    No theorem on secret cohorts covers such a client: what it uploads tells of rounds in which it took part before.
+
+    Args:
+        config: whether the optimiser's state is kept.
+        method: by what it declares; where it has a `scope` of its own, parts of models may stay with clients.
+        callbacks: objects or classes.
+    """
+    remembers = any(getattr(part, "client_memory", False) for part in (method, *callbacks))
+    still = type(method).__module__.startswith("fl_lightning.methods.") and type(method).__name__ in STILL
+    own_part = _owner(method, "scope") != "Method" and not still
+    own_vectors = bool(method.slots()) or method.starts != "server"
+    return remembers or own_part or own_vectors or config.optimizer.keep_state
 
 
 def _owner(method: Any, hook: str) -> str:
@@ -88,6 +107,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     delta: float = DELTA
     reproducible: bool = True
     _noise: float = field(default=0.0, init=False, repr=False)
+    _stateful: bool = field(default=False, init=False, repr=False)
+    """Whether clients keep state (`keeps_state`)."""
     _within: dict[int, bool] = field(default_factory=dict, init=False, repr=False)
     """This round's uploads of this rank: whether a client's change was within the clip."""
 
@@ -100,6 +121,8 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def on_fit_start(self, run: RunContext) -> None:
         """Raise `BadInput` where the noise does not cover what the server learns, or a resumed run had other noise."""
         check_account(run, self.config_key)
+        own_buffers = any(b.is_floating_point() for group in run.groups for b in group.initial_buffers)
+        self._stateful = own_buffers or keeps_state(run.config, run.method, run.callbacks)
         self._noise = self._multiplier(run.config, run.method)
         Unweighted.on_fit_start(self, run)
         key, several = self.config_key, len(run.groups) > 1
@@ -135,7 +158,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def _calibrated(self, config: Config, method: Any) -> float:
         key, target = f"{self.config_key}.epsilon_target", float(self.epsilon_target or 0)
         times, enough, why = _rounds(config, method), list[float](), None
-        for make in _ways(config, times, config.federation.rounds):
+        for make in self._ways(config, times, config.federation.rounds):
             try:
                 enough.append(calibrated(make, target, self.delta, key))
             except BadInput as error:
@@ -146,6 +169,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
 
     def planned(self, config: Config, method: Any, sends_model: bool, sizes: Sequence[int]) -> dict[str, Any]:
         """What the summary will have, before the run."""
+        self._stateful = keeps_state(config, method, [part.load() for part in config.callbacks.values()])
         self._noise = self._multiplier(config, method)
         return self._report(config, _rounds(config, method), config.federation.rounds, float(self.clip or 0))
 
@@ -204,9 +228,17 @@ class CentralPrivacy(Transform, Unweighted, Observer):
 
     def _epsilon(self, config: Config, times: int, rounds: int, *, replace_one: bool = False) -> float:
         """The smaller of two that both hold: of the rounds with the client; of all rounds, if nobody knows who was in
-        them."""
-        ways = _ways(config, times, rounds)
+        them and clients keep no state."""
+        ways = self._ways(config, times, rounds)
         return min(epsilon(make(self._noise), self.delta, replace_one=replace_one) for make in ways)
+
+    def _ways(self, config: Config, times: int, rounds: int) -> list[Any]:
+        """How a run's messages can be accounted, as mechanisms of a noise: the smaller epsilon holds."""
+        size, clients = _size(config), config.clients
+        ways = [lambda noise: [Mechanism(noise, times)]]
+        if size < clients and not self._stateful:
+            ways.append(lambda noise: [Mechanism(noise, rounds, cohort=(size, clients))])
+        return ways
 
     def summarize(self, run: RunContext) -> Mapping[str, Any]:
         """Epsilon of the client with the largest, its delta and unit, and what it covers."""
@@ -216,6 +248,9 @@ class CentralPrivacy(Transform, Unweighted, Observer):
     def _report(self, config: Config, times: int, rounds: int, clip: float) -> dict[str, Any]:
         known = epsilon([Mechanism(self._noise, times)], self.delta)
         least = self._epsilon(config, times, rounds)
+        secret = ", who do not know the cohorts" if least < known else ""
+        if self._stateful and _size(config) < config.clients:
+            secret = ", also those who know the cohorts: clients keep state, so secret cohorts do not lower epsilon"
         return {
             "privacy_epsilon": least,
             "privacy_epsilon_replace_one": self._epsilon(config, times, rounds, replace_one=True),
@@ -227,8 +262,7 @@ class CentralPrivacy(Transform, Unweighted, Observer):
             "privacy_clip_model": clip,
             "privacy_noise_model": self._noise,
             "privacy_covers": "global models of all rounds against other clients and their readers"
-            + (", who do not know the cohorts" if least < known else "")
-            + f"; not against the server, nor a client's scores, tables and personal model, nor {INPUTS}",
+            + f"{secret}; not against the server, nor a client's scores, tables and personal model, nor {INPUTS}",
         }
 
 
@@ -239,12 +273,3 @@ def _size(config: Config) -> int:
 def _rounds(config: Config, method: Any) -> int:
     """Of the client that is drawn most often."""
     return uploads(config, method, [MODEL])[0]
-
-
-def _ways(config: Config, times: int, rounds: int) -> list[Any]:
-    """How a run's messages can be accounted, as mechanisms of a noise: both are right, the smaller epsilon holds."""
-    size, clients = _size(config), config.clients
-    ways = [lambda noise: [Mechanism(noise, times)]]
-    if size < clients:
-        ways.append(lambda noise: [Mechanism(noise, rounds, cohort=(size, clients))])
-    return ways

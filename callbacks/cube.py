@@ -2,7 +2,7 @@
 
 For fixed models, row r of client i in one layer minimises
 
-    lam ||r W - w_i||^2 + (beta / 2) ||r - p||^2        (KAPC, Eq. 10, with prior p = 1/N)
+    lam ||r W - w_i||^2 + (beta / 2) ||r - p||^2        (KAPC, AAAI, Eq. 10, with prior p = 1/N)
 
 Everything is done on the Gram matrix W W^T (n x n), never on models: `Gram.centred` is C below.
 """
@@ -28,7 +28,7 @@ from fl_lightning.search import LogRange, searched
 
 
 def gradient(R: Tensor, gram: Gram, prior: Tensor, lam: float, beta: float | Tensor, places: Tensor) -> Tensor:
-    """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC, Eq. 12).
+    """Gradient of the rows' problem, 2 lam (r G - G_i) + beta (r - p), from centred parts (KAPC, AAAI, Eq. 12).
 
     Args:
         R: rows (L, m, n).
@@ -229,7 +229,7 @@ class LearnedCube(Relation):
         return beta * gram.centred.diagonal(dim1=1, dim2=2).mean(-1)[:, None, None]
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """KAPC's objective (AAAI, Eq. 10) over the round's clients, and how steep it is.
+        """KAPC's objective (AAAI, Eq. 7 and 8, without their m_i / m) over the round's clients, and how steep it is.
 
         F = sum_i [ f_i(w_i) + lam sum_l ||w_i^l - s_i^l||^2 + (beta / 2) ||r_i - p||^2 ], where the first two are means
         over the client's local steps (train_loss), and r_i are the rows by which s_i was mixed.

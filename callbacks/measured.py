@@ -92,6 +92,21 @@ class MeasuredCube(Relation):
             "noise.rounds": torch.zeros(n, dtype=torch.int64),
         }
 
+    def on_fit_start(self, run: RunContext) -> None:
+        """A line names the layers that have fewer numbers than there are clients."""
+        numbers = dict.fromkeys(run.layer_names, 0)
+        for group in run.groups:
+            for block in group.layout.blocks:
+                if block.kind == "parameter":
+                    numbers[run.layer_names[group.axis.start + block.layer]] += block.size
+        small = [f"{name} ({count} numbers)" for name, count in numbers.items() if count < run.clients]
+        if small and run.is_main:
+            log.say(
+                f"selfkapc: {', '.join(small)}: fewer numbers than the {run.clients} clients. There a client may take "
+                "its own noise back in the others' models, with a weight of 0 for its own, and end below FedAvg (1.3 "
+                "to 3.4 points with 30 equal silos and 18 numbers); compare with --method fedavg"
+            )
+
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Rows of the receivers, (L, m, n).
 

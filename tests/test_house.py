@@ -68,7 +68,7 @@ METHODS = sorted(
 CODE, LINES, ALIKE = 40, 100, 6
 """Lines of code of a method's file at most (without imports, docstrings, comments and blank lines), lines in all, and
 lines of one shape that two files may not share."""
-SHARED = {"classmeans", "clustered", "fedamp", "feddf", "fedmd", "prototypes", "serveroptimizer"}
+SHARED = {"adaptive", "classmeans", "clustered", "fedamp", "feddf", "fedmd", "prototypes", "serveroptimizer"}
 """What methods of one idea have in common, and methods that others are a variant of, which they say in the paper."""
 
 

@@ -54,8 +54,9 @@ def score(
 ) -> Tensor:
     """Share of right answers (or the other metric) of what is bound on `part`, shape (); NaN on an empty part.
 
-    Scores and labels are added to `seen`, and the predicted class of each sample to `answers`, where these are given. What a
-    model draws follows from seed and client (on the test set of all from the seed), not from what was scored before.
+    Scores and labels are added to `seen`, and the predicted class of each sample to `answers`, where these are given.
+    What a model draws follows from seed and client (on the test set of all from the seed), not from what was scored
+    before.
     """
     run, module, outputs = client.run, client.module, client.run.method.outputs
     common = run.data.global_test(run.device, run.dtype)

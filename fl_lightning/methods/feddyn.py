@@ -7,10 +7,13 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import torch
+from torch import Tensor
 
-from fl_lightning.core import Client, Payload, Phase, Server, Slot
+from fl_lightning.config import check
+from fl_lightning.core import Client, GroupServer, Payload, Phase, RunContext, Server, Slot
 from fl_lightning.methods.base import PlainMean
 from fl_lightning.ranges import PositiveFloat
 from fl_lightning.search import LogRange, searched
@@ -25,12 +28,29 @@ class FedDyn(PlainMean):
 
     Args:
         alpha: 0.01: the best of the paper's {0.1, 0.01, 0.001} in most of its settings.
+        alphas: of clients: `equal` (paper), or by `samples`, alpha times the clients' mean number of training samples
+            over the client's own (the authors' code).
+        scored: as the global model: the `server`'s, which clients receive, or the plain `mean` of the round's uploads,
+            the same without - h / alpha (the authors' code).
     """
 
     family = "one global model"
     several = False
 
     alpha: PositiveFloat = searched(0.01, LogRange(0.001, 0.1), "the paper's grid: 0.001, 0.01, 0.1")
+    alphas: Literal["equal", "samples"] = "equal"
+    scored: Literal["server", "mean"] = "server"
+
+    @property
+    def server_models(self) -> int:  # type: ignore[override]
+        """The model, the correction and, where that is scored, the mean."""
+        return 3 if self.scored == "mean" else 2
+
+    def check(self, run: RunContext) -> None:
+        """The mean is no model that clients begin a round with."""
+        super().check(run)
+        allowed = "evaluation.judge before asks for what clients begin a round with: server, or judge global"
+        check("method.scored", self.scored, self.scored == "server" or run.judge != "before", allowed)
 
     def slots(self) -> dict[str, Slot]:
         """The gradient g_i."""
@@ -38,10 +58,16 @@ class FedDyn(PlainMean):
 
     def phases(self, client: Client, payload: Payload) -> Iterable[Phase]:
         """Steps down the bent loss; then g_i."""
-        columns = client.layout.parameters
+        columns, alpha = client.layout.parameters, self.alpha_of(client)
         received = client["model"][columns].clone()
-        yield Phase(objective=replace(client.proximal(payload, self.alpha / 2), linear=-client["gradient"]))
-        client["gradient"][columns] -= self.alpha * (client["model"][columns] - received)
+        yield Phase(objective=replace(client.proximal(payload, alpha / 2), linear=-client["gradient"]))
+        client["gradient"][columns] -= alpha * (client["model"][columns] - received)
+
+    def alpha_of(self, client: Client) -> float:
+        """The client's alpha."""
+        sizes = client.run.data.train_sizes
+        share = sum(sizes) / len(sizes) / max(len(client.data.train), 1)
+        return self.alpha * (share if self.alphas == "samples" else 1.0)
 
     def aggregate(self, server: Server) -> None:
         """w = mean - h / alpha; `correction` is h / alpha."""
@@ -50,8 +76,14 @@ class FedDyn(PlainMean):
         columns, old = server.only.layout.parameters, server["model"]
         super().aggregate(server)
         new = server["model"]
+        if self.scored == "mean":
+            server["mean"] = new.clone()
         h = server["correction"].clone() if "correction" in server.only else torch.zeros_like(new)
         h[columns] -= len(server.answered) / server.clients * (new[columns] - old[columns])
         new[columns] -= h[columns]
         server["correction"] = h
         server.flops += 4 * (columns.stop - columns.start)
+
+    def global_model(self, group: GroupServer, client: int) -> Tensor | None:
+        """The server's model, or the mean of the last uploads."""
+        return group["mean"] if "mean" in group else super().global_model(group, client)

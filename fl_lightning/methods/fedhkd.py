@@ -67,7 +67,7 @@ class FedHKD(ClassMeans):
         return self.lam > 0 or self.gamma > 0
 
     def loss(self, means: Tensors, module: Module, batch: Batch) -> Tensor:
-        """And both terms (its Eq. 7 and 8)."""
+        """And both terms (its Eq. 11)."""
         task: Tensor = module.task_loss(batch)
         terms = [class_means.classifier_gap(module, means, self.temperature, self.lam)] if self.lam else []
         if self.gamma:

@@ -8,7 +8,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from fl_lightning.core import Rule
+from torch import Tensor
+
+from fl_lightning.core import Client, Rule
 from fl_lightning.methods.prototypes import Prototypes
 from fl_lightning.ranges import NonNegativeFloat
 from fl_lightning.search import LogRange, searched
@@ -25,13 +27,21 @@ class FedProto(Prototypes):
             to which their lam belongs: on the digits it does better, docs/results/switches.md).
         predict: by the nearest global `prototype` (paper), or by the client's own `classifier` (until there are
             prototypes it is that).
+        among: classes whose prototypes may be the nearest: `all` that are known (paper, as we read it), or the
+            client's `own`, of which it has training samples (the authors' code; all, where none of these is known).
         weighting: the server's mean over clients by `samples` of the class (paper) or `uniform` (the authors' code).
     """
 
     newcomers = Rule("own training, towards the class means of all", gives=False)
 
     lam: NonNegativeFloat = searched(1.0, LogRange(0.05, 10), "FedHKD's 0.05 for it to ten times the authors' 1")
+    among: Literal["all", "own"] = "all"
     weighting: Literal["samples", "uniform"] = "samples"
+
+    def candidates(self, client: Client, known: Tensor) -> Tensor:
+        """All known classes, or those of them that the client has."""
+        own = known & (client.class_counts > 0)
+        return own if self.among == "own" and bool(own.any()) else known
 
     @property
     def uniform(self) -> bool:

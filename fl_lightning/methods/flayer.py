@@ -29,6 +29,8 @@ class FLAYER(Method):
     Args:
         layers: top layers that are mixed and trained first. 1: the authors' script (2 tensors).
         top_rate: of the learning rate, for the last layer. 0.2: the authors' code.
+        middle_rate: factor on the rates of the layers between the first and the last. 1: the authors' code for ResNet
+            and fastText; 20: for its CNN.
     """
 
     family = "mixing"
@@ -42,6 +44,7 @@ class FLAYER(Method):
 
     layers: PositiveInt = 1
     top_rate: NonNegativeFloat = searched(0.2, LogRange(0.02, 2), "a decade around the authors'")
+    middle_rate: NonNegativeFloat = 1.0
 
     def check(self, run: RunContext) -> None:
         """Its steps are its own, and accuracies are of classes."""
@@ -65,7 +68,7 @@ class FLAYER(Method):
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Plain steps at rates by layer."""
         before = client["model"].clone()
-        yield phase_by_layer(client, self.top_rate)
+        yield phase_by_layer(client, self.top_rate, self.middle_rate)
         client.scratch["kept"] = most_changed(client.layout, client["model"] - before)
 
     def upload(self, client: Client, payload: Payload) -> Payload:

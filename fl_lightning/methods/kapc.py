@@ -19,14 +19,15 @@ from fl_lightning.ranges import Needs
 class KAPC(Method, CubeSettings):
     """A proximal term draws each layer of a client to its own mix of all models, given by a learned relation cube.
 
-    Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l constant (Eq. 16).
-    Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (Eq. 10, 12), or solve it. No factor m_i / m
-    weighs a client's part (Eq. 11; Eq. 9 has one): see docs/decisions/0004.
+    Client: minimise f_i(w) + lam sum_l ||w^l - s_i^l||^2 with s_i^l = sum_j R[i, l, j] w_j^l constant (journal version,
+    Eq. 16).
+    Server: rows of R descend on lam ||r W - w_i||^2 + (beta/2) ||r - p||^2 (AAAI, Eq. 10, 12), or solve it. No factor
+    m_i / m weighs a client's part (AAAI, Eq. 11; Eq. 9 has one): see docs/decisions/0004.
 
     The relation's arguments are those of `CubeSettings`.
 
     Args:
-        start: a client starts its round from its `own` model (Eq. 17) or from what the `server` sends.
+        start: a client starts its round from its `own` model (journal version, Eq. 17) or from what the `server` sends.
         classifier: `coached` (paper), or `own`: the classifier is neither sent nor coached.
     """
 

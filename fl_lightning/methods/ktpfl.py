@@ -27,17 +27,23 @@ class KTPFL(FedMD):
 
     Args:
         rho: pull of the coefficients towards 1/N. 0.7: implied for EMNIST and Fashion-MNIST by the paper's tables.
+        divergence: KL of teachers and students in the coefficients' problem: the `mean` over the round's public samples
+            (ours), or their `sum` (paper, Eq. 2), which makes `step` as many times as long for it, but not for rho.
         step: of their descent. 0.01: paper; the code's mean step is this at least, and less than 5 times as long.
         update: `paper` (KL, Eq. 7) or `code` (mean squared error, rescaled steps, softmax).
         projection: of the paper's update: `simplex` (ours: as printed, `none`, rows leave the simplex).
     """
 
     family = "prototypes and distillation"
-    needs = (Needs("loss", "kl", "update", ("code",), "the paper's update compares probabilities: kl, or update code"),)
+    needs = (
+        Needs("loss", "kl", "update", ("code",), "the paper's update compares probabilities: kl, or update code"),
+        Needs("divergence", "mean", "update", ("paper",), "the code's update has no KL: mean, or update paper"),
+    )
 
     samples: PositiveInt = 3000
     loss: Literal["mae", "mse", "kl"] = "kl"
     rho: NonNegativeFloat = searched(0.7, Range(0.1, 0.7), "the paper's grid: 0.1 to 0.7")
+    divergence: Literal["mean", "sum"] = "mean"
     step: NonNegativeFloat = 0.01
     update: Literal["paper", "code"] = "paper"
     projection: Literal["simplex", "none"] = "simplex"
@@ -51,14 +57,15 @@ class KTPFL(FedMD):
         """Step rows and columns of those who told; their part of a row keeps the mass it had."""
         c, here, shares = server.memory["coefficients"].clone(), torch.tensor(uploaders), server.shares(uploaders)
         server.flops += 4 * len(uploaders) * P.numel()
+        weight = self.lam * (P.shape[1] if self.divergence == "sum" else 1)
         if self.update == "paper" and self.projection == "none":  # as printed: rows may have any sum
             part = c[here][:, here]
-            c[here[:, None], here] = paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(c))
+            c[here[:, None], here] = paper_step(part, P, shares, weight, self.rho, self.step, 1.0 / len(c))
             server.memory["coefficients"] = c
             return c[:, here]
         part, mass = sum_to_one(c[here][:, here])
         if self.update == "paper":
-            part = to_simplex(paper_step(part, P, shares, self.lam, self.rho, self.step, 1.0 / len(uploaders)))
+            part = to_simplex(paper_step(part, P, shares, weight, self.rho, self.step, 1.0 / len(uploaders)))
         else:
             part = code_step(part, P, self.rho, self.step)
         server.memory["coefficients"] = c = put_back(c, here, part, mass)

@@ -28,6 +28,7 @@ class PFedHN(OwnStatistics):
         embedding: numbers of a client's embedding v_i; null: int(1 + N / 4) (the authors' code).
         hidden: width of the hypernetwork's hidden layers. 100: the authors' code.
         hidden_layers: how many beside the first. 3: the authors' trainer (--n-hidden, which counts so, too).
+        last_relu: whether there is a ReLU before the output layer, too (ours; the authors' code has none there).
         hyper_lr: its learning rate (SGD), for one client a round. 0.01: the authors' code.
         hyper_momentum: its momentum. 0.9: the authors' code.
         hyper_decay: its weight decay. 0.001: the authors' code.
@@ -41,6 +42,7 @@ class PFedHN(OwnStatistics):
     embedding: PositiveInt | None = None
     hidden: PositiveInt = 100
     hidden_layers: NonNegativeInt = 3
+    last_relu: bool = True
     hyper_lr: NonNegativeFloat = searched(0.01, LogRange(0.001, 0.1), "a decade around the authors'")
     hyper_momentum: ShareBelow1 = 0.9
     hyper_decay: NonNegativeFloat = 0.001
@@ -52,7 +54,7 @@ class PFedHN(OwnStatistics):
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """The hypernetwork's parameters, embeddings among them, and their momenta."""
-        return first_hypernetwork(run, self.embedding, self.hidden, self.hidden_layers)
+        return first_hypernetwork(run, self.embedding, self.hidden, self.hidden_layers, last_relu=self.last_relu)
 
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """Every client its own model."""

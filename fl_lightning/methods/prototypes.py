@@ -60,5 +60,10 @@ class Prototypes(WithoutModels, ClassMeans, ABC):
         memory = client.run.server.memory
         if self.predict == "classifier" or not memory["means.known"].any():
             return scores
-        prototypes, known = (memory[f"means.{name}"].to(scores.device) for name in ("features", "known"))
-        return -torch.cdist(wide(client.module.features), prototypes).masked_fill(~known, torch.inf)
+        prototypes = memory["means.features"].to(scores.device)
+        candidates = self.candidates(client, memory["means.known"]).to(scores.device)
+        return -torch.cdist(wide(client.module.features), prototypes).masked_fill(~candidates, torch.inf)
+
+    def candidates(self, client: Client, known: Tensor) -> Tensor:
+        """The classes (C,) that may be predicted, of those that are `known` (C,)."""
+        return known

@@ -164,11 +164,11 @@ COLUMNS.declare(
     Column("memory_device_mib", "cost", "peak memory of torch on GPUs, over all processes, MiB"),
     Column("train_loss", "training", "mean loss of local training, proximal term included", "min"),
     Column("coaching_loss", "training", "mean of the proximal term alone", "min"),
-    Column("objective", "training", "KAPC's objective F (AAAI, Eq. 10)", "min"),
+    Column("objective", "training", "KAPC's objective F (AAAI, Eq. 7 and 8, without their m_i / m)", "min"),
     Column("objective_coaching", "training", "second sum of F: the proximal terms", "min"),
     Column("objective_relation", "training", "third sum of F: the relation's distance from its prior", "min"),
     Column("gradient_norm", "training", "norm of the client's parameter change over learning rate times steps", "min"),
-    Column("gradient_norm_relation", "training", "norm of F's gradient by the cohort's rows (Eq. 12)", "min"),
+    Column("gradient_norm_relation", "training", "norm of F's gradient by the cohort's rows (AAAI, Eq. 12)", "min"),
     Column("gradient_norm_models_proxy", "training", "stands for the norm of F's gradient by the models", "min"),
     Column(
         "adapter_error",

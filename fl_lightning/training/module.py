@@ -186,9 +186,10 @@ class ClientModule(LightningModule):
         return self.metric.loss(self.model(x), y)
 
     def coaching(self) -> tuple[Tensor, list[Tensor | None]] | None:
-        """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC Eq. 16) + <linear, w>: their
-        value, and their gradient for each parameter that the optimiser knows (None: nothing reaches it; views that the
-        next call writes over). Without autograd, which would add up gradients in new memory. None: there are none.
+        """The objective's terms at the bound vector, sum_b c_b ||w_b - a_b||^2 (KAPC's journal version, Eq. 16) and
+        <linear, w>: their value, and their gradient for each parameter that the optimiser knows (None: nothing reaches
+        it; views that the next call writes over). Without autograd, which would add up gradients in new memory. None:
+        there are none.
         """
         if not self._adds:
             return None

@@ -333,7 +333,8 @@ def test_bounds_on_coordinates_and_on_norms_promise_different_things(federation:
         assert whole[name] == each[one] == pytest.approx(composed(rounds), rel=1e-4)
         assert each[name] == pytest.approx(composed(16 * rounds), rel=1e-4)  # sigma / sqrt(16), not sigma
         assert one not in whole
-    assert whole["privacy_covers"] == "one sample's part in its class's mean feature, all 16 coordinates"
+    beside = "not the model, the mean predictions and the class counts that the client uploads beside it"
+    assert whole["privacy_covers"] == f"one sample's part in its class's mean feature, all 16 coordinates; {beside}"
     assert "privacy_epsilon_coordinate a single one" in each["privacy_covers"]
     none = report(bound="coordinate", sigma=0.0)
     assert none["privacy_epsilon"] == none["privacy_epsilon_coordinate"] == math.inf
@@ -364,3 +365,21 @@ def test_a_regression_has_no_classes_to_tell_of(federation: Make) -> None:
     run.data.task = "regression"
     with pytest.raises(BadInput, match=r"data\.task.*fedproto exchanges what it knows of classes"):
         FedProto().check(run)
+
+
+def test_a_client_may_predict_among_its_own_classes_alone(federation: Make) -> None:
+    """With `among own`: of all known prototypes the nearest of those classes of which it has training samples."""
+    fed = run_all(federation(FedProto(), data={"partition": "pathological", "classes_per_client": 2}, rounds=1))
+    assert fed.run.server.memory["means.known"].sum() > 2
+    for c in range(4):
+        client = client_of(fed, c)
+        client.bind()
+        x, _ = next(client.data.test.batches(1000))
+        own = client.class_counts > 0
+        every, few = (FedProto(among=among).outputs(client, x, "after") for among in ("all", "own"))
+        assert torch.equal(few.isfinite().any(0), own & fed.run.server.memory["means.known"])
+        assert torch.equal(few[:, own], every[:, own])
+        fed.run.server.memory["means.known"] = fed.run.server.memory["means.known"].clone()
+    elsewhere = torch.zeros(10, dtype=torch.bool)
+    elsewhere[(client.class_counts == 0).nonzero()[0]] = True
+    assert torch.equal(FedProto(among="own").candidates(client, elsewhere), elsewhere)

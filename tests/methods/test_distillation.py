@@ -13,6 +13,7 @@ from torch import Tensor
 from watching import Make, client_of, models, payload_of, run_all, same, server_of, train
 
 from fl_lightning.callbacks.base import Transform
+from fl_lightning.callbacks.simplex import to_simplex
 from fl_lightning.core import Client, Payload, Phase
 from fl_lightning.engine import scoring
 from fl_lightning.engine.federation import Federation
@@ -205,6 +206,20 @@ def test_without_a_projection_the_step_is_eq_7_whatever_the_rows_sum_to(federati
     shares = sizes[:2] / sizes[:2].sum()
     step = 0.1 * (2.0 * shares[:, None] * d.kl_gradient(c[:2, :2], P[:2]) + 2 * 0.3 * (c[:2, :2] - 0.25))
     torch.testing.assert_close(part[:2], c[:2, :2] - step)
+
+
+@pytest.mark.parametrize("projection", ["simplex", "none"])
+def test_the_sum_of_eq_2_is_as_many_times_as_steep(federation: Make, projection: Any) -> None:
+    """Of 40 public samples: the KL's gradient is 40 times the mean's, the pull to 1/N is the same."""
+    fed = federation(KTPFL(divergence="sum", projection=projection, step=0.001, rho=0.3, **SMALL), **PUBLIC)
+    P, c = predictions(4, 40, 10), torch.full((4, 4), 0.25, dtype=torch.float64)
+    sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
+    for _ in range(2):
+        c = c - 0.001 * (40 * (sizes / sizes.sum())[:, None] * d.kl_gradient(c, P) + 2 * 0.3 * (c - 0.25))
+        c = to_simplex(c) if projection == "simplex" else c
+        torch.testing.assert_close(weigh(fed, P, [0, 1, 2, 3]), c)
+    with pytest.raises(BadInput, match=r"method\.divergence: 'sum' .*update paper"):
+        KTPFL(divergence="sum", update="code")
 
 
 def test_weights_that_make_no_distribution_are_named(federation: Make) -> None:

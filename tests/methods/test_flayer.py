@@ -58,6 +58,11 @@ def test_rates_by_hand() -> None:
     for name, block in blocks.items():
         expected = {"conv": 1.0, "body": float(want), "out": 0.3}[name.partition(".")[0]]
         torch.testing.assert_close(rates[block.start : block.stop], torch.full((block.size,), expected))
+    greater = layer_rates(layout, gradient, 0.3, 20.0)
+    factor = {"conv": 1.0, "body": 20.0, "out": 1.0}
+    for name, block in blocks.items():
+        columns = slice(block.start, block.stop)
+        torch.testing.assert_close(greater[columns], factor[name.partition(".")[0]] * rates[columns])
 
 
 def test_what_is_uploaded_by_hand() -> None:
@@ -160,7 +165,7 @@ def test_rates_are_set_anew_at_the_first_batch_of_each_epoch(federation: Make, m
         fed = federation(FLAYER(), net=net, batch_size=16)
         set_anew.clear()
         client: Any = Lone(fed.run)
-        step = layerwise.phase_by_layer(client, 1.0).step
+        step = layerwise.phase_by_layer(client, 1.0, 1.0).step
         assert step is not None
         for _ in range(6):
             step(client, client)

@@ -39,7 +39,7 @@ def layers_of(fed: Federation) -> list[list[slice]]:
 
 
 def f_per(fed: Federation, W: Tensor, R: Tensor, lam: float, beta: float) -> tuple[Tensor, Tensor, Tensor]:
-    """Task losses, coaching and prior of KAPC's Eq. 10 over all training data; W (N, D), R (N, L, N)."""
+    """Task losses, coaching and prior of KAPC's objective over all training data; W (N, D), R (N, L, N)."""
     task, module = [], module_of(fed)
     for i in range(fed.run.clients):
         x, y = next(client_of(fed, i).data.train.batches(10_000))
@@ -73,7 +73,8 @@ def test_the_logged_objective_is_the_theorys(federation: Make, solver: Any) -> N
     (slope,) = torch.autograd.grad(sum(f_per(fed, W, R, lam, beta)[1:]), R)
     assert metrics["gradient_norm_relation"] == pytest.approx(float(slope.norm()), rel=1e-9)
 
-    # The proxy of one plain step is the gradient of what the clients descend: their mixes are constant (Eq. 16).
+    # The proxy of one plain step is the gradient of what the clients descend: their mixes are constant (journal
+    # version, Eq. 16).
     V = W.clone().requires_grad_()
     pulls = V.new_zeros(())
     for k, columns in enumerate(layers_of(fed)):

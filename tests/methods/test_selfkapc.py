@@ -334,6 +334,17 @@ def test_one_client_alone(federation: Make) -> None:
     assert models(fed)[0].isfinite().all()
 
 
+def test_layers_with_fewer_numbers_than_clients_are_named_once(
+    federation: Make, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """The plain network's last layer has 16 x 10 + 10 numbers."""
+    run_all(federation(SelfKAPC(), clients=4, rounds=2))
+    assert "fewer numbers" not in capsys.readouterr().err
+    federation(SelfKAPC(), clients=171, data={"partition": "iid", "min_samples": 2}).prepare()
+    [line] = [line for line in capsys.readouterr().err.splitlines() if "fewer numbers" in line]
+    assert "selfkapc: out (170 numbers): fewer numbers than the 171 clients." in line
+
+
 def test_the_relation_is_the_server_s_and_learns_once_a_round(federation: Make) -> None:
     fed = run_all(federation(SelfKAPC(), rounds=3))
     assert isinstance(fed.run.relation, MeasuredCube)

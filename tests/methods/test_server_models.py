@@ -228,10 +228,12 @@ def test_the_optimizer_goes_on_from_round_to_round(federation: Make) -> None:
         torch.testing.assert_close(p.detach(), fed.run.server.memory[f"hypernetwork.{name}"])
 
 
-def test_a_hypernetwork_is_found_again_by_its_tensors() -> None:
+@pytest.mark.parametrize("last_relu", [True, False])
+def test_a_hypernetwork_is_found_again_by_its_tensors(last_relu: bool) -> None:
     """In whatever order they come back from a file, and with more than ten layers."""
     torch.manual_seed(0)
-    network = Hypernetwork(clients=3, numbers=7, embedding=2, hidden=4, layers=5)
+    network = Hypernetwork(clients=3, numbers=7, embedding=2, hidden=4, layers=5, last_relu=last_relu)
+    assert sum(isinstance(layer, nn.ReLU) for layer in network) == 5 + last_relu
     memory = dict(sorted(network.tensors().items()))
     again = Hypernetwork.of(memory)
     with torch.no_grad():
@@ -248,6 +250,14 @@ def test_pfedhns_models_come_of_the_seed_alone(federation: Make) -> None:
     assert all(torch.equal(a[k], b[k]) for k in a)
     assert not torch.equal(a["hypernetwork.0.weight"], c["hypernetwork.0.weight"])
     assert a["hypernetwork.0.weight"].shape == (4, 2)  # int(1 + N / 4)
+
+
+def test_without_the_last_relu_two_linear_layers_follow_each_other(federation: Make) -> None:
+    network = hyper(federation(PFedHN(hidden=3, hidden_layers=1, last_relu=False)).run)
+    assert [type(layer) for layer in network] == [nn.Embedding, nn.Linear, nn.ReLU, nn.Linear, nn.Linear]
+    fed = run_all(federation(PFedHN(hidden=3, hidden_layers=0, last_relu=False)))
+    assert [type(layer) for layer in hyper(fed.run)] == [nn.Embedding, nn.Linear, nn.Linear]
+    assert all(torch.isfinite(model).all() for model in models(fed))
 
 
 def test_an_aggregator_has_nothing_to_aggregate(federation: Make) -> None:

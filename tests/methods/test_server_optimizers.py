@@ -71,6 +71,35 @@ def test_adagrad_is_torchs(federation: Make) -> None:
         torch.testing.assert_close(new, w.detach(), rtol=0, atol=1e-12)
 
 
+def test_the_codes_adagrad_and_adam_are_torchs(federation: Make) -> None:
+    """Accumulators from 0; torch adds eps to sqrt(v / (1 - beta2^t)), so eps is chosen anew in each step."""
+    means, models = mean_changes(federation, FedAdagrad(server_lr=0.2, tau=0.01, update="code"))
+    w = models[0].clone().requires_grad_()
+    theirs: torch.optim.Optimizer = torch.optim.Adagrad([w], lr=0.2, eps=0.01)
+    for change, new in zip(means, models[1:], strict=True):
+        w.grad = -change
+        theirs.step()
+        torch.testing.assert_close(new, w.detach(), rtol=0, atol=1e-12)
+    means, models = mean_changes(federation, FedAdam(server_lr=0.2, tau=0.01, update="code"))
+    w = models[0].clone().requires_grad_()
+    theirs = torch.optim.Adam([w], lr=0.2, betas=(0.9, 0.999))
+    for t, (change, new) in enumerate(zip(means, models[1:], strict=True), 1):
+        theirs.param_groups[0]["eps"] = 0.01 / (1 - 0.999**t) ** 0.5
+        w.grad = -change
+        theirs.step()
+        torch.testing.assert_close(new, w.detach(), rtol=0, atol=1e-12)
+
+
+def test_the_codes_yogi_by_hand(federation: Make) -> None:
+    means, models = mean_changes(federation, FedYogi(server_lr=0.2, tau=0.01, update="code"))
+    m, v = torch.zeros_like(models[0]), torch.zeros_like(models[0])
+    for t, (change, old, new) in enumerate(zip(means, models, models[1:], strict=False), 1):
+        m, square = 0.9 * m + 0.1 * change, change**2
+        v = v + 0.001 * square * torch.sign(square - v)
+        rate = 0.2 * (1 - 0.999**t) ** 0.5 / (1 - 0.9**t)
+        torch.testing.assert_close(new, old + rate * m / (v.sqrt() + 0.01), rtol=0, atol=1e-12)
+
+
 @pytest.mark.parametrize("method", [FedAdam(server_lr=0.2, tau=0.01), FedYogi(server_lr=0.2, tau=0.01)])
 def test_adam_and_yogi_by_hand(federation: Make, method: FedAdam | FedYogi) -> None:
     means, models = mean_changes(federation, method)
@@ -134,9 +163,14 @@ def test_the_servers_correction_is_the_mean_gradient(federation: Make, participa
         assert h.norm() > 1e-4
 
 
-def test_dynamic_steps_by_hand(federation: Make) -> None:
+@pytest.mark.parametrize("alphas", ["equal", "samples"])
+def test_dynamic_steps_by_hand(federation: Make, alphas: Any) -> None:
     """Of one step: w_i = w - lr (grad - g_i), and w = mean w_i - h / alpha."""
-    fed = federation(FedDyn(alpha=0.1), **(WHOLE | {"rounds": 2, "local_epochs": 1, "optimizer": {"momentum": 0.0}}))
+    settings: dict[str, Any] = WHOLE | {"rounds": 2, "local_epochs": 1, "optimizer": {"momentum": 0.0}}
+    fed = federation(FedDyn(alpha=0.1, alphas=alphas), **settings)
+    sizes = torch.tensor(fed.run.data.train_sizes, dtype=torch.float64)
+    alpha = torch.full((4,), 0.1) if alphas == "equal" else 0.1 * sizes.mean() / sizes
+    assert len(set(sizes.tolist())) > 1
     lr, g = fed.run.config.optimizer.lr, [torch.zeros_like(global_model(fed))] * 4
     h = torch.zeros_like(g[0])
     for t in (1, 2):
@@ -144,6 +178,22 @@ def test_dynamic_steps_by_hand(federation: Make) -> None:
         fed.round(t)
         clients = [client_of(fed, c) for c in range(4)]
         own = [w - lr * (slope(one, w, batch_of(one)) - g_i) for one, g_i in zip(clients, g, strict=True)]
-        g = [g_i - 0.1 * (w_i - w) for g_i, w_i in zip(g, own, strict=True)]
+        g = [g_i - a * (w_i - w) for g_i, w_i, a in zip(g, own, alpha.tolist(), strict=True)]
         h = h - 0.1 * (torch.stack(own) - w).mean(0)
         torch.testing.assert_close(global_model(fed), torch.stack(own).mean(0) - h / 0.1, rtol=0, atol=1e-12)
+
+
+def test_the_mean_of_uploads_is_scored_and_the_servers_model_is_sent(federation: Make) -> None:
+    """With `scored mean`, the rounds are the same, and the global model is one for all."""
+    fed, plain = (federation(FedDyn(alpha=0.1, scored=scored), **EXACT) for scored in ("mean", "server"))
+    for t in (1, 2):
+        record, other = fed.round(t), plain.round(t)
+        assert torch.equal(global_model(fed), global_model(plain))
+        mean = torch.stack(uploads(fed, "model")).mean(0)
+        scored = [fed.evaluator.global_model(c) for c in range(4)]
+        assert scored[0] is not None and all(model is scored[0] for model in scored)
+        torch.testing.assert_close(scored[0], mean, rtol=0, atol=1e-12)
+        assert record.metrics["train_loss"] == other.metrics["train_loss"]
+    assert not torch.equal(global_model(fed), scored[0])
+    with pytest.raises(BadInput, match=r"^method\.scored: 'mean' .*evaluation\.judge before"):
+        federation(FedDyn(scored="mean"), evaluation={"judge": "before"}).prepare()

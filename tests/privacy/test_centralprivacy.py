@@ -7,6 +7,7 @@ import math
 import re
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import dp_accounting as dp
@@ -16,7 +17,7 @@ from dp_accounting.rdp import RdpAccountant
 from every import NAMES, method_of
 from torch import Tensor
 
-from fl_lightning.callbacks.central import CentralPrivacy, refusal
+from fl_lightning.callbacks.central import CentralPrivacy, keeps_state, refusal
 from fl_lightning.callbacks.compression import Quantize
 from fl_lightning.callbacks.privacy import INPUTS, LocalPrivacy
 from fl_lightning.cli import main
@@ -164,6 +165,31 @@ def test_epsilon_is_the_smaller_of_known_and_secret_cohorts(federation: Make) ->
     assert ("do not know the cohorts" in summary["privacy_covers"]) == (
         secret < summary["privacy_epsilon_known_cohorts"]
     )
+
+
+@pytest.mark.parametrize("name", ["fedper", "ditto", "feddyn", "fedbabu", "fedprox"])
+def test_secret_cohorts_lower_no_epsilon_where_clients_keep_state(federation: Make, name: str) -> None:
+    """A personal part, a second model and a gradient are state; an untrained classifier is none."""
+    private = CentralPrivacy(clip=1.0, noise=4.0)
+    summary = federation(method_of(name), callbacks=[private], clients=20, participation=0.05, rounds=4).fit()
+    known = epsilon([Mechanism(4.0, summary["privacy_uploads"])], 1e-5)
+    secret = epsilon([Mechanism(4.0, 4, cohort=(1, 20))], 1e-5)
+    assert secret < known == summary["privacy_epsilon_known_cohorts"]
+    stateful = name not in ("fedbabu", "fedprox")
+    assert summary["privacy_epsilon"] == (known if stateful else secret)
+    assert ("clients keep state" in summary["privacy_covers"]) == stateful
+
+
+def test_state_that_is_kept_beside_the_method_counts() -> None:
+    """The optimiser's, and what a transform keeps with every client."""
+
+    def config(*, keep: bool) -> Any:
+        return SimpleNamespace(optimizer=SimpleNamespace(keep_state=keep))
+
+    remembering = SimpleNamespace(client_memory=True)
+    assert not keeps_state(config(keep=False), FedAvg(), [])
+    assert keeps_state(config(keep=True), FedAvg(), [])
+    assert keeps_state(config(keep=False), FedAvg(), [remembering])
 
 
 CLIP, NOISE = "--callbacks.centralprivacy.clip 1", "--callbacks.centralprivacy.noise 1"

@@ -168,7 +168,10 @@ def distance_by_class(tensors: Mapping[str, Tensor], module: Module, batch: tupl
 
 
 def classifier_gap(module: Module, means: Mapping[str, Tensor], temperature: float, lam: float) -> Tensor:
-    """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 7): G is the classifier."""
+    """lam (1/C) sum_j ||softmax(G(H_j)/T) - Q_j|| over known classes, shape () (FedHKD, Eq. 11).
+
+    G is the classifier.
+    """
     G, known = module.head, means["known"]
     H = means["features"].to(module.features.dtype)
     scores = torch.nn.functional.linear(H, G.weight, G.bias)  # a call of G would count as the batch's features
@@ -220,7 +223,8 @@ def privacy_report(
     """The privacy report, at `privacy_delta`, for one round (`..._round`) and for the run.
 
     `privacy_epsilon` is that of a class's whole mean feature; with `bound: coordinate` `privacy_epsilon_coordinate` is
-    that of one of its coordinates, the others left aside (the paper's count). `privacy_covers` says so in words.
+    that of one of its coordinates, the others left aside (the paper's count). `privacy_covers` says so in words, and
+    what the client uploads beside it without protection.
     Where it is not `safe`, without noise or without a bound, epsilon is infinite; nothing is reported where a callback
     accounts for the whole upload.
     """
@@ -238,4 +242,5 @@ def privacy_report(
         covers = f"{covers}, all {width} coordinates"
     else:
         covers = f"{covers}: privacy_epsilon all {width} coordinates, privacy_epsilon_coordinate a single one of them"
-    return report | {"privacy_covers": covers if safe else "nothing: no noise, or no bound"}
+    beside = "not the model, the mean predictions and the class counts that the client uploads beside it"
+    return report | {"privacy_covers": f"{covers}; {beside}" if safe else "nothing: no noise, or no bound"}

@@ -21,13 +21,17 @@ class Hypernetwork(nn.Sequential):
         embedding: width of a client's embedding.
         hidden: width of the hidden layers.
         layers: hidden layers beside the first.
+        last_relu: whether there is a ReLU before the output layer, too.
     """
 
-    def __init__(self, clients: int, numbers: int, embedding: int, hidden: int, layers: int) -> None:
+    def __init__(
+        self, clients: int, numbers: int, embedding: int, hidden: int, layers: int, *, last_relu: bool = True
+    ) -> None:
         inner: list[nn.Module] = [nn.Embedding(clients, embedding), nn.Linear(embedding, hidden)]
         for _ in range(layers):
             inner += [nn.ReLU(), nn.Linear(hidden, hidden)]
-        super().__init__(*inner, nn.ReLU(), nn.Linear(hidden, numbers))
+        outer = [nn.ReLU()] if last_relu else []
+        super().__init__(*inner, *outer, nn.Linear(hidden, numbers))
 
     @property
     def products(self) -> int:
@@ -49,7 +53,9 @@ class Hypernetwork(nn.Sequential):
         last = max(int(key.partition(".")[0]) for key in kept)
         (clients, embedding), (numbers, hidden) = kept["0.weight"].shape, kept[f"{last}.weight"].shape
         with torch.device("meta"):
-            network = cls(clients, numbers, embedding, hidden, len(kept) // 2 - 2)
+            layers = len(kept) // 2 - 2
+            last_relu = last == 2 * layers + 3  # else the output layer comes one place earlier
+            network = cls(clients, numbers, embedding, hidden, layers, last_relu=last_relu)
         network.load_state_dict(kept, assign=True)
         return network
 
@@ -78,7 +84,9 @@ class Hypernetwork(nn.Sequential):
         optimizer.step()
 
 
-def first_hypernetwork(run: RunContext, embedding: int | None, hidden: int, layers: int) -> dict[str, Tensor]:
+def first_hypernetwork(
+    run: RunContext, embedding: int | None, hidden: int, layers: int, *, last_relu: bool
+) -> dict[str, Tensor]:
     """The server's first parameters and momenta of one for all clients, drawn from the seed.
 
     Embeddings have `embedding` numbers, None: int(1 + N / 4) (pFedHN's authors' code). Where a client comes to those
@@ -88,7 +96,8 @@ def first_hypernetwork(run: RunContext, embedding: int | None, hidden: int, laye
     width = known.shape[1] if known is not None else embedding or int(1 + run.clients / 4)
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(key(run.config.seed, "hypernetwork"))
-        network = Hypernetwork(run.clients, run.groups[0].layout.parameters.stop, width, hidden, layers)
+        numbers = run.groups[0].layout.parameters.stop
+        network = Hypernetwork(run.clients, numbers, width, hidden, layers, last_relu=last_relu)
     if known is not None:
         network.get_parameter("0.weight").data[len(known) :] = known.mean(0)
     return network.tensors() | network.momenta()

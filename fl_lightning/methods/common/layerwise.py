@@ -11,17 +11,23 @@ from fl_lightning.data.sampling import batch_sizes
 from fl_lightning.methods.common.critical import unpacked
 
 
-def layer_rates(layout: Layout, gradient: Tensor, top: float) -> Tensor:
+def layer_rates(layout: Layout, gradient: Tensor, top: float, middle: float = 1.0) -> Tensor:
     """What the learning rate of each parameter is multiplied by, (D,), for a `gradient` (D,).
 
-    Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||); the last layer: `top`.
+    Layer l of L: 1 + l / (L - 1) times the mean over its tensors of ln(1 + 1 / ||gradient||), from the second layer on
+    times `middle`; the last layer: `top`.
     """
     rates, last = torch.ones_like(gradient), len(layout.layers) - 1
     blocks = [block for block in layout.blocks if block.kind == "parameter"]
     for layer in range(last + 1):
         mine = [block for block in blocks if block.layer == layer]
         norms = torch.stack([gradient[b.start : b.stop].norm() for b in mine]).clamp_min(1e-12)
-        rate = top if layer == last else 1 + layer / last * torch.log1p(1 / norms).mean()
+        if layer == last:
+            rate: Tensor | float = top
+        elif layer == 0:
+            rate = 1.0
+        else:
+            rate = middle * (1 + layer / last * torch.log1p(1 / norms).mean())
         for block in mine:
             rates[block.start : block.stop] = rate
     return rates
@@ -47,7 +53,7 @@ def most_changed(layout: Layout, change: Tensor) -> Tensor:
     return mask
 
 
-def phase_by_layer(client: Client, top: float) -> Phase:
+def phase_by_layer(client: Client, top: float, middle: float) -> Phase:
     """Plain steps of the model at rates by layer (`layer_rates`), set anew at the first batch of each epoch."""
     w, columns, rates = client["model"], client.layout.parameters, torch.ones_like(client["model"])
     sizes = batch_sizes(len(client.data.train), client.run.config.federation.batch_size, client.group.whole_last)
@@ -57,7 +63,7 @@ def phase_by_layer(client: Client, top: float) -> Phase:
         nonlocal taken
         loss, gradient = client.gradient(w, batch)
         if taken % epoch == 0:
-            rates.copy_(layer_rates(client.layout, gradient, top))
+            rates.copy_(layer_rates(client.layout, gradient, top, middle))
         taken += 1
         w[columns] -= client.lr * (rates * gradient)[columns]
         return loss
