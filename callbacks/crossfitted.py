@@ -29,6 +29,7 @@ COMPARED = 3
 TRIED = 3
 """Rounds of trial: in each, a third of the clients tries a candidate, and every client tries every one."""
 LAST = COMPARED + TRIED
+"""Rounds before groups are settled, where the run has more."""
 FEWEST = 4
 """Clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
 CLEAR, CLEARER = 2.0, 3.0
@@ -88,20 +89,21 @@ def candidate(clients: Tensor, t: int) -> Tensor:
     return (clients + t) % 3
 
 
-def gains(losses: Tensor) -> dict[tuple[int, int], float]:
+def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
     """z, a gain in mean loss over its standard error, of each candidate over those before it.
 
     Least squares: loss = client + round + candidate + error, with equal errors.
 
     Args:
-        losses: (TRIED, N), of rounds COMPARED + 1 and on; NaN: not measured.
+        losses: (TRIED, N), of the rounds after `begun`; NaN: not measured.
+        begun: the round after which the trial began.
 
     Returns:
         By (candidate, candidate before it); empty where there are too few losses.
     """
     rounds, clients = losses.isfinite().nonzero(as_tuple=True)
     y = losses[rounds, clients]
-    tried = candidate(clients, COMPARED + 1 + rounds)
+    tried = candidate(clients, begun + 1 + rounds)
     one_hot = torch.nn.functional.one_hot
     parts = [one_hot(clients, losses.shape[1]), one_hot(rounds, TRIED)[:, 1:], one_hot(tried, 3)[:, 1:]]
     X = torch.cat(parts, 1).double()
@@ -148,7 +150,7 @@ class CrossFittedCube(Relation):
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """`cross.noise` (2, L): sums of `add_noise`; `cross.told` (N,): who has its share; `cross.cosines` (2, N, N):
         sums and counts; `cross.near` (N, N): who is of one group; `cross.losses` (2, TRIED, N): before and after
-        training; `cross.state` (3,): round, stage, choice; `cross.evidence`: by `EVIDENCE`, NaN: none yet."""
+        training; `cross.state` (4,): the last round, stage, choice, the last round before the trial; `cross.evidence`: by `EVIDENCE`, NaN: none yet."""
         n, layers = run.clients, len(run.layer_names)
         nothing = math.nan
         return {
@@ -157,7 +159,7 @@ class CrossFittedCube(Relation):
             "cross.cosines": torch.zeros(2, n, n, dtype=torch.float64),
             "cross.near": torch.zeros(n, n, dtype=torch.int64),
             "cross.losses": torch.full((2, TRIED, n), nothing, dtype=torch.float64),
-            "cross.state": torch.tensor([0, COLLECTS, EVERYWHERE]),
+            "cross.state": torch.tensor([0, COLLECTS, EVERYWHERE, 0]),
             "cross.evidence": torch.full((len(EVIDENCE),), nothing, dtype=torch.float64),
         }
 
@@ -165,7 +167,7 @@ class CrossFittedCube(Relation):
 
     def own_mixes(self, server: Server) -> bool:
         """Whether clients receive mixes of their own in this round; else all receive FedAvg's model."""
-        _, stage, choice = server.memory["cross.state"].tolist()
+        _, stage, choice, _ = server.memory["cross.state"].tolist()
         return stage == TRIES or choice != EVERYWHERE
 
     def one_for_all(self, server: Server) -> dict[int, Payload]:
@@ -189,7 +191,7 @@ class CrossFittedCube(Relation):
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Rows of the receivers, (L, m, n)."""
         memory, places = inputs.memory, inputs.places
-        t, stage, choice = memory["cross.state"].tolist()
+        t, stage, choice, _ = memory["cross.state"].tolist()
         sources, receivers = torch.tensor(inputs.sources), torch.tensor(inputs.receivers)
         own = torch.eye(len(sources), dtype=torch.float64)
         near = memory["cross.near"][sources][:, sources].double().maximum(own)[places]
@@ -216,16 +218,12 @@ class CrossFittedCube(Relation):
         self._learn_noise(server, first)
         if t <= COMPARED:
             self._compare(server)
-        if first and (why := self._cannot(server.run)):
+        if first and (why := self._cannot(server.run, COMPARED)):
             _say(server.run, f"{why}: no groups are looked for, all receive FedAvg's model")
-        if int(state[1]) == TRIES and t <= LAST:
-            for c in server.answered:
-                if (losses := server.statistics[c].get("losses")) is not None:
-                    server.memory["cross.losses"][:, t - COMPARED - 1, c] = losses.double()
-        if int(state[1]) == COLLECTS and t >= COMPARED:
+        if int(state[1]) == TRIES:
+            self._listen(server)
+        elif int(state[1]) == COLLECTS and t >= COMPARED:
             self._group(server)
-        elif int(state[1]) == TRIES and t >= LAST:
-            self._choose(server)
         self._record(server)
 
     def _learn_noise(self, server: Server, first: bool) -> None:
@@ -251,13 +249,13 @@ class CrossFittedCube(Relation):
         sums[who[:, None], who] += products / lengths[:, None] / lengths
         count[who[:, None], who] += 1
 
-    def _cannot(self, run: RunContext) -> str:
-        """Why no groups can be found in this run, in words; empty: they can."""
+    def _cannot(self, run: RunContext, t: int) -> str:
+        """Why there are no groups to be tried after round t, in words; empty: there may be."""
         if run.clients < FEWEST:
             return f"{run.clients} clients, fewer than {FEWEST}"
         if not all(self._layers.values()):
             return "the model has one layer"
-        if run.rounds <= LAST:
+        if run.rounds <= t + TRIED:
             return f"{run.rounds} rounds, where the first {LAST} would find groups"
         return ""
 
@@ -265,9 +263,9 @@ class CrossFittedCube(Relation):
         """Steps have been compared: who is near whom, and whether that is to be tried."""
         memory, run = server.memory, server.run
         state = memory["cross.state"]
-        state[1] = SETTLED
-        if self._cannot(run):
+        if self._cannot(run, server.round):  # a resumed run may have more rounds
             return
+        state[1] = SETTLED
         sums, count = memory["cross.cosines"]
         upper = torch.triu_indices(run.clients, run.clients, 1)
         if not bool(count[upper[0], upper[1]].all()):
@@ -280,20 +278,31 @@ class CrossFittedCube(Relation):
             what = f"clients' steps do not fall into groups (d' {distance:.1f}, not above {self.guard:g})"
             return _say(run, f"{what}: all receive FedAvg's model")
         memory["cross.near"][:] = (cosines > threshold).long()
-        state[1] = TRIES
+        state[1], state[3] = TRIES, server.round
         what = f"clients' steps fall into groups (d' {distance:.1f}), {_named(run, memory['cross.near'])}"
-        _say(run, f"{what}; rounds {COMPARED + 1} to {LAST} try them in the last layer, and in the first")
+        rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
+        _say(run, f"{what}; {rounds} try them in the last layer, and in the first")
+
+    def _listen(self, server: Server) -> None:
+        """Losses of a round of the trial, which may be its last."""
+        at = server.round - int(server.memory["cross.state"][3]) - 1
+        for c in server.answered:
+            if (losses := server.statistics[c].get("losses")) is not None:
+                server.memory["cross.losses"][:, at, c] = losses.double()
+        if at + 1 == TRIED:
+            self._choose(server)
 
     def _choose(self, server: Server) -> None:
         """The trial is over: pooled over all clients, by `CLEAR` and `CLEARER`."""
         memory, run = server.memory, server.run
         before, after = memory["cross.losses"]
-        trained, both = gains(after), gains((before + after) / 2)
+        begun = int(memory["cross.state"][3])
+        trained, both = gains(after, begun), gains((before + after) / 2, begun)
         last, first = (trained.get((which, EVERYWHERE), 0.0) for which in (HEAD, FIRST))
         over = both.get((FIRST, HEAD), 0.0)
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         choice = FIRST if first > CLEAR and over > CLEARER else HEAD if last > CLEAR else EVERYWHERE
-        memory["cross.state"][1:] = torch.tensor([SETTLED, choice])
+        memory["cross.state"][1:3] = torch.tensor([SETTLED, choice])
         found = f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first over the last"
         if choice == EVERYWHERE:
             return _say(run, f"held-out losses do not ask for groups ({found}): all receive FedAvg's model")
