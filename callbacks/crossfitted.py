@@ -1,10 +1,10 @@
 """A relation that groups clients in one layer where losses on samples that training has not seen ask for it.
 
 Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be compared. Where they
-fall into two heaps far apart, pairs of the upper heap are of one group, and rounds 4 to 6 try three candidates: FedAvg's
-rows in all layers (M), the group's in the last layer (H), or in the first (I). In round t client i begins from candidate
-(i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training on two halves, each
-sample by the model of the other half. What wins over all clients stays; FedAvg's rows if nothing does.
+fall into two heaps far apart, pairs of the upper heap are of one group, and rounds 4 to 6 try three candidates:
+FedAvg's rows in all layers (M), the group's in the last layer (H), or in the first (I). In round t client i begins from
+candidate (i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training on two
+halves, each sample by the model of the other half. What wins over all clients stays; FedAvg's rows if nothing does.
 
 Geometry alone cannot tell label skew, where groups cost, from conflict, where they gain: losses after training can.
 """
@@ -40,6 +40,8 @@ ROUNDING = 1e-6
 MOST_NAMED = 50
 """Clients that a line about groups names."""
 
+TRIAL = "trial"
+"""Told to a client that is to report losses."""
 EVERYWHERE, HEAD, FIRST = range(3)
 """The candidates: M, H and I."""
 COLLECTS, TRIES, SETTLED = range(3)
@@ -148,9 +150,10 @@ class CrossFittedCube(Relation):
         self._layers = {HEAD: head, FIRST: sorted({block.layer for block in blocks} - set(head))[:1]}
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
-        """`cross.noise` (2, L): sums of `add_noise`; `cross.told` (N,): who has its share; `cross.cosines` (2, N, N):
-        sums and counts; `cross.near` (N, N): who is of one group; `cross.losses` (2, TRIED, N): before and after
-        training; `cross.state` (4,): the last round, stage, choice, the last round before the trial; `cross.evidence`: by `EVIDENCE`, NaN: none yet."""
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `told` (N,), who has its share;
+        `cosines` (2, N, N), sums and counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and
+        after training; `state` (4,): the last round, stage, choice, the last round before the trial; `evidence`, by
+        `EVIDENCE` (NaN: none yet)."""
         n, layers = run.clients, len(run.layer_names)
         nothing = math.nan
         return {
@@ -170,23 +173,24 @@ class CrossFittedCube(Relation):
         _, stage, choice, _ = server.memory["cross.state"].tolist()
         return stage == TRIES or choice != EVERYWHERE
 
-    def one_for_all(self, server: Server) -> dict[int, Payload]:
-        """FedAvg's model for everybody."""
-        group, who = server.only, sorted(server.run.server.uploaded) or server.cohort
-        row = server.shares(who).expand(1, len(server.cohort), -1)
-        group.weighed = Weights(group.group, row, list(server.cohort), who)
-        return group.send(dict.fromkeys(group.here, group["model"]))
-
-    def beside(self, server: Server, client: int) -> dict[str, Tensor]:
-        """What `client` is told: once its `share` of noise (L,), and in a trial that it `tries`, ()."""
-        memory = server.memory
-        sums, count = memory["cross.noise"]
-        told: dict[str, Tensor] = {}
-        if server.run.server.uploaded and not memory["cross.told"][client]:
-            told["share"] = noise_shares(sums, count, server.samples([client])[:, None])[0].float()
-        if int(memory["cross.state"][1]) == TRIES:
-            told["tries"] = torch.ones(())
-        return told
+    def sent(self, server: Server) -> dict[int, Payload]:
+        """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of noise (L,) in its step,
+        and in a trial `trial` ()."""
+        group, memory = server.only, server.memory
+        if self.own_mixes(server):
+            payloads = group.mix_by(self)
+        else:
+            who = sorted(server.run.server.uploaded) or server.cohort
+            rows = server.shares(who).expand(1, len(server.cohort), -1)
+            group.weighed = Weights(group.group, rows, list(server.cohort), who)
+            payloads = group.send(dict.fromkeys(group.here, group["model"]))
+        for c, payload in payloads.items():
+            if server.run.server.uploaded and not memory["cross.told"][c]:
+                shares = noise_shares(*memory["cross.noise"], server.samples([c])[:, None])
+                payload.statistics["share"] = shares[0].float()
+            if int(memory["cross.state"][1]) == TRIES:
+                payload.statistics[TRIAL] = torch.ones(())
+        return payloads
 
     def weights(self, inputs: RelationInputs) -> Tensor:
         """Rows of the receivers, (L, m, n)."""
@@ -303,11 +307,11 @@ class CrossFittedCube(Relation):
         memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
         choice = FIRST if first > CLEAR and over > CLEARER else HEAD if last > CLEAR else EVERYWHERE
         memory["cross.state"][1:3] = torch.tensor([SETTLED, choice])
-        found = f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first over the last"
+        scores = f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first over the last"
         if choice == EVERYWHERE:
-            return _say(run, f"held-out losses do not ask for groups ({found}): all receive FedAvg's model")
+            return _say(run, f"held-out losses do not ask for groups ({scores}): all receive FedAvg's model")
         where = "first" if choice == FIRST else "last"
-        _say(run, f"grouped in the {where} layer ({found}): {_named(run, memory['cross.near'])}")
+        _say(run, f"grouped in the {where} layer ({scores}): {_named(run, memory['cross.near'])}")
 
     # ---------------------------------------------------------------- what is told of it
 
@@ -323,7 +327,7 @@ class CrossFittedCube(Relation):
         self._measured |= {f"groups_{name}": value for name, value in evidence if not math.isnan(value)}
 
     def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
-        """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: why groups are tried or kept."""
+        """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups go by."""
         return self._measured
 
     def chosen(self, run: RunContext) -> dict[str, Any]:

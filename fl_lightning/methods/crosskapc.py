@@ -3,16 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from fl_lightning.callbacks.crossfitted import CrossFittedCube
+from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
 from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server, Slot
 from fl_lightning.methods.base import Method
-from fl_lightning.methods.common.halves import held_out, noise_of, shrunk, step_of, train_halves
+from fl_lightning.methods.common.halves import measured, shrunk, train_halves
 from fl_lightning.ranges import NonNegativeFloat
 
 
@@ -58,10 +58,7 @@ class CrossKAPC(Method):
     def broadcast(self, server: Server) -> dict[int, Payload]:
         """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to report losses."""
         relation: CrossFittedCube = server.run.relation
-        sent = server.only.mix_by(relation) if relation.own_mixes(server) else relation.one_for_all(server)
-        for c, payload in sent.items():
-            payload.statistics |= relation.beside(server, c)
-        return sent
+        return relation.sent(server)
 
     def aggregate(self, server: Server) -> None:
         """What the relation learns, and FedAvg's model."""
@@ -77,19 +74,14 @@ class CrossKAPC(Method):
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Local training; in the first round and where losses are asked for of two halves, whose mean is kept."""
-        tries = "tries" in payload.statistics
-        if client.rounds and not tries:
+        if client.rounds and TRIAL not in payload.statistics:
             yield Phase()
         elif halves := (yield from train_halves(client)):
-            if not client.rounds:
-                client.scratch |= {"noise": noise_of(client, halves), "step": step_of(client, client["start"])}
-            if tries:
-                client.scratch["losses"] = held_out(client, client["start"], halves, 1 - client.memory["share"])
+            client.scratch |= measured(client, halves, TRIAL in payload.statistics)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """The model, and beside it what was measured."""
-        sent = super().upload(client, payload)
-        return Payload(sent.layout, sent.vector, sent.sent, statistics=dict(client.scratch))
+        return replace(super().upload(client, payload), statistics=dict(client.scratch))
 
     def personal(self, client: Client) -> Tensor:
         """The received model, and the part of the step from it that is not noise."""
@@ -97,6 +89,4 @@ class CrossKAPC(Method):
 
     def summary(self, run: RunContext) -> dict[str, Any]:
         """`grouped_layers`, and `client_groups` where there are any."""
-        relation: Any = run.relation
-        chosen: dict[str, Any] = relation.chosen(run)
-        return chosen
+        return cast(CrossFittedCube, run.relation).chosen(run)

@@ -227,7 +227,7 @@ def test_the_judged_step_is_shrunk_by_its_noise(federation: Make) -> None:
     sums, count = fed.run.server.memory["cross.noise"]
     client, layout = client_of(fed, 3), fed.run.groups[0].layout
     share = (sums / count / fed.run.data.train_sizes[3]).clamp_max(1)
-    assert bool((0 < share).all()) and bool((share < 1).all())
+    assert bool((share > 0).all()) and bool((share < 1).all())
     torch.testing.assert_close(client.memory["share"].double(), share, rtol=1e-6, atol=0)
     judged, start, model = fed.run.method.personal(client), client["start"], client["model"]
     for s in layout.segments(layout.is_parameter, by_layer=True):

@@ -72,15 +72,24 @@ def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Ten
     return nearer
 
 
-def held_out(client: Client, start: Tensor, halves: Halves, factors: Tensor) -> Tensor:
-    """Two mean losses on the client's training samples, float32 (2,): of `start`, and after training and shrinking.
+def held_out(client: Client, halves: Halves) -> Tensor:
+    """Two mean losses on the client's training samples, float32 (2,): of its start, and after training.
 
-    After training each sample counts with the model of the half that it is not in.
+    After training each sample counts with the model of the half that it is not in, nearer to the start by its noise.
     """
     one, other = halves
-    part = client.data.train
+    part, start = client.data.train, client["start"]
+    factors = 1 - client.memory["share"]
     losses = [
         len(unseen.part) * client.loss(unseen.part, shrunk(client, start, trained.model, factors))
         for trained, unseen in ((one, other), (other, one))
     ]
     return torch.tensor([client.loss(part, start), sum(losses) / len(part)])
+
+
+def measured(client: Client, halves: Halves, trial: bool) -> dict[str, Tensor]:
+    """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a trial `losses`."""
+    named = {"losses": held_out(client, halves)} if trial else {}
+    if not client.rounds:
+        named |= {"noise": noise_of(client, halves), "step": step_of(client, client["start"])}
+    return named
