@@ -59,6 +59,29 @@ def _definite(H: Tensor) -> Tensor:
     return (vectors * values.clamp_min(RIDGE)) @ vectors.T
 
 
+def add_noise(sums: Tensor, count: Tensor, samples: Tensor, step: Tensor, noise: Tensor) -> None:
+    """Add to `sums` (L,) a client's n v / ||step||^2, and 1 to `count` (L,) where it has moved.
+
+    Args:
+        sums: over clients.
+        count: of clients.
+        samples: n.
+        step: squared norm of its step by layer, float64 (L,).
+        noise: v, the variance of its step by layer (L,).
+    """
+    moved = step > 0
+    sums += torch.where(moved, samples * noise.double() / step.clamp_min(1e-300), 0.0)
+    count += moved
+
+
+def noise_shares(sums: Tensor, count: Tensor, samples: Tensor) -> Tensor:
+    """Share of noise in a client's step by layer, (m, L), in 0..1. `samples`: (m, 1).
+
+    A step is noise at most. Where nobody could measure, it counts as noise: one sample tells little.
+    """
+    return (torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples.clamp_min(1)).clamp_max(1.0)
+
+
 @dataclass
 class MeasuredCube(Relation):
     """A row per client and layer by `measured_rows`, on what the server last received of everyone who has uploaded.
@@ -137,14 +160,9 @@ class MeasuredCube(Relation):
         steps = torch.stack([server.statistics[c]["step"] for c in answered]).double()  # (m, L)
         sums, count = memory["noise.measured"]
         for c, n, step in zip(answered, samples, steps, strict=True):
-            noise = server.statistics[c].get("noise")
-            if noise is not None:
-                moved = step > 0
-                sums += torch.where(moved, n * noise.double() / step.clamp_min(1e-300), 0.0)
-                count += moved
-        # A step is noise at most. Where nobody could measure, it counts as noise: one sample tells little.
-        shares = torch.where(count > 0, sums / count.clamp_min(1), math.inf) / samples
-        shares = shares.clamp_max(1.0)
+            if (noise := server.statistics[c].get("noise")) is not None:
+                add_noise(sums, count, n, step, noise)
+        shares = noise_shares(sums, count, samples)
         if bool((count == 0).all() and steps.any()) and server.run.is_main and "noise" not in server.run.warned:
             few = "no client has enough samples to measure its noise"
             log.say(f"selfkapc: {few}: all of a client's step counts as noise")

@@ -41,11 +41,6 @@ class FedDyn(PlainMean):
     alphas: Literal["equal", "samples"] = "equal"
     scored: Literal["server", "mean"] = "server"
 
-    @property
-    def server_models(self) -> int:  # type: ignore[override]
-        """The model, the correction and, where that is scored, the mean."""
-        return 3 if self.scored == "mean" else 2
-
     def check(self, run: RunContext) -> None:
         """The mean is no model that clients begin a round with."""
         super().check(run)

@@ -5,12 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 
-import torch
-
 from fl_lightning.callbacks.measured import MeasuredCube
 from fl_lightning.callbacks.relations import Relation
 from fl_lightning.core import Client, Payload, Phase, Rule
 from fl_lightning.methods.base import OwnStatistics
+from fl_lightning.methods.common.halves import noise_of, step_of, train_halves
 from fl_lightning.ranges import NonNegativeFloat, UnitInterval
 from fl_lightning.search import Range, searched
 
@@ -44,22 +43,12 @@ class SelfKAPC(OwnStatistics):
 
     def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
         """Local training; in the first round of two halves, of which the mean is kept."""
-        start, config = client["model"].clone(), client.run.config.federation
-        part, least = client.data.train, 2 if client.group.whole_last else 1  # BatchNorm cannot train on one sample
-        size = max(config.batch_size // 2, least)
-        steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)  # as many samples in all
-        if client.rounds or len(part) < 2 * least or steps == 0:
+        start = client["model"].clone()
+        if client.rounds:
             yield Phase()
-        else:
-            order = torch.randperm(len(part), generator=client.generator("halves"))
-            halves = [part.subset(half.sort().values) for half in order.chunk(2)]
-            yield Phase(part=halves[0], batch_size=size, steps=steps)
-            one = client["model"].clone()
-            client["model"].copy_(start)
-            yield Phase(part=halves[1], batch_size=size, steps=steps, purpose="train half")
-            client.scratch["noise"] = client.layout.squared_norms(client["model"] - one).float() / 4
-            client["model"].lerp_(one, 0.5)
-        client.scratch["step"] = client.layout.squared_norms(client["model"] - start).float()
+        elif halves := (yield from train_halves(client)):
+            client.scratch["noise"] = noise_of(client, halves)
+        client.scratch["step"] = step_of(client, start)
 
     def upload(self, client: Client, payload: Payload) -> Payload:
         """With it squared norms by layer: of the step, and in the first round of the noise."""

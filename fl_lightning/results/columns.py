@@ -202,6 +202,8 @@ COLUMNS.declare(
     Column("feature_shift_within", "data", "the same of inputs of one class"),
     Column("privacy_epsilon", "privacy", "epsilon so far, of the client with the largest", "min", viewed="epsilon"),
     Column("noise_share_*", "other", "share of a client's step in this layer that is noise of few samples, mean"),
+    Column("groups_separation", "relation", "how far apart the cosines of clients' steps are that tell groups, d'"),
+    Column("groups_z_*", "relation", "gain of groups in a layer by held-out losses, in standard errors"),
     Column("class_*", "data", "training samples of this class"),
     *(
         Column(f"{begin}*", section, doc, better="min" if section == "training" else None)

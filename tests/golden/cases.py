@@ -151,11 +151,11 @@ DISTIL = ("fedmd", "simpfd", "topkpfd", "ktpfl", "feddf", "pfeddf")
 OWN_STEPS = ("pfedme", "apfl", "perfedavg", "flayer")
 """They take plain steps only."""
 PLAIN = {"optimizer": {"momentum": 0.0, "weight_decay": 0.0}}
-SINGLE = ("dbe", "fedgen", "fedpac", "pfedfda", "pfedhn", "pfedla", "selfkapc")
+SINGLE = ("crosskapc", "crosskapc-full", "dbe", "fedgen", "fedpac", "pfedfda", "pfedhn", "pfedla", "selfkapc")
 """They keep networks, means or squared norms in 32 bits whatever the run's precision."""
 RESUMED = (
     *("fedora", "ktpfl", "kapc-kept", "kapc-selected", "fedavg-mixed", "fedhkd"),
-    *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl"),
+    *("ditto", "apfl", "scaffold", "pfedhn", "fedala", "cfl", "crosskapc-full"),
 )
 """They are interrupted in round 2 or 3, and taken up again."""
 MIXED = [{"name": "mlp", "count": 2, "init_args": {"hidden": [27]}}, {"class_path": "cases.Small", "count": 2}]
@@ -205,6 +205,7 @@ def runs() -> dict[str, Run]:
     """Every golden run by name: each method of the project with a part of its clients, and more than that."""
     of = methods()
     exact = {"method": {"name": "kapc", "init_args": {"solver": "exact", "beta": 0.3, "rho_units": "spread"}}}
+    tried = {"method": {"init_args": {"guard": 0.0}}, "federation": {"rounds": 8, "local_epochs": 1}}
     code = {"name": "ktpfl", "init_args": {"samples": 24, "update": "code", "temperature": 10.0, "lam": 0.1}}
     adam = {"optimizer": {"name": "adam", "lr": 0.01, "momentum": 0.0, "weight_decay": 0.0, "keep_state": True}}
     own = {"name": "module", "momentum": 0.0, "weight_decay": 0.0}
@@ -212,6 +213,7 @@ def runs() -> dict[str, Run]:
         **{f"{name}-full": merged(of[name], FULL) for name in ("fedavg", "kapc", "fedora", "ktpfl", "fedhkd")},
         "kapc-exact": exact,
         "kapc-kept": merged(exact, {"optimizer": {"momentum": 0.9, "keep_state": True}}),
+        "crosskapc-full": merged(of["crosskapc"], FULL, tried),
         "fedprox-adam": merged(of["fedprox"], adam),
         "kapc-selected": merged(of["kapc"], {"callbacks": {"layerselection": {"mu": 0.5}, "quantize": {}}}),
         "fedavg-adapters": merged(of["fedavg"], ADAPTERS),
@@ -248,7 +250,7 @@ def runs() -> dict[str, Run]:
     found["scaffold-host"] = Run(merged(of["scaffold"], {"fabric": {"bank": "host"}}), equals="scaffold")
     for name in RESUMED:
         found[f"{name}-resumed"] = Run(found[name].settings, interrupted=35, equals=name)
-    for name in (*of, "kapc-kept", "kapc-selected", "fedavg-mixed", "kapc-vmap", "kapc-32"):
+    for name in (*of, "crosskapc-full", "kapc-kept", "kapc-selected", "fedavg-mixed", "kapc-vmap", "kapc-32"):
         found[f"{name}-two-ranks"] = Run(found[name].settings, ranks=2, equals=name)
     return found
 

@@ -41,6 +41,11 @@ _DECLARED: dict[str, Callable[[Any], Entries]] = {
     "FedPAC": _moments,
     "FedMD": _predictions,
     "FEDORA": _basis,
+    "CrossKAPC": lambda _: {
+        "step": Beside("step_norms", "squared norms of the client's first step by layer", "nonnegative", once=True),
+        "noise": Beside("noise_norms", "variance of the client's step by layer", "nonnegative", once=True),
+        "losses": Beside("losses", "the client's losses in a trial of groups", None, once=True),
+    },
     "DBE": lambda _: {"mean": Beside("mean_feature", "mean feature of the client's data", once=True)},
     "FedAS": lambda _: {"fisher": Beside("fisher", "trace of the Fisher information", "nonnegative")},
     "FedCAC": lambda _: {"critical": Beside("critical", "a bit for each number that matters to the client", None)},
@@ -64,6 +69,7 @@ _DECLARED: dict[str, Callable[[Any], Entries]] = {
 
 DOWNLOADS = {
     "ClassMeans": "class means of all",
+    "CrossKAPC": "the share of noise in its step by layer",
     "DBE": "mean feature of all",
     "FedFomo": "models of other clients",
     "FedGen": "a generator, class counts of all",

@@ -17,6 +17,7 @@ SCORES = "uploads class scores"
 OTHERWISE = {
     "APFL": STEPS,
     "ClassMeans": MEANS,
+    "CrossKAPC": "measures its noise and held-out losses on two halves of the samples",
     "DBE": "uploads the mean feature of samples",
     "FedALA": "learns its mix on samples, in steps of its own",
     "FedAlign": LOSS,

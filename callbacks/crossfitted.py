@@ -1,0 +1,356 @@
+"""A relation that groups clients in one layer where losses on samples that training has not seen ask for it.
+
+Rounds 1 to 3 are FedAvg's: all clients begin from one model, so the cosines of their steps can be compared. Where they
+fall into two heaps far apart, pairs of the upper heap are of one group, and rounds 4 to 6 try three candidates:
+FedAvg's rows in all layers (M), the group's in the last layer (H), or in the first (I). In round t client i begins from
+candidate (i + t) mod 3, a Latin square, without its own model, and reports its loss before and after training on two
+halves, each sample by the model of the other half. What wins over all clients stays; FedAvg's rows if nothing does.
+
+Geometry alone cannot tell label skew, where groups cost, from conflict, where they gain: losses after training can.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from fl_lightning import log
+from fl_lightning.callbacks.measured import add_noise, noise_shares
+from fl_lightning.callbacks.relations import Relation
+from fl_lightning.core import Payload, RelationInputs, RunContext, Server
+from fl_lightning.core.relation import Weights
+
+COMPARED = 3
+"""Rounds whose steps are compared. After 3, 12 of 12 seeds had the planted groups (ours, validation data)."""
+TRIED = 3
+"""Rounds of trial: in each, a third of the clients tries a candidate, and every client tries every one."""
+LAST = COMPARED + TRIED
+"""Rounds before groups are settled, where the run has more."""
+FEWEST = 4
+"""Clients. With fewer there are three pairs at most, of which nothing splits (ours)."""
+CLEAR, CLEARER = 2.0, 3.0
+"""Standard errors by which a candidate must be better than FedAvg's rows: some 95 %. The first layer must beat the last
+by the second: it has more numbers, and of candidates alike in validation loss the smaller one does less harm (ours)."""
+ROUNDING = 1e-6
+"""Gaps of cosines, and gains relative to the mean loss, that are rounding of 32 bits."""
+MOST_NAMED = 50
+"""Clients that a line about groups names."""
+
+TRIAL = "trial"
+"""Told to a client that is to report losses."""
+EVERYWHERE, HEAD, FIRST = range(3)
+"""The candidates: M, H and I."""
+COLLECTS, TRIES, SETTLED = range(3)
+"""The stages."""
+EVIDENCE = ("separation", "z_last", "z_first", "z_first_over_last")
+"""Columns `groups_NAME` of metrics.csv."""
+
+
+# ---------------------------------------------------------------- groups and their trial
+
+
+def split(values: Tensor) -> tuple[float, float]:
+    """Otsu's threshold of `values` (k,), and d', the distance of the heaps' means in standard deviations within.
+
+    (Otsu, IEEE Transactions on Systems, Man and Cybernetics 1979.) d' is 0 where values are equal but for rounding.
+    """
+    ordered = values.double().sort().values
+    n = len(ordered)
+    below = torch.arange(1, n, dtype=torch.float64)
+    sums = ordered.cumsum(0)[:-1]
+    gaps = (ordered.sum() - sums) / (n - below) - sums / below
+    between = torch.where(ordered[1:] > ordered[:-1], below * (n - below) * gaps.square(), 0.0)
+    if n < 2 or float(between.max()) <= 0:
+        return math.inf, 0.0
+    at = int(between.argmax())
+    low, high = ordered[: at + 1], ordered[at + 1 :]
+    gap = float(high.mean() - low.mean())
+    if gap < ROUNDING:
+        return math.inf, 0.0
+    within = ((low - low.mean()).square().sum() + (high - high.mean()).square().sum()) / n
+    return float(ordered[at] + ordered[at + 1]) / 2, gap / max(float(within.sqrt()), ROUNDING)
+
+
+def components(near: Tensor) -> list[list[int]]:
+    """Clients that `near` (N, N) connects, in ascending order."""
+    from scipy.sparse.csgraph import connected_components
+
+    labels = connected_components(near.numpy(), directed=False)[1].tolist()
+    groups: dict[int, list[int]] = {}
+    for client, label in enumerate(labels):
+        groups.setdefault(label, []).append(client)
+    return list(groups.values())
+
+
+def candidate(clients: Tensor, t: int) -> Tensor:
+    """What each of `clients` tries in round t."""
+    return (clients + t) % 3
+
+
+def gains(losses: Tensor, begun: int) -> dict[tuple[int, int], float]:
+    """z, a gain in mean loss over its standard error, of each candidate over those before it.
+
+    Least squares: loss = client + round + candidate + error, with equal errors.
+
+    Args:
+        losses: (TRIED, N), of the rounds after `begun`; NaN: not measured.
+        begun: the round after which the trial began.
+
+    Returns:
+        By (candidate, candidate before it); empty where there are too few losses.
+    """
+    rounds, clients = losses.isfinite().nonzero(as_tuple=True)
+    y = losses[rounds, clients]
+    tried = candidate(clients, begun + 1 + rounds)
+    one_hot = torch.nn.functional.one_hot
+    parts = [one_hot(clients, losses.shape[1]), one_hot(rounds, TRIED)[:, 1:], one_hot(tried, 3)[:, 1:]]
+    X = torch.cat(parts, 1).double()
+    X = X[:, X.any(0)]
+    free = len(y) - X.shape[1]
+    if len(set(tried.tolist())) < 3 or free < 1 or int(torch.linalg.matrix_rank(X)) < X.shape[1]:
+        return {}
+    inverse = torch.linalg.inv(X.T @ X)
+    effects = inverse @ (X.T @ y)
+    variance = (y - X @ effects).square().sum() / free
+    contrasts = {(HEAD, EVERYWHERE): (-1.0, 0.0), (FIRST, EVERYWHERE): (0.0, -1.0), (FIRST, HEAD): (1.0, -1.0)}
+    least = ROUNDING * float(y.abs().mean())
+    scores: dict[tuple[int, int], float] = {}
+    for pair, weights in contrasts.items():
+        contrast = torch.tensor(weights, dtype=torch.float64)
+        error = float((variance * (contrast @ inverse[-2:, -2:] @ contrast)).sqrt())
+        scores[pair] = float(contrast @ effects[-2:]) / max(error, least, 1e-300)
+    return scores
+
+
+@dataclass
+class CrossFittedCube(Relation):
+    """FedAvg's rows; after a trial those of groups in the last or in the first layer.
+
+    Args:
+        guard: d' that groups must exceed to be tried.
+    """
+
+    per_layer = True
+    sources = "known"
+    fixed = "its groups are found from steps that begin from one model"
+
+    guard: float
+    _layers: dict[int, list[int]] = field(default_factory=dict, init=False, repr=False)
+    """By candidate, the layers that it groups."""
+    _measured: dict[str, float] = field(default_factory=dict, init=False, repr=False)
+
+    def on_fit_start(self, run: RunContext) -> None:
+        """Which layers are the last and the first."""
+        blocks = [block for group in run.groups for block in group.layout.blocks if block.kind == "parameter"]
+        head = sorted({block.layer for block in blocks if block.head})
+        self._layers = {HEAD: head, FIRST: sorted({block.layer for block in blocks} - set(head))[:1]}
+
+    def init_server(self, run: RunContext) -> dict[str, Tensor]:
+        """All begin with `cross.`: `noise` (2, L), sums and counts of `add_noise`; `told` (N,), who has its share;
+        `cosines` (2, N, N), sums and counts; `near` (N, N), who is of one group; `losses` (2, TRIED, N), before and
+        after training; `state` (4,): the last round, stage, choice, the last round before the trial; `evidence`, by
+        `EVIDENCE` (NaN: none yet)."""
+        n, layers = run.clients, len(run.layer_names)
+        nothing = math.nan
+        return {
+            "cross.noise": torch.zeros(2, layers, dtype=torch.float64),
+            "cross.told": torch.zeros(n, dtype=torch.int64),
+            "cross.cosines": torch.zeros(2, n, n, dtype=torch.float64),
+            "cross.near": torch.zeros(n, n, dtype=torch.int64),
+            "cross.losses": torch.full((2, TRIED, n), nothing, dtype=torch.float64),
+            "cross.state": torch.tensor([0, COLLECTS, EVERYWHERE, 0]),
+            "cross.evidence": torch.full((len(EVIDENCE),), nothing, dtype=torch.float64),
+        }
+
+    # ---------------------------------------------------------------- what is sent
+
+    def own_mixes(self, server: Server) -> bool:
+        """Whether clients receive mixes of their own in this round; else all receive FedAvg's model."""
+        _, stage, choice, _ = server.memory["cross.state"].tolist()
+        return stage == TRIES or choice != EVERYWHERE
+
+    def sent(self, server: Server) -> dict[int, Payload]:
+        """FedAvg's model for everybody, or each client's own mix. Beside it once the `share` of noise (L,) in its step,
+        and in a trial `trial` ()."""
+        group, memory = server.only, server.memory
+        if self.own_mixes(server):
+            payloads = group.mix_by(self)
+        else:
+            who = sorted(server.run.server.uploaded) or server.cohort
+            rows = server.shares(who).expand(1, len(server.cohort), -1)
+            group.weighed = Weights(group.group, rows, list(server.cohort), who)
+            payloads = group.send(dict.fromkeys(group.here, group["model"]))
+        for c, payload in payloads.items():
+            if server.run.server.uploaded and not memory["cross.told"][c]:
+                shares = noise_shares(*memory["cross.noise"], server.samples([c])[:, None])
+                payload.statistics["share"] = shares[0].float()
+            if int(memory["cross.state"][1]) == TRIES:
+                payload.statistics[TRIAL] = torch.ones(())
+        return payloads
+
+    def weights(self, inputs: RelationInputs) -> Tensor:
+        """Rows of the receivers, (L, m, n)."""
+        memory, places = inputs.memory, inputs.places
+        t, stage, choice, _ = memory["cross.state"].tolist()
+        sources, receivers = torch.tensor(inputs.sources), torch.tensor(inputs.receivers)
+        own = torch.eye(len(sources), dtype=torch.float64)
+        near = memory["cross.near"][sources][:, sources].double().maximum(own)[places]
+        own = own[places]
+        everybody = inputs.samples.expand_as(near)
+        chosen = torch.full_like(receivers, choice)
+        if stage == TRIES:
+            everybody, chosen = _some(everybody * (1 - own), own), candidate(receivers, t + 1)
+        grouped = _some(near * everybody, everybody)
+        rows = everybody.expand(inputs.layers, -1, -1).clone()
+        for which, layers in self._layers.items():
+            picked = (chosen == which).nonzero()[:, 0]
+            for layer in layers:
+                rows[layer, picked] = grouped[picked]
+        return rows / rows.sum(-1, keepdim=True)
+
+    # ---------------------------------------------------------------- what is learned
+
+    def learn(self, server: Server) -> None:
+        """The uploads have arrived: noise, cosines, losses, and what is decided by them."""
+        state, t = server.memory["cross.state"], server.round
+        first = int(state[0]) == 0
+        state[0] = t
+        self._learn_noise(server, first)
+        if t <= COMPARED:
+            self._compare(server)
+        if first and (why := self._cannot(server.run, COMPARED)):
+            _say(server.run, f"{why}: no groups are looked for, all receive FedAvg's model")
+        if int(state[1]) == TRIES:
+            self._listen(server)
+        elif int(state[1]) == COLLECTS and t >= COMPARED:
+            self._group(server)
+        self._record(server)
+
+    def _learn_noise(self, server: Server, first: bool) -> None:
+        memory = server.memory
+        if not first:
+            memory["cross.told"][server.answered] = 1
+        sums, count = memory["cross.noise"]
+        measured = [c for c in server.answered if "noise" in server.statistics[c]]
+        for c, n in zip(measured, server.samples(measured), strict=True):
+            statistics = server.statistics[c]
+            add_noise(sums, count, n, statistics["step"].double(), statistics["noise"])
+        if first and not measured:
+            _say(server.run, "no client has enough samples to measure its noise: all of a step counts as noise")
+
+    def _compare(self, server: Server) -> None:
+        """Add the cosines of the steps of those who answered, all of which began from one model."""
+        who, group = torch.tensor(server.answered), server.only
+        if not len(who):
+            return
+        products = group.gram(server.answered, since="sent", blocks=group.layout.is_parameter).full[0]
+        lengths = products.diagonal().clamp_min(1e-300).sqrt()
+        sums, count = server.memory["cross.cosines"]
+        sums[who[:, None], who] += products / lengths[:, None] / lengths
+        count[who[:, None], who] += 1
+
+    def _cannot(self, run: RunContext, t: int) -> str:
+        """Why there are no groups to be tried after round t, in words; empty: there may be."""
+        if run.clients < FEWEST:
+            return f"{run.clients} clients, fewer than {FEWEST}"
+        if not all(self._layers.values()):
+            return "the model has one layer"
+        if run.rounds <= t + TRIED:
+            return f"{run.rounds} rounds, where the first {LAST} would find groups"
+        return ""
+
+    def _group(self, server: Server) -> None:
+        """Steps have been compared: who is near whom, and whether that is to be tried."""
+        memory, run = server.memory, server.run
+        state = memory["cross.state"]
+        if self._cannot(run, server.round):  # a resumed run may have more rounds
+            return
+        state[1] = SETTLED
+        sums, count = memory["cross.cosines"]
+        upper = torch.triu_indices(run.clients, run.clients, 1)
+        if not bool(count[upper[0], upper[1]].all()):
+            what = f"some clients were never in one of the rounds 1 to {COMPARED} together"
+            return _say(run, f"{what}: no groups are looked for, all receive FedAvg's model")
+        cosines = sums / count.clamp_min(1)
+        threshold, distance = split(cosines[upper[0], upper[1]])
+        memory["cross.evidence"][0] = min(distance, 1 / ROUNDING)
+        if distance <= self.guard:
+            what = f"clients' steps do not fall into groups (d' {distance:.1f}, not above {self.guard:g})"
+            return _say(run, f"{what}: all receive FedAvg's model")
+        memory["cross.near"][:] = (cosines > threshold).long()
+        state[1], state[3] = TRIES, server.round
+        what = f"clients' steps fall into groups (d' {distance:.1f}), {_named(run, memory['cross.near'])}"
+        rounds = f"rounds {server.round + 1} to {server.round + TRIED}"
+        _say(run, f"{what}; {rounds} try them in the last layer, and in the first")
+
+    def _listen(self, server: Server) -> None:
+        """Losses of a round of the trial, which may be its last."""
+        at = server.round - int(server.memory["cross.state"][3]) - 1
+        for c in server.answered:
+            if (losses := server.statistics[c].get("losses")) is not None:
+                server.memory["cross.losses"][:, at, c] = losses.double()
+        if at + 1 == TRIED:
+            self._choose(server)
+
+    def _choose(self, server: Server) -> None:
+        """The trial is over: pooled over all clients, by `CLEAR` and `CLEARER`."""
+        memory, run = server.memory, server.run
+        before, after = memory["cross.losses"]
+        begun = int(memory["cross.state"][3])
+        trained, both = gains(after, begun), gains((before + after) / 2, begun)
+        last, first = (trained.get((which, EVERYWHERE), 0.0) for which in (HEAD, FIRST))
+        over = both.get((FIRST, HEAD), 0.0)
+        memory["cross.evidence"][1:] = torch.tensor([last, first, over], dtype=torch.float64)
+        choice = FIRST if first > CLEAR and over > CLEARER else HEAD if last > CLEAR else EVERYWHERE
+        memory["cross.state"][1:3] = torch.tensor([SETTLED, choice])
+        scores = f"z {last:.1f} in the last layer, {first:.1f} in the first, {over:.1f} of the first over the last"
+        if choice == EVERYWHERE:
+            return _say(run, f"held-out losses do not ask for groups ({scores}): all receive FedAvg's model")
+        where = "first" if choice == FIRST else "last"
+        _say(run, f"grouped in the {where} layer ({scores}): {_named(run, memory['cross.near'])}")
+
+    # ---------------------------------------------------------------- what is told of it
+
+    def _record(self, server: Server) -> None:
+        memory, run = server.memory, server.run
+        sums, count = memory["cross.noise"]
+        shares = noise_shares(sums, count, server.samples(server.answered)[:, None]).mean(0)
+        self._measured = {}
+        if server.answered:
+            named = zip(run.layer_names, shares.tolist(), strict=True)
+            self._measured = {f"noise_share_{name}": share for name, share in named}
+        evidence = zip(EVIDENCE, memory["cross.evidence"].tolist(), strict=True)
+        self._measured |= {f"groups_{name}": value for name, value in evidence if not math.isnan(value)}
+
+    def measured(self, clients: list[dict[str, Any]]) -> dict[str, float]:
+        """`noise_share_LAYER`: of a client's step, mean over the round's; `groups_...`: what groups go by."""
+        return self._measured
+
+    def chosen(self, run: RunContext) -> dict[str, Any]:
+        """For the summary: `grouped_layers`, and where there are any the `client_groups`, by number."""
+        memory = run.server.memory
+        choice = int(memory["cross.state"][2])
+        layers = [run.layer_names[k] for k in self._layers.get(choice, [])]
+        return {"grouped_layers": layers} | ({"client_groups": components(memory["cross.near"])} if layers else {})
+
+
+def _some(rows: Tensor, otherwise: Tensor) -> Tensor:
+    """Rows, and those of `otherwise` in place of rows without any weight."""
+    return torch.where(rows.sum(-1, keepdim=True) > 0, rows, otherwise)
+
+
+def _named(run: RunContext, near: Tensor) -> str:
+    """Groups in words: `0, 2 | 1, 3`."""
+    groups, names = components(near), run.data.client_names
+    if run.clients > MOST_NAMED:
+        return f"{len(groups)} of {', '.join(str(len(group)) for group in groups[:MOST_NAMED])} clients"
+    return " | ".join(", ".join(names[c] if c < len(names) else str(c) for c in group) for group in groups)
+
+
+def _say(run: RunContext, what: str) -> None:
+    if run.is_main:
+        log.say(f"{run.method_name}: {what}")

@@ -1,0 +1,95 @@
+"""Training on two random halves of a client's samples: what their models differ in is noise of its few samples."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from fl_lightning.core import Client, Fit, Phase
+from fl_lightning.data.part import Part
+
+
+@dataclass(frozen=True)
+class Half:
+    """One half of the samples, and the model (D,) that was trained on it."""
+
+    part: Part
+    model: Tensor
+
+
+Halves = tuple[Half, Half]
+
+
+def train_halves(client: Client) -> Generator[Phase, Fit | None, Halves | None]:
+    """Train the client's model on two halves of its samples, from one start, in half batches; their mean stays.
+
+    That takes as many steps and samples as training on all. Who has too few samples trains on all of them.
+
+    Returns:
+        Both halves; None: there were too few samples.
+    """
+    start, config = client["model"].clone(), client.run.config.federation
+    part, least = client.data.train, 2 if client.group.whole_last else 1  # BatchNorm cannot train on one sample
+    size = max(config.batch_size // 2, least)
+    steps = config.local_steps and config.local_steps * config.batch_size // (2 * size)  # as many samples in all
+    if len(part) < 2 * least or steps == 0:
+        yield Phase()
+        return None
+    order = torch.randperm(len(part), generator=client.generator("halves"))
+    one, other = (part.subset(half.sort().values) for half in order.chunk(2))
+    yield Phase(part=one, batch_size=size, steps=steps)
+    first = Half(one, client["model"].clone())
+    client["model"].copy_(start)
+    yield Phase(part=other, batch_size=size, steps=steps, purpose="train half")
+    second = Half(other, client["model"].clone())
+    client["model"].lerp_(first.model, 0.5)
+    return first, second
+
+
+def noise_of(client: Client, halves: Halves) -> Tensor:
+    """The variance of the halves' mean model by layer, float32 (L,): ||w_A - w_B||^2 / 4."""
+    one, other = halves
+    return client.layout.squared_norms(other.model - one.model).float() / 4
+
+
+def step_of(client: Client, start: Tensor) -> Tensor:
+    """The squared norm of the client's step from `start` (D,) by layer, float32 (L,)."""
+    return client.layout.squared_norms(client["model"] - start).float()
+
+
+def shrunk(client: Client, start: Tensor, model: Tensor, factors: Tensor) -> Tensor:
+    """start + factor (model - start) by layer, (D,); running statistics are the model's. `factors`: (L,)."""
+    if bool((factors == 1).all()):
+        return model
+    nearer = model.clone()
+    layout = client.layout
+    for s in layout.segments(layout.is_parameter, by_layer=True):
+        columns = slice(s.start, s.stop)
+        nearer[columns] = torch.lerp(start[columns], model[columns], float(factors[s.layer]))
+    return nearer
+
+
+def held_out(client: Client, halves: Halves) -> Tensor:
+    """Two mean losses on the client's training samples, float32 (2,): of its start, and after training.
+
+    After training each sample counts with the model of the half that it is not in, nearer to the start by its noise.
+    """
+    one, other = halves
+    part, start = client.data.train, client["start"]
+    factors = 1 - client.memory["share"]
+    losses = [
+        len(unseen.part) * client.loss(unseen.part, shrunk(client, start, trained.model, factors))
+        for trained, unseen in ((one, other), (other, one))
+    ]
+    return torch.tensor([client.loss(part, start), sum(losses) / len(part)])
+
+
+def measured(client: Client, halves: Halves, trial: bool) -> dict[str, Tensor]:
+    """What a client has learned of itself by `halves`: in its first round `noise` and `step`, in a trial `losses`."""
+    named = {"losses": held_out(client, halves)} if trial else {}
+    if not client.rounds:
+        named |= {"noise": noise_of(client, halves), "step": step_of(client, client["start"])}
+    return named

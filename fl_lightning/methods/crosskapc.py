@@ -1,0 +1,92 @@
+"""KAPC that groups clients where held-out losses say so, in one layer, and judges shrunk steps (ours)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+import torch
+from torch import Tensor
+
+from fl_lightning.callbacks.crossfitted import TRIAL, CrossFittedCube
+from fl_lightning.core import Client, Payload, Phase, Rule, RunContext, Server, Slot
+from fl_lightning.methods.base import Method
+from fl_lightning.methods.common.halves import measured, shrunk, train_halves
+from fl_lightning.ranges import NonNegativeFloat
+
+
+@dataclass(frozen=True)
+class CrossKAPC(Method):
+    """FedAvg, until clients turn out to conflict: then one layer, the last or the first, is mixed within groups.
+
+    Server: groups are read off the cosines of clients' steps in rounds 1 to 3. If they are distinct, rounds 4 to 6 try
+    them: each client begins from FedAvg's model, or with the last or the first layer of its group alone, without its
+    own model, and reports losses on samples that its training has not seen. What wins stays. Scored: the step from
+    what was received, made smaller by the share of noise in it, which two halves of the samples give in round 1.
+
+    Args:
+        guard: how distinct groups must be to be tried, d'; a normal sample has 2.7. 4: our choice, on validation data
+            (docs/decisions/0031). Beyond any d' it is FedAvg judged by shrunk steps.
+        exponent: a step counts (1 - share of noise)^exponent times. 1 is James and Stein's; 0: judged as trained. 0.5:
+            our choice, likewise.
+    """
+
+    family = "mixing"
+    judge = "after"
+    statistics = client_memory = True
+    several = False
+    server_models = 1
+    inner_products = "updates"
+    newcomers = Rule("FedAvg's model, but of a grouped layer its own; local training")
+
+    guard: NonNegativeFloat = 4.0
+    exponent: NonNegativeFloat = 0.5
+
+    def slots(self) -> dict[str, Slot]:
+        """`start`: what the client received last."""
+        return {"start": Slot()}
+
+    def init_client(self, run: RunContext) -> dict[str, Tensor]:
+        """`share` (L,): of noise in the client's step; 0 until the server has told it."""
+        return {"share": torch.zeros(len(run.layer_names))}
+
+    def relation(self) -> CrossFittedCube:
+        """FedAvg's rows, or those of groups in one layer."""
+        return CrossFittedCube(self.guard)
+
+    def broadcast(self, server: Server) -> dict[int, Payload]:
+        """FedAvg's model, or the client's own mix; once its share of noise, and whether it is to report losses."""
+        relation: CrossFittedCube = server.run.relation
+        return relation.sent(server)
+
+    def aggregate(self, server: Server) -> None:
+        """What the relation learns, and FedAvg's model."""
+        super().aggregate(server)
+        if who := server.answered:
+            server["model"] = server.only.mean(server.shares(who), who, like=server["model"])
+
+    def receive(self, client: Client, payload: Payload) -> None:
+        """Begin from it, and keep it."""
+        super().receive(client, payload)
+        client["start"].copy_(client["model"])
+        client.memory["share"] = payload.statistics.get("share", client.memory["share"]).cpu()
+
+    def phases(self, client: Client, payload: Payload) -> Iterator[Phase]:
+        """Local training; in the first round and where losses are asked for of two halves, whose mean is kept."""
+        if client.rounds and TRIAL not in payload.statistics:
+            yield Phase()
+        elif halves := (yield from train_halves(client)):
+            client.scratch |= measured(client, halves, TRIAL in payload.statistics)
+
+    def upload(self, client: Client, payload: Payload) -> Payload:
+        """The model, and beside it what was measured."""
+        return replace(super().upload(client, payload), statistics=dict(client.scratch))
+
+    def personal(self, client: Client) -> Tensor:
+        """The received model, and the part of the step from it that is not noise."""
+        return shrunk(client, client["start"], client["model"], (1 - client.memory["share"]) ** self.exponent)
+
+    def summary(self, run: RunContext) -> dict[str, Any]:
+        """`grouped_layers`, and `client_groups` where there are any."""
+        return cast(CrossFittedCube, run.relation).chosen(run)
