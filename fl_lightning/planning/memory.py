@@ -269,7 +269,7 @@ def visit(setup: Setup) -> Part:
 def _steps(setup: Setup, p: ModelProfile) -> float:
     """What the steps of a visit hold at once: of one client, or of all that train at once."""
     config = setup.config.optimizer
-    if setup.width > 1 or setup.config.fabric.executor == "graph":  # vectors, gradients, what is received, how it pulls
+    if setup.width > 1:  # vectors, gradients, what is received, how it pulls
         stack = (4 + (config.momentum > 0)) * p.vector
         return setup.width * (stack + max(p.step, p.trained + 2 * p.vector))
     scratch = _SCRATCH[config.name] + (config.weight_decay > 0)
