@@ -50,7 +50,6 @@ ELSEWHERE = {
     "export": "e2e/test_commands.py",
     "report": "report/test_command.py",
     "join": "test_newcomers.py",
-    "relative": "cli/test_relative.py",
     "status": "cli/test_status.py",
     "study": "study/test_study.py",
     "compare": "study/test_compare.py",

@@ -11,10 +11,8 @@ import shlex
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 from fl_lightning import owncode
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
@@ -26,8 +24,6 @@ from fl_lightning.log import now, say
 
 CONFIG = "config.yaml"
 LOCK = "lock"
-PAUSE = 0.5
-"""Seconds between two looks at a lock that is waited for."""
 
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
 MAY_CHANGE = (
@@ -226,17 +222,17 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keep other runs out of the folder; with `wait`, once the one that is in it has ended.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder.
 
     Raises:
-        BadInput: one is in it (unless `wait`), or the folder cannot be written.
+        BadInput: one is in it, or the folder cannot be written.
     """
     file = folder / LOCK
     is_new = not file.exists()
     try:
         before = "" if is_new else file.read_text()
-        lock = _next(file) if wait else take(file)
+        lock = take(file)
     except Taken as error:
         allowed = f"a run is going on in {folder} ({error}); wait for it, or end it"
         raise BadInput("name", folder.name, allowed) from None
@@ -261,19 +257,6 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         with contextlib.suppress(OSError), lock:  # who ran here last, and that it has ended
             lock.truncate(0)
             lock.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
-
-
-def _next(file: Path) -> IO[str]:
-    """`take`, as soon as the process that holds the lock has ended; that it is waited for is said once."""
-    announced = False
-    while True:
-        try:
-            return take(file)
-        except Taken as error:
-            if not announced:
-                say(f"a run is going on in {file.parent} ({error}): waiting for its end")
-            announced = True
-            time.sleep(PAUSE)
 
 
 def _content(path: Path) -> bytes | None:

@@ -84,7 +84,6 @@ COMMANDS = {
                    "evaluation.newcomer_rounds)."),
         "architecture": (str | None, None, "The client's, if the run has several: its name, or its number from 0."),
     }),
-    "relative": Command("Compare a finished run, client by client, with local training.", RUN),
     "report": Command("Write one HTML page on runs (or folders of runs) side by side, or on a study.", {
         "out": (str | None, None, "FILE.html: the page (default: report.html, in the run folder of a single RUN)."),
         "figures": (Literal["svg", "pdf", "png"] | None, None, "Also write each chart to a file, in FILE-figures."),

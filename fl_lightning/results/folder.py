@@ -42,7 +42,7 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFErro
 """What reading a damaged table, npz or JSON file may raise."""
 NEVER = "they never took part"
 """Why final models of clients are of another kind than the judge's."""
-_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
+_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")  # the last: of older versions
 
 
 @dataclass
