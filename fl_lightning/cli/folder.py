@@ -29,7 +29,7 @@ LOCK = "lock"
 MAY_CHANGE = (
     "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
     "fabric.threads", "fabric.timeout", "fabric.bank", "loggers", "callbacks.progress", "callbacks.heatmaps",
-    "callbacks.ledger", "callbacks.checkpoint.seconds", "data.root", "data.public_root", "data.download",
+    "callbacks.checkpoint.seconds", "data.root", "data.public_root", "data.download",
     "data.resident",
 )  # fmt: skip
 
@@ -185,18 +185,12 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def saved_layer(folder: Path) -> Layer | None:
-    """The settings in the config.yaml of a run folder; None if there is none.
-
-    0.1.0 had no `data.test_seed` and drew the test part alike for all seeds, as `test_seed: 0` does.
-    """
+    """The settings in the config.yaml of a run folder; None if there is none."""
     check_path("run", folder / CONFIG)
     file = folder / CONFIG
     if not file.is_file():
         return None
-    saved = read_config(str(file))[-1]
-    if isinstance(data := saved.get("data"), dict):
-        data.setdefault("test_seed", 0)
-    return saved
+    return read_config(str(file))[-1]
 
 
 def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:
