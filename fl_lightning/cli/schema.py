@@ -105,12 +105,11 @@ COMMANDS = {
         "label": (str | None, None, "Label of the LaTeX table, such as tab:digits."),
         "picture": (str | None, None, "FILE.png: the critical-difference diagram, if there are enough settings."),
     }, "STUDY | RUN [RUN ...]"),
-    "dashboard": Command("Save a workspace for the project at W&B or in a file, or write a study as a W&B sweep.", {
+    "dashboard": Command("Save a workspace for the project at W&B or in a file.", {
         "entity": (str | None, None, "W&B entity (default: the user's own)."),
         "project": (str, "fl_lightning", "W&B project."),
         "name": (str, "fl_lightning", "Name of the view; a view of this name is replaced."),
         "json": (str | None, None, "FILE: write the view there and send nothing."),
-        "sweep": (str | None, None, "STUDY.yaml: write a W&B sweep of the study beside it."),
     }),
     "plan": Command("Estimate memory and traffic of a fit; run a round to time it. Also takes the keys of fit.", {
         "nodes": (PositiveInt, 1, "Number of machines; 1 means fabric.num_nodes."),
