@@ -67,7 +67,6 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
     "it takes half an hour; deploy/test_processes.py and deploy/test_flower.py run some of its kills": (
         r"uv run python -m tests\.deploy\.kills .*",
     ),
-    "it wants a quiet machine": (r"uv run python -m benchmarks\.deployed .*",),
     "test_packaging.py": (r"python \.ci/constraints\.py",),
     "it is W&B's own": (r"wandb .*",),
 }  # fmt: skip
