@@ -20,7 +20,7 @@ before works, and opens the device when that has ended. Every number is added to
 measured is kept, whatever ends the program. DIR/log.txt has the end of what each item printed. Both stay below 1 MB.
 
 Times are wall seconds, read once the device has finished all queued work, after two rounds that do not count (they load
-libraries and record graphs); sides take turns. TF32 and the rest are torch's defaults, which the first line of the
+libraries); sides take turns. TF32 and the rest are torch's defaults, which the first line of the
 tables names. torch.profiler counts kernels and launches in a further round. Idle is the share of a round's seconds
 (taken without the profiler) for which, in that further round, nothing ran on the device. Of runs that train together,
 numbers are those of one.

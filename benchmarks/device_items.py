@@ -33,7 +33,7 @@ from workloads import Rounds, Workload, data_root, launched, workloads
 
 from fl_lightning.config import Config
 from fl_lightning.data import prepare
-from fl_lightning.device import graph_type, synchronize
+from fl_lightning.device import synchronize
 from fl_lightning.engine.federation import Federation
 from fl_lightning.heap import keep_freed
 from fl_lightning.methods.fedavg import FedAvg
@@ -52,7 +52,6 @@ SHORT = (
 SANITIZED = {
     "loop": "--fabric.executor loop --fabric.bank host --model cnn --model.padding 2",
     "vmap": "--fabric.executor vmap",
-    "graph": "--fabric.executor graph",
 }
 """Short runs for the sanitizers."""
 
@@ -125,7 +124,7 @@ def sanitizers(day: Day) -> None:
 
     def check(name: str, run: str, folder: str) -> None:
         own = {"TORCH_CUDA_SANITIZER": "1"} if name == "torch's" else {}
-        if name == "compute-sanitizer" and run != "graph":  # a graph needs torch's caching allocator
+        if name == "compute-sanitizer":
             own = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1"}  # else memory beside a block is torch's, and no error
         flags = [*SHORT.split(), *SANITIZED[run].split(), "--fabric.accelerator", day.device]
         line = [*tools[name], sys.executable, "-m", "fl_lightning", *flags, "--out", f"{folder}/{name[0]}-{run}"]
@@ -195,7 +194,7 @@ def makers(workload: Workload) -> Iterator[tuple[str, Callable[[], Rounds]]]:
         return Rounds(workload.bare(data, stepper, device).round)
 
     yield from ((f"hand loop, {stepper}", partial(by_hand, stepper)) for stepper in STEPPERS)
-    for name in ("loop", "vmap", *(["graph"] if graph_type(device) else [])):
+    for name in ("loop", "vmap"):
         yield name, lambda name=name: Rounds(engine(name).round)
     yield "together", beside
 
@@ -213,7 +212,7 @@ def rounds(day: Day, item: str) -> None:
         try:
             side = make()
             side()
-        except Exception as error:  # memory, a graph that cannot be recorded, an error of the device
+        except Exception as error:  # memory, an error of the device
             day.note(item, side=name, error=line_of(error))
             continue
         first = clock() - start
@@ -249,7 +248,7 @@ def traced(side: Callable[[], object], device: torch.device) -> dict[str, Any]:
 
 
 def counted(events: Sequence[tuple[str, str, float, float]]) -> dict[str, Any]:
-    """Kernels, launches by the host (a graph is one), waits of the host, and seconds in which anything ran there.
+    """Kernels, launches by the host, waits of the host, and seconds in which anything ran there.
 
     Args:
         events: name, kind of device, begin and end in microseconds.
@@ -296,8 +295,7 @@ def study(day: Day) -> None:
 
     day.note("study", seeds=seeds, rounds=rounds)
     ways: list[tuple[str, Any, str]] = [("together", together, "vmap"), ("hand loop", by_hand, "loop")]
-    executors = ("loop", *(["graph"] if graph_type(device) else []), "vmap")
-    for name, work, executor in [*ways, *((name, one_by_one, name) for name in executors)]:
+    for name, work, executor in [*ways, *((name, one_by_one, name) for name in ("loop", "vmap"))]:
         try:
             seconds(work, configs(executor)[:1], device_clock(device))
             day.note("study", side=name, seconds=seconds(work, configs(executor), device_clock(device)))
@@ -322,10 +320,9 @@ def main(item: str, out: str, device: str, tiny: str) -> None:
         if device == "pretended" and item not in ("suite", "golden"):  # these bring it along
             sys.path.append(str(ROOT / "tests" / "accelerator"))
             import pretended
-            import streams
 
-            pretended.install(streams.StreamBackend)
-            stack.enter_context(streams.present())
+            pretended.install()
+            stack.enter_context(pretended.present())
         KINDS[item.split("-")[0]](Day(Path(out), device, tiny == "1"), item)
 
 

@@ -32,7 +32,7 @@ SANITIZERS = {"sanitizer": "{tool}", "run": "{run}", "exit": "{exit}", "error": 
 ITEMS = {"item": "`{item}`", "outcome": "{outcome}", "s": "{seconds}"}
 PATHS = {
     "golden runs: methods, callbacks, failing clients, interrupted runs": ("numbers_of_the_cpu",),
-    "`loop`, `vmap`, `graph`, `auto`": ("executors_agree", "an_executor_repeats", "auto_picks"),
+    "`loop`, `vmap`, `auto`": ("executors_agree", "stacked_clients_repeat", "auto_picks"),
     "banks `host` and `disk`": ("where_models_lie", "models_away"),
     "precisions, `channels_last`": ("precisions",),
     "resumed on another kind of device": ("goes_on_on_another",),

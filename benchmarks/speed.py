@@ -163,7 +163,7 @@ def executors(workload: Workload, pairs: int) -> list[Row]:
     """A round of FedAvg by each executor that runs here, against the bare loop."""
     data, source = workload.load()
     sides: dict[str, Federation] = {}
-    for name in ("loop", "vmap", *(["graph"] if torch.cuda.is_available() else [])):
+    for name in ("loop", "vmap"):
         try:
             fed = workload.federation(FedAvg(), data, executor=name)
         except BadInput as error:

@@ -13,7 +13,7 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning import log, renames
+from fl_lightning import log
 from fl_lightning.config import check
 from fl_lightning.core import Client, Payload, RelationInputs, RoundRecord, RunContext
 from fl_lightning.core.mixing import mean_of
@@ -130,12 +130,6 @@ def client_memory(run: RunContext) -> dict[str, Tensor]:
 class Observer(Callback):
     """Sees what happens, and adds metrics and pictures to the record. Its hooks run on every rank (rank 0 is
     `run.is_main`), but for `on_client_end`."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if vars(cls).get("after_saving"):
-            renames.warn(f"{cls.__name__}.after_saving", 'stage = "send"')
-            cls.stage = "send"
 
     def on_round_start(self, run: RunContext, round: int, cohort: list[int]) -> None:
         """The cohort is drawn; nothing has been sent."""

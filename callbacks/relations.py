@@ -12,7 +12,6 @@ from typing import Any, ClassVar, Literal
 import torch
 from torch import Tensor
 
-from fl_lightning import renames
 from fl_lightning.callbacks.base import Callback
 from fl_lightning.core import RelationInputs, RunContext, Server
 from fl_lightning.data.part import Part
@@ -40,11 +39,6 @@ class Relation(Callback):
     """Why the server must mix by the rows as they are, in words; empty: `callbacks.blurrelation` may change them."""
     blur: Callable[[Tensor, Sequence[int], Sequence[int], int], Tensor] | None = None
     """What changes rows (L, m, n) of receivers by sources in a round; None: nothing does."""
-
-    def __init_subclass__(cls, **kwargs: Any) -> None:
-        super().__init_subclass__(**kwargs)
-        if "mixes" in vars(cls):
-            cls.sources = renames.forwarded(f"{cls.__name__}.mixes", "sources", "mixes")
 
     def init_server(self, run: RunContext) -> dict[str, Tensor]:
         """Small tensors that the server keeps between rounds, equal on every rank, with their first values."""

@@ -7,6 +7,8 @@ from typing import Any
 from sphinx.application import Sphinx
 
 from fl_lightning import __version__
+from fl_lightning.configuration import index
+from fl_lightning.configuration.explain import page
 
 ROOT = Path(__file__).resolve().parents[1]
 
@@ -25,6 +27,10 @@ autodoc_member_order = "bysource"
 autodoc_typehints = "description"
 autodoc_typehints_description_target = "documented"
 napoleon_use_ivar = True
+
+METHOD_ARGUMENTS = Path(__file__).with_name("method-arguments.md")
+"""A page that is made with the site and is not in git."""
+METHOD_ARGUMENTS.write_text(page(index.read()["methods"]), encoding="utf-8")
 
 LINK = re.compile(r"\[([^\]]*)\]\(((?:\.\./)+[^)#\s]+)\)")
 

@@ -265,10 +265,9 @@ class FabricConfig:
     """Precision, named as in Lightning; the server always mixes in 32 bits or more."""
     threads: PositiveInt | None = None
     """CPU threads per process; null: the cores divided by the processes. Bit-identical runs need the same number."""
-    executor: Literal["auto", "loop", "vmap", "graph"] = "loop"
-    """How a process trains its clients: one by one (loop), many at once (vmap), one by one as a CUDA or XPU graph
-    (graph), or the fastest of these, measured at the start (auto). loop: executors round differently, and what auto
-    chooses depends on the machine."""
+    executor: Literal["auto", "loop", "vmap"] = "loop"
+    """How a process trains its clients: one by one (loop), many at once (vmap), or the faster of these, measured at the
+    start (auto). loop: executors round differently, and what auto chooses depends on the machine."""
     deterministic: bool = False
     """Use only deterministic kernels of torch, and refuse operations that have none. false: on a CPU all kernels are
     deterministic, for a given number of threads; on a GPU some deterministic ones are slower (sums by index, cuDNN's

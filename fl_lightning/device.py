@@ -140,7 +140,7 @@ def peak_bytes(device: torch.device) -> float | None:
     return float(module.max_memory_allocated(device)) if hasattr(module, "max_memory_allocated") else None
 
 
-# ---------------------------------------------------------------- streams and graphs
+# ---------------------------------------------------------------- streams
 
 
 def has_streams(device: torch.device) -> bool:
@@ -160,11 +160,6 @@ def sent(tensor: Tensor, device: torch.device) -> Tensor:
     if tensor.device.type != "cpu" or not has_streams(device):
         return tensor.to(device)
     return empty_beside(tensor, device).copy_(tensor).to(device, non_blocking=True)
-
-
-def graph_type(device: torch.device) -> Any:
-    """The class of the kind's graphs of recorded operations (`torch.cuda.CUDAGraph`, `torch.xpu.XPUGraph`), or None."""
-    return getattr(module_of(device), f"{device.type.upper()}Graph", None)
 
 
 # ---------------------------------------------------------------- random numbers

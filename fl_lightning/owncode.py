@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from fl_lightning.config import Config, check
+from fl_lightning.errors import BadInput
 from fl_lightning.files import write_whole
 
 COMPUTES = ("method", "model", "data", "callbacks")
@@ -80,14 +81,18 @@ def now(config: Config, parts: Collection[str] = COMPUTES) -> dict[str, str]:
 def versions(folder: Path) -> list[dict[str, Any]]:
     """What `source/rounds.json` says of a run: `first_round`, `folder`, `code` (SHA-256 by file), `changed` (files).
 
-    In the order of rounds; each version trained until the next one's first round. Folders of earlier versions of this
-    package have copies alone, of the code of their last start.
+    In the order of rounds; each version trained until the next one's first round.
+
+    Raises:
+        BadInput: it cannot be read.
     """
+    file = folder / ROUNDS
+    if not file.is_file():  # the run has no code of its own
+        return []
     try:
-        return [dict(version) for version in json.loads((folder / ROUNDS).read_text(encoding="utf-8"))]
-    except (OSError, ValueError, TypeError):
-        code = digests(_kept(folder / "source"))
-        return [{"first_round": 1, "folder": "source", "code": code, "changed": []}] if code else []
+        return [dict(version) for version in json.loads(file.read_text(encoding="utf-8"))]
+    except (OSError, ValueError, TypeError) as error:
+        raise BadInput("run", str(folder), f"its {ROUNDS} cannot be read ({error})") from None
 
 
 def recorded(folder: Path) -> dict[str, str]:

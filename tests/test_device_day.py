@@ -101,9 +101,9 @@ def test_what_is_absent_is_named(
 
 
 def test_kernels_launches_and_busy_time_are_counted(script: Load) -> None:
-    """Two kernels overlap by 10 of 40 microseconds, a copy runs within the first; a graph is one launch."""
+    """Two kernels overlap by 10 of 40 microseconds, a copy runs within the first."""
     events = [
-        ("cudaLaunchKernel", "CPU", 0.0, 5.0), ("cudaGraphLaunch", "CPU", 5.0, 9.0),
+        ("cudaLaunchKernel", "CPU", 0.0, 5.0), ("cudaLaunchKernel", "CPU", 5.0, 9.0),
         ("cudaStreamSynchronize", "CPU", 9.0, 99.0), ("a kernel", "CUDA", 10.0, 30.0), ("b kernel", "CUDA", 20.0, 50.0),
         ("Memcpy DtoH", "CUDA", 12.0, 14.0), ("c kernel", "CUDA", 60.0, 70.0),
     ]  # fmt: skip
@@ -132,7 +132,7 @@ def test_lines_become_tables(script: Load) -> None:
     of_day = [
         {"item": item, "begun": "1"}, {"item": item, "side": "loop", "seconds": 9.0, "ratio": 9.0, **base},
         {"item": item, "begun": "2"}, {"item": item, "workload": "100 MLPs", "data": "real data", "runs": 4},
-        {"item": item, "side": "together", "peak_mib": 5}, {"item": item, "side": "graph", "error": "no | graph"},
+        {"item": item, "side": "together", "peak_mib": 5}, {"item": item, "side": "vmap", "error": "no | room"},
         {"item": item, "side": "together", "seconds": 0.002, "ratio": 0.25, **base},
         {"item": item, "side": "together", "kernels": 4000, "launches": 400, "waits": 8, "busy": 0.002},
         {"item": item, "ended": True, "outcome": "ended", "seconds": 31.0},
@@ -147,7 +147,7 @@ def test_lines_become_tables(script: Load) -> None:
     text = script("device_tables").tables(["\n".join(map(json.dumps, of_day)) + '\n{"item": "stu'])
     for row in (
         "| 100 MLPs (real data) | together | 0.002 | **0.25** [0.10, 0.90] | 7 | 5 |  |  |",
-        "| 100 MLPs (real data) | graph |  |  |  |  |  | no / graph |",
+        "| 100 MLPs (real data) | vmap |  |  |  |  |  | no / room |",
         "| 100 MLPs | together | 1,000 | 100 | 2 | 0.5 | 75 |",  # for one of four runs
         "| 10 seeds, 4 rounds, together | 1 | **0.25** |",
         "| precisions, `channels_last` | 1 | 1 | 0 |",
@@ -226,6 +226,6 @@ def test_a_day_without_a_gpu(
             assert [line["outcome"] for line in of_item if "test" in line] == ["passed"]
         elif item == "sanitizers":
             exits = {line["run"]: line["exit"] for line in of_item if "tool" in line}
-            assert exits == {"loop": 0, "vmap": 0, "graph": 2}  # a CPU has no graphs
+            assert exits == {"loop": 0, "vmap": 0}
     text = capsys.readouterr().out
     assert text.count("| hand loop") >= 5 and "(noise)" in text

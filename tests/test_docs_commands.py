@@ -62,12 +62,11 @@ ELSEWHERE: dict[str, tuple[str, ...]] = {
         r"uv run python tests/study/kills_together.py .*",
     ),
     "fuzz/test_fuzz.py::test_a_few_inputs": (r"python tests/fuzz/fuzz.py.*",),
-    "cli/test_arguments.py::test_the_index_and_the_page_are_fresh": (r"python -m fl_lightning\.configuration\..*",),
+    "cli/test_arguments.py::test_the_index_is_fresh": (r"python -m fl_lightning\.configuration\..*",),
     "deploy/test_tutorial.py": (r"fl-train deploy .*", r"fl-train export --run hospital-.*"),
     "it takes half an hour; deploy/test_processes.py and deploy/test_flower.py run some of its kills": (
         r"uv run python -m tests\.deploy\.kills .*",
     ),
-    "it wants a quiet machine": (r"uv run python -m benchmarks\.deployed .*",),
     "test_packaging.py": (r"python \.ci/constraints\.py",),
     "it is W&B's own": (r"wandb .*",),
 }  # fmt: skip

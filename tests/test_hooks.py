@@ -175,13 +175,6 @@ def test_who_changes_the_model_alone_is_refused_beside_further_vectors(federatio
         fed.prepare()
 
 
-@pytest.mark.parametrize("hook", ["knowledge", "strength", "starts_from", "pull", "epochs_in_all", "study", "predict"])
-def test_a_hook_of_earlier_versions_is_refused(hook: str) -> None:
-    with pytest.raises(TypeError, match=rf"Own\.{hook} would never be called: it is no hook any more"):
-        type("Own", (FedAvg,), {hook: lambda *args: None})
-    type("Own", (FedAvg,), {hook: 1.0})  # a field
-
-
 @pytest.mark.parametrize(
     ("name", "hook"), [("recieve", "receive"), ("phase", "phases"), ("agregate", "aggregate"), ("uplaod", "upload")]
 )

@@ -17,7 +17,7 @@ PACKAGE = "fl_lightning"
 ORDER = (
     (PACKAGE, "errors", "heap", "metric", "names", "record", "rng", "shared_memory", "signals"),
     ("log", "ranges"),
-    ("components", "datakeys", "extras", "optimizerkeys", "renames", "search"),
+    ("components", "datakeys", "extras", "optimizerkeys", "search"),
     ("configuration",),
     ("catalogue", "config", "device", "files", "port"),
     ("csvtable", "owncode"),
@@ -27,7 +27,7 @@ ORDER = (
     ("callbacks", "exporting"),
     ("methods.common",),
     ("methods",),
-    ("knowledge", "report", "training"),
+    ("report", "training"),
     ("engine",),
     ("run",),
     ("audit", "deploy", "planning"),

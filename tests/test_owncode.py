@@ -123,19 +123,11 @@ def test_versions_are_kept_with_their_rounds_and_never_overwritten(tmp_path: Pat
     assert owncode.keep(tmp_path / "none", {}, 1) == [] and not (tmp_path / "none").exists()
 
 
-def test_a_folder_of_an_earlier_version_is_held_to_its_copies(workplace: Path) -> None:
-    write(workplace, fl_own_k="import fl_own_l\nclass Mine: ...\n", fl_own_l="")
-    config, run = Config(Component("fl_own_k.Mine"), []), workplace / "runs" / "a"
-    owncode.check_same(config, run, accept=False)  # it has none
-    (run / "source").mkdir(parents=True)
-    (run / "source" / "fl_own_k.py").write_text("import fl_own_l\nclass Mine: ...\n")
-    owncode.check_same(config, run, accept=False)
-    (run / "source" / "fl_own_k.py").write_text("class Mine: ...\n")
-    with pytest.raises(
-        BadInput, match=r"^code: 'fl_own_k\.py' is not allowed; it has changed since .*runs/a was begun"
-    ):
-        owncode.check_same(config, run, accept=False)
-    owncode.check_same(config, run, accept=True)
+def test_a_damaged_list_of_versions_is_named(tmp_path: Path) -> None:
+    owncode.keep(tmp_path, {"a.py": b"1"}, 1)
+    (tmp_path / owncode.ROUNDS).write_text("{")
+    with pytest.raises(BadInput, match=r"^run: .*source/rounds\.json cannot be read"):
+        owncode.versions(tmp_path)
 
 
 def test_code_that_a_queued_run_is_to_execute_is_kept(workplace: Path) -> None:

@@ -29,7 +29,6 @@ Personalised federated learning on PyTorch Lightning.
   export        write one client's model     fl-train export --run runs/kapc_digits-001 --client 3 --out m.safetensors
   report        write an HTML report         fl-train report runs/kapc_digits-001
   join          give a new client a model    fl-train join --run runs/fedora --data new.npz --out model.safetensors
-  relative      compare with local training  fl-train relative --run runs/fedora
   compare       compare methods over seeds   fl-train compare studies/digits --baseline local
   dashboard     build a W&B workspace        fl-train dashboard --project fl_lightning --json view.json
   plan          rehearse a round             fl-train plan --config kapc_resnet18
@@ -49,19 +48,19 @@ All keys of a command: fl-train COMMAND --help
 """
 
 COMMANDS = (
-    "fit", "test", "export", "report", "join", "relative", "compare", "dashboard", "plan", "submit", "deploy", "study",
+    "fit", "test", "export", "report", "join", "compare", "dashboard", "plan", "submit", "deploy", "study",
     "reproduce", "tune", "archive", "worth", "audit", "status", "list", "check-method",
 )  # fmt: skip
 """Their keys: `cli.schema`. Each is a function of its name in a module of its name, but for those in `ELSEWHERE`."""
-ELSEWHERE = dict.fromkeys(("fit", "test", "export", "report", "join", "relative", "list"), "commands")
+ELSEWHERE = dict.fromkeys(("fit", "test", "export", "report", "join", "list"), "commands")
 ELSEWHERE |= {"plan": "planning", "check-method": "checking"}
 
 MEANT = {
     **dict.fromkeys(("train", "run", "start"), "fit"), **dict.fromkeys(("evaluate", "eval", "score"), "test"),
     **dict.fromkeys(("sweep", "grid", "experiment"), "study"), **dict.fromkeys(("search", "optimize"), "tune"),
-    "resume": "fit --resume", "sbatch": "submit", "methods": "list methods", "ls": "list",
+    "resume": "fit --resume", "sbatch": "submit", "methods": "list methods", "ls": "list", "relative": "compare",
 }  # fmt: skip
-"""Other tools' names of our commands."""
+"""Other tools' names of our commands, and one that is gone."""
 
 BUG = 70  # neither a named failure (1) nor bad input (2)
 PATIENCE = 10.0  # seconds that interrupted ranks have to close what is open

@@ -150,16 +150,6 @@ def join(argv: list[str]) -> None:
         print(f"# rounds of local training before this score: {facts['trained']} (--rounds); the run had {rounds}")
 
 
-def relative(argv: list[str]) -> None:
-    """Print, and write to `relative.json`, how a run's clients fare beside training alone; the reference is kept."""
-    folder = Path(read_line(argv, "relative").values.run)
-    config = load(folder)
-    from fl_lightning.cli.relative import compare
-
-    for name, value in compare(config, folder).items():
-        print(f"{name:28s} {value}")
-
-
 def _write_loader(
     beside: Path, folder: Path, whose: str, out: Path, facts: dict[str, Any], kind: str = "safetensors"
 ) -> None:

@@ -11,10 +11,8 @@ import shlex
 import shutil
 import socket
 import sys
-import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import IO
 
 from fl_lightning import owncode
 from fl_lightning.cli.resolve import Start, complete, plan, to_settings, to_yaml
@@ -26,14 +24,12 @@ from fl_lightning.log import now, say
 
 CONFIG = "config.yaml"
 LOCK = "lock"
-PAUSE = 0.5
-"""Seconds between two looks at a lock that is waited for."""
 
 # What a resumed run may change: how long, where, and what is told of it. Anything else would make it another run.
 MAY_CHANGE = (
     "federation.rounds", "federation.on_bad_client", "fabric.accelerator", "fabric.devices", "fabric.num_nodes",
     "fabric.threads", "fabric.timeout", "fabric.bank", "loggers", "callbacks.progress", "callbacks.heatmaps",
-    "callbacks.ledger", "callbacks.checkpoint.seconds", "data.root", "data.public_root", "data.download",
+    "callbacks.checkpoint.seconds", "data.root", "data.public_root", "data.download",
     "data.resident",
 )  # fmt: skip
 
@@ -189,18 +185,12 @@ def write_config(folder: Path, config: Config) -> None:
 
 
 def saved_layer(folder: Path) -> Layer | None:
-    """The settings in the config.yaml of a run folder; None if there is none.
-
-    0.1.0 had no `data.test_seed` and drew the test part alike for all seeds, as `test_seed: 0` does.
-    """
+    """The settings in the config.yaml of a run folder; None if there is none."""
     check_path("run", folder / CONFIG)
     file = folder / CONFIG
     if not file.is_file():
         return None
-    saved = read_config(str(file))[-1]
-    if isinstance(data := saved.get("data"), dict):
-        data.setdefault("test_seed", 0)
-    return saved
+    return read_config(str(file))[-1]
 
 
 def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = False) -> None:
@@ -226,17 +216,17 @@ def check_goes_on(saved: Layer, config: Config, folder: Path, accept: bool = Fal
 
 
 @contextlib.contextmanager
-def locked(folder: Path, wait: bool = False) -> Iterator[None]:
-    """Keep other runs out of the folder; with `wait`, once the one that is in it has ended.
+def locked(folder: Path) -> Iterator[None]:
+    """Keep other runs out of the folder.
 
     Raises:
-        BadInput: one is in it (unless `wait`), or the folder cannot be written.
+        BadInput: one is in it, or the folder cannot be written.
     """
     file = folder / LOCK
     is_new = not file.exists()
     try:
         before = "" if is_new else file.read_text(encoding="utf-8")
-        lock = _next(file) if wait else take(file)
+        lock = take(file)
     except Taken as error:
         allowed = f"a run is going on in {folder} ({error}); wait for it, or end it"
         raise BadInput("name", folder.name, allowed) from None
@@ -261,19 +251,6 @@ def locked(folder: Path, wait: bool = False) -> Iterator[None]:
         with contextlib.suppress(OSError), lock:  # who ran here last, and that it has ended
             lock.truncate(0)
             lock.write(before if refused else f"process {os.getpid()} on {socket.gethostname()}, ended {now()}\n")
-
-
-def _next(file: Path) -> IO[str]:
-    """`take`, as soon as the process that holds the lock has ended; that it is waited for is said once."""
-    announced = False
-    while True:
-        try:
-            return take(file)
-        except Taken as error:
-            if not announced:
-                say(f"a run is going on in {file.parent} ({error}): waiting for its end")
-            announced = True
-            time.sleep(PAUSE)
 
 
 def _content(path: Path) -> bytes | None:

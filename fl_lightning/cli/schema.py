@@ -84,7 +84,6 @@ COMMANDS = {
                    "evaluation.newcomer_rounds)."),
         "architecture": (str | None, None, "The client's, if the run has several: its name, or its number from 0."),
     }),
-    "relative": Command("Compare a finished run, client by client, with local training.", RUN),
     "report": Command("Write one HTML page on runs (or folders of runs) side by side, or on a study.", {
         "out": (str | None, None, "FILE.html: the page (default: report.html, in the run folder of a single RUN)."),
         "figures": (Literal["svg", "pdf", "png"] | None, None, "Also write each chart to a file, in FILE-figures."),
@@ -106,12 +105,11 @@ COMMANDS = {
         "label": (str | None, None, "Label of the LaTeX table, such as tab:digits."),
         "picture": (str | None, None, "FILE.png: the critical-difference diagram, if there are enough settings."),
     }, "STUDY | RUN [RUN ...]"),
-    "dashboard": Command("Save a workspace for the project at W&B or in a file, or write a study as a W&B sweep.", {
+    "dashboard": Command("Save a workspace for the project at W&B or in a file.", {
         "entity": (str | None, None, "W&B entity (default: the user's own)."),
         "project": (str, "fl_lightning", "W&B project."),
         "name": (str, "fl_lightning", "Name of the view; a view of this name is replaced."),
         "json": (str | None, None, "FILE: write the view there and send nothing."),
-        "sweep": (str | None, None, "STUDY.yaml: write a W&B sweep of the study beside it."),
     }),
     "plan": Command("Rehearse a round: memory, bytes and seconds of a fit. Also takes the keys of fit.", {
         "samples": (PositiveInt, 500, "Training samples per client to make up if the data are missing."),

@@ -32,7 +32,6 @@ from fl_lightning.cli.schema import COMMANDS
 from fl_lightning.cli.yamltext import NAMED, read
 from fl_lightning.components import Network
 from fl_lightning.config import GROUPS, Component, Config, ModelConfig, check, check_finite
-from fl_lightning.configuration import index
 from fl_lightning.errors import NO_VALUE, BadInput
 from fl_lightning.ranges import check_limit
 
@@ -287,7 +286,7 @@ def _component(
     class_path = catalogue.find(kind, key, names[0]).class_path if names else old.class_path if old else ""
     kept = old.init_args if old and old.class_path == class_path else {}
     arguments = {**kept, **init_args, **rest}
-    return Component(class_path, index.arguments(class_path, arguments, key) if kind == "methods" else arguments)
+    return Component(class_path, arguments)
 
 
 def _models(given: Any, old: list[ModelConfig]) -> list[ModelConfig]:

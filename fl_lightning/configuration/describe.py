@@ -1,7 +1,7 @@
 """Our methods, models, callbacks and loggers as `index.json` has them: read off their classes.
 
 `python -m fl_lightning.configuration.describe` writes the index and, in a checkout, the generated parts of the docs
-anew: arguments of methods, keys of a run, who sees what. Tests compare them with the classes.
+anew: keys of a run, who sees what. Tests compare them with the classes.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from typing import Any, Literal, Union, get_args, get_origin, get_type_hints
 from docstring_parser import parse, parse_from_object
 
 from fl_lightning.configuration import viewers
-from fl_lightning.configuration.explain import keys, page
+from fl_lightning.configuration.explain import keys
 from fl_lightning.configuration.index import FILE, TYPES
 from fl_lightning.ranges import Range, allowed, limit
 
@@ -156,7 +156,6 @@ def write() -> None:
     """Write the index, and the generated parts of the docs where there are docs."""
     FILE.write_text(text(), encoding="utf-8")
     if (docs := FILE.parents[2] / "docs").is_dir():
-        (docs / "method-arguments.md").write_text(page(index()["methods"]), encoding="utf-8")
         for name, made in (("privacy.md", viewers.table(methods())), ("reference.md", keys_of_a_run())):
             if (file := docs / name).is_file():
                 file.write_text(replaced(file.read_text(encoding="utf-8"), made), encoding="utf-8")

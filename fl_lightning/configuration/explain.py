@@ -12,7 +12,7 @@ from fl_lightning.ranges import Range
 WIDTH = 110
 HEAD = """# Arguments of methods
 
-Generated from the methods' classes (`fl_lightning.configuration.describe`). `fl-train list methods NAME` and
+Generated from the methods' classes when the site is built. `fl-train list methods NAME` and
 `fl-train fit --method NAME --help` print the same. A note such as `0.5: paper` names the source of a default.
 The column `tune` says where `fl-train tune` searches and why (the
 learning rate is searched for every method; what changes how much a client trains, such as epochs, never is).

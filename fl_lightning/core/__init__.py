@@ -1,8 +1,5 @@
 """What methods and callbacks are written with: a client's vectors and phases, the server's means and mixes."""
 
-from typing import Any
-
-from fl_lightning import renames
 from fl_lightning.core.beside import Beside as Beside
 from fl_lightning.core.client import Client as Client
 from fl_lightning.core.layout import Block as Block
@@ -26,11 +23,3 @@ from fl_lightning.core.server import GroupServer as GroupServer
 from fl_lightning.core.server import Server as Server
 from fl_lightning.record import RelationView as RelationView
 from fl_lightning.record import RoundRecord as RoundRecord
-
-
-def __getattr__(name: str) -> Any:
-    """The class `RunContext` by its name of the version before."""
-    if name != "Run":
-        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    renames.warn("fl_lightning.core.Run", "RunContext")
-    return RunContext

@@ -9,7 +9,6 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from fl_lightning import renames
 from fl_lightning.core.layout import Block, copy_columns
 from fl_lightning.core.module import Batch, Module
 from fl_lightning.core.objective import Objective
@@ -131,9 +130,6 @@ class Client:
             of_blocks = [coefficient(b) if b.kind == "parameter" else 0.0 for b in self.layout.blocks]
             weight = np.where(payload.sent, np.array(of_blocks), 0.0)
         return Objective(anchor=payload.vector, proximal_weight=weight) if weight.any() else Objective()
-
-    pulled = renames.forwarded("Client.pulled", "proximal")
-    noted = renames.forwarded("Client.noted", "scratch")
 
     # ---------------------------------------------------------------- passes through the model
 

@@ -11,7 +11,6 @@ from torch import Tensor
 
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.module import Batch, Module
-from fl_lightning.renames import keyword
 
 Tensors = Mapping[str, Tensor]
 
@@ -47,7 +46,6 @@ class PureLoss:
         return self.function(self.tensors, module, batch)
 
 
-@keyword("pull", "proximal_weight")
 @dataclass(frozen=True, eq=False)
 class Objective:
     """Task loss (or `loss`) + sum over blocks b of c_b ||w_b - anchor_b||^2 + <linear, w>, c the `proximal_weight`.

@@ -10,7 +10,6 @@ import numpy as np
 import torch
 from torch import Tensor, nn
 
-from fl_lightning import renames
 from fl_lightning.config import Config
 from fl_lightning.core.layout import Layout
 from fl_lightning.core.module import Module
@@ -87,7 +86,6 @@ class ModelGroup:
         return self.head.in_features
 
 
-@renames.keyword("said", "warned")
 @dataclass(eq=False)
 class RunContext:
     """Everything that the rounds of a run work on. Methods and callbacks read it; the engine alone writes to it."""

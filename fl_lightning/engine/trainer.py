@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from fl_lightning import log
 from fl_lightning.core import PLAIN, ModelGroup, RunContext
-from fl_lightning.device import digest, graph_type, no_draws
+from fl_lightning.device import digest, no_draws
 from fl_lightning.engine.costs import Meter, SampleCost, sample_cost
 from fl_lightning.engine.phases import schedule_of
 from fl_lightning.errors import redact
@@ -104,7 +104,7 @@ class Trainer:
         """What `fabric.executor: auto` measures: a few local steps of some clients, on copies of the initial model, by
         each executor that is fit for them."""
         run, group = self.run, self.group
-        names: list[Name] = ["loop", "vmap", "graph"] if graph_type(run.device) else ["loop", "vmap"]
+        names: list[Name] = ["loop", "vmap"]
         made = {name: self.made(name) for name in names}
         fit: dict[Name, Executor] = {n: e for n, (e, reason) in made.items() if reason is None}
         at_once = max(executor.at_once for executor in fit.values())

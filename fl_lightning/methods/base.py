@@ -22,12 +22,6 @@ from fl_lightning.ranges import Needs, check_ranges
 Scope = Literal["shared", "personal", "uploaded"]
 """shared: sent both ways. personal: never sent. uploaded: sent to the server only."""
 
-_REMOVED = dict.fromkeys(("knowledge", "strength", "pull"), "phases give it with client.proximal") | {
-    "starts_from": "starts and receive say it", "epochs_in_all": "Phase(budget=...) says it",
-    "study": "receive, phases and upload do it", "predict": "it is outputs now",
-}  # fmt: skip
-"""Hooks of earlier versions, and what replaces them."""
-
 MOST = 1000.0
 """Beyond it (ours) no learning rate of Adam's and no multiple of a batch makes sense, nor fits into memory."""
 
@@ -45,7 +39,7 @@ class Method:
     survives a round lies in the clients' vectors and memory and in the server's.
 
     Raises:
-        TypeError: a subclass has a function named nearly as a hook, or as an earlier one: nobody would call it.
+        TypeError: a subclass has a function named nearly as a hook: nobody would call it.
     """
 
     family: ClassVar[str] = "your own"
@@ -86,10 +80,6 @@ class Method:
         for name, value in vars(cls).items():
             if not isfunction(value) or name.startswith("_") or any(hasattr(base, name) for base in cls.__bases__):
                 continue
-            if name in _REMOVED:
-                raise TypeError(
-                    f"{cls.__name__}.{name} would never be called: it is no hook any more; {_REMOVED[name]}"
-                )
             if like := get_close_matches(name, hooks, 1, _LIKE):
                 raise TypeError(f"{cls.__name__}.{name} would never be called: is it {like[0]}? Else begin it with _")
 

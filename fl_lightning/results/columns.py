@@ -17,8 +17,6 @@ from fl_lightning.metric import BY_TASK, FURTHER, MODELS, ONE_CLASS, Metric
 JUDGE = "judge"
 """The model of a column that speaks of the run's judge, whichever kind that is."""
 _METRICS = (*BY_TASK.values(), *FURTHER.values())
-ALIASES = {metric.by("heard"): metric.by("received") for metric in _METRICS}
-"""Renamed columns: the earlier name, and the present one, by which tables of earlier versions are read."""
 
 
 @dataclass(frozen=True)

@@ -25,7 +25,7 @@ from fl_lightning.csvtable import CsvTable, Row
 from fl_lightning.errors import BadInput, Damaged
 from fl_lightning.files import flush_all, write_whole
 from fl_lightning.record import KINDS, RelationView, RoundRecord
-from fl_lightning.results.columns import ALIASES, COLUMNS, Column, declarations
+from fl_lightning.results.columns import COLUMNS, Column, declarations
 
 CLIENT_FLOPS = ("flops_forward", "flops_backward", "flops_extra", "flops_penalty")
 """Columns of what clients compute. They are always there: a cell is empty where it could not be counted."""
@@ -42,7 +42,7 @@ UNREADABLE = (OSError, ValueError, TypeError, LookupError, RuntimeError, EOFErro
 """What reading a damaged table, npz or JSON file may raise."""
 NEVER = "they never took part"
 """Why final models of clients are of another kind than the judge's."""
-_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")
+_OF_THE_END = ("summary.json", "final.csv", "newcomers.csv", "relative.json")  # the last: of older versions
 
 
 @dataclass
@@ -125,30 +125,30 @@ class RunFolder:
             write_whole(self.path / "columns.json", text, durable=False)
 
     def read(self, table: str) -> list[Row]:
-        """The whole rows of a table, such as `metrics`, by the present names of columns; an empty cell is absent.
+        """The whole rows of a table, such as `metrics`; an empty cell is absent.
 
         No rows before the table is written. Raises `Damaged` as `CsvTable.read`.
         """
-        rows = CsvTable(self.path / f"{table}.csv").read(_WORDS, numbered=table in ("metrics", "clients"))
-        return [{ALIASES.get(n, n): value for n, value in r.items()} for r in rows] if table == "newcomers" else rows
+        return CsvTable(self.path / f"{table}.csv").read(_WORDS, numbered=table in ("metrics", "clients"))
 
     def read_columns(self) -> dict[str, Column]:
-        """The declarations in `columns.json`; none in run folders of earlier versions."""
+        """The declarations in `columns.json`; none before the first round has ended."""
         try:
             declared = json.loads((self.path / "columns.json").read_text(encoding="utf-8"))
             return {name: Column(name, **fields) for name, fields in declared.items()}
         except (OSError, ValueError, TypeError, AttributeError):
             return {}
 
-    def judge(self, known: Mapping[str, Any], rows: Sequence[Row]) -> str | None:
+    def judge(self, metric: metrics.Metric, summary: Mapping[str, Any]) -> str | None:
         """The kind of model that `mean_accuracy` is of, as `columns.json` declares it; None if it cannot be told.
 
         Args:
-            known: what configuration or summary say of `judge`, where earlier versions made no declaration.
-            rows: of `metrics.csv`, by whose numbers it can be told where they do not either.
+            metric: what the run is judged by.
+            summary: of the run, which is asked where `columns.json` cannot be read.
         """
-        column = self.read_columns().get(metrics.of_rows(rows).of("mean"))
-        return column.model if column and column.model in [*metrics.MODELS] else judge_of(known, rows)
+        column = self.read_columns().get(metric.of("mean"))
+        declared = [column.model if column else None, summary.get("judge")]
+        return next((kind for kind in declared if kind in [*metrics.MODELS]), None)
 
     def relation_file(self, round: int) -> Path:
         """Where the relation of `round` is kept."""
@@ -321,20 +321,6 @@ def mean_of_bests(rows: Iterable[Row], column: str) -> tuple[float, int]:
             client = int(row["client"])
             bests[client] = max(bests.get(client, value), value, key=merit)
     return (math.fsum(bests.values()) / len(bests), len(bests)) if bests else (math.nan, 0)
-
-
-def judge_of(summary: Mapping[str, Any], rows: Iterable[Row]) -> str | None:
-    """The kind of model that `mean_accuracy` in these rows of `metrics.csv` speaks of; None if it cannot be told."""
-    if summary.get("judge") in metrics.MODELS:
-        return str(summary["judge"])
-    rows = list(rows)
-    metric = metrics.of_rows(rows)
-    mean = metric.of("mean")
-    judged = [row for row in rows if mean in row]
-    for kind in ("after", "before", "global", "finetuned"):  # auto in a configuration may be any; the numbers tell
-        if judged and all(row.get(metric.by(kind)) == row[mean] for row in judged):
-            return kind
-    return None
 
 
 def final_kinds(summary: Mapping[str, Any]) -> dict[str, int]:

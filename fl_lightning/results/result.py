@@ -13,9 +13,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 import numpy as np
 import yaml
 
-from fl_lightning import renames
 from fl_lightning.config import check
-from fl_lightning.configuration import index
 from fl_lightning.csvtable import Row
 from fl_lightning.errors import BadInput
 from fl_lightning.extras import require
@@ -120,12 +118,6 @@ class RunResult:
     )
     split = _table("split", "`split.csv`: samples of each client, and of each class.")
 
-    @property
-    def metrics(self) -> DataFrame:
-        """Earlier name of `rounds`."""
-        renames.warn("Run.metrics", "Run.rounds")
-        return self.rounds
-
     @cached_property
     def client_names(self) -> dict[int, str]:
         """Each client's name by its number; empty where clients have numbers alone. Without those that were held out:
@@ -180,8 +172,7 @@ class RunResult:
     @cached_property
     def judge(self) -> str | None:
         """The kind of model that `mean_accuracy` is of; None if it cannot be told."""
-        known = {"judge": self.setting("evaluation.judge"), **self.facts}
-        return self.files.judge(known, self.rows("metrics"))
+        return self.files.judge(self.metric, self.facts)
 
     def has(self, *columns: str) -> bool:
         """Whether metrics.csv has a value in one of these columns."""
@@ -341,14 +332,13 @@ def _config(folder: Path) -> dict[str, Any]:
     except (OSError, ValueError, yaml.YAMLError):
         config = None
     check("run", str(folder), isinstance(config, dict), "it must be a run folder; its config.yaml cannot be read")
-    return index.current(config)
+    return config
 
 
 def _spent(row: Row, name: str) -> float:
     """What a round adds to one of `AXES`, in bytes or seconds; `wall` without the scoring, which is no method's work.
 
-    FedAvg as a study's forced row is fine-tuned in each judged round, for its score alone. Runs of earlier versions do
-    not tell scoring apart.
+    FedAvg as a study's forced row is fine-tuned in each judged round, for its score alone.
     """
     spent = sum(row[column] for column in _SUMMED[name])
     return max(0.0, spent - row.get("seconds_evaluation", 0.0)) if name == "wall" else spent

@@ -23,7 +23,6 @@ import numpy as np
 import yaml
 
 from fl_lightning.config import check, flat
-from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import atomic_write
 from fl_lightning.owncode import ROUNDS
@@ -220,7 +219,7 @@ def _rows(table: Path) -> list[dict[str, str]]:
 
 def _settings(config: bytes) -> dict[str, Any]:
     """Dotted keys of a config.yaml and their values, but for those in `PLACE` and defaults."""
-    settings = dict(flat(index.current(yaml.safe_load(config))))
+    settings = dict(flat(yaml.safe_load(config)))
     return {key: value for key, value in settings.items() if key not in PLACE and value != default(key)}
 
 

@@ -16,7 +16,7 @@ from rich.table import Table
 from fl_lightning.errors import Damaged
 from fl_lightning.log import in_time
 from fl_lightning.metric import ACCURACY, Metric, of_rows
-from fl_lightning.results.folder import RunFolder, final_kind, judge_of
+from fl_lightning.results.folder import RunFolder, final_kind
 from fl_lightning.results.runs import words as setting_words
 from fl_lightning.study.folder import StudyFolder
 from fl_lightning.study.grid import by_key
@@ -70,7 +70,7 @@ class Board:
         metric = of_rows(rows)
         column = metric.by(cell["judge"]) if "judge" in cell else metric.of("mean")
         score = next((row[column] for row in reversed(rows) if column in row), math.nan)
-        judge = cell.get("judge") or judge_of(summary, rows) or ""
+        judge = cell.get("judge") or run.judge(metric, summary) or ""
         if ended:
             if cell.get("judge") in (None, final_kind(summary)):
                 score = float(summary.get(metric.of("final_mean"), score))

@@ -19,7 +19,6 @@ from typing import Any
 import yaml
 
 from fl_lightning.config import Config, check, flat
-from fl_lightning.configuration import index
 from fl_lightning.errors import BadInput
 from fl_lightning.files import Taken, aside_of, make_folder, take, write_whole
 from fl_lightning.results.result import RunResult
@@ -85,8 +84,7 @@ class StudyFolder:
         except (OSError, ValueError, yaml.YAMLError) as error:
             raise BadInput("study", str(self.path), f"its study.yaml cannot be read ({error})") from None
         check("study", str(self.path), isinstance(content, dict), "its study.yaml cannot be read")
-        base = content.get("base")
-        return content | {"base": index.current(base)} if isinstance(base, dict) else content
+        return content
 
     def is_regression(self) -> bool:
         """Whether its base says so."""

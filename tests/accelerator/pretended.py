@@ -2,17 +2,16 @@
 
 Torch lets a kind of device be written in Python (the key `PrivateUse1`). Here its memory is the machine's, and its
 kernels are the CPU's, so numbers are those of the CPU, bit for bit. What differs is what a GPU is strict about: tensors
-of two devices do not meet in an operation, draws come from a generator of its own, whoever reads a number waits for the
-device, memory may run out, and the device may fail for good. Streams, pinned memory and graphs are in `clocks.py` and
-`graphs.py`, which watch every operation.
+of two devices do not meet in an operation, draws come from a generator of its own, memory may run out, and the device
+may fail for good. It has no streams and no pinned memory.
 """
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import weakref
-from collections import Counter
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from functools import cache
 from typing import Any
@@ -23,11 +22,9 @@ from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
 from torch.utils.backend_registration import _setup_privateuseone_for_python_backend
 
 NAME = "pretended"
-COPIES = {"_copy_from", "_copy_from_and_resize", "record_stream"}
+COPIES = {"_copy_from", "_copy_from_and_resize"}
 INDEXED = {"index", "index_put_", "index_put", "_index_put_impl_", "_unsafe_index", "_unsafe_index_put"}
 """Torch takes indices from the host here."""
-WAITS = {"_local_scalar_dense", "nonzero", "masked_select", "equal", "_unique2", "unique_dim", "unique_consecutive"}
-"""Operations whose result, or its shape, the host needs at once."""
 
 _ON_HOST, _ELSEWHERE = 1, 12  # kinds of devices in DLPack
 _pointer = ctypes.pythonapi.PyCapsule_GetPointer
@@ -51,13 +48,7 @@ class State:
     """Bytes of its memory."""
     held: int = 0
     peak: int = 0
-    waits: Counter[str] = field(default_factory=Counter)
-    """How often the host has waited for it, by what for."""
     draws: torch.Generator = field(default_factory=torch.Generator)
-    before: list[Callable[..., None]] = field(default_factory=list)
-    """Called with each operation, its arguments, and what they are on the host."""
-    recorder: Any = None
-    """The graph that is being recorded."""
 
 
 STATE = State()
@@ -120,15 +111,6 @@ def _check(op: Any, args: Any, kwargs: Any) -> None:
         raise RuntimeError(f"{name}: expected all tensors on one device, found {[tuple(t.shape) for t in strangers]}")
     if kwargs.get("generator") is not None:
         raise RuntimeError(f"{name}: expected a generator of {NAME}, found the CPU's")
-    if name in WAITS:
-        waited(name)
-
-
-def waited(what: str) -> None:
-    """The host waits for the device."""
-    if STATE.recorder is not None:
-        raise RuntimeError(f"operation not permitted when stream is capturing: {what}")
-    STATE.waits[what] += 1
 
 
 def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
@@ -151,20 +133,12 @@ def _fallback(op: Any, *args: Any, **kwargs: Any) -> Any:
     theirs, named = tree_map(lower, (args, kwargs))
     if _draws(op):
         named["generator"] = STATE.draws
-    if STATE.recorder is not None:
-        STATE.recorder.keep(op, theirs, named)
-    else:  # while a graph is recorded, nothing happens on the device
-        for watch in STATE.before:
-            watch(op, args, kwargs)
     out = _from_own_draws(op, *theirs) if name_of(op) == "native_dropout" else op(*theirs, **named)
     for lowered, x in known.values():
         if lowered.size() != x.size():  # an `out` that has grown
             n = on_device(lowered.clone())
             _set(x, n.untyped_storage(), 0, list(n.size()), list(n.stride()))
-    raised = tree_map_only(Tensor, lambda x: _raise(x, known) if to_device else x, out)
-    if STATE.recorder is not None:
-        STATE.recorder.add(op, theirs, named, out)
-    return raised
+    return tree_map_only(Tensor, lambda x: _raise(x, known) if to_device else x, out)
 
 
 def _from_own_draws(op: Any, *args: Any) -> Any:
@@ -210,28 +184,15 @@ def _resize(x: Tensor, size: list[int], **_: Any) -> Tensor:
 
 
 def _copy(source: Tensor, into: Tensor, non_blocking: bool = False) -> Tensor:
-    """Between memories. The host does not wait where it says so, and the memory on its side is pinned."""
+    """Between memories."""
     _check(torch.ops.aten._copy_from.default, (source, into), {})
-    beside = [t for t in (source, into) if not is_here(t)]
-    for watch in STATE.before if STATE.recorder is None else ():
-        watch(torch.ops.aten._copy_from.default, (source, into, non_blocking), {})
-    if beside and not (non_blocking and all(t.untyped_storage().data_ptr() in PINNED for t in beside)):
-        waited("copy to the host" if not is_here(into) else "copy to the device")
     a, b = (on_host(t) if is_here(t) else t for t in (source, into))
-    if STATE.recorder is not None:
-        STATE.recorder.keep(torch.ops.aten.copy_.default, (b, a), {})
     b.copy_(a)
-    if STATE.recorder is not None:
-        STATE.recorder.add(torch.ops.aten.copy_.default, (b, a), {}, b)
     return into
 
 
-PINNED: dict[int, int] = {}
-"""Pinned memory of the host: bytes by address."""
-
-
 class Backend:
-    """What torch asks of a kind of device, and `torch.cuda` has functions for; `clocks.py` adds streams."""
+    """What torch asks of a kind of device, and `torch.cuda` has functions for."""
 
     is_initialized = staticmethod(lambda: True)
     is_available = staticmethod(lambda: STATE.present)
@@ -273,7 +234,6 @@ class Backend:
     def synchronize(device: Any = None) -> None:
         if STATE.dead:
             raise torch.AcceleratorError(f"{NAME} error: an illegal memory access was encountered\nand more lines")
-        waited("synchronize")
 
 
 def _convolution(x: Tensor, w: Tensor, b: Tensor | None, *rest: Any) -> Tensor:
@@ -301,9 +261,9 @@ def _narrowed(name: str) -> Callable[..., Any]:
 _kept: list[torch.library.Library] = []
 
 
-def install(backend: type[Backend]) -> None:
+def install() -> None:
     """Once in a process, before anything has run backward."""
-    _setup_privateuseone_for_python_backend(NAME, backend)
+    _setup_privateuseone_for_python_backend(NAME, Backend)
     everything, aten = torch.library.Library("_", "IMPL"), torch.library.Library("aten", "IMPL")
     everything.fallback(_fallback, "PrivateUse1")
     everything.fallback(torch.library.fallthrough_kernel, "AutocastPrivateUse1")
@@ -312,7 +272,6 @@ def install(backend: type[Backend]) -> None:
     for name in ("view", "_reshape_alias"):
         op = getattr(torch.ops.aten, name).default
         aten.impl(name, lambda *args, op=op: op.redispatch(_KERNEL, *args), "PrivateUse1")
-    aten.impl("record_stream", lambda tensor, stream: None, "PrivateUse1")
     for name in ("_copy_from", "_copy_from_and_resize"):
         aten.impl(name, _copy, "PrivateUse1")
     aten.impl("convolution_overrideable", _convolution, "PrivateUse1")
@@ -320,3 +279,15 @@ def install(backend: type[Backend]) -> None:
     for name in ("linear", "mm", "addmm", "matmul"):
         aten.impl(name, _narrowed(name), "AutocastPrivateUse1")
     _kept.extend([everything, aten])
+
+
+@contextlib.contextmanager
+def present(index: int = 0, count: int = 1) -> Iterator[None]:
+    """Within, torch sees the device, or `count` of them, of which this process uses the one with this `index`."""
+    assert not STATE.present
+    STATE.present, STATE.dead, STATE.limit = True, False, float("inf")
+    STATE.index, STATE.count = index, count
+    try:
+        yield
+    finally:
+        STATE.present = STATE.dead = False

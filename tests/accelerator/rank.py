@@ -14,8 +14,7 @@ os.environ["TORCH_FR_BUFFER_SIZE"] = "0"  # torch's flight recorder knows groups
 
 import torch
 import torch.distributed as dist
-from pretended import NAME, STATE, install
-from streams import StreamBackend, present
+from pretended import NAME, STATE, install, present
 from torch import Tensor
 from torch._C._distributed_c10d import _create_work_from_future
 from torch.futures import Future
@@ -99,15 +98,13 @@ class Joined(dist.ProcessGroup):
 
 
 def main() -> int:
-    """As `fl-train`, and 1 where memory was raced for."""
-    install(StreamBackend)
+    """As `fl-train`."""
+    install()
     dist.Backend.register_backend("pretended_ccl", Joined, devices=[NAME])
     from fl_lightning.cli import main as fl_train
 
-    with present(index=int(os.environ["LOCAL_RANK"]), count=int(os.environ["LOCAL_WORLD_SIZE"])) as detector:
-        code = fl_train(sys.argv[1:])
-    print(*detector.found, sep="\n", file=sys.stderr)
-    return code or int(bool(detector.found))
+    with present(index=int(os.environ["LOCAL_RANK"]), count=int(os.environ["LOCAL_WORLD_SIZE"])):
+        return fl_train(sys.argv[1:])
 
 
 if __name__ == "__main__":

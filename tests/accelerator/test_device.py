@@ -20,7 +20,7 @@ from golden import SINGLE, Numbers, numbers
 from fl_lightning.callbacks.checkpoint import Checkpoint, restore
 from fl_lightning.cli import main
 from fl_lightning.cli.commands import load
-from fl_lightning.device import count, graph_type, module_of, wide
+from fl_lightning.device import count, module_of, wide
 from fl_lightning.engine.federation import Federation
 from fl_lightning.parallel import fabric_of
 from fl_lightning.results.folder import RunFolder
@@ -125,7 +125,7 @@ def test_executors_agree_with_the_loop(fit: Fit, flags: str, device: str, capsys
         pytest.skip(f"{device} has no 64 bits")
     common = f"{flags} --fabric.accelerator {device} --fabric.precision 64-true --federation.rounds 2"
     rows = {}
-    for name in ("loop", "vmap", *(["graph"] if graph_type(torch.device(device)) else [])):
+    for name in ("loop", "vmap"):
         rows[name] = RunFolder(fit(name, f"{common} --fabric.executor {name}")).read("metrics")
         refuses = "Small" in flags and name == "vmap"  # BatchNorm mixes the samples of a batch
         assert ("trains in the loop" in capsys.readouterr().err) == refuses
@@ -135,9 +135,8 @@ def test_executors_agree_with_the_loop(fit: Fit, flags: str, device: str, capsys
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("executor", ["vmap", "graph"])
-def test_an_executor_repeats_itself_when_resumed(fit: Fit, device: str, executor: str) -> None:
-    flags = f"--fabric.accelerator {device} --fabric.executor {executor} --federation.participation 0.6"
+def test_stacked_clients_repeat_themselves_when_resumed(fit: Fit, device: str) -> None:
+    flags = f"--fabric.accelerator {device} --fabric.executor vmap --federation.participation 0.6"
     flags += " --callbacks checkpoint --fabric.deterministic true"
     whole = fit("whole", flags, "--federation.rounds 4")
     fit("parts", flags, "--federation.rounds 2")
@@ -205,8 +204,7 @@ def test_auto_picks_and_says_so(fit: Fit, device: str, capsys: pytest.CaptureFix
     run = fit("auto", f"--fabric.accelerator {device} --fabric.executor auto")
     assert "fabric.executor auto:" in capsys.readouterr().err
     held = json.loads((run / "executor.json").read_text())
-    graphs = {"graph"} if graph_type(torch.device(device)) else set()
-    assert set(held["seconds_by_client"][0]) == {"loop", "vmap"} | graphs
+    assert set(held["seconds_by_client"][0]) == {"loop", "vmap"}
 
 
 @pytest.mark.slow
@@ -247,7 +245,7 @@ def test_a_model_that_is_too_large_for_the_device_ends_in_one_line(
     line += " --model.hidden [100000] --federation.clients 4 --federation.batch_size 100000 --federation.rounds 1"
     module = module_of(torch.device(device))
     if device == "pretended":
-        from streams import STATE
+        from pretended import STATE
 
         STATE.limit = 2.0**27
     elif not hasattr(module, "set_per_process_memory_fraction"):

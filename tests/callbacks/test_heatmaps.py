@@ -183,17 +183,6 @@ def test_a_disk_that_takes_no_picture_is_named_once_and_viewers_get_them(tmp_pat
     assert "callbacks.heatmaps: figures/split.png cannot be written" in line
 
 
-def test_the_former_ledger_is_a_name_that_warns(tmp_path, monkeypatch, capsys) -> None:
-    """Configurations of earlier versions name it, or remove it."""
-    monkeypatch.chdir(tmp_path)
-    flags = "fit --config kapc_exact_digits --loggers null --callbacks.progress null --data.fraction 0.4 --smoke --name"
-    assert main([*flags.split(), "a", "--callbacks.ledger.every", "1"]) == 0
-    assert "use: fl-train report runs/a --figures png" in capsys.readouterr().err
-    assert main([*flags.split(), "b", "--callbacks.ledger", "null"]) == 0
-    assert "ledger" not in capsys.readouterr().err
-    assert not list((tmp_path / "runs").glob("*/figures/ledger-*"))
-
-
 def test_only_rank_0_draws_and_nothing_is_nothing(tmp_path) -> None:
     other, empty = record(1, [0, 1]), record(1, [0, 1], layers=0)
     Heatmaps().on_round_end(run_of(tmp_path, is_main=False), other)

@@ -182,17 +182,6 @@ def test_resume_without_a_config_goes_on_as_it_was(engine: Any, refused: Callabl
     assert refused("fit", "--name", "a", "--resume", "--seed", "5").startswith("seed: 5")
 
 
-def test_a_run_that_knew_no_test_seed_keeps_its_test_part(engine: Any, refused: Callable[..., str]) -> None:
-    """0.1.0 drew the same for every seed."""
-    assert main(["fit", "--config", "kapc_exact_digits", "--name", "old", "--seed", "3"]) == 0
-    file = Path("runs/old/config.yaml")
-    file.write_text(file.read_text().replace("  test_seed: null\n", ""))
-    said = refused("fit", "--config", "kapc_exact_digits", "--name", "old", "--seed", "3", "--resume")
-    assert "data.test_seed: None is not allowed; the run began with 0" in said
-    assert main(["fit", "--name", "old", "--resume"]) == 0
-    assert saved("runs/old")["data"]["test_seed"] == 0
-
-
 def test_resume_without_a_config_knows_the_callbacks_of_the_run(engine: Any, tmp_path: Path) -> None:
     name = f"watch_{tmp_path.name.replace('-', '_')}"
     Path(f"{name}.py").write_text("from fl_lightning.callbacks.heatmaps import Heatmaps\nclass Own(Heatmaps): pass\n")

@@ -47,7 +47,7 @@ CASES = {
         "federation.local_steps: 3",
         "one of them must be null",
     ),
-    "an executor that is gone": ("--fabric.executor compile", "fabric.executor: 'compile'", "auto, loop, vmap, graph"),
+    "an executor that is gone": ("--fabric.executor graph", "fabric.executor: 'graph'", "auto, loop, vmap"),
     "a learning rate beyond 32 bits": ("--optimizer.lr 1e308", "optimizer.lr: 1e+308", "32 bits"),
     "features of two widths": (
         "--config ../mixed.yaml --federation.clients 5 --method fedproto",

@@ -17,7 +17,7 @@ from watching import Make, client_of, global_model, module_of, payload_of, run_a
 from fl_lightning.core import Client
 from fl_lightning.errors import BadInput
 from fl_lightning.methods import Method
-from fl_lightning.methods.common.basics import contrast, mmd
+from fl_lightning.methods.common.basics import contrast
 from fl_lightning.methods.common.generator import (
     Drawn,
     Generator,
@@ -478,14 +478,3 @@ def test_fedgens_weights_fade(federation: Make) -> None:
 def test_fedgen_is_about_classes(federation: Make) -> None:
     with pytest.raises(BadInput, match="regression"):
         federation(FedGen(), data={"task": "regression"}).prepare()
-
-
-def test_the_former_package_name_gives_the_same_modules(capsys: pytest.CaptureFixture[str]) -> None:
-    """`fl_lightning.knowledge`, in the files of users."""
-    from fl_lightning.knowledge.class_means import class_means
-    from fl_lightning.knowledge.common import mmd as formerly
-
-    from fl_lightning.methods.common import class_means as now
-
-    assert class_means is now.class_means and formerly is mmd
-    assert capsys.readouterr().err.count("\n") == 1

@@ -87,6 +87,7 @@ def make_run(tmp_path: Path) -> MakeRun:
             kinds = np.array(["parameters", "buffers", "statistics", "other"])
             named = {"sent": sent, "layers": np.array(LAYERS), "kinds": kinds}
             np.savez_compressed(path / "traffic" / f"round-{number:04d}.npz", bytes=sizes, clients=cohort, **named)
+        (path / "columns.json").write_text('{"mean_accuracy": {"model": "after"}}')
         (path / "metrics.csv").write_text(table(metrics))
         (path / "clients.csv").write_text(table(clients))
         if ended:

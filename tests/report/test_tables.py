@@ -177,12 +177,14 @@ def test_what_cannot_be_compared_is_named(make_run: MakeRun) -> None:
     assert incomparable(load([a, d])) == ["federation.rounds"]
     (d / "summary.json").write_text('{"judge": "global"}')
     assert incomparable(load([a, d])) == ["federation.rounds"]  # both were scored after local training
+    columns = d / "columns.json"
+    columns.write_text(columns.read_text().replace("after", "global"))
     metrics = d / "metrics.csv"
     metrics.write_text(metrics.read_text().replace("accuracy_after", "accuracy_global").replace("accuracy_b", "b"))
     assert incomparable(load([a, d])) == ["evaluation.judge", "federation.rounds"]
 
 
-def test_the_judge_of_an_unfinished_run_is_read_from_its_numbers(make_run: MakeRun) -> None:
+def test_the_judge_of_an_unfinished_run_is_declared_with_its_columns(make_run: MakeRun) -> None:
     (run,) = load([make_run("a", ended=False)])
     assert run.judge == "after"
     assert dict(zip(*[["", "a"], overview([run]).head], strict=True)) == {"": "", "a": "a"}
@@ -231,6 +233,7 @@ def judged_globally(path: Path, both: bool = True) -> Path:
     if not both:
         text = text.replace("accuracy_after", "nothing").replace("accuracy_before", "nothing_either")
     (path / "metrics.csv").write_text(text)
+    (path / "columns.json").write_text('{"mean_accuracy": {"model": "global"}}')
     summary = {"rounds": 3, "clients": 4, "judge": "global", "final_kinds": {"global": 4}, "final_mean_accuracy": 0.75}
     (path / "summary.json").write_text(json.dumps(summary))
     return path

@@ -2,7 +2,6 @@ from __future__ import annotations
 
 import json
 import re
-import shlex
 import sys
 import threading
 from collections.abc import Callable, Iterator
@@ -12,7 +11,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-import yaml
 
 from fl_lightning.callbacks.loggers import WandB
 from fl_lightning.cli import main
@@ -150,99 +148,9 @@ def test_without_the_package_one_line_says_what_to_install(monkeypatch: pytest.M
     assert "pip install 'wandb-workspaces>=" in said
 
 
-# ---------------------------------------------------------------- sweeps
-
-STUDY = """
-base: [kapc_exact_digits, {federation.rounds: 2}]
-methods: [fedper, {name: ditto, lam: 0.1, label: weak}]
-seeds: 0-1
-grid: {data.alpha: [0.1, 1.0], model: [{name: mlp, hidden: [8]}]}
-"""
-
-
-def test_a_study_becomes_a_sweep_whose_flags_fit_understands(tmp_path: Path, monkeypatch, capsys) -> None:
+def test_a_file_of_ones_own_is_not_written_over(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text(STUDY)
-    assert main(["dashboard", "--sweep", "study.yaml", "--project", "mine"]) == 0
-    assert "wandb sweep study.sweep.yaml" in capsys.readouterr().out
-    sweep = yaml.safe_load(Path("study.sweep.yaml").read_text())
-    assert (sweep["project"], sweep["method"]) == ("mine", "grid")
-    grid = {key: given["values"] for key, given in sweep["parameters"].items()}
-    assert (grid["seed"], grid["data.alpha"]) == ([0, 1], [0.1, 1.0])
-    flags = [f"--{key}={values[-1]}" for key, values in grid.items()]
-    at = sweep["command"].index("${args}")
-    line = [*sweep["command"][2:at], *flags, *sweep["command"][at + 1 :]]
-    assert main([*line, "--print_config"]) == 0, shlex.join(line)
-    config = yaml.safe_load(capsys.readouterr().out)
-    assert (config["method"]["name"], config["method"]["init_args"]["lam"]) == ("ditto", 0.1)
-    assert config["model"]["init_args"]["hidden"] == [8]
-    assert (config["seed"], config["data"]["alpha"], config["federation"]["rounds"]) == (1, 1.0, 2)
-    assert "wandb" in config["loggers"]
-
-
-def test_a_sweep_of_regressions_looks_for_the_least_error(tmp_path: Path, monkeypatch) -> None:
-    monkeypatch.chdir(tmp_path)
-    rows = "".join(f"s{k % 4},{k},{k % 7}\n" for k in range(40))
-    Path("t.csv").write_text(f"site,a,y\n{rows}")
-    data = {"source": "table", "root": "t.csv", "label_column": "y", "group_column": "site", "partition": "natural"}
-    base = {"data": data | {"task": "regression"}, "model": "mlp", "federation": {"clients": 4}}
-    Path("study.yaml").write_text(yaml.safe_dump({"base": base, "methods": ["fedper"], "seeds": "0-1"}))
-    assert main(["dashboard", "--sweep", "study.yaml"]) == 0
-    metric = yaml.safe_load(Path("study.sweep.yaml").read_text())["metric"]
-    assert metric == {"name": "mae/own_judge_mean", "goal": "minimize"}
-
-
-def test_files_of_ones_own_are_not_written_over(tmp_path: Path, monkeypatch, capsys) -> None:
-    """Those that it wrote are, but for a study's own base."""
-    monkeypatch.chdir(tmp_path)
-    line = ["dashboard", "--sweep", "study.yaml"]
-    Path("study.yaml").write_text(STUDY)
-    for name, what in (("study.base.yaml", "config of a sweep"), ("study.sweep.yaml", "sweep")):
-        Path(name).write_text("seed: 1\n")
-        assert main(line) == 2
-        refusal = f"sweep: '{name}' is not allowed; it exists and is no {what}, and is not written over\n"
-        assert capsys.readouterr().err.endswith(refusal)
-        assert [file.name for file in Path().glob("study.*.yaml")] == [name]
-        assert Path(name).read_text() == "seed: 1\n"
-        Path(name).unlink()
-    for _ in range(2):
-        assert main(line) == 0
-    before = Path("study.base.yaml").read_text()
-    Path("study.yaml").write_text("{base: [study.base.yaml, {federation.rounds: 7}], methods: [fedper], seeds: 0-1}")
-    assert main(line) == 2
-    assert "base: 'study.base.yaml' is not allowed; the config of the sweep's runs is" in capsys.readouterr().err
-    assert Path("study.base.yaml").read_text() == before
     for content, code in (("notes", 2), (GOLDEN.read_text(), 0)):
         Path("view.json").write_text(content)
         assert main(["dashboard", "--json", "view.json", "--project", "mine"]) == code
         assert ("mine" in Path("view.json").read_text()) == (code == 0)
-
-
-def test_what_no_sweep_can_say_is_refused(tmp_path: Path, monkeypatch, capsys) -> None:
-    monkeypatch.chdir(tmp_path)
-    Path("study.yaml").write_text("{base: kapc_exact_digits, methods: [{name: fedper, optimizer.lr: 0.1}], seeds: 0-1}")
-    assert main(["dashboard", "--sweep", "study.yaml"]) == 2
-    assert "methods[0]: 'optimizer.lr' is not allowed; a sweep is a product of lists" in capsys.readouterr().err
-    assert main(["dashboard", "--sweep", "study.yaml", "--json", "view.json"]) == 2
-
-
-@pytest.mark.parametrize(
-    ("changes", "refusal"),
-    [
-        ({"methods": [{"name": "fedprox", "mu": 0.1, "when": {"data.alpha=0.3": {"mu": 1.0}}}],
-          "grid": {"data.alpha": [0.1, 0.3]}},
-         "methods[0].when: 'data.alpha=0.3' is not allowed; a sweep is a product of lists: the same arguments"),
-        ({"grid": {"size": [{"federation.clients": 4, "data.fraction": 0.5}]}},
-         "grid.size: [{'data.fraction': 0.5, 'federation.clients': 4}] is not allowed; a sweep is a product of lists"),
-    ],
-)  # fmt: skip
-def test_what_would_be_lost_in_a_sweep_is_refused(
-    changes: dict[str, Any], refusal: str, tmp_path: Path, monkeypatch, capsys
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    study = {"base": "kapc_exact_digits", "methods": ["fedper"], "seeds": "0-1"} | changes
-    Path("study.yaml").write_text(yaml.safe_dump(study))
-    assert main(["dashboard", "--sweep", "study.yaml"]) == 2
-    out, err = capsys.readouterr()
-    assert refusal in err and (out, err.count("\n")) == ("", 1)
-    assert [file.name for file in Path().iterdir()] == ["study.yaml"]

@@ -1,6 +1,6 @@
 """What was said of stored runs, and is to be said of them for as long as they are read.
 
-`runs-0.1.0.tar.xz`, `study-0.1.0.tar.xz` (of study.yaml) and `archive-0.1.0.zip` are folders that version 0.1.0 wrote.
+`runs.tar.xz`, `study.tar.xz` (of study.yaml) and `archive.zip` are folders in the format that is written now.
 `expected.tar.xz` holds what the commands below printed of them. After a change that is meant to move what is printed:
 
     python tests/results/stored.py
@@ -51,11 +51,11 @@ REPORTS = {
 def unpacked(folder: Path) -> None:
     """The stored folders; and `extended`, a run that was asked for more rounds and has not ended again."""
     for name in ("runs", "study"):
-        with tarfile.open(HERE / f"{name}-0.1.0.tar.xz") as held:
+        with tarfile.open(HERE / f"{name}.tar.xz") as held:
             held.extractall(folder / name, **SAFELY)
-    (folder / "archive.zip").write_bytes((HERE / "archive-0.1.0.zip").read_bytes())
+    (folder / "archive.zip").write_bytes((HERE / "archive.zip").read_bytes())
     (folder / "study.yaml").write_bytes((HERE / "study.yaml").read_bytes())
-    with tarfile.open(HERE / "runs-0.1.0.tar.xz") as held:
+    with tarfile.open(HERE / "runs.tar.xz") as held:
         members = [m for m in held.getmembers() if m.name.startswith("local-0/")]
         held.extractall(folder, members, **SAFELY)
     (folder / "local-0").rename(folder / "extended")

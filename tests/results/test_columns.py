@@ -77,7 +77,7 @@ def test_what_a_runs_own_judge_says_can_be_told_from_what_can_be_compared() -> N
 def test_a_run_folder_declares_every_column_of_its_tables(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     small = {
-        "loggers": None, "callbacks": {"heatmaps": None, "ledger": None, "progress": None, "fixedrate": {}},
+        "loggers": None, "callbacks": {"heatmaps": None, "progress": None, "fixedrate": {}},
         "fabric.accelerator": "cpu", "fabric.threads": 1, "data.fraction": 0.4, "model.hidden": [16],
         "federation": {"clients": 5, "local_epochs": 1, "rounds": 2}, "data.held_out_clients": 0.2,
         "evaluation": {"metrics": ["f1"], "every": 2},

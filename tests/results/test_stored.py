@@ -1,4 +1,4 @@
-"""Folders and archives of version 0.1.0 are read, and what is said of them is what was said (stored.py)."""
+"""Stored folders and archives are read, and what is said of them is what was said (stored.py)."""
 
 from __future__ import annotations
 

@@ -25,7 +25,7 @@ class Counts(Observer):
 def config(name: str) -> dict[str, object]:
     return {
         "config": "kapc_exact_digits", "name": name, "loggers": None, "fabric.accelerator": "cpu", "fabric.threads": 1,
-        "callbacks": {"heatmaps": None, "ledger": None, "progress": None, "own": {"class_path": Counts}},
+        "callbacks": {"heatmaps": None, "progress": None, "own": {"class_path": Counts}},
         "data.fraction": 0.4, "model.hidden": [16], "federation": {"clients": 4, "local_epochs": 1, "rounds": 1},
     }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import random
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
@@ -42,7 +43,6 @@ from fl_lightning.training.executors import choice, vmap
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob
 from fl_lightning.training.executors.choice import make
 from fl_lightning.training.executors.feed import Feed, laid_out
-from fl_lightning.training.executors.graph import Graph
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.stack import Stack
 from fl_lightning.training.executors.vmap import Vmap
@@ -127,16 +127,8 @@ def trained(kind: Executor, jobs: list[LocalJob]) -> tuple[list[LocalJob], list[
     return jobs, results
 
 
-def again(step: Callable[[], None]) -> Callable[[], None]:
-    """In place of a CUDA graph: it takes steps, as warming up does, and then the function itself is the record."""
-    step()
-    step()
-    return step
-
-
-def all_but_loop(fed: Federation) -> dict[str, Executor]:
-    parts = *parts_of(fed), spec_of(fed)
-    return {"vmap": Vmap(*parts), "graph": Graph(*parts, recorder=again)}
+def stacked(fed: Federation) -> Vmap:
+    return Vmap(*parts_of(fed), spec_of(fed))
 
 
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -155,27 +147,27 @@ def test_they_agree_with_the_loop(federation: Make, method: Method, settings: di
     fed = federation(method, precision="64-true", clients=6, optimizer=settings)
     want, losses = trained(loop_of(fed), jobs_of(fed))
     assert len({r.steps for r in losses}) > 1  # clients differ in batches
-    for name, kind in all_but_loop(fed).items():
-        found, results = trained(kind, jobs_of(fed))
-        for a, b, x, y in zip(want, found, losses, results, strict=True):
-            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10, msg=name)
-            assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
-            assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
-            assert (x.coaching > 0) == isinstance(method, FedProx)
-            assert (x.steps, x.samples, a.proximal_numbers) == (y.steps, y.samples, b.proximal_numbers)
-            assert a.kept.keys() == b.kept.keys()
-            for key in a.kept:
-                torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
-            assert bool(a.kept) == settings.get("keep_state", False)
+    kind = stacked(fed)
+    found, results = trained(kind, jobs_of(fed))
+    for a, b, x, y in zip(want, found, losses, results, strict=True):
+        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+        assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
+        assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
+        assert (x.coaching > 0) == isinstance(method, FedProx)
+        assert (x.steps, x.samples, a.proximal_numbers) == (y.steps, y.samples, b.proximal_numbers)
+        assert a.kept.keys() == b.kept.keys()
+        for key in a.kept:
+            torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
+        assert bool(a.kept) == settings.get("keep_state", False)
 
 
 def test_what_was_kept_is_taken_up(federation: Make) -> None:
     fed = federation(FedAvg(), precision="64-true", optimizer={"momentum": 0.9, "keep_state": True})
     loop = loop_of(fed)
-    for kind in all_but_loop(fed).values():
-        want, found = trained(loop, jobs_of(fed))[0], trained(kind, jobs_of(fed))[0]
-        for a, b in zip(trained(loop, want)[0], trained(kind, found)[0], strict=True):
-            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+    kind = stacked(fed)
+    want, found = trained(loop, jobs_of(fed))[0], trained(kind, jobs_of(fed))[0]
+    for a, b in zip(trained(loop, want)[0], trained(kind, found)[0], strict=True):
+        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
 
 
 @pytest.mark.parametrize("most", [1, 2])
@@ -186,7 +178,7 @@ def test_a_smoke_run_is_cut_short(federation: Make, most: int) -> None:
         for _ in "ab"
     ]
     want, results = trained(loop_of(fed), jobs[0])
-    found, ours = trained(all_but_loop(fed)["vmap"], jobs[1])
+    found, ours = trained(stacked(fed), jobs[1])
     assert [r.steps for r in ours] == [r.steps for r in results]
     assert max(float((a.vector - b.vector).abs().max()) for a, b in zip(want, found, strict=True)) < 1e-10
 
@@ -200,15 +192,14 @@ def test_clients_may_train_for_fewer_epochs_than_others(federation: Make) -> Non
                 replace(j, vector=j.vector.clone(), schedule=replace(j.schedule, length=Length(epochs=n)))
                 for j, n in zip(jobs_of(fed), epochs, strict=True)
             ]
-            for _ in "abc"
+            for _ in "ab"
         ]
         want, losses = trained(loop_of(fed), jobs[0])
-        for kind, mine in zip(all_but_loop(fed).values(), jobs[1:], strict=True):
-            found, results = trained(kind, mine)
-            for a, b, x, y in zip(want, found, losses, results, strict=True):
-                torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-                assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
-                assert (x.steps, x.samples) == (y.steps, y.samples)
+        found, results = trained(stacked(fed), jobs[1])
+        for a, b, x, y in zip(want, found, losses, results, strict=True):
+            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+            assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
+            assert (x.steps, x.samples) == (y.steps, y.samples)
 
 
 def test_numbers_do_not_depend_on_who_trains_beside(federation: Make) -> None:
@@ -233,20 +224,9 @@ def with_model(fed: Federation, model: nn.Module) -> Federation:
 def test_a_convolution_network_agrees(federation: Make) -> None:
     fed = with_model(federation(FedProx(mu=0.1), precision="64-true"), Convolutions())
     want = trained(loop_of(fed), jobs_of(fed))[0]
-    for kind in all_but_loop(fed).values():
-        for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
-            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-
-
-def test_batch_norm_steps_in_fixed_memory(federation: Make) -> None:
-    """Running statistics and the counter of batches come back too."""
-    fed = federation(FedAvg(), net="norm", precision="64-true")
-    want = trained(loop_of(fed), jobs_of(fed))[0]
-    graph = Graph(*parts_of(fed), spec_of(fed), recorder=again)
-    for a, b in zip(want, trained(graph, jobs_of(fed))[0], strict=True):
+    kind = stacked(fed)
+    for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
         torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
-        assert [x.tolist() for x in b.buffers] == [x.tolist() for x in a.buffers]
-        assert int(b.buffers[0]) > 0
 
 
 def test_a_frozen_parameter_stays(federation: Make) -> None:
@@ -257,19 +237,19 @@ def test_a_frozen_parameter_stays(federation: Make) -> None:
     want = trained(loop_of(fed), jobs_of(fed))[0]
     assert "body.1.bias" not in [b.name for b in fed.run.groups[0].layout.blocks]
     before = model.body[1].bias.clone()  # type: ignore[index]
-    for kind in all_but_loop(fed).values():
-        for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
-            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+    kind = stacked(fed)
+    for a, b in zip(want, trained(kind, jobs_of(fed))[0], strict=True):
+        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
     assert torch.equal(model.body[1].bias, before)  # type: ignore[index]
 
 
 def test_a_client_that_diverges_spoils_nobody_else(federation: Make) -> None:
     fed = federation(FedAvg(), optimizer={"momentum": 0.9})
-    stacked = all_but_loop(fed)["vmap"]
-    want = trained(stacked, jobs_of(fed))[0]
+    kind = stacked(fed)
+    want = trained(kind, jobs_of(fed))[0]
     bad = jobs_of(fed)
     bad[2].vector.fill_(torch.nan)
-    found = trained(stacked, bad)[0]
+    found = trained(kind, bad)[0]
     assert [torch.equal(a.vector, b.vector) for a, b in zip(want, found, strict=True)] == [True, True, False, True]
 
 
@@ -279,7 +259,7 @@ def test_one_that_raises_leaves_all_as_they_were(federation: Make) -> None:
     before = [job.vector.clone() for job in jobs]
     jobs[1].part = None  # type: ignore[assignment]
     with pytest.raises(TypeError):
-        all_but_loop(fed)["vmap"].train(jobs)
+        stacked(fed).train(jobs)
     assert all(torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True))
 
 
@@ -342,11 +322,18 @@ class Odd(nn.Module):
         self.spare = nn.Linear(2, 2)
         self.classifier = nn.Linear(8, 10)
         self.register_buffer("calls", torch.zeros(()))
+        self.steps = 0
 
     def forward(self, x: Tensor) -> Tensor:
         out = self.body(x)
         if self.odd == "dropout":
             out = nn.functional.dropout(out, 0.5, self.training)
+        if self.odd == "keeps":
+            self.steps += 1
+        if self.odd == "draws":
+            out = out * float(np.random.rand())
+        if self.odd == "draws in Python":
+            out = out * random.random()
         if self.odd == "mixes":
             out = out - out.mean(0)
         if self.odd == "counts":
@@ -358,7 +345,8 @@ class Odd(nn.Module):
 
 REASONS = {
     "dropout": "draws random numbers", "mixes": "does not treat", "counts": "writes to its buffers",
-    "asks": "torch.func cannot",
+    "asks": "torch.func cannot", "keeps": "changes its steps", "draws": "draws random numbers",
+    "draws in Python": "draws random numbers",
 }  # fmt: skip
 
 
@@ -410,17 +398,11 @@ def test_settings_that_are_not_fit(federation: Make) -> None:
         assert word in (reason or "")
 
 
-def test_a_graph_wants_cuda(federation: Make) -> None:
-    fed = federation(FedAvg())
-    with pytest.raises(BadInput, match=r"fabric\.executor.*CUDA"):
-        made(fed, "graph")
-
-
 def test_seconds_are_measured_of_each(federation: Make) -> None:
     fed = federation(FedAvg())
-    kinds: Any = {"loop": loop_of(fed), **all_but_loop(fed)}
+    kinds: Any = {"loop": loop_of(fed), "vmap": stacked(fed)}
     found = choice.seconds_by_client(kinds, lambda: jobs_of(fed), repeats=1)
-    assert list(found) == ["loop", "vmap", "graph"]
+    assert list(found) == ["loop", "vmap"]
     assert all(s > 0 for s in found.values())
 
 
@@ -651,22 +633,22 @@ def test_phases_agree_with_the_loop(federation: Make, masks: str, settings: dict
         masked = masks == "alike" or (masks == "mixed" and k % 2 == 1)
         assert all(torch.equal(job.vector[s.start : s.stop], before.vector[s.start : s.stop]) for s in fixed) == masked
         assert not torch.equal(job.vector, before.vector)
-    for name, kind in all_but_loop(fed).items():
-        found, results = trained(kind, make_jobs())
-        for a, b, x, y in zip(want, found, losses, results, strict=True):
-            torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10, msg=name)
-            assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
-            assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
-            assert a.kept.keys() == b.kept.keys()
-            for key in a.kept:
-                torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
+    kind = stacked(fed)
+    found, results = trained(kind, make_jobs())
+    for a, b, x, y in zip(want, found, losses, results, strict=True):
+        torch.testing.assert_close(b.vector, a.vector, rtol=0, atol=1e-10)
+        assert float(y.loss) == pytest.approx(float(x.loss), abs=1e-10)
+        assert float(y.coaching) == pytest.approx(float(x.coaching), abs=1e-10)
+        assert a.kept.keys() == b.kept.keys()
+        for key in a.kept:
+            torch.testing.assert_close(b.kept[key], a.kept[key], rtol=0, atol=1e-10)
     assert all(p.requires_grad for p in first(fed).module.binding.parameters)
 
 
 def test_momentum_of_what_does_not_train_waits(federation: Make) -> None:
     """A stretch of everything, one of the head, one of everything: the body's momentum is taken up again."""
     fed = federation(FedAvg(), precision="64-true", optimizer={"momentum": 0.9, "keep_state": True})
-    kinds: dict[str, Executor] = {"loop": loop_of(fed), **all_but_loop(fed)}
+    kinds: dict[str, Executor] = {"loop": loop_of(fed), "vmap": stacked(fed)}
     vectors = {}
     for name, kind in kinds.items():
         jobs = jobs_of(fed)
@@ -679,9 +661,8 @@ def test_momentum_of_what_does_not_train_waits(federation: Make) -> None:
             assert all(torch.equal(job.kept[k], v) for k, v in before.items())
             job.trains = None
         vectors[name] = [job.vector for job in trained(kind, jobs)[0]]
-    for name in ("vmap", "graph"):
-        for a, b in zip(vectors["loop"], vectors[name], strict=True):
-            torch.testing.assert_close(b, a, rtol=0, atol=1e-10)
+    for a, b in zip(vectors["loop"], vectors["vmap"], strict=True):
+        torch.testing.assert_close(b, a, rtol=0, atol=1e-10)
 
 
 def test_adam_passes_over_what_does_not_train(federation: Make) -> None:
@@ -752,12 +733,12 @@ def test_an_own_loss_or_step_is_refused_by_those_that_know_the_task_loss_alone(f
     """Else it would silently be left out."""
     fed = federation(FedAvg())
     for own in ({"objective": Objective(loss=squared)}, {"step": lambda batch, _: torch.zeros(())}):
-        for kind in all_but_loop(fed).values():
-            jobs = [replace(job, **own) for job in jobs_of(fed)]
-            before = [job.vector.clone() for job in jobs]
-            with pytest.raises(ValueError, match="the loop"):
-                kind.train(jobs[: kind.at_once])
-            assert all(torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True))
+        kind = stacked(fed)
+        jobs = [replace(job, **own) for job in jobs_of(fed)]
+        before = [job.vector.clone() for job in jobs]
+        with pytest.raises(ValueError, match="the loop"):
+            kind.train(jobs[: kind.at_once])
+        assert all(torch.equal(job.vector, vector) for job, vector in zip(jobs, before, strict=True))
 
 
 @pytest.mark.parametrize("other", [False, True], ids=["batches", "data"])
@@ -783,7 +764,7 @@ def test_batches_larger_than_the_federations_are_left_to_the_loop(federation: Ma
     fed = federation(FedAvg(), batch_size=8)
     jobs = jobs_of(fed, [0, 1])
     large = [replace(job, schedule=replace(job.schedule, batch_size=48)) for job in jobs]
-    kind = all_but_loop(fed)["vmap"]
+    kind = stacked(fed)
     assert [kind.takes(job) for job in (jobs[0], large[0])] == [True, False]
     with pytest.raises(ValueError, match="the loop"):
         kind.train(large)

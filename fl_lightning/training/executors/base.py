@@ -25,7 +25,7 @@ from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 from fl_lightning.training.schedule import BatchSchedule
 
-Name = Literal["loop", "vmap", "graph"]
+Name = Literal["loop", "vmap"]
 
 TOLERANCE = {torch.float64: 1e-8, torch.float32: 1e-3, torch.bfloat16: 0.2}
 """How far gradients may differ, relative to 1 + their norm, and still be the same but for rounding."""

@@ -16,14 +16,13 @@ from torch.utils._pytree import tree_leaves
 
 from fl_lightning import log
 from fl_lightning.core.phase import PLAIN
-from fl_lightning.device import graph_type, no_draws, random_states, same_states, synchronize
+from fl_lightning.device import no_draws, random_states, same_states, synchronize
 from fl_lightning.errors import BadInput, redact
 from fl_lightning.files import write_whole
 from fl_lightning.models.base import inputs, targets
 from fl_lightning.parallel import Group
 from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob, Name
 from fl_lightning.training.executors.even import MOST_AT_ONCE
-from fl_lightning.training.executors.graph import Graph
 from fl_lightning.training.executors.loop import Loop
 from fl_lightning.training.executors.together import Shared, Together
 from fl_lightning.training.executors.vmap import Vmap
@@ -45,25 +44,17 @@ def make(
 
     It writes to nothing but what is bound to it, and draws no random number. With `together`, `vmap` is shared by all
     runs that it drives whose clients are of this `kind`.
-
-    Raises:
-        BadInput: the machine cannot do it.
     """
     parts = fabric, module, optimizer
     if name == "loop":
         return Loop(*parts), None
-    if name == "graph" and graph_type(fabric.device) is None:
-        return Graph(*parts, spec), None  # raises
-    reason = unfit(name, fabric, module, spec)
+    reason = unfit(fabric, module, spec)
     if reason is None:
-        x, y, gradients, reason = _probed(name, fabric, module, spec)
+        x, y, gradients, reason = _probed(fabric, module, spec)
     if reason is not None:
         return Loop(*parts), reason
     executor: Executor
-    if name == "graph":
-        executor = graph = Graph(*parts, spec)
-        reason = graph.unlike(x, y)
-    elif together is None:
+    if together is None:
         executor = vmap = Vmap(*parts, spec)
         reason = vmap.unlike(x, y, gradients, module)
     else:
@@ -72,8 +63,8 @@ def make(
     return (executor, None) if reason is None else (Loop(*parts), reason)
 
 
-def unfit(name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
-    """Why what this run asks of a step is beyond the executor `name`, as far as its settings tell; None: it is not."""
+def unfit(fabric: Fabric, module: ClientModule, spec: ExecutorSpec) -> str | None:
+    """Why what this run asks of a step is beyond `vmap`, as far as its settings tell; None: it is not."""
     if module.own_step:
         return "the model has a training_step of its own"
     if module.draws_in_evaluation:
@@ -84,24 +75,21 @@ def unfit(name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec) 
         return f"optimizer.name is {spec.config.name}, and it knows sgd"
     if fabric.strategy.precision.precision == "16-mixed":
         return "16-mixed scales each client's loss"
-    if name == "graph" and module.looks:
-        return "the method looks at features"
-    if name == "vmap" and spec.channels_last:
+    if spec.channels_last:
         return "it knows no fabric.channels_last"
-    if name == "vmap" and spec.whole_last:
+    if spec.whole_last:
         return "BatchNorm mixes the samples of a batch"
     return None
 
 
 def _probed(
-    name: Name, fabric: Fabric, module: ClientModule, spec: ExecutorSpec
+    fabric: Fabric, module: ClientModule, spec: ExecutorSpec
 ) -> tuple[Tensor, Tensor, Sequence[Tensor | None], str | None]:
     """A made-up batch, the gradients of the bound model's copy on it (None: of what the loss does not depend on), and
     what is unfit in its forward pass."""
     device, binding = fabric.device, module.binding
     size = max(1, min(3, spec.largest_batch - 1))  # less than a whole batch, which is then filled up
     draws = torch.Generator().manual_seed(0)
-    size = max(size, 2) if spec.whole_last else size
     x = inputs(size, spec.input_shape, spec.text, draws)
     y = targets(size, spec.input_shape, spec.num_classes, spec.text, floats=not module.metric.rises).to(device)
     x = x.to(device, spec.dtype if spec.text is None else x.dtype)
@@ -126,9 +114,7 @@ def _probed(
         reason = f"the model reads {module.last.read}"
     elif changed:
         reason = f"the model's forward pass changes its {min(changed)}"
-    elif name == "graph" and any(g is None for g in gradients):
-        reason = "the loss does not reach every parameter of the model"
-    elif name == "vmap" and any(not torch.equal(b, before[n]) for n, b in module.model.named_buffers()):
+    elif any(not torch.equal(b, before[n]) for n, b in module.model.named_buffers()):
         reason = "the model's forward pass writes to its buffers"
     return x, y, gradients, reason
 

@@ -1,4 +1,4 @@
-"""Models side by side, for executors whose steps run over all of them in a fixed number of operations."""
+"""Models side by side, and steps that run over all of them in a fixed number of operations."""
 
 from __future__ import annotations
 
@@ -7,17 +7,15 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from lightning.fabric import Fabric
 from torch import Tensor
 
 from fl_lightning.config import OptimizerConfig
 from fl_lightning.core.phase import Fit
 from fl_lightning.device import sent
-from fl_lightning.training.executors.base import Executor, ExecutorSpec, LocalJob
+from fl_lightning.training.executors.base import LocalJob
 from fl_lightning.training.kernels import Terms, clip_factor, direction
-from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
-from fl_lightning.training.optimizers import LocalOptimizer, step_sizes
+from fl_lightning.training.optimizers import step_sizes
 
 ALIGNED = 16
 """Numbers: every model in a stack begins at a multiple of as many (64 bytes), since kernels may go by that."""
@@ -61,7 +59,7 @@ class Stack:
         return self._like.new_zeros(self.width if width is None else width, apart)[:, :columns]
 
     def _hold(self, name: str, width: int) -> Tensor:
-        """Memory (width, columns of parameters) by name: the same at every call, since a CUDA graph reads it."""
+        """Memory (width, columns of parameters) by name."""
         if (name, width) not in self._banks:
             self._banks[name, width] = self._bank(width=width)
         return self._banks[name, width]
@@ -281,19 +279,3 @@ class Narrow:
         decay = stack.decay[: self.width] if isinstance(stack.decay, Tensor) else stack.decay
         [step] = direction([self.parameters], [gradients], momenta, decay, config.momentum, config.nesterov)
         self.parameters.addcmul_(step, self.lr, value=-1)
-
-
-class Stacked(Executor):
-    """Executors that step through a `Stack`, for jobs that are not to be trained `alone`."""
-
-    def __init__(
-        self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec, width: int
-    ) -> None:
-        super().__init__(fabric, module, optimizer)
-        self.spec = spec
-        self.stack = Stack(module, spec.config, width, spec.dtype)
-        self._cast = autocast(fabric)
-
-    def takes(self, job: LocalJob) -> bool:
-        """Not those that are to be trained `alone`."""
-        return not job.alone

@@ -15,13 +15,14 @@ from torch.func import functional_call, grad_and_value, vmap
 from fl_lightning.core.phase import PLAIN, Fit
 from fl_lightning.data import Part
 from fl_lightning.metric import ACCURACY, predicted_classes
-from fl_lightning.training.executors.base import TOLERANCE, ExecutorSpec, LocalJob, Scored, ScoreJob
+from fl_lightning.training.executors.base import TOLERANCE, Executor, ExecutorSpec, LocalJob, Scored, ScoreJob
 from fl_lightning.training.executors.even import WIDTHS, even, widened
 from fl_lightning.training.executors.feed import Feed, laid_out
 from fl_lightning.training.executors.gradients import OwnSteps
 from fl_lightning.training.executors.own import OwnLosses, OwnPass, whole_batch
 from fl_lightning.training.executors.replay import Function, recorded
-from fl_lightning.training.executors.stack import Stacked, Trained
+from fl_lightning.training.executors.stack import Stack, Trained
+from fl_lightning.training.local import autocast
 from fl_lightning.training.module import ClientModule
 from fl_lightning.training.optimizers import LocalOptimizer
 
@@ -35,7 +36,7 @@ AHEAD = 16
 """Steps whose batches `vmap` lays out together: one copy for each client and so many steps, not one for each step."""
 
 
-class Vmap(Stacked):
+class Vmap(Executor):
     """Many clients at once: `torch.func` over stacked models, its operations written down once for each shape.
 
     A pass has the shape [width, largest batch, ...]: what is missing is filled up with copies of weight 0. On a CPU it
@@ -49,9 +50,11 @@ class Vmap(Stacked):
 
     def __init__(self, fabric: Fabric, module: ClientModule, optimizer: LocalOptimizer, spec: ExecutorSpec) -> None:
         self.sorts = fabric.device.type == "cpu"
-        width = width_of(spec.cohort, fabric.device.type)
-        super().__init__(fabric, module, optimizer, spec, width)
-        self.at_once = width
+        super().__init__(fabric, module, optimizer)
+        self.spec = spec
+        self.at_once = width_of(spec.cohort, fabric.device.type)
+        self.stack = Stack(module, spec.config, self.at_once, spec.dtype)
+        self._cast = autocast(fabric)
         self._even: bool | None = None
         """Whether a model's numbers are the same in all passes; None: it has not been tested."""
         self._recorded: dict[tuple[object, ...], Function] = {}
@@ -182,11 +185,11 @@ class Vmap(Stacked):
     # ---------------------------------------------------------------- training
 
     def takes(self, job: LocalJob) -> bool:
-        """Nor those whose batches are larger than its passes, or whose own loss or step cannot be stacked."""
+        """Not private steps, batches larger than its passes, or an own loss or step that cannot be stacked."""
         if job.asker is not None:
             plain = job.trains is None and job.private is None and self._cast is nullcontext
             return plain and self.sorts and job.objective is PLAIN and whole_batch(job) <= self.spec.largest_batch
-        if not super().takes(job):
+        if job.alone:
             return False
         if job.own:
             return self.sorts and self._own.known(job) is not None
